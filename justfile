@@ -1,0 +1,13 @@
+# `just check` is what a contributor runs before a commit; `.ci/run` is the same in a fresh environment.
+
+check: lint types test
+
+lint:
+    ruff format --check .
+    ruff check .
+
+types:
+    mypy
+
+test:
+    pytest -n 2 --dist loadfile

@@ -1,0 +1,1 @@
+"""Shrink the recurrent state of linear-attention models after training."""
