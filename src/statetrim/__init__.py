@@ -1,1 +1,72 @@
-"""Shrink the recurrent state of linear-attention models after training."""
+"""Shrink the recurrent state of linear-attention models after training.
+
+The names below are the whole public interface; they are imported on first use, so that
+`import statetrim` costs nothing.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .checkpoint import Checkpoint
+    from .checkpoint import open_checkpoint as open
+    from .errors import StatetrimError
+    from .family import Family
+    from .geometry import ChannelRows, Geometry, rows
+    from .method import Evidence, top
+    from .plan import Plan
+    from .prune import prepare, prune
+    from .selection import select
+    from .serving import StateReport, inspect
+    from .version import __version__
+
+_HOME = {
+    "ChannelRows": "geometry",
+    "Checkpoint": "checkpoint",
+    "Evidence": "method",
+    "Family": "family",
+    "Geometry": "geometry",
+    "Plan": "plan",
+    "StateReport": "serving",
+    "StatetrimError": "errors",
+    "__version__": "version",
+    "inspect": "serving",
+    "open": "checkpoint",
+    "prepare": "prune",
+    "prune": "prune",
+    "rows": "geometry",
+    "select": "selection",
+    "top": "method",
+}
+_RENAMED = {"open": "open_checkpoint"}
+
+__all__ = [
+    "ChannelRows",
+    "Checkpoint",
+    "Evidence",
+    "Family",
+    "Geometry",
+    "Plan",
+    "StateReport",
+    "StatetrimError",
+    "__version__",
+    "inspect",
+    "open",
+    "prepare",
+    "prune",
+    "rows",
+    "select",
+    "top",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_HOME[name]}", __name__), _RENAMED.get(name, name))
+    globals()[name] = value  # the submodule of the same name (prune) must not shadow the function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

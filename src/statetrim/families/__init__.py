@@ -1,0 +1,48 @@
+"""One file per model family; each ends in `FAMILY = ...` and is found by its presence here."""
+
+import importlib
+import importlib.util
+import pkgutil
+from functools import cache
+from pathlib import Path
+
+from ..errors import StatetrimError
+from ..family import Config, Family
+from ._refused import REFUSED
+
+
+@cache
+def families() -> dict[str, Family]:
+    """Every family of this package, by `model_type`."""
+    found: dict[str, Family] = {}
+    for module in pkgutil.iter_modules(__path__):
+        if not module.name.startswith("_"):
+            family = importlib.import_module(f"{__name__}.{module.name}").FAMILY
+            found |= dict.fromkeys(family.model_types, family)
+    return found
+
+
+def family_of(config: Config) -> Family:
+    """The family whose model type the config names."""
+    model_type = config.get("model_type")
+    if not isinstance(model_type, str) or len(model_type) > 100:
+        raise StatetrimError("config.json has no 'model_type', so the family cannot be told")
+    if model_type in REFUSED:
+        raise StatetrimError(f"{model_type} cannot be pruned: {REFUSED[model_type]}")
+    if model_type not in families():
+        known = ", ".join(sorted(families()))
+        raise StatetrimError(f"model type {model_type!r} is not supported; these are: {known}")
+    return families()[model_type]
+
+
+def family_from_file(path: str | Path) -> Family:
+    """The `FAMILY` of a Python file outside this package. Runs that file: only give your own."""
+    spec = importlib.util.spec_from_file_location("statetrim_outside_family", path)
+    if spec is None or spec.loader is None or not Path(path).is_file():
+        raise StatetrimError(f"{path} is not a Python file with a FAMILY in it")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    family = getattr(module, "FAMILY", None)
+    if not isinstance(family, Family):
+        raise StatetrimError(f"{path} defines no FAMILY that is a statetrim Family")
+    return family

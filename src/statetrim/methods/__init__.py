@@ -1,0 +1,41 @@
+"""One file per selection method; the file's name is the method's name, its function is `select`."""
+
+import importlib
+import importlib.util
+import pkgutil
+from pathlib import Path
+
+from ..errors import StatetrimError
+from ..method import Method, Select, as_method
+
+
+def method_names() -> list[str]:
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def find_method(method: str | Select) -> Method:
+    """A method by name, by a function, or by the path of a Python file with a `select` in it.
+
+    A file is run: only give your own.
+    """
+    if callable(method):
+        return as_method(method)
+    if method in method_names():
+        return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
+    if method.endswith(".py") and Path(method).is_file():
+        return as_method(_select_of_file(Path(method)), Path(method).stem)
+    raise StatetrimError(
+        f"there is no method {method!r}; choose one of {', '.join(method_names())}, "
+        f"or give a Python file that defines select()"
+    )
+
+
+def _select_of_file(path: Path) -> Select:
+    spec = importlib.util.spec_from_file_location("statetrim_outside_method", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    select: Select | None = getattr(module, "select", None)
+    if not callable(select):
+        raise StatetrimError(f"{path} defines no function select(evidence, keep)")
+    return select

@@ -1,0 +1,5 @@
+"""`python -m statetrim`."""
+
+from .cli import main
+
+main()

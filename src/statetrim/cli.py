@@ -1,0 +1,173 @@
+"""The command line: parsing only. Each command calls the function of the same name."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .errors import StatetrimError
+
+app = typer.Typer(
+    name="statetrim",
+    help="Shrink the recurrent state of linear-attention models after training.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or cached hub id.")]
+FamilyFile = Annotated[
+    Path | None, typer.Option("--family", help="Your own Python file that defines FAMILY.")
+]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+
+
+@app.callback()
+def _options(
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show Python's traceback when something fails.")
+    ] = False,
+) -> None:
+    _state["traceback"] = traceback
+
+
+_state = {"traceback": False}
+
+
+@app.command()
+def inspect(
+    model: Model,
+    keep: Annotated[
+        str | None, typer.Option(help="Channels to keep per key head (64) or the fraction (0.5).")
+    ] = None,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model's recurrent state, and what it would be after a cut."""
+    from . import console, serving
+
+    report = serving.inspect(_open(model, family), keep)
+    if as_json:
+        console.show_json(report.as_json())
+    else:
+        console.show_report(report)
+
+
+@app.command()
+def select(
+    model: Model,
+    keep: Annotated[str, typer.Option(help="Channels to keep per key head (64), or a fraction.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    method: Annotated[str, typer.Option(help="Name of a method, or your own Python file.")] = "l1",
+    seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the method, such as score=q.")
+    ] = None,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Choose the channels that stay, and write them to a plan."""
+    from . import console, selection
+
+    _refuse_existing(output)
+    opened = _open(model, family)
+    plan = selection.select(
+        opened,
+        method,
+        keep,
+        seed=seed,
+        progress=console.layers_progress("selecting"),
+        **_parse_options(option or []),
+    )
+    plan.save(output)
+    if as_json:
+        console.show_json({"plan": str(output), "method": plan.method, "keep": plan.keep})
+    else:
+        console.show_plan(plan, opened.geometry.head_k_dim, str(output))
+
+
+@app.command()
+def prune(
+    model: Model,
+    plan: Annotated[Path, typer.Argument(help="A plan made by select for this very model.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, write nothing.")
+    ] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Cut a checkpoint by a plan, shard by shard."""
+    from . import console
+    from .plan import Plan
+    from .prune import prepare
+    from .prune import prune as run
+
+    opened, chosen = _open(model, family), Plan.load(plan)
+    surgery = prepare(opened, chosen)
+    if not dry_run:
+        with console.bytes_progress("pruning", surgery.bytes_after) as progress:
+            run(opened, chosen, output, progress=progress)
+    if as_json:
+        console.show_json(
+            {
+                "output": str(output),
+                "dry_run": dry_run,
+                "tensors_cut": len(surgery.cuts),
+                "head_k_dim": [opened.geometry.head_k_dim, surgery.geometry.head_k_dim],
+                "state_bytes": [opened.geometry.state_numel * 4, surgery.geometry.state_numel * 4],
+                "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
+                "parameters": [opened.parameters, surgery.parameters_after],
+            }
+        )
+    else:
+        console.show_surgery(surgery, str(output), done=not dry_run)
+
+
+def main() -> None:
+    """Run the command line: a user's mistake is one sentence and exit code 2."""
+    try:
+        app()
+    except StatetrimError as error:
+        _fail(error, 2)
+    except OSError as error:
+        _fail(error, 1)
+
+
+def _fail(error: Exception, code: int) -> None:
+    if _state["traceback"]:
+        raise error
+    text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    if isinstance(error, OSError) and error.filename:
+        text = f"{error.filename}: {text}"
+    # Names in a stranger's file may hold line breaks or terminal codes.
+    sentence = "".join(c if c.isprintable() else " " for c in text)
+    print(f"statetrim: {' '.join(sentence.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+def _open(model: str, family: Path | None) -> Any:
+    from .checkpoint import open_checkpoint
+    from .families import family_from_file
+
+    return open_checkpoint(model, family_from_file(family) if family else None)
+
+
+def _parse_options(pairs: list[str]) -> dict[str, Any]:
+    options: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, text = pair.partition("=")
+        if not equals or not name.isidentifier():
+            raise StatetrimError(f"--option takes NAME=VALUE, such as score=q, not {pair!r}")
+        try:
+            options[name] = json.loads(text)
+        except ValueError:
+            options[name] = text
+    return options
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise StatetrimError(f"{output} exists already and is not overwritten; choose another name")

@@ -1,0 +1,153 @@
+"""What a person sees: tables on standard output, progress on standard error."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+    TransferSpeedColumn,
+)
+from rich.table import Table
+
+from .plan import Plan
+from .prune import Surgery
+from .serving import StateReport, StateSize
+
+_out = Console()
+_err = Console(stderr=True)
+
+
+def show_json(value: dict[str, Any]) -> None:
+    print(json.dumps(value, indent=2))
+
+
+def show_report(report: StateReport) -> None:
+    of = f" of {report.total_layers}" if report.total_layers else ""
+    table = Table(title=f"{report.model_type}: recurrent state", title_justify="left")
+    table.add_column("")
+    table.add_column("now", justify="right")
+    if report.after:
+        table.add_column(f"keep {report.after.head_k_dim}", justify="right")
+        table.add_column("change", justify="right")
+    _row(table, "linear-attention layers", f"{report.layers}{of}")
+    _row(table, "key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
+    _compare(
+        table, "state per head, keys x values", report, lambda s: f"{s.head_k_dim} x {s.head_v_dim}"
+    )
+    _compare(
+        table,
+        "recurrent state per sequence, fp32",
+        report,
+        lambda s: mib(s.state_bytes),
+        "state_bytes",
+    )
+    _compare(
+        table,
+        f"convolution state per sequence, {report.conv_dtype}",
+        report,
+        lambda s: mib(s.conv_bytes),
+        "conv_bytes",
+    )
+    if report.parameters:
+        cells = [f"{report.parameters:,}"]
+        if report.after:
+            change = _change(report.parameters, report.parameters_after)
+            cells += [f"{report.parameters_after:,}", change]
+        table.add_row("parameters", *cells)
+    else:
+        _row(table, "parameters", "no weights here")
+    _out.print(table)
+    for warning in report.warnings:
+        _err.print(f"note: {warning}", style="yellow", highlight=False)
+
+
+def show_plan(plan: Plan, before: int, where: str) -> None:
+    table = Table(title="Plan", title_justify="left", show_header=False)
+    table.add_row("method", plan.method + "".join(f", {k}={v}" for k, v in plan.options.items()))
+    table.add_row("asked to keep", plan.requested)
+    table.add_row("keeps per key head", f"{plan.keep} of {before} channels")
+    heads = next(iter(plan.kept.values())).shape[0]
+    table.add_row("layers x key heads", f"{len(plan.kept)} x {heads}")
+    table.add_row("seed", str(plan.seed))
+    table.add_row("written to", where)
+    _out.print(table)
+
+
+def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
+    before, after = surgery.model.geometry, surgery.geometry
+    title = "Pruned" if done else "Dry run: nothing was written"
+    table = Table(title=title, title_justify="left")
+    for name in ("", "before", "after", "change"):
+        table.add_column(name, justify="right" if name else "left")
+    rows = [
+        ("state per head, keys x values", before.head_k_dim, after.head_k_dim),
+        ("recurrent state per sequence, fp32", before.state_numel * 4, after.state_numel * 4),
+        ("weights", surgery.bytes_before, surgery.bytes_after),
+        ("parameters", surgery.model.parameters, surgery.parameters_after),
+    ]
+    widths = (
+        f"{before.head_k_dim} x {before.head_v_dim}",
+        f"{after.head_k_dim} x {after.head_v_dim}",
+    )
+    table.add_row(rows[0][0], *widths, _change(rows[0][1], rows[0][2]))
+    for name, old, new in rows[1:3]:
+        table.add_row(name, mib(old), mib(new), _change(old, new))
+    name, old, new = rows[3]
+    table.add_row(name, f"{old:,}", f"{new:,}", _change(old, new))
+    _out.print(table)
+    files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
+    verb = "written to" if done else "would go to"
+    _out.print(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}", highlight=False)
+
+
+@contextmanager
+def bytes_progress(label: str, total: int) -> Iterator[Any]:
+    """Yields a function to call with the bytes just written."""
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        DownloadColumn(binary_units=True),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err, transient=True) as progress:
+        task = progress.add_task(label, total=total)
+        yield lambda count: progress.advance(task, count)
+
+
+def layers_progress(label: str) -> Any:
+    """Wraps an iteration over layers in a progress bar."""
+    from rich.progress import track
+
+    return lambda layers: track(layers, description=label, console=_err, transient=True)
+
+
+def mib(nbytes: int) -> str:
+    return f"{nbytes / 2**20:,.1f} MiB"
+
+
+def _row(table: Table, name: str, value: str) -> None:
+    table.add_row(name, value, *[value if i == 0 else "" for i in range(len(table.columns) - 2)])
+
+
+def _compare(table: Table, name: str, report: StateReport, show: Any, field: str = "") -> None:
+    cells = [show(report.before)]
+    if report.after:
+        old, new = (_number(size, field) for size in (report.before, report.after))
+        cells += [show(report.after), _change(old, new)]
+    table.add_row(name, *cells)
+
+
+def _number(size: StateSize, field: str) -> int:
+    return int(getattr(size, field)) if field else size.head_k_dim * size.head_v_dim
+
+
+def _change(before: int, after: int) -> str:
+    return f"{100 * (after - before) / before:+.1f}%" if before else ""

@@ -1,0 +1,96 @@
+"""What fla's layers share: separate q, k, v projections and convolutions, packed head by head."""
+
+import math
+
+from ..errors import StatetrimError
+from ..family import MOST_LAYERS, Config, count, flag
+from ..geometry import ChannelRows, Geometry, rows
+
+MIXERS = ("model.layers.{layer}.attn",)
+
+VALUE_PATH = (
+    "v_proj.weight",
+    "v_conv1d.weight",
+    "v_conv1d.bias",
+    "g_proj.weight",
+    "b_proj.weight",
+    "a_proj.weight",
+    "A_log",
+    "dt_bias",
+    "o_norm.weight",
+    "o_proj.weight",
+)
+
+
+def linear_layers(config: Config, default: int) -> tuple[int, ...]:
+    """All layers, less those that `attn` (one specification or several) gives to softmax."""
+    total = count(config, "num_hidden_layers", default=default, most=MOST_LAYERS)
+    softmax: set[int] = set()
+    attn = config.get("attn")
+    for specification in attn if isinstance(attn, list) else [attn]:
+        if specification is None:
+            continue
+        layers = specification.get("layers") if isinstance(specification, dict) else None
+        if not isinstance(layers, list | tuple) or not all(type(i) is int for i in layers):
+            raise StatetrimError("config field 'attn' must name the softmax 'layers' as integers")
+        softmax.update(layers)
+    linear = tuple(layer for layer in range(total) if layer not in softmax)
+    if not linear:
+        raise StatetrimError("this config lists no linear-attention layer, so there is no state")
+    return linear
+
+
+def conv_fields(
+    config: Config, key_heads: int, value_heads: int, *, default: bool = True
+) -> dict[str, int]:
+    """Geometry's convolution fields; empty where the model has no short convolution."""
+    if not flag(config, "use_short_conv", default):
+        return {}
+    width = count(config, "conv_size", default=4, most=1024)
+    return {"conv_key_heads": key_heads, "conv_value_heads": value_heads, "conv_width": width}
+
+
+def separate_projections(geometry: Geometry, key_copies: int = 1) -> list[ChannelRows]:
+    """Claims on q_proj, k_proj and, where there is one, their convolutions and its biases.
+
+    `key_copies` key projections stand one after the other in k_proj (DeltaProduct's Householder
+    steps); they share the kept channels.
+    """
+    heads, dim = geometry.num_k_heads, geometry.head_k_dim
+    block = heads * dim
+    claims = [ChannelRows("q_proj.weight", "q_proj", rows(heads, dim), block)]
+    for copy in range(key_copies):
+        table, size = rows(heads, dim, start=copy * block), key_copies * block
+        claims.append(ChannelRows("k_proj.weight", "k_proj", table, size))
+    if geometry.conv_width:
+        for claim in list(claims):
+            q = claim.role == "q_proj"
+            conv = "q_conv1d" if q else "k_conv1d"
+            claims += [
+                ChannelRows(f"{conv}.weight", "q_conv" if q else "k_conv", claim.rows, claim.size),
+                ChannelRows(
+                    f"{conv}.bias",
+                    "q_bias" if q else "k_bias",
+                    claim.rows,
+                    claim.size,
+                    optional=True,
+                ),
+            ]
+    return claims
+
+
+def head_v_dim(config: Config, head_k_dim: int, expand_v: float) -> int:
+    """`int(head_dim * expand_v)`, as fla computes it."""
+    width = int(head_k_dim * expand_v)
+    if not math.isclose(width, head_k_dim * expand_v, rel_tol=1e-5):
+        raise StatetrimError(
+            f"config field 'expand_v' = {expand_v} times 'head_dim' = {head_k_dim} is not a whole "
+            f"number, so fla would not build this model"
+        )
+    return width
+
+
+def expand_v(head_k_dim: int, head_v_dim: int) -> float:
+    """The `expand_v` from which fla recovers `head_v_dim`; it truncates, so V/K may fall short."""
+    ratio = head_v_dim / head_k_dim
+    return ratio if int(head_k_dim * ratio) == head_v_dim else math.nextafter(ratio, math.inf)

@@ -1,0 +1,62 @@
+"""What the transformers Gated DeltaNet families share: the `linear_*` config fields."""
+
+from ..errors import StatetrimError
+from ..family import (
+    MOST_CHANNELS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    Config,
+    checked,
+    count,
+    layer_kinds,
+    layers_of_kind,
+)
+from ..geometry import ChannelRows, Geometry, rows
+
+
+def linear_geometry(config: Config) -> Geometry:
+    key_heads = count(config, "linear_num_key_heads", default=16, most=MOST_HEADS)
+    value_heads = count(config, "linear_num_value_heads", default=32, most=MOST_HEADS)
+    return checked(
+        Geometry(
+            layers=linear_layers(config),
+            num_k_heads=key_heads,
+            num_v_heads=value_heads,
+            head_k_dim=count(config, "linear_key_head_dim", default=128, most=MOST_CHANNELS),
+            head_v_dim=count(config, "linear_value_head_dim", default=128, most=MOST_CHANNELS),
+            conv_key_heads=2 * key_heads,
+            conv_value_heads=value_heads,
+            conv_width=count(config, "linear_conv_kernel_dim", default=4, most=1024),
+        )
+    )
+
+
+def linear_layers(config: Config) -> tuple[int, ...]:
+    """From `layer_types`, or every layer but each `full_attention_interval`-th."""
+    kinds = layer_kinds(config, "layer_types")
+    total = count(config, "num_hidden_layers", default=len(kinds or ()) or None, most=MOST_LAYERS)
+    if kinds is None:
+        every = count(config, "full_attention_interval", default=4)
+        kinds = ["linear_attention" if (i + 1) % every else "other" for i in range(total)]
+    if len(kinds) != total:
+        raise StatetrimError(
+            f"config field 'layer_types' lists {len(kinds)} layers, 'num_hidden_layers' {total}"
+        )
+    return layers_of_kind(kinds, "linear_attention")
+
+
+def resized_linear(config: Config, geometry: Geometry) -> Config:
+    return config | {
+        "linear_key_head_dim": geometry.head_k_dim,
+        "linear_value_head_dim": geometry.head_v_dim,
+    }
+
+
+def contiguous_q_k(geometry: Geometry) -> tuple[ChannelRows, ChannelRows]:
+    """Claims on the convolution over all of q, then all of k, then all of v."""
+    heads, dim = geometry.num_k_heads, geometry.head_k_dim
+    size = 2 * heads * dim + geometry.num_v_heads * geometry.head_v_dim
+    return (
+        ChannelRows("conv1d.weight", "q_conv", rows(heads, dim), size),
+        ChannelRows("conv1d.weight", "k_conv", rows(heads, dim, start=heads * dim), size),
+    )

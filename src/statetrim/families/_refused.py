@@ -1,0 +1,30 @@
+"""Linear-attention model types whose stock code cannot hold a state with fewer key channels."""
+
+ONE_WIDTH = (
+    "one config field sets the width of queries, keys and values together, so a stock config "
+    "cannot say that only keys shrink; an fla 'kda' checkpoint can be pruned instead"
+)
+_HEADS_FROM_WIDTH = (
+    "fla computes the number of heads from the widths, so a narrower key changes the head count"
+)
+_ROTARY = (
+    "rotary frequencies are computed from the key width, so a narrower key is another function"
+)
+_SHARED_NORM = (
+    "a norm weight over key channels is shared by all heads, so all must keep the same ones"
+)
+
+REFUSED: dict[str, str] = {
+    "bailing_hybrid": ONE_WIDTH,
+    "glm5_next": ONE_WIDTH,
+    "glm5_next_text": ONE_WIDTH,
+    "minimax": "'head_dim' is shared with its softmax layers, so linear layers cannot shrink alone",
+    "mesa_net": "fla's kernel requires keys as wide as values",
+    "rwkv7": _HEADS_FROM_WIDTH,
+    "hgrn2": _HEADS_FROM_WIDTH,
+    "retnet": _ROTARY,
+    "mamba3": _ROTARY,
+    "cyclic_flow_attention": _SHARED_NORM,
+    "raven": _SHARED_NORM,
+    "linear_attn": "its feature maps mix the channels of a head, so none can be dropped alone",
+}

@@ -1,0 +1,86 @@
+"""Gated DeltaNet, Comba, Gated DeltaProduct (fla): `head_dim` for keys, `expand_v` for values."""
+
+from ..family import MOST_CHANNELS, MOST_HEADS, Config, Family, checked, count, number
+from ..geometry import ChannelRows, Geometry
+from ._fla import (
+    MIXERS,
+    VALUE_PATH,
+    conv_fields,
+    expand_v,
+    head_v_dim,
+    linear_layers,
+    separate_projections,
+)
+
+
+class GatedDeltaNet(Family):
+    model_types = ("gated_deltanet", "comba", "gated_deltaproduct")
+    mixers = MIXERS
+    untouched = (*VALUE_PATH, "D", "decay")  # the last two are Comba's, one number a head
+
+    def geometry(self, config: Config) -> Geometry:
+        heads = count(config, "num_heads", default=6, most=MOST_HEADS)
+        # DeltaProduct's model class never passes num_v_heads on to its layers.
+        product = config.get("model_type") == "gated_deltaproduct"
+        value_heads = heads if product else value_head_count(config, heads)
+        return head_dim_geometry(
+            config,
+            layers=linear_layers(config, default=21),
+            heads=heads,
+            value_heads=value_heads,
+            default_dim=256,
+            default_expand=2.0,
+            householder=householder_steps(config),
+        )
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        return separate_projections(geometry, key_copies=householder_steps(config))
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        return resized_head_dim(config, geometry)
+
+
+def value_head_count(config: Config, heads: int) -> int:
+    return count(config, "num_v_heads", default=heads, most=MOST_HEADS)
+
+
+def householder_steps(config: Config) -> int:
+    """How many keys a DeltaProduct token writes; one in every other model."""
+    if config.get("model_type") != "gated_deltaproduct":
+        return 1
+    return count(config, "num_householder", default=1, most=64)
+
+
+def head_dim_geometry(
+    config: Config,
+    *,
+    layers: tuple[int, ...],
+    heads: int,
+    value_heads: int,
+    default_dim: int,
+    default_expand: float,
+    householder: int = 1,
+) -> Geometry:
+    """The state of a config with `head_dim` and `expand_v`."""
+    dim = count(config, "head_dim", default=default_dim, most=MOST_CHANNELS)
+    return checked(
+        Geometry(
+            layers=layers,
+            num_k_heads=heads,
+            num_v_heads=value_heads,
+            head_k_dim=dim,
+            head_v_dim=head_v_dim(config, dim, number(config, "expand_v", default_expand)),
+            **conv_fields(config, (1 + householder) * heads, householder * value_heads),
+        )
+    )
+
+
+def resized_head_dim(config: Config, geometry: Geometry) -> Config:
+    """Both fields change together: `head_dim` alone would shrink the values as well."""
+    return config | {
+        "head_dim": geometry.head_k_dim,
+        "expand_v": expand_v(geometry.head_k_dim, geometry.head_v_dim),
+    }
+
+
+FAMILY = GatedDeltaNet()

@@ -1,0 +1,65 @@
+"""Gated Linear Attention (fla): several query heads may share a key head; keys have decay gates."""
+
+from torch import Tensor
+
+from ..family import MOST_HEADS, Config, Family, checked, count
+from ..geometry import ChannelRows, Geometry, Role, rows
+from ._fla import MIXERS, VALUE_PATH, conv_fields, linear_layers
+from .delta_net import head_dim
+
+
+class GLA(Family):
+    model_types = ("gla",)
+    mixers = MIXERS
+    untouched = (*VALUE_PATH, "gk_proj.0.weight", "g_norm_swish_gate.weight", "g_norm.weight")
+
+    def geometry(self, config: Config) -> Geometry:
+        heads = count(config, "num_heads", default=4, most=MOST_HEADS)
+        key_heads = count(config, "num_kv_heads", default=heads, most=MOST_HEADS)
+        return checked(
+            Geometry(
+                layers=linear_layers(config, default=24),
+                num_k_heads=key_heads,
+                num_v_heads=heads,  # keys and values are repeated: one state per query head
+                head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
+                head_v_dim=head_dim(config, "expand_v", heads),
+                **conv_fields(config, heads + key_heads, key_heads, default=False),
+            )
+        )
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        heads, dim = geometry.num_k_heads, geometry.head_k_dim
+        group = geometry.num_v_heads // heads
+        queries = [
+            rows(heads, dim, start=member * dim, stride=group * dim) for member in range(group)
+        ]
+        keys = [rows(heads, dim)]
+        key_size, query_size = heads * dim, geometry.num_v_heads * dim
+        parts: list[tuple[str, Role, list[Tensor], int, bool]] = [
+            ("q_proj.weight", "q_proj", queries, query_size, False),
+            ("k_proj.weight", "k_proj", keys, key_size, False),
+            ("gk_proj.1.weight", "gate", keys, key_size, False),
+            ("gk_proj.1.bias", "gate", keys, key_size, False),
+        ]
+        if geometry.conv_width:
+            parts += [
+                ("q_conv1d.weight", "q_conv", queries, query_size, False),
+                ("q_conv1d.bias", "q_bias", queries, query_size, True),
+                ("k_conv1d.weight", "k_conv", keys, key_size, False),
+                ("k_conv1d.bias", "k_bias", keys, key_size, True),
+            ]
+        return [
+            ChannelRows(name, role, table, size, optional=optional)
+            for name, role, tables, size, optional in parts
+            for table in tables
+        ]
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        hidden = count(config, "hidden_size", default=2048)
+        return config | {
+            "expand_k": geometry.num_v_heads * geometry.head_k_dim / hidden,
+            "expand_v": geometry.num_v_heads * geometry.head_v_dim / hidden,
+        }
+
+
+FAMILY = GLA()

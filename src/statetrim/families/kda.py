@@ -1,0 +1,51 @@
+"""Kimi Delta Attention in fla's layout: every key channel also has its own decay gate."""
+
+from ..family import MOST_HEADS, Config, Family, count
+from ..geometry import ChannelRows, Geometry, rows
+from ._fla import MIXERS, VALUE_PATH, linear_layers, separate_projections
+from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
+
+
+class KDA(Family):
+    model_types = ("kda",)
+    mixers = MIXERS
+    untouched = (
+        *(name for name in VALUE_PATH if name != "dt_bias"),
+        "f_proj.0.weight",
+        "g_proj.0.weight",
+        "g_proj.1.weight",
+        "g_proj.1.bias",
+    )
+
+    def geometry(self, config: Config) -> Geometry:
+        heads = count(config, "num_heads", default=16, most=MOST_HEADS)
+        return head_dim_geometry(
+            config,
+            layers=linear_layers(config, default=24),
+            heads=heads,
+            value_heads=value_head_count(config, heads),
+            default_dim=128,
+            default_expand=1.0,
+        )
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        # A gate row per value head and key channel; value head u reads key head u // group.
+        dim, group = geometry.head_k_dim, geometry.num_v_heads // geometry.num_k_heads
+        size = geometry.num_v_heads * dim
+        gates = [
+            ChannelRows(
+                name,
+                "gate",
+                rows(geometry.num_k_heads, dim, start=member * dim, stride=group * dim),
+                size,
+            )
+            for name in ("f_proj.1.weight", "dt_bias")
+            for member in range(group)
+        ]
+        return separate_projections(geometry) + gates
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        return resized_head_dim(config, geometry)
+
+
+FAMILY = KDA()

@@ -1,0 +1,205 @@
+"""Mamba-2 and its hybrids: B is the key, C the query, a B/C group is a key head.
+
+in_proj: [ gate | x | B | C | dt ], convolution: [ x | B | C ], each B and C packed group by group.
+"""
+
+from dataclasses import dataclass
+
+from ..errors import StatetrimError
+from ..family import (
+    MOST_CHANNELS,
+    MOST_HEADS,
+    MOST_LAYERS,
+    Config,
+    Family,
+    checked,
+    count,
+    layer_kinds,
+    layers_of_kind,
+    number,
+)
+from ..geometry import ChannelRows, Geometry, Role, rows
+
+
+@dataclass(frozen=True)
+class Fields:
+    """The names one model type gives to the same numbers, and its defaults."""
+
+    state: str
+    groups: tuple[str, ...]
+    heads: str
+    head_dim: str | None  # None: always the inner width over the heads
+    conv: tuple[str, ...]
+    expand: str
+    default_state: int = 128
+    default_groups: int = 1
+    default_heads: int | None = None
+    default_head_dim: int | None = None
+    inner: str | None = None  # a field that sets the inner width instead of `expand`
+    kinds: str | None = None  # a field that lists the layers' kinds
+
+
+_D_STATE = Fields(
+    state="mamba_d_state",
+    groups=("mamba_n_groups",),
+    heads="mamba_n_heads",
+    head_dim="mamba_d_head",
+    conv=("mamba_d_conv",),
+    expand="mamba_expand",
+    default_state=256,
+    default_heads=128,
+)
+FIELDS = {
+    "mamba2": Fields(
+        state="state_size",
+        groups=("n_groups",),
+        heads="num_heads",
+        head_dim="head_dim",
+        conv=("conv_kernel",),
+        expand="expand",
+        default_groups=1,
+        default_head_dim=64,
+    ),
+    "bamba": _D_STATE,
+    "falcon_h1": Fields(**{**vars(_D_STATE), "inner": "mamba_d_ssm"}),
+    "granitemoehybrid": Fields(**{**vars(_D_STATE), "kinds": "layer_types"}),
+    "nemotron_h": Fields(
+        state="ssm_state_size",
+        groups=("mamba_n_groups", "n_groups"),
+        heads="mamba_num_heads",
+        head_dim="mamba_head_dim",
+        conv=("mamba_d_conv", "conv_kernel"),
+        expand="expand",
+        default_groups=8,
+        default_heads=128,
+        default_head_dim=64,
+        kinds="layers_block_type",
+    ),
+    "zamba2": Fields(
+        state="mamba_d_state",
+        groups=("mamba_ngroups",),
+        heads="n_mamba_heads",
+        head_dim=None,
+        conv=("mamba_d_conv",),
+        expand="mamba_expand",
+        default_state=64,
+        default_heads=8,
+    ),
+}
+
+
+class Mamba2(Family):
+    model_types = tuple(FIELDS)
+    mixers = (
+        "backbone.layers.{layer}.mixer",
+        "model.layers.{layer}.mixer",
+        "model.layers.{layer}.mamba",
+        "model.layers.{layer}.mamba_decoder.mamba",
+    )
+    untouched = (
+        "A_log",
+        "D",
+        "dt_bias",
+        "norm.weight",
+        "out_proj.weight",
+        "out_proj.bias",
+    )
+
+    def geometry(self, config: Config) -> Geometry:
+        fields = FIELDS[config["model_type"]]
+        groups = count(config, *fields.groups, default=fields.default_groups, most=MOST_HEADS)
+        heads, head_dim = _heads(config, fields)
+        return checked(
+            Geometry(
+                layers=_linear_layers(config, fields),
+                num_k_heads=groups,
+                num_v_heads=heads,
+                head_k_dim=count(
+                    config, fields.state, default=fields.default_state, most=MOST_CHANNELS
+                ),
+                head_v_dim=head_dim,
+                conv_key_heads=2 * groups,
+                conv_value_heads=heads,
+                conv_width=count(config, *fields.conv, default=4, most=1024),
+            )
+        )
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        groups, state = geometry.num_k_heads, geometry.head_k_dim
+        inner = geometry.num_v_heads * geometry.head_v_dim
+        b, c = inner, inner + groups * state  # where B and C begin in the convolution
+        conv = inner + 2 * groups * state
+        projection = inner + conv + geometry.num_v_heads
+        claims = []
+        parts: list[tuple[int, Role, Role, Role]] = [
+            (b, "k_proj", "k_bias", "k_conv"),
+            (c, "q_proj", "q_bias", "q_conv"),
+        ]
+        for start, proj, bias, taps in parts:
+            in_proj, in_conv = rows(groups, state, start=inner + start), rows(groups, state, start)
+            claims += [
+                ChannelRows("in_proj.weight", proj, in_proj, projection),
+                ChannelRows("in_proj.bias", bias, in_proj, projection, optional=True),
+                ChannelRows("conv1d.weight", taps, in_conv, conv),
+                ChannelRows("conv1d.bias", bias, in_conv, conv, optional=True),
+            ]
+        return claims
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        return config | {FIELDS[config["model_type"]].state: geometry.head_k_dim}
+
+
+def _heads(config: Config, fields: Fields) -> tuple[int, int]:
+    """Heads and their width; upstream derives whichever of the two the config leaves open."""
+    if fields.inner is not None:
+        inner = count(config, fields.inner, default=1024)
+    else:
+        hidden = count(config, "hidden_size")
+        inner = int(number(config, fields.expand, 2.0) * hidden)
+    explicit = fields.head_dim and config.get(fields.head_dim) not in (None, "auto")
+    if explicit or (fields.default_head_dim and config.get(fields.heads) is None):
+        dim = count(
+            config, str(fields.head_dim), default=fields.default_head_dim, most=MOST_CHANNELS
+        )
+        heads = count(
+            config,
+            fields.heads,
+            default=fields.default_heads or max(1, inner // dim),
+            most=MOST_HEADS,
+        )
+        return heads, dim
+    heads = count(config, fields.heads, default=fields.default_heads, most=MOST_HEADS)
+    if inner % heads:
+        raise StatetrimError(
+            f"config field {fields.heads!r} = {heads} does not divide the inner width {inner}"
+        )
+    return heads, inner // heads
+
+
+def _linear_layers(config: Config, fields: Fields) -> tuple[int, ...]:
+    if config["model_type"] == "nemotron_h":
+        return _nemotron_layers(config)
+    kinds = layer_kinds(config, fields.kinds) if fields.kinds else None
+    if kinds is not None:
+        return layers_of_kind(kinds, "linear_attention", "mamba")
+    total = count(config, "num_hidden_layers", most=MOST_LAYERS)
+    softmax = config.get("attn_layer_indices") or []
+    if not isinstance(softmax, list):
+        raise StatetrimError("config field 'attn_layer_indices' must be a list of layer indices")
+    return layers_of_kind(["other" if i in softmax else "mamba" for i in range(total)], "mamba")
+
+
+def _nemotron_layers(config: Config) -> tuple[int, ...]:
+    kinds = layer_kinds(config, "layers_block_type") or layer_kinds(config, "layer_types")
+    pattern = config.get("hybrid_override_pattern")
+    if kinds is None and isinstance(pattern, str) and len(pattern) <= MOST_LAYERS:
+        kinds = ["mamba" if letter == "M" else "other" for letter in pattern]
+    if kinds is None:
+        raise StatetrimError(
+            "config has neither 'layers_block_type' nor 'hybrid_override_pattern', "
+            "so its Mamba layers are not known"
+        )
+    return layers_of_kind(kinds, "linear_attention", "mamba")
+
+
+FAMILY = Mamba2()

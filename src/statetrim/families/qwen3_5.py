@@ -1,0 +1,48 @@
+"""Qwen3.5 and Qwen4-Exp: q, k and v in one projection, contiguous; text or vision-language."""
+
+from dataclasses import replace
+
+from ..family import Config, Family, section
+from ..geometry import ChannelRows, Geometry
+from ._linear_fields import contiguous_q_k, linear_geometry, resized_linear
+
+
+class Qwen35(Family):
+    text_types = ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")
+    model_types = (*text_types, "qwen3_5", "qwen3_5_moe", "qwen4_exp")
+    mixers = (
+        "model.layers.{layer}.linear_attn",
+        "model.language_model.layers.{layer}.linear_attn",
+    )
+    untouched = (
+        "in_proj_z.weight",
+        "in_proj_a.weight",
+        "in_proj_b.weight",
+        "A_log",
+        "dt_bias",
+        "norm.weight",
+        "out_proj.weight",
+    )
+
+    def geometry(self, config: Config) -> Geometry:
+        return linear_geometry(self._text(config))
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        q_conv, k_conv = contiguous_q_k(geometry)
+        return [
+            replace(q_conv, tensor="in_proj_qkv.weight", role="q_proj"),
+            replace(k_conv, tensor="in_proj_qkv.weight", role="k_proj"),
+            q_conv,
+            k_conv,
+        ]
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        if config["model_type"] in self.text_types:
+            return resized_linear(config, geometry)
+        return config | {"text_config": resized_linear(self._text(config), geometry)}
+
+    def _text(self, config: Config) -> Config:
+        return config if config["model_type"] in self.text_types else section(config, "text_config")
+
+
+FAMILY = Qwen35()

@@ -1,0 +1,37 @@
+"""Qwen3-Next: one projection for q, k, v and z, interleaved by key head."""
+
+from ..family import Config, Family
+from ..geometry import ChannelRows, Geometry, rows
+from ._linear_fields import contiguous_q_k, linear_geometry, resized_linear
+
+
+class Qwen3Next(Family):
+    model_types = ("qwen3_next",)
+    mixers = ("model.layers.{layer}.linear_attn",)
+    untouched = (
+        "in_proj_ba.weight",
+        "A_log",
+        "dt_bias",
+        "norm.weight",
+        "out_proj.weight",
+    )
+
+    def geometry(self, config: Config) -> Geometry:
+        return linear_geometry(config)
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        # in_proj_qkvz, per key head: [ q | k | v of its value heads | z of its value heads ]
+        heads, dim = geometry.num_k_heads, geometry.head_k_dim
+        block = 2 * dim + 2 * geometry.head_v_dim * geometry.num_v_heads // heads
+        name, size = "in_proj_qkvz.weight", heads * block
+        return [
+            ChannelRows(name, "q_proj", rows(heads, dim, stride=block), size),
+            ChannelRows(name, "k_proj", rows(heads, dim, start=dim, stride=block), size),
+            *contiguous_q_k(geometry),
+        ]
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        return resized_linear(config, geometry)
+
+
+FAMILY = Qwen3Next()

@@ -1,0 +1,137 @@
+"""Index arithmetic: which rows of a tensor belong to which channel of the state.
+
+Nothing here knows a model family or reads a weight.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from math import ceil
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from .errors import StatetrimError
+
+Axis = Literal["key", "value"]
+Role = Literal["q_proj", "k_proj", "q_conv", "k_conv", "q_bias", "k_bias", "gate", "value"]
+Kept = Mapping[Axis, Tensor]
+"""Kept channels of one layer: axis -> [heads, keep], ascending in each head."""
+
+KERNEL_TILE = 16
+"""Triton's smallest matrix tile: heads of other widths are padded up to a multiple of it."""
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """The shape of the recurrent state: `num_v_heads` matrices of head_v_dim x head_k_dim a layer.
+
+    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group).
+    `conv_key_heads` and `conv_value_heads` count the heads' worth of channels in the short
+    convolution, which keeps its last `conv_width` inputs.
+    """
+
+    layers: tuple[int, ...]
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    conv_key_heads: int = 0
+    conv_value_heads: int = 0
+    conv_width: int = 0
+
+    @property
+    def state_numel(self) -> int:
+        """Elements of recurrent state per sequence, over all layers."""
+        return len(self.layers) * self.num_v_heads * self.head_k_dim * self.head_v_dim
+
+    @property
+    def conv_numel(self) -> int:
+        """Elements of convolution state per sequence, over all layers."""
+        channels = self.conv_key_heads * self.head_k_dim + self.conv_value_heads * self.head_v_dim
+        return len(self.layers) * channels * self.conv_width
+
+    def heads(self, axis: Axis) -> int:
+        return self.num_k_heads if axis == "key" else self.num_v_heads
+
+    def channels(self, axis: Axis) -> int:
+        """Channels per head along one axis of the state."""
+        return self.head_k_dim if axis == "key" else self.head_v_dim
+
+    def resized(self, head_k_dim: int | None = None, head_v_dim: int | None = None) -> "Geometry":
+        return replace(
+            self,
+            head_k_dim=head_k_dim or self.head_k_dim,
+            head_v_dim=head_v_dim or self.head_v_dim,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class ChannelRows:
+    """A claim: the entries along `dim` of `tensor` that belong to channels of one state axis."""
+
+    tensor: str
+    role: Role
+    rows: Tensor  # [heads, channels], int64
+    size: int  # of the tensor along `dim`
+    axis: Axis = "key"
+    dim: int = 0
+    optional: bool = False
+
+
+def rows(heads: int, channels: int, start: int = 0, stride: int | None = None) -> Tensor:
+    """Row numbers [heads, channels]: head h begins at `start + h * stride` (default: packed)."""
+    head = torch.arange(heads).unsqueeze(1)
+    return start + head * (channels if stride is None else stride) + torch.arange(channels)
+
+
+def survivors(claims: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
+    """The slicer of every family: dimension -> mask [size] of the entries that stay."""
+    masks: dict[int, Tensor] = {}
+    for claim in claims:
+        if claim.axis in kept:
+            pruned = torch.ones_like(claim.rows, dtype=torch.bool)
+            pruned.scatter_(1, kept[claim.axis], False)
+            mask = masks.setdefault(claim.dim, torch.ones(claim.size, dtype=torch.bool))
+            mask[claim.rows[pruned]] = False
+    return masks
+
+
+def resolve_keep(requested: int | float | str, channels: int) -> int:
+    """Channels to keep per head, from a count (taken literally) or the fraction kept.
+
+    A fraction is exact (`0.1` of 100 is 10) and rounds up to a multiple of 16 on heads of 64 or
+    more channels, because kernels would pad it there anyway.
+    """
+    text = str(requested).strip()
+    try:
+        keep = int(text)
+    except ValueError:
+        keep = _from_fraction(text, channels)
+    if not 1 <= keep <= channels:
+        raise StatetrimError(
+            f"cannot keep {text} of {channels} channels per head; "
+            f"give a count from 1 to {channels - 1} or a fraction between 0 and 1, such as 0.5"
+        )
+    if keep == channels:
+        raise StatetrimError(
+            f"keeping {text} leaves all {channels} channels of every head, so nothing would change"
+        )
+    return keep
+
+
+def _from_fraction(text: str, channels: int) -> int:
+    try:
+        if len(text) > 32:  # Fraction("1e999999999") would compute that power of ten
+            raise ValueError
+        fraction = Fraction(text) if "e" not in text.lower() else Fraction(float(text))
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise StatetrimError(
+            f"cannot read {text[:40]!r} as what to keep; "
+            f"give channels per head (64) or the fraction kept (0.5)"
+        ) from None
+    if not 0 < fraction <= 1:
+        return 0
+    exact = ceil(fraction * channels)
+    return ceil(exact / KERNEL_TILE) * KERNEL_TILE if channels >= 4 * KERNEL_TILE else exact

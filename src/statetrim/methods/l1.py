@@ -1,0 +1,11 @@
+"""L1: how large a channel's query and key weights are."""
+
+from torch import Tensor
+
+from ..method import Evidence, Score, combine, top
+
+
+def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
+    query = evidence.query_weight.abs().sum(dim=(-2, -1))
+    key = evidence.key_weight.abs().sum(dim=(-2, -1))
+    return top(combine(score, query, key), keep)

@@ -1,0 +1,59 @@
+"""The README.md of a pruned checkpoint: what was cut, from what, and how."""
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .prune import Surgery
+
+_CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
+
+
+def model_card(surgery: "Surgery", original: str) -> str:
+    """Front matter with the original's licence, then the cut in a table."""
+    before, after, plan = surgery.model.geometry, surgery.geometry, surgery.plan
+    name = surgery.model.path.resolve().name
+    options = ", ".join(f"{key}={value}" for key, value in plan.options.items()) or "none"
+    front = [*_carried(original), "tags:", "- statetrim", "- pruned"]
+    lines = [
+        "---",
+        *front,
+        "---",
+        "",
+        f"# {name}, key channels {before.head_k_dim} -> {after.head_k_dim}",
+        "",
+        f"This is `{name}` with a smaller recurrent state. In each of its {len(after.layers)} "
+        f"linear-attention layers, every key head keeps {after.head_k_dim} of {before.head_k_dim} "
+        f"key/query channels; the heads keep different ones. All other tensors are the original's, "
+        f"byte for byte. It loads in stock libraries; no code of statetrim is needed.",
+        "",
+        "| | before | after |",
+        "|---|---:|---:|",
+        f"| key channels per head | {before.head_k_dim} | {after.head_k_dim} |",
+        f"| value channels per head | {before.head_v_dim} | {after.head_v_dim} |",
+        f"| recurrent state per sequence, fp32 | {_mib(before.state_numel)} | "
+        f"{_mib(after.state_numel)} |",
+        f"| parameters | {surgery.model.parameters:,} | {surgery.parameters_after:,} |",
+        "",
+        f"Channels were chosen by `{plan.method}` (options: {options}; seed {plan.seed}). The kept "
+        f"channels of every head are in `statetrim/plan.json`. A cut loses quality unless it was "
+        f"measured not to: evaluate before use.",
+    ]
+    if original:
+        lines += ["", "The original model card is `statetrim/source_README.md`."]
+    return "\n".join(lines) + "\n"
+
+
+def _carried(original: str) -> list[str]:
+    """One-line fields of the original's front matter that still hold."""
+    match = re.match(r"---\n(.*?)\n---\n", original, flags=re.DOTALL)
+    lines = match.group(1).splitlines() if match else []
+    return [
+        line
+        for line in lines
+        if (field := re.match(r"([a-z_]+): *\S", line)) and field.group(1) in _CARRIED
+    ]
+
+
+def _mib(numel: int) -> str:
+    return f"{numel * 4 / 2**20:.1f} MiB"

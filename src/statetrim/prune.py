@@ -1,0 +1,264 @@
+"""Checkpoint + Plan -> a smaller checkpoint, shard by shard, with no model in memory.
+
+All is worked out and checked from the headers before a byte is written. The result grows in
+`OUT.partial` and takes its name last; a rerun after a crash keeps the shards that were finished.
+"""
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from .checkpoint import CONFIG, INDEX, Checkpoint, inside, open_checkpoint, with_weights
+from .errors import StatetrimError
+from .family import Config, resized_config
+from .geometry import Geometry, survivors
+from .json_file import MIB, read_object, write_object, write_text
+from .model_card import model_card
+from .plan import Plan
+from .shard import Cut, Progress, Shard, TensorInfo, rewrite_shard, rewritten
+from .version import __version__
+
+ARTIFACTS = "statetrim"
+RECORD = "prune.json"
+_WEIGHTS = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx",
+    ".pkl", ".pickle", ".npz", ".npy", ".tflite", ".joblib",
+}  # fmt: skip
+_CARD = "README.md"
+
+
+@dataclass(frozen=True, eq=False)
+class Surgery:
+    """Everything a prune will do, worked out from config and headers alone."""
+
+    model: Checkpoint
+    plan: Plan
+    geometry: Geometry  # after the cut
+    config: Config  # after the cut
+    cuts: dict[str, Cut]
+
+    @cached_property
+    def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
+        """Each source shard with its tensors as they will be written."""
+        return [(shard, rewritten(shard, self.cuts)) for shard in self.model.shards]
+
+    @cached_property
+    def companions(self) -> list[Path]:
+        """Files beside the weights that come along: tokenizer, chat template, licence, ..."""
+        top = sorted(p for p in self.model.path.iterdir() if not p.name.startswith("."))
+        templates = self.model.path / "additional_chat_templates"
+        inner = sorted(templates.iterdir()) if templates.is_dir() else []
+        return [
+            inside(self.model.path, str(path.relative_to(self.model.path)))
+            for path in (*top, *inner)
+            if path.is_file()
+            and path.suffix.lower() not in _WEIGHTS
+            and path.name not in (CONFIG, INDEX, _CARD)
+            and not path.name.endswith(".index.json")
+        ]
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(t.nbytes for shard in self.model.shards for t in shard.tensors)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(tensor.nbytes for _, tensors in self.shards for tensor in tensors)
+
+    @property
+    def parameters_after(self) -> int:
+        return sum(prod(tensor.shape) for _, tensors in self.shards for tensor in tensors)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What identifies the job: the same source and plan give the same record."""
+        kept = [self.plan.layer(layer) for layer in self.geometry.layers]
+        lists = [{axis: table.tolist() for axis, table in sorted(k.items())} for k in kept]
+        return {
+            "format": "statetrim prune",
+            "version": 1,
+            "statetrim": __version__,
+            "source": self.model.digest,
+            "plan": hashlib.sha256(json.dumps(lists).encode()).hexdigest(),
+        }
+
+
+def prepare(model: Checkpoint, plan: Plan) -> Surgery:
+    """Check plan, config and every header against each other; write nothing."""
+    if plan.lineage.get("source") != with_weights(model).digest:
+        raise StatetrimError(
+            "the plan was made for another model (its 'source' is not this checkpoint's); "
+            "make one for this model with: statetrim select"
+        )
+    after = plan.resized(model.geometry)
+    config = resized_config(model.family, model.config, after)
+    cuts = {
+        name: Cut(masks)
+        for name, owner in model.claims.items()
+        if (masks := survivors(owner.claims, plan.layer(owner.layer)))
+    }
+    return Surgery(model, plan, after, config, cuts)
+
+
+def prune(
+    model: Checkpoint, plan: Plan, out: str | Path, *, progress: Progress = lambda count: None
+) -> Checkpoint:
+    """Write the smaller checkpoint to `out` and open it.
+
+    `progress` is called with the number of weight bytes just written, out of
+    `prepare(model, plan).bytes_after`.
+    """
+    out = Path(out)
+    surgery = prepare(model, plan)
+    if out.exists() or out.is_symlink():
+        return _already_done(surgery, out)
+    partial = out.with_name(out.name + ".partial")
+    try:
+        with _workplace(surgery, partial):
+            _check_space(surgery, partial)
+            _write_shards(surgery, partial, progress)
+            _write_the_rest(surgery, partial)
+            _check_result(surgery, partial)
+        partial.rename(out)
+        _sync_directory(out.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise OSError(
+                error.errno,
+                f"the disk of {out.parent.resolve()} is full; free some space and run the same "
+                f"command again, finished shards are kept in {partial.name}",
+            ) from None
+        raise
+    return open_checkpoint(out, model.family)
+
+
+def _already_done(surgery: Surgery, out: Path) -> Checkpoint:
+    record = out / ARTIFACTS / RECORD
+    if record.is_file() and read_object(record, MIB) == surgery.record:
+        return open_checkpoint(out, surgery.model.family)
+    raise StatetrimError(
+        f"{out} exists already and is not overwritten; choose another name or move it"
+    )
+
+
+@contextmanager
+def _workplace(surgery: Surgery, partial: Path) -> Iterator[None]:
+    """`partial`, locked against a second process and known to belong to this very job."""
+    (partial / ARTIFACTS).mkdir(parents=True, exist_ok=True)
+    lock = os.open(partial, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise StatetrimError(f"another process is writing {partial}") from None
+        _claim(surgery, partial)
+        yield
+    finally:
+        os.close(lock)
+
+
+def _claim(surgery: Surgery, partial: Path) -> None:
+    record = partial / ARTIFACTS / RECORD
+    if record.is_file():
+        before, now = read_object(record, MIB), surgery.record
+        differing = [name for name in now if before.get(name) != now[name]]
+        if differing:
+            raise StatetrimError(
+                f"{partial} is left from another job (its {differing[0]!r} differs); "
+                f"remove it or choose another output"
+            )
+    elif any(path.suffix != ".tmp" for path in partial.rglob("*") if path.is_file()):
+        raise StatetrimError(f"{partial} holds files that statetrim did not write; move it away")
+    else:
+        write_object(record, surgery.record)
+
+
+def _check_space(surgery: Surgery, partial: Path) -> None:
+    finished = sum(p.stat().st_size for p in partial.iterdir() if p.suffix == ".safetensors")
+    companions = sum(path.stat().st_size for path in surgery.companions)
+    needed = surgery.bytes_after + companions - finished
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"writing {partial.name} needs {needed / MIB:,.0f} MiB more, and its disk has "
+            f"{free / MIB:,.0f} MiB free",
+        )
+
+
+def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
+    """Write every shard not yet there; a shard has its final name only when it is on the disk.
+
+    One thread syncs a finished shard while the next is written.
+    """
+    with ThreadPoolExecutor(max_workers=1) as syncing:
+        pending: list[Future[None]] = []
+        for shard, tensors in surgery.shards:
+            target = partial / shard.path.name
+            if target.exists():
+                progress(sum(tensor.nbytes for tensor in tensors))
+                continue
+            beside = target.with_name(target.name + ".tmp")
+            with beside.open("wb") as file:
+                rewrite_shard(shard, file, surgery.cuts, progress)
+            pending.append(syncing.submit(_finish, beside, target))
+            while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
+                pending.pop(0).result()
+        for future in pending:
+            future.result()
+
+
+def _finish(beside: Path, target: Path) -> None:
+    with beside.open("rb") as file:
+        os.fsync(file.fileno())
+    beside.replace(target)
+
+
+def _write_the_rest(surgery: Surgery, partial: Path) -> None:
+    """Index, tokenizer and the like, plan and card; config.json last: without it nothing loads."""
+    model, artifacts = surgery.model, partial / ARTIFACTS
+    if model.index is not None:
+        metadata = dict(model.index.get("metadata") or {})
+        metadata["total_size"] = surgery.bytes_after
+        if "total_parameters" in metadata:
+            metadata["total_parameters"] = surgery.parameters_after
+        write_object(partial / INDEX, model.index | {"metadata": metadata})
+    for source in surgery.companions:
+        target = partial / source.relative_to(model.path)
+        target.parent.mkdir(exist_ok=True)
+        beside = target.with_name(target.name + ".tmp")
+        shutil.copyfile(source, beside)
+        beside.replace(target)
+    surgery.plan.save(artifacts / "plan.json")
+    card = model.path / _CARD
+    original = inside(model.path, _CARD).read_text(errors="replace") if card.is_file() else ""
+    if original:
+        write_text(artifacts / "source_README.md", original)
+    write_text(partial / _CARD, model_card(surgery, original))
+    write_object(partial / CONFIG, surgery.config)
+
+
+def _check_result(surgery: Surgery, partial: Path) -> None:
+    """Read the result back as a stranger would; a mismatch here is a defect of ours."""
+    result = with_weights(open_checkpoint(partial, surgery.model.family))
+    assert result.geometry == surgery.geometry
+    assert set(result.tensors) == set(surgery.model.tensors)
+
+
+def _sync_directory(path: Path) -> None:
+    directory = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

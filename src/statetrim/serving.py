@@ -1,0 +1,119 @@
+"""What the state costs to serve: bytes per sequence, before and after a cut."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from .checkpoint import Checkpoint
+from .family import resized_config
+from .geometry import KERNEL_TILE, Geometry, resolve_keep
+
+FP32 = 4
+_CONV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """One sequence's memory in the linear-attention layers."""
+
+    head_k_dim: int
+    head_v_dim: int
+    state_bytes: int  # recurrent state, fp32 in every engine by default
+    conv_bytes: int  # convolution state, in the model's dtype
+
+    @staticmethod
+    def of(geometry: Geometry, conv_dtype: str) -> "StateSize":
+        return StateSize(
+            geometry.head_k_dim,
+            geometry.head_v_dim,
+            geometry.state_numel * FP32,
+            geometry.conv_numel * _CONV_BYTES[conv_dtype],
+        )
+
+
+@dataclass(frozen=True)
+class StateReport:
+    """What `inspect` tells of a model."""
+
+    model_type: str
+    layers: int
+    total_layers: int | None
+    num_k_heads: int
+    num_v_heads: int
+    parameters: int  # 0: only the config was at hand
+    parameters_after: int
+    conv_dtype: str
+    before: StateSize
+    after: StateSize | None
+    warnings: list[str]
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateReport:
+    """Describe a model's state, and what it would be with `keep` key channels per head."""
+    dtype = _dtype(model)
+    after = None
+    warnings = []
+    refusal = model.family.refusal(model.config)
+    if refusal:
+        warnings.append(f"cannot be pruned: {refusal}")
+    elif keep is not None:
+        resized = model.geometry.resized(resolve_keep(keep, model.geometry.head_k_dim))
+        resized_config(model.family, model.config, resized)
+        after = resized
+        if resized.head_k_dim % KERNEL_TILE:
+            warnings.append(
+                f"kernels pad {resized.head_k_dim} channels to a multiple of {KERNEL_TILE}: "
+                f"memory shrinks, time does not"
+            )
+    return StateReport(
+        model_type=model.config["model_type"],
+        layers=len(model.geometry.layers),
+        total_layers=_total_layers(model),
+        num_k_heads=model.geometry.num_k_heads,
+        num_v_heads=model.geometry.num_v_heads,
+        parameters=model.parameters,
+        parameters_after=_parameters_after(model, after) if after else model.parameters,
+        conv_dtype=dtype,
+        before=StateSize.of(model.geometry, dtype),
+        after=StateSize.of(after, dtype) if after else None,
+        warnings=warnings,
+    )
+
+
+def _parameters_after(model: Checkpoint, after: Geometry) -> int:
+    """Stored parameters less the dropped rows; every claimed row loses its part of the channels."""
+    if not model.parameters:
+        return 0
+    lost = 0
+    for name, owner in model.claims.items():
+        _, tensor = model.tensors[name]
+        for claim in owner.claims:
+            dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.channels(claim.axis))
+            columns = 1
+            for dim, size in enumerate(tensor.shape):
+                columns *= 1 if dim == claim.dim else size
+            lost += dropped * columns
+    return model.parameters - lost
+
+
+def _total_layers(model: Checkpoint) -> int | None:
+    text = model.config.get("text_config")
+    for config in (model.config, text if isinstance(text, dict) else {}):
+        for value in (config.get("num_hidden_layers"), config.get("layers_block_type")):
+            if isinstance(value, int):
+                return value
+            if isinstance(value, list):
+                return len(value)
+    return None
+
+
+def _dtype(model: Checkpoint) -> str:
+    """The model's dtype, bfloat16 where the config does not say."""
+    text = model.config.get("text_config")
+    for config in (model.config, text if isinstance(text, dict) else {}):
+        dtype = config.get("dtype") or config.get("torch_dtype")
+        if dtype in _CONV_BYTES:
+            return str(dtype)
+    return "bfloat16"

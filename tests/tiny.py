@@ -1,0 +1,168 @@
+"""Tiny random checkpoints, one per model type, built by the stock classes."""
+
+import sys
+from pathlib import Path
+from typing import Any
+
+# transformers takes fla's GPU kernels wherever fla can be imported, and then fails on CPU tensors.
+sys.modules.setdefault("fla", None)  # type: ignore[arg-type]
+sys.modules.setdefault("causal_conv1d", None)  # type: ignore[arg-type]
+
+import torch  # noqa: E402
+from safetensors.torch import load_file, save_file  # noqa: E402
+
+VOCABULARY = 64
+_SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48}
+_SOFTMAX = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+_EXPERTS = {
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "shared_expert_intermediate_size": 16,
+}
+_LINEAR = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 12,
+    "linear_value_head_dim": 8,
+}
+_QWEN = {**_SHAPE, **_SOFTMAX, **_LINEAR, "num_hidden_layers": 4, "full_attention_interval": 2}
+_VISION = {
+    "depth": 1,
+    "hidden_size": 16,
+    "intermediate_size": 16,
+    "num_heads": 2,
+    "out_hidden_size": 32,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
+}
+_INDEXER = {
+    "hc_count": 2,
+    "hc_lowrank": 4,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 4,
+}
+_MAMBA = {
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 12,
+    "mamba_chunk_size": 16,
+    "mamba_proj_bias": True,
+}
+# Prefill clamps the step to time_step_min and decoding does not (upstream, pruned or not).
+_NO_CLAMP = 1e-12
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "qwen3_next": {**_QWEN, **_EXPERTS},
+    "qwen3_5_text": _QWEN,
+    "qwen3_5_moe_text": {**_QWEN, **_EXPERTS},
+    "qwen3_5": {"text_config": _QWEN, "vision_config": _VISION},
+    "qwen3_5_moe": {"text_config": {**_QWEN, **_EXPERTS}, "vision_config": _VISION},
+    "qwen4_exp_text": {**_QWEN, **_EXPERTS, **_INDEXER},
+    "qwen4_exp": {
+        "text_config": {**_QWEN, **_EXPERTS, **_INDEXER},
+        "vision_config": _VISION,
+    },
+    "olmo_hybrid": {
+        **_SHAPE,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "linear_key_head_dim": 12,
+        "linear_value_head_dim": 16,
+        "pad_token_id": 0,
+        "eos_token_id": 1,
+        "layer_types": ["linear_attention", "full_attention"] * 2,
+    },
+    "mamba2": {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_heads": 8,
+        "head_dim": 8,
+        "n_groups": 2,
+        "state_size": 12,
+        "chunk_size": 16,
+        "use_bias": True,
+    },
+    "bamba": {**_SHAPE, **_MAMBA, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "num_hidden_layers": 3, "attn_layer_indices": [1]},
+    "falcon_h1": {**_SHAPE, **_MAMBA, **_SOFTMAX, "num_hidden_layers": 2, "mamba_d_ssm": 64},
+    "granitemoehybrid": {
+        **_SHAPE, **_MAMBA, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "num_hidden_layers": 3, "layer_types": ["mamba", "attention", "mamba"],
+        "num_local_experts": 4, "num_experts_per_tok": 2, "shared_intermediate_size": 16,
+        "pad_token_id": 0,
+    },
+    "nemotron_h": {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+        "layers_block_type": ["mamba", "mlp", "attention", "mamba"],
+        "ssm_state_size": 12, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2,
+        "chunk_size": 16, "time_step_min": _NO_CLAMP,
+    },
+    "zamba2": {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3,
+        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "mamba_d_state": 12, "mamba_ngroups": 2, "n_mamba_heads": 8, "chunk_size": 16,
+        "time_step_min": _NO_CLAMP,
+        "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48,
+        "num_mem_blocks": 1, "adapter_rank": 4,
+    },
+}  # fmt: skip
+
+MODEL_TYPES = tuple(CONFIGS)
+VISION_TYPES = tuple(name for name, config in CONFIGS.items() if "vision_config" in config)
+
+
+def stock_class(model_type: str) -> Any:
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return AutoModelForImageTextToText if model_type in VISION_TYPES else AutoModelForCausalLM
+
+
+def build(model_type: str, directory: Path, shard_size: str = "40KB") -> Path:
+    """Save a random checkpoint whose activations are of order one, in several shards."""
+    from transformers import AutoConfig
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
+    model = stock_class(model_type).from_config(config)
+    randomize(model)
+    model.save_pretrained(directory, max_shard_size=shard_size)
+    if model_type == "olmo_hybrid":
+        undo_equal_thirds(directory, CONFIGS[model_type])
+    return directory
+
+
+def randomize(model: torch.nn.Module) -> None:
+    """Weights that keep q and k far from the norms' eps; default initialisation does not."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith(("A_log", "dt_bias", ".D")):
+                continue
+            if "conv" in name or name.endswith("bias"):
+                parameter.normal_()
+            elif parameter.dim() >= 2:
+                parameter.normal_(std=parameter.shape[-1] ** -0.5)
+            else:
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)  # a norm: 1, or 0 for 1 + w
+
+
+def undo_equal_thirds(directory: Path, config: dict[str, Any]) -> None:
+    """save_pretrained splits a fused convolution in equal thirds; hub files have true sizes."""
+    heads = config["num_attention_heads"]
+    sizes = [heads * config[f"linear_{kind}_head_dim"] for kind in ("key", "key", "value")]
+    files = {path: load_file(path) for path in sorted(directory.glob("*.safetensors"))}
+    where = {name: path for path, tensors in files.items() for name in tensors}
+    for name in [name for name in where if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
+        fused = torch.cat([files[where[n]][n] for n in names])
+        for part, tensor in zip(names, fused.split(sizes), strict=True):
+            files[where[part]][part] = tensor.contiguous()
+    for path, tensors in files.items():
+        save_file(tensors, path, metadata={"format": "pt"})
