@@ -6,9 +6,10 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 
-import pytest  # noqa: E402
-import tiny  # noqa: E402
-import torch  # noqa: E402
+import pytest
+import torch
+
+import tiny
 
 torch.set_num_threads(1)  # tests run two at a time
 

@@ -1,20 +1,19 @@
 """One contract, every family that transformers can run here."""
 
 import inspect
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import tiny
 import torch
-from masking import masked
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
+import tiny
+from masking import masked
 from statetrim.families import families
 
 KEEP = 8
@@ -95,3 +94,90 @@ def test_prefill_equals_decode_and_it_generates(case: Any) -> None:
         torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
         generated = pruned.generate(ids, max_new_tokens=4, do_sample=False)
     assert generated.shape == (2, 24)
+
+
+@pytest.mark.parametrize("model_type", tiny.VISION_TYPES)
+def test_vision_language_types_load_as_text_models_too(
+    model_type: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model, out = st.open(checkpoint(model_type)), tmp_path / "out"
+    st.prune(model, random_plan(model, KEEP), out)
+    text = load_stock_ignoring_vision(AutoModelForCausalLM, out)
+    whole = load_stock(tiny.stock_class(model_type), out)
+    with torch.no_grad():
+        torch.testing.assert_close(text(tokens()).logits, whole(tokens()).logits)
+
+
+def load_stock_ignoring_vision(cls: Any, path: Path) -> torch.nn.Module:
+    model, info = cls.from_pretrained(path, output_loading_info=True)
+    unexpected = {key for key in info.pop("unexpected_keys") if "visual" not in key}
+    assert not unexpected and not any(info.values()), info
+    return model.eval()
+
+
+def test_untouched_tensors_are_the_originals_byte_for_byte(case: Any) -> None:
+    _, model, _, out = case
+    before, after = tensors_of(model.path), tensors_of(out)
+    assert before.keys() == after.keys()
+    cut = {name for name in before if before[name].shape != after[name].shape}
+    assert cut == set(model.claims)
+    assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)
+
+
+def tensors_of(path: Path) -> dict[str, Tensor]:
+    return {k: v for file in path.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def test_every_smaller_width_reads_back_from_the_edited_config(case: Any) -> None:
+    _, model, _, _ = case
+    for keep in range(1, model.geometry.head_k_dim):
+        after = model.geometry.resized(keep)
+        assert model.family.geometry(model.family.resized(model.config, after)) == after
+        assert after == replace(model.geometry, head_k_dim=keep)
+
+
+def test_claims_cover_each_row_once_and_within_the_tensor(case: Any) -> None:
+    _, model, _, _ = case
+    for name, owner in model.claims.items():
+        rows = torch.cat([claim.rows.flatten() for claim in owner.claims])
+        assert len(rows.unique()) == len(rows), name
+        assert rows.min() >= 0 and rows.max() < model.tensors[name][1].shape[0], name
+
+
+def test_an_unknown_tensor_under_a_mixer_is_refused_by_name(case: Any, tmp_path: Path) -> None:
+    model_type, model, _, _ = case
+    name, owner = next(iter(model.claims.items()))
+    mixer = name.removesuffix("." + owner.claims[0].tensor)
+    stranger = copy_with(model.path, tmp_path / model_type, f"{mixer}.new_gate.weight")
+    with pytest.raises(st.StatetrimError, match=r"new_gate\.weight.*refusing to guess"):
+        st.select(st.open(stranger), "l1", KEEP)
+
+
+def copy_with(source: Path, target: Path, extra: str) -> Path:
+    """The checkpoint in one file, with one tensor more."""
+    target.mkdir()
+    save_file(tensors_of(source) | {extra: torch.zeros(3)}, target / "model.safetensors")
+    (target / "config.json").write_text((source / "config.json").read_text())
+    return target
+
+
+def test_the_number_of_shards_does_not_matter(case: Any, tmp_path: Path) -> None:
+    _, model, _, out = case
+    single = tmp_path / "single"
+    single.mkdir()
+    save_file(tensors_of(model.path), single / "model.safetensors")
+    (single / "config.json").write_text((model.path / "config.json").read_text())
+    whole = st.open(single)
+    st.prune(whole, random_plan(whole, KEEP), tmp_path / "out")
+    one, many = tensors_of(tmp_path / "out"), tensors_of(out)
+    assert one.keys() == many.keys()
+    assert all(torch.equal(one[name], many[name]) for name in one)
+
+
+def test_every_supported_model_type_is_under_this_contract() -> None:
+    from fla_worker import CONFIGS as FLA_CONFIGS
+
+    only_described = {"kimi_linear"}
+    assert set(families()) == set(tiny.CONFIGS) | set(FLA_CONFIGS) | only_described

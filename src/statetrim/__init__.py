@@ -1,7 +1,8 @@
 """Shrink the recurrent state of linear-attention models after training.
 
 The names below are the whole public interface; they are imported on first use, so that
-`import statetrim` costs nothing.
+`import statetrim` costs nothing. (No module may have the name of a public function: once imported,
+it would stand in the function's place.)
 """
 
 from importlib import import_module
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from .geometry import ChannelRows, Geometry, rows
     from .method import Evidence, top
     from .plan import Plan
-    from .prune import prepare, prune
+    from .pruning import prepare, prune
     from .selection import select
     from .serving import StateReport, inspect
     from .version import __version__
@@ -32,8 +33,8 @@ _HOME = {
     "__version__": "version",
     "inspect": "serving",
     "open": "checkpoint",
-    "prepare": "prune",
-    "prune": "prune",
+    "prepare": "pruning",
+    "prune": "pruning",
     "rows": "geometry",
     "select": "selection",
     "top": "method",
@@ -63,9 +64,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_HOME[name]}", __name__), _RENAMED.get(name, name))
-    globals()[name] = value  # the submodule of the same name (prune) must not shadow the function
-    return value
+    return getattr(import_module(f".{_HOME[name]}", __name__), _RENAMED.get(name, name))
 
 
 def __dir__() -> list[str]:

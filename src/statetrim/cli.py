@@ -102,8 +102,8 @@ def prune(
     """Cut a checkpoint by a plan, shard by shard."""
     from . import console
     from .plan import Plan
-    from .prune import prepare
-    from .prune import prune as run
+    from .pruning import prepare
+    from .pruning import prune as run
 
     opened, chosen = _open(model, family), Plan.load(plan)
     surgery = prepare(opened, chosen)

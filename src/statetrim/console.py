@@ -17,7 +17,7 @@ from rich.progress import (
 from rich.table import Table
 
 from .plan import Plan
-from .prune import Surgery
+from .pruning import Surgery
 from .serving import StateReport, StateSize
 
 _out = Console()

@@ -4,7 +4,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .prune import Surgery
+    from .pruning import Surgery
 
 _CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
 

@@ -1,0 +1,123 @@
+"""Who may import whom, and how light the package is."""
+
+import ast
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).parents[1] / "src" / "statetrim"
+STAGES = {
+    "calibrate",
+    "selection",
+    "prune",
+    "recover",
+    "evaluate",
+    "analyze",
+    "benchmark",
+    "report",
+}
+TOP = {"cli", "trim", "console", "model_card", "__init__", "__main__"}  # may see several stages
+LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
+HEAVY_ALLOWED = {"cli": {"typer"}, "console": {"rich"}}
+
+
+def modules() -> dict[str, ast.Module]:
+    return {
+        str(path.relative_to(SOURCE).with_suffix("")): ast.parse(path.read_text())
+        for path in SOURCE.rglob("*.py")
+    }
+
+
+def imported(tree: ast.Module) -> set[str]:
+    """Top-level package names and, for relative imports, the module's own name."""
+    found = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            if node.level:
+                names = [module] if module else [alias.name for alias in node.names]
+                found |= {f".{name.partition('.')[0]}" for name in names}
+            else:
+                found.add(module.partition(".")[0])
+    return found
+
+
+def test_stages_meet_only_through_artifacts() -> None:
+    for name, tree in modules().items():
+        if name not in TOP:
+            seen = {module.removeprefix(".") for module in imported(tree)} & STAGES
+            assert seen <= {name}, f"{name} imports the stages {seen}"
+
+
+def test_families_and_methods_touch_neither_checkpoints_nor_models() -> None:
+    banned = {".checkpoint", ".shard", ".pruning", ".selection", ".plan", "transformers", "fla"}
+    for name, tree in modules().items():
+        if name.startswith(("families/", "methods/")):
+            assert not imported(tree) & banned, name
+
+
+def test_surgery_needs_only_torch_and_safetensors() -> None:
+    for name, tree in modules().items():
+        if name.startswith("portable/"):
+            continue
+        outside = {
+            module
+            for module in imported(tree)
+            if not module.startswith(".") and module not in sys.stdlib_module_names
+        }
+        assert outside <= LIGHT | HEAVY_ALLOWED.get(name, set()), (
+            f"{name} imports {outside - LIGHT}"
+        )
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import statetrim",
+        "import statetrim; statetrim.select, statetrim.prune, statetrim.inspect",
+        "import sys; sys.argv = ['statetrim', 'inspect', {config!r}]\n"
+        "from statetrim.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code",
+    ],
+)
+def test_heavy_packages_stay_out(code: str, tmp_path: Path) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "qwen3_next", "num_hidden_layers": 48}')
+    check = (
+        "\nimport sys; print([m for m in ('transformers', 'fla', 'triton') if m in sys.modules])"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code.format(config=str(config)) + check],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert result.stdout.splitlines()[-1] == "set()"
+
+
+def test_importing_the_package_does_not_even_import_torch() -> None:
+    code = "import sys, statetrim; assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_answers_in_under_a_second() -> None:
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        command = [sys.executable, "-m", "statetrim", "--help"]
+        subprocess.run(command, check=True, capture_output=True)
+        times.append(time.perf_counter() - start)
+    assert min(times) < 1.0, times
+
+
+def test_no_module_has_the_name_of_a_public_function() -> None:
+    import statetrim
+
+    clash = set(statetrim.__all__) & {path.stem for path in SOURCE.glob("*.py")}
+    assert not clash, f"importing the module would replace the function: {clash}"

@@ -1,0 +1,110 @@
+"""fla's classes need a GPU to run, but they build and load here once triton can be imported."""
+
+import importlib.util
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from fla_worker import CONFIGS, KEEP
+
+WORKER = Path(__file__).with_name("fla_worker.py")
+
+pytestmark = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="fla is an empty shell without triton"
+)
+
+
+def run(command: str, directory: Path) -> Any:
+    result = subprocess.run(
+        [sys.executable, WORKER, command, directory], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fla")
+    run("build", directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What fla's own classes say of every pruned checkpoint."""
+    pruned = tmp_path_factory.mktemp("fla-pruned")
+    for model_type in CONFIGS:
+        model = st.open(original / model_type)
+        assert len(model.shards) >= 2
+        st.prune(model, st.select(model, "rand", KEEP, seed=5), pruned / model_type)
+    return run("load", pruned)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_fla_loads_a_pruned_checkpoint_with_no_key_mismatch(
+    model_type: str, original: Path, loaded: Any
+) -> None:
+    before = st.open(original / model_type).geometry
+    report = loaded[model_type]
+    assert report["class"].startswith("fla.models."), report
+    assert report["mismatches"] == {}
+    assert (report["head_k_dim"], report["head_v_dim"]) == (KEEP, before.head_v_dim)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_every_width_reads_back_from_the_edited_config(model_type: str, original: Path) -> None:
+    model = st.open(original / model_type)
+    for keep in range(1, model.geometry.head_k_dim):
+        after = model.geometry.resized(keep)
+        assert model.family.geometry(model.family.resized(model.config, after)) == after
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_the_same_channels_go_from_queries_keys_and_gates(model_type: str, original: Path) -> None:
+    """Mark every row with its channel; after the cut each head shows its kept channels."""
+    model = st.open(original / model_type)
+    plan = st.select(model, "rand", KEEP, seed=9)
+    surgery = st.prepare(model, plan)
+    for name, owner in model.claims.items():
+        mask = surgery.cuts[name].masks[0]
+        for claim in owner.claims:
+            survivors = mask[claim.rows]  # [heads, channels]
+            expected = torch.zeros_like(survivors).scatter_(1, plan.kept[owner.layer], True)
+            assert torch.equal(survivors, expected), (name, claim.role)
+
+
+def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    config = json.loads((original / "delta_net" / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 4}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    softmax = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    linear = softmax | {"b_proj", "q_conv1d", "k_conv1d", "v_conv1d"}
+    tensors = {
+        f"model.layers.{layer}.attn.{name}.weight": torch.randn(48, 1, 4)
+        if "conv" in name
+        else torch.randn(48, 48)
+        for layer, names in (
+            (0, linear),
+            (1, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+            (2, linear),
+        )
+        for name in names
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = st.open(tmp_path)
+    assert model.geometry.layers == (0, 2)
+    st.prune(model, st.select(model, "l1", 6), tmp_path / "out")
+    after = st.open(tmp_path / "out")
+    assert after.tensors["model.layers.0.attn.q_proj.weight"][1].shape == (24, 48)
+    assert torch.equal(
+        after.tensor("model.layers.1.attn.q_proj.weight"),
+        tensors["model.layers.1.attn.q_proj.weight"],
+    )

@@ -1,0 +1,134 @@
+"""State sizes from nothing but a config, against the public models' known figures."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+import statetrim as st
+from statetrim.cli import app
+
+QWEN = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_num_key_heads": 16}
+PUBLIC: dict[str, tuple[dict[str, Any], float, float]] = {
+    # name: config from the public dimensions, MiB of fp32 state per sequence, the same at keep 64
+    "Qwen3-Next-80B-A3B": (
+        {"model_type": "qwen3_next", "num_hidden_layers": 48, "linear_num_value_heads": 32, **QWEN},
+        72.0,
+        36.0,
+    ),
+    "Qwen3.5-27B": (
+        {
+            "model_type": "qwen3_5",
+            "text_config": {"num_hidden_layers": 64, "linear_num_value_heads": 48, **QWEN},
+        },
+        144.0,
+        72.0,
+    ),
+    "Qwen3.5-397B-A17B": (
+        {
+            "model_type": "qwen3_5_moe",
+            "text_config": {"num_hidden_layers": 60, "linear_num_value_heads": 64, **QWEN},
+        },
+        180.0,
+        90.0,
+    ),
+    "OLMo-Hybrid-7B": (
+        {
+            "model_type": "olmo_hybrid",
+            "num_hidden_layers": 32,
+            "hidden_size": 3840,
+            "num_attention_heads": 30,
+        },
+        50.625,
+        33.75,
+    ),
+    "Kimi-Linear-48B-A3B": (
+        {
+            "model_type": "kimi_linear",
+            "num_hidden_layers": 27,
+            "linear_attn_config": {
+                "head_dim": 128,
+                "num_heads": 32,
+                "kda_layers": [i for i in range(1, 28) if i not in (4, 8, 12, 16, 20, 24, 27)],
+            },
+        },
+        40.0,
+        40.0,
+    ),
+    "delta_net-1.3B": (
+        {"model_type": "delta_net", "num_hidden_layers": 24, "num_heads": 16, "hidden_size": 2048},
+        24.0,
+        12.0,
+    ),
+    "GatedDeltaNet-1.3B": (
+        {"model_type": "gated_deltanet", "num_hidden_layers": 24, "num_heads": 8, "expand_v": 1},
+        48.0,
+        12.0,
+    ),
+}
+
+
+def run(*arguments: str) -> Any:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_models(name: str, tmp_path: Path) -> None:
+    config, mib, mib_at_64 = PUBLIC[name]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config))
+    shown = run("inspect", path, "--keep", "64", "--json")
+    assert shown.exit_code == 0, shown.output
+    report = json.loads(shown.stdout)
+    assert report["before"]["state_bytes"] / 2**20 == mib
+    if report["after"] is not None:
+        assert report["after"]["state_bytes"] / 2**20 == mib_at_64
+    else:
+        assert "cannot be pruned" in report["warnings"][0]
+    table = run("inspect", path).stdout
+    assert f"{mib:,.1f} MiB" in table
+
+
+def test_convolution_state_follows_the_model_dtype(tmp_path: Path) -> None:
+    config, _, _ = PUBLIC["Qwen3.5-27B"]
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    assert st.inspect(st.open(path)).before.conv_bytes / 2**20 == 3.75
+    path.write_text(json.dumps(config | {"dtype": "float32"}))
+    assert st.inspect(st.open(path)).before.conv_bytes / 2**20 == 7.5
+
+
+def test_parameters_before_and_after_equal_the_real_checkpoints(
+    checkpoint: Any, tmp_path: Path
+) -> None:
+    for model_type in ("qwen3_next", "mamba2", "olmo_hybrid"):
+        model = st.open(checkpoint(model_type))
+        report = st.inspect(model, keep=5)
+        out = st.prune(model, st.select(model, "l1", 5), tmp_path / model_type)
+        assert report.parameters == model.parameters > 0
+        assert report.parameters_after == out.parameters < model.parameters
+
+
+def test_widths_that_kernels_pad_are_pointed_out(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Qwen3-Next-80B-A3B"][0]))
+    assert "pad 50 channels" in st.inspect(st.open(path), keep=50).warnings[0]
+    assert st.inspect(st.open(path), keep=48).warnings == []
+
+
+def test_a_fraction_shows_the_channels_it_means(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Qwen3-Next-80B-A3B"][0]))
+    assert st.inspect(st.open(path), keep=0.3).after.head_k_dim == 48  # type: ignore[union-attr]
+    assert "keep 48" in run("inspect", path, "--keep", "0.3").stdout
+
+
+@pytest.mark.parametrize("model_type", ["kimi_linear", "rwkv7", "retnet", "mesa_net", "minimax"])
+def test_models_whose_config_cannot_say_it_are_refused_with_the_reason(
+    model_type: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
+    with pytest.raises(st.StatetrimError, match=f"{model_type} cannot be pruned: .{{20,}}"):
+        st.select(st.open(tmp_path), "l1", 64)
