@@ -11,3 +11,7 @@ types:
 
 test:
     pytest -n 2 --dist loadfile
+
+# Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (docs/scale.md).
+bench-prune DIRECTORY:
+    python experiments/bench_prune.py {{DIRECTORY}}

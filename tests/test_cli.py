@@ -1,0 +1,65 @@
+"""The commands as a user types them."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+
+
+def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "statetrim", *map(str, arguments)]
+    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+
+
+def test_select_and_prune_end_in_a_smaller_checkpoint(checkpoint: Any, tmp_path: Path) -> None:
+    model = checkpoint("qwen3_5_text")
+    chosen = run(
+        "select", model, "--keep", "0.5", "--option", "score=q", "-o", "p.json", cwd=tmp_path
+    )
+    assert chosen.returncode == 0, chosen.stderr
+    assert "6 of 12 channels" in chosen.stdout
+    plan = st.Plan.load(tmp_path / "p.json")
+    assert (plan.requested, plan.keep, plan.options) == ("0.5", 6, {"score": "q"})
+
+    dry = run("prune", model, "p.json", "-o", "out", "--dry-run", "--json", cwd=tmp_path)
+    assert json.loads(dry.stdout)["head_k_dim"] == [12, 6]
+    assert [path.name for path in tmp_path.iterdir()] == ["p.json"]
+
+    done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    small = st.open(tmp_path / "out")
+    assert small.geometry.head_k_dim == 6
+    assert report["parameters"] == [st.open(model).parameters, small.parameters]
+    assert report["weight_bytes"][1] == 4 * small.parameters
+
+    again = run("prune", model, "p.json", "-o", "out", cwd=tmp_path)
+    assert again.returncode == 0, "the same job is already done"
+    assert not (tmp_path / "out.partial").exists()
+
+
+def test_a_mistake_is_one_sentence_and_exit_code_2(checkpoint: Any, tmp_path: Path) -> None:
+    result = run("inspect", tmp_path / "nowhere")
+    assert result.returncode == 2 and result.stdout == ""
+    assert result.stderr.startswith("statetrim: ") and result.stderr.count("\n") == 1
+
+    shown = run("--traceback", "inspect", tmp_path / "nowhere")
+    assert shown.returncode == 1 and "Traceback" in shown.stderr
+
+
+def test_a_plan_is_never_overwritten(checkpoint: Any, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine")
+    result = run("select", checkpoint("mamba2"), "--keep", 4, "-o", tmp_path / "plan.json")
+    assert result.returncode == 2 and "exists already" in result.stderr
+    assert (tmp_path / "plan.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("command", ["inspect", "select", "prune"])
+def test_every_command_explains_itself(command: str) -> None:
+    result = run(command, "--help")
+    assert result.returncode == 0 and "Usage" in result.stdout
