@@ -148,16 +148,15 @@ def _pivoted_sweep(gram: Tensor, allowed: Tensor, count: int) -> tuple[Tensor, T
     next residual is within rounding of zero. With I swept and J not, the table holds
     `-inverse(G_II)`, `U = inverse(G_II) G_IJ` (and its transpose), and the Schur complement.
     """
-    table, swept = gram.clone(), torch.zeros_like(allowed)
+    table, closed = gram.clone(), ~allowed
     diagonal, floor = table.diagonal(), _rounding_floor(gram)
     for _ in range(count):
-        residual = diagonal.masked_fill(swept | ~allowed, -1.0)
-        pivot, largest = _first_maximum(residual)
+        pivot, largest = _first_maximum(diagonal.masked_fill(closed, -1.0))
         if largest <= floor:
             break
         _sweep(table, pivot)
-        swept[pivot] = True
-    return table, swept
+        closed[pivot] = True
+    return table, closed & allowed
 
 
 def _sweep(table: Tensor, pivot: int, *, inverse: bool = False) -> None:
