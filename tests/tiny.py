@@ -1,5 +1,6 @@
 """Tiny random checkpoints, one per model type, built by the stock classes."""
 
+import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,32 @@ def build(model_type: str, directory: Path, shard_size: str = "40KB") -> Path:
     model.save_pretrained(directory, max_shard_size=shard_size)
     if model_type == "olmo_hybrid":
         undo_equal_thirds(directory, CONFIGS[model_type])
+    write_tokenizer(directory)
     return directory
+
+
+def write_tokenizer(directory: Path) -> None:
+    """Words w1 to w63, separated by spaces; 0 ends a text."""
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import PreTrainedTokenizerFast
+
+    words = {"<end>": 0} | {f"w{i}": i for i in range(1, VOCABULARY)}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>").save_pretrained(
+        directory
+    )
+
+
+def write_text(path: Path, words: int, seed: int = 0) -> Path:
+    """A .jsonl of random words, 50 a document."""
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(1, VOCABULARY, (words // 50, 50), generator=generator).tolist()
+    lines = [json.dumps({"text": " ".join(f"w{i}" for i in row)}) for row in ids]
+    path.write_text("\n".join(lines))
+    return path
 
 
 def randomize(model: torch.nn.Module) -> None:

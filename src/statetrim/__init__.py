@@ -9,16 +9,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .calibration import calibrate
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
     from .errors import StatetrimError
     from .family import Family
     from .geometry import ChannelRows, Geometry, rows
-    from .method import Evidence, top
+    from .loading import load
+    from .method import Evidence, needs, top
     from .plan import Plan
     from .pruning import prepare, prune
     from .selection import select
     from .serving import StateReport, inspect
+    from .statistics import LayerStatistics, Statistics, merge
     from .version import __version__
 
 _HOME = {
@@ -31,7 +34,13 @@ _HOME = {
     "StateReport": "serving",
     "StatetrimError": "errors",
     "__version__": "version",
+    "LayerStatistics": "statistics",
+    "Statistics": "statistics",
+    "calibrate": "calibration",
     "inspect": "serving",
+    "load": "loading",
+    "merge": "statistics",
+    "needs": "method",
     "open": "checkpoint",
     "prepare": "pruning",
     "prune": "pruning",
@@ -47,11 +56,17 @@ __all__ = [
     "Evidence",
     "Family",
     "Geometry",
+    "LayerStatistics",
     "Plan",
     "StateReport",
     "StatetrimError",
+    "Statistics",
     "__version__",
+    "calibrate",
     "inspect",
+    "load",
+    "merge",
+    "needs",
     "open",
     "prepare",
     "prune",

@@ -56,10 +56,74 @@ def inspect(
 
 
 @app.command()
+def calibrate(
+    model: Model,
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
+    methods: Annotated[
+        str, typer.Option("--for", help="The methods to collect for, such as drrqr,grad.")
+    ] = "drrqr",
+    tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 256k.")] = "256k",
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    layerwise: Annotated[
+        bool,
+        typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run text through a model and sum what selection methods need."""
+    from . import console
+    from .calibration import calibrate as run
+    from .ranks import Ranks
+
+    opened = _open(model, family)
+    with console.tokens_progress("calibrating") as progress:
+        statistics = run(
+            opened,
+            text,
+            tokens=_count(tokens),
+            methods=[name.strip() for name in methods.split(",")],
+            length=length,
+            batch_size=batch_size,
+            skip=_count(skip),
+            layerwise=layerwise,
+            out=output,
+            resume=resume,
+            progress=progress,
+        )
+    if Ranks.of_this_process().rank == 0:
+        console.show_statistics(statistics, opened, str(output), as_json=as_json)
+
+
+@app.command()
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="Statistics of one model on different data.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
+) -> None:
+    """Add statistics that were made apart."""
+    from .statistics import Statistics
+    from .statistics import merge as run
+
+    _refuse_existing(output)
+    run([Statistics.load(part) for part in parts]).save(output)
+    print(f"{len(parts)} statistics added, written to {output}")
+
+
+@app.command()
 def select(
     model: Model,
     keep: Annotated[str, typer.Option(help="Channels to keep per key head (64), or a fraction.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    statistics: Annotated[
+        Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
+    ] = None,
     method: Annotated[str, typer.Option(help="Name of a method, or your own Python file.")] = "l1",
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
@@ -70,6 +134,7 @@ def select(
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
     from . import console, selection
+    from .statistics import Statistics
 
     _refuse_existing(output)
     opened = _open(model, family)
@@ -78,6 +143,7 @@ def select(
         method,
         keep,
         seed=seed,
+        statistics=Statistics.load(statistics) if statistics else None,
         progress=console.layers_progress("selecting"),
         **_parse_options(option or []),
     )
@@ -166,6 +232,16 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
         except ValueError:
             options[name] = text
     return options
+
+
+def _count(text: str) -> int:
+    """4096, 256k or 64m; k is 1024, as token counts are usually meant."""
+    number, unit = text[:-1], text[-1:].lower()
+    scale = {"k": 2**10, "m": 2**20, "g": 2**30}.get(unit)
+    digits = text if scale is None else number
+    if not digits.isdecimal() or len(digits) > 12:
+        raise StatetrimError(f"{text!r} is not a number of tokens; write 4096 or 256k")
+    return int(digits) * (scale or 1)
 
 
 def _refuse_existing(output: Path) -> None:

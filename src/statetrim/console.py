@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import (
     BarColumn,
     DownloadColumn,
+    MofNCompleteColumn,
     Progress,
     TextColumn,
     TimeRemainingColumn,
@@ -16,9 +17,11 @@ from rich.progress import (
 )
 from rich.table import Table
 
+from .checkpoint import Checkpoint
 from .plan import Plan
 from .pruning import Surgery
 from .serving import StateReport, StateSize
+from .statistics import Statistics
 
 _out = Console()
 _err = Console(stderr=True)
@@ -105,6 +108,46 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
     verb = "written to" if done else "would go to"
     _out.print(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}", highlight=False)
+
+
+def show_statistics(
+    statistics: Statistics, model: Checkpoint, where: str, *, as_json: bool
+) -> None:
+    layers = statistics.layers.values()
+    tokens = next(iter(layers)).tokens
+    energy = [float(x.output_square.mean()) / tokens for x in layers if x.output_square is not None]
+    if as_json:
+        show_json(
+            {
+                "statistics": where,
+                "tokens": tokens,
+                "parts": sorted(statistics.parts),
+                "output_energy": energy,
+            }
+        )
+        return
+    table = Table(title="Statistics", title_justify="left", show_header=False)
+    table.add_row("tokens", f"{tokens:,}")
+    table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
+    table.add_row("sums", ", ".join(sorted(statistics.parts)))
+    table.add_row("read-out energy, smallest layer", f"{min(energy):.3g} (the norm's eps: ~1e-6)")
+    table.add_row("written to", where)
+    _out.print(table)
+
+
+@contextmanager
+def tokens_progress(label: str) -> Iterator[Any]:
+    """Yields a function to call with the tokens done and in all."""
+    columns = (
+        TextColumn(label),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("tokens"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=_err, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
 @contextmanager

@@ -20,12 +20,16 @@ class Family(ABC):
 
     `mixers` are the name prefixes under which a linear layer's tensors stand, with `{layer}` for
     the decoder layer. Under such a prefix every tensor is claimed by `channels` or named in
-    `untouched`; anything else is refused.
+    `untouched`; anything else is refused. `kernels` are the names by which the live model's module
+    calls its recurrence: that is where calibration listens. `normalizes_keys` tells whether the
+    kernel divides q and k by their L2 norms.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     mixers: ClassVar[tuple[str, ...]]
     untouched: ClassVar[tuple[str, ...]]
+    kernels: ClassVar[tuple[str, ...]] = ()
+    normalizes_keys: ClassVar[bool] = True
 
     @abstractmethod
     def geometry(self, config: Config) -> Geometry:

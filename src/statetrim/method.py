@@ -2,13 +2,14 @@
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from .errors import StatetrimError
+from .statistics import PARTS, LayerStatistics
 
 Score = Literal["qk", "q", "k"]
 """Judge a channel by queries and keys together, or by one of them alone."""
@@ -18,27 +19,51 @@ Select = Callable[..., Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Evidence:
-    """What a method may look at: one layer's projection weights and a seeded generator."""
+    """What a method may look at: one layer's projection weights, what calibration heard there, and
+    a seeded generator. In `notes` a method may leave what the plan should record of its work."""
 
     query_weight: Tensor  # [heads, channels, copies, hidden], float64
     key_weight: Tensor  # [heads, channels, copies, hidden], float64
     generator: torch.Generator
+    statistics: LayerStatistics | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    def heard(self, part: str) -> Tensor:
+        """One of calibration's sums; the method must have declared that it `needs` it."""
+        value = getattr(self.statistics, part, None)
+        if not isinstance(value, Tensor):
+            raise StatetrimError(f"this method uses {part!r} without declaring that it needs it")
+        return value
 
 
 @dataclass(frozen=True)
 class Method:
-    """`select(evidence, keep, **options) -> kept [heads, keep]`, and its options' defaults."""
+    """`select(evidence, keep, **options) -> kept [heads, keep]`, with its options' defaults and the
+    sums of calibration it needs."""
 
     name: str
     select: Select
     options: Mapping[str, Any]
+    needs: tuple[str, ...]
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
     """A method from a function whose options are keyword-only with defaults."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return Method(name or select.__name__, select, options)
+    return Method(name or select.__name__, select, options, getattr(select, "needs", ()))
+
+
+def needs(*parts: str) -> Callable[[Select], Select]:
+    """Declare the calibration sums a method uses (fields of LayerStatistics)."""
+    unknown = set(parts) - set(PARTS)
+    assert not unknown, f"no such statistics: {unknown}"
+
+    def declare(select: Select) -> Select:
+        select.needs = parts  # type: ignore[attr-defined]
+        return select
+
+    return declare
 
 
 def top(scores: Tensor, keep: int) -> Tensor:

@@ -31,6 +31,7 @@ class Plan:
     options: Mapping[str, Any] = field(default_factory=dict)
     kept_values: Channels | None = None
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    notes: Mapping[str, Any] = field(default_factory=dict)  # layer -> what the method reported
 
     @property
     def keep(self) -> int:
@@ -91,6 +92,7 @@ class Plan:
                 "options": dict(self.options),
                 "seed": self.seed,
                 "lineage": dict(self.lineage),
+                "notes": dict(self.notes),
                 "kept": _lists(self.kept),
                 "kept_values": None if self.kept_values is None else _lists(self.kept_values),
             },
@@ -116,6 +118,7 @@ class Plan:
             options=_typed(fields, "options", dict, path),
             kept_values=None if values is None else _tensors(values, path),
             lineage=_typed(fields, "lineage", dict, path),
+            notes=_typed({"notes": {}} | fields, "notes", dict, path),
         )
         if fields.get("keep") != plan.keep or fields.get("keep_values") != plan.keep_values:
             raise StatetrimError(f"{path} says keep = {fields.get('keep')}, but lists {plan.keep}")

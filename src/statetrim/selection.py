@@ -10,10 +10,11 @@ from torch import Tensor
 from .checkpoint import Checkpoint, with_weights
 from .errors import StatetrimError
 from .family import resized_config
-from .geometry import resolve_keep
+from .geometry import Geometry, resolve_keep
 from .method import Evidence, Method, Select
 from .methods import find_method
 from .plan import Plan
+from .statistics import Statistics
 from .version import __version__
 
 
@@ -23,21 +24,29 @@ def select(
     keep: int | float | str,
     *,
     seed: int = 0,
+    statistics: Statistics | None = None,
     progress: Any = iter,
     **options: Any,
 ) -> Plan:
     """Choose the channels that stay: `keep` per head, or that fraction of them.
 
-    `method` is a name, a Python file or a function; `options` are the method's own. `progress`
-    wraps the iteration over layers.
+    `method` is a name, a Python file or a function; `options` are the method's own. `statistics`
+    come from `calibrate`, for methods that need them. `progress` wraps the iteration over layers.
     """
     chosen = find_method(method)
     _check_options(chosen, options)
     geometry = with_weights(model).geometry
+    _check_statistics(chosen, statistics, model)
     width = resolve_keep(keep, geometry.head_k_dim)
     resized_config(model.family, model.config, geometry.resized(width))
     layers: Iterable[int] = progress(geometry.layers)
-    kept = {layer: _select_layer(model, layer, chosen, width, seed, options) for layer in layers}
+    kept, notes = {}, {}
+    for layer in layers:
+        heard = statistics.layers[layer] if statistics else None
+        evidence = Evidence(*model.projections(layer), _generator(seed, layer), heard)
+        kept[layer] = _select_layer(model.geometry, evidence, chosen, width, options)
+        if evidence.notes:
+            notes[str(layer)] = evidence.notes
     return Plan(
         kept=kept,
         requested=str(keep),
@@ -48,16 +57,17 @@ def select(
             "statetrim": __version__,
             "model_type": model.config["model_type"],
             "source": model.digest,
+            "statistics": dict(statistics.lineage) if statistics and chosen.needs else None,
         },
+        notes=notes,
     )
 
 
 def _select_layer(
-    model: Checkpoint, layer: int, method: Method, keep: int, seed: int, options: dict[str, Any]
+    geometry: Geometry, evidence: Evidence, method: Method, keep: int, options: dict[str, Any]
 ) -> Tensor:
-    query, key = model.projections(layer)
-    kept = method.select(Evidence(query, key, _generator(seed, layer)), keep, **options)
-    heads, channels = model.geometry.num_k_heads, model.geometry.head_k_dim
+    kept = method.select(evidence, keep, **options)
+    heads, channels = geometry.num_k_heads, geometry.head_k_dim
     if (
         not isinstance(kept, Tensor)
         or kept.dtype != torch.int64
@@ -77,6 +87,22 @@ def _generator(seed: int, layer: int) -> torch.Generator:
     """Seeded by model seed and layer, so that layers may be visited in any order."""
     digest = hashlib.sha256(f"{seed} {layer}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
+    if not method.needs:
+        return
+    have = statistics.parts if statistics else set()
+    lacking = [part for part in method.needs if part not in have]
+    if statistics is None or lacking:
+        raise StatetrimError(
+            f"method {method.name!r} needs {' and '.join(lacking)} from calibration; "
+            f"run: statetrim calibrate MODEL --for {method.name} --text SOURCE -o FILE"
+        )
+    if statistics.lineage.get("source") != model.digest:
+        raise StatetrimError("the statistics were made with another model; calibrate this one")
+    if set(statistics.layers) != set(model.geometry.layers):
+        raise StatetrimError("the statistics do not cover the model's linear-attention layers")
 
 
 def _check_options(method: Method, options: dict[str, Any]) -> None:

@@ -24,7 +24,9 @@ from .json_file import MIB, parse_object
 MOST_HEADER_BYTES = 32 * MIB
 MOST_DIMENSIONS = 16
 BLOCK_BYTES = 32 * MIB
-"""How much of a cut tensor is in memory at a time, and how often a copy reports progress."""
+"""How much of a cut tensor is in memory at a time."""
+COPY_BYTES = 256 * MIB
+"""How much the kernel copies between two reports of progress."""
 
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -231,7 +233,7 @@ def _copy(source: BinaryIO, target: BinaryIO, start: int, count: int, progress: 
     """Copy bytes from file to file inside the kernel, where the system can."""
     target.flush()
     while count:
-        step = min(count, BLOCK_BYTES)
+        step = min(count, COPY_BYTES)
         done = _copy_range(source.fileno(), target.fileno(), step, start)
         if done == 0:
             raise StatetrimError(f"{source.name} became shorter while it was read")
@@ -246,4 +248,4 @@ def _copy_range(source: int, target: int, count: int, start: int) -> int:
         except OSError as error:
             if error.errno not in _NOT_SUPPORTED:
                 raise
-    return os.write(target, os.pread(source, count, start))
+    return os.write(target, os.pread(source, min(count, BLOCK_BYTES), start))

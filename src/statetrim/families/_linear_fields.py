@@ -13,6 +13,8 @@ from ..family import (
 )
 from ..geometry import ChannelRows, Geometry, rows
 
+KERNELS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+
 
 def linear_geometry(config: Config) -> Geometry:
     key_heads = count(config, "linear_num_key_heads", default=16, most=MOST_HEADS)

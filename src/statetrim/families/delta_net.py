@@ -10,6 +10,7 @@ class DeltaNet(Family):
     model_types = ("delta_net",)
     mixers = MIXERS
     untouched = VALUE_PATH
+    kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)

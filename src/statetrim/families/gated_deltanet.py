@@ -17,6 +17,13 @@ class GatedDeltaNet(Family):
     model_types = ("gated_deltanet", "comba", "gated_deltaproduct")
     mixers = MIXERS
     untouched = (*VALUE_PATH, "D", "decay")  # the last two are Comba's, one number a head
+    kernels = (
+        "chunk_gated_delta_rule",
+        "fused_recurrent_gated_delta_rule",
+        "chunk_comba",
+        "fused_recurrent_comba",
+        "chunk_gated_delta_product",
+    )
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=6, most=MOST_HEADS)

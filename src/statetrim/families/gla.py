@@ -12,6 +12,8 @@ class GLA(Family):
     model_types = ("gla",)
     mixers = MIXERS
     untouched = (*VALUE_PATH, "gk_proj.0.weight", "g_norm_swish_gate.weight", "g_norm.weight")
+    kernels = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
+    normalizes_keys = False
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=4, most=MOST_HEADS)

@@ -16,6 +16,7 @@ class KDA(Family):
         "g_proj.1.weight",
         "g_proj.1.bias",
     )
+    kernels = ("chunk_kda", "fused_recurrent_kda")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)

@@ -104,6 +104,8 @@ class Mamba2(Family):
         "out_proj.weight",
         "out_proj.bias",
     )
+    kernels = ("mamba2_chunk_scan", "mamba2_selective_state_update")
+    normalizes_keys = False
 
     def geometry(self, config: Config) -> Geometry:
         fields = FIELDS[config["model_type"]]

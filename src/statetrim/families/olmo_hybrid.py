@@ -13,7 +13,7 @@ from ..family import (
 )
 from ..geometry import ChannelRows, Geometry
 from ._fla import separate_projections
-from ._linear_fields import resized_linear
+from ._linear_fields import KERNELS, resized_linear
 
 
 class OlmoHybrid(Family):
@@ -30,6 +30,7 @@ class OlmoHybrid(Family):
         "o_norm.weight",
         "o_proj.weight",
     )
+    kernels = KERNELS
 
     def geometry(self, config: Config) -> Geometry:
         hidden = count(config, "hidden_size", default=3840)

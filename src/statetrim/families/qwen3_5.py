@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ..family import Config, Family, section
 from ..geometry import ChannelRows, Geometry
-from ._linear_fields import contiguous_q_k, linear_geometry, resized_linear
+from ._linear_fields import KERNELS, contiguous_q_k, linear_geometry, resized_linear
 
 
 class Qwen35(Family):
@@ -23,6 +23,7 @@ class Qwen35(Family):
         "norm.weight",
         "out_proj.weight",
     )
+    kernels = KERNELS
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(self._text(config))

@@ -2,7 +2,7 @@
 
 from ..family import Config, Family
 from ..geometry import ChannelRows, Geometry, rows
-from ._linear_fields import contiguous_q_k, linear_geometry, resized_linear
+from ._linear_fields import KERNELS, contiguous_q_k, linear_geometry, resized_linear
 
 
 class Qwen3Next(Family):
@@ -15,6 +15,7 @@ class Qwen3Next(Family):
         "norm.weight",
         "out_proj.weight",
     )
+    kernels = KERNELS
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(config)

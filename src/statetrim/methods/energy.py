@@ -1,0 +1,12 @@
+"""Energy: how much of the normalised queries and keys a channel carries. Not in the paper."""
+
+from torch import Tensor
+
+from ..method import Evidence, Score, combine, needs, top
+
+
+@needs("query_unit_gram", "key_unit_gram")
+def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
+    query = evidence.heard("query_unit_gram").diagonal(dim1=-2, dim2=-1)
+    key = evidence.heard("key_unit_gram").diagonal(dim1=-2, dim2=-1)
+    return top(combine(score, query, key), keep)

@@ -1,0 +1,15 @@
+"""Product: query energy times key energy; a channel matters only if it is written *and* read.
+
+Not in the paper. `score` q or k alone is `energy` of that side.
+"""
+
+from torch import Tensor
+
+from ..method import Evidence, Score, combine, needs, top
+
+
+@needs("query_unit_gram", "key_unit_gram")
+def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
+    query = evidence.heard("query_unit_gram").diagonal(dim1=-2, dim2=-1)
+    key = evidence.heard("key_unit_gram").diagonal(dim1=-2, dim2=-1)
+    return top(query * key if score == "qk" else combine(score, query, key), keep)

@@ -1,0 +1,13 @@
+"""S-Wanda: weight magnitude, weighted by how large each input feature is on calibration data."""
+
+from torch import Tensor
+
+from ..method import Evidence, Score, combine, needs, top
+
+
+@needs("input_square")
+def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
+    feature_norm = evidence.heard("input_square").sqrt()
+    query = (evidence.query_weight.abs() @ feature_norm).sum(dim=-1)
+    key = (evidence.key_weight.abs() @ feature_norm).sum(dim=-1)
+    return top(combine(score, query, key), keep)

@@ -1,0 +1,47 @@
+"""The processes of a torchrun launch: who takes which batch, and sums over all of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process's place in the launch; a single process is rank 0 of 1."""
+
+    rank: int = 0
+    world: int = 1
+
+    @staticmethod
+    def of_this_process() -> "Ranks":
+        """Joins the launch on first use; gloo, since the sums are float64 on the CPU."""
+        if not dist.is_torchelastic_launched():
+            return Ranks()
+        if not dist.is_initialized():
+            dist.init_process_group("gloo")
+        return Ranks(dist.get_rank(), dist.get_world_size())
+
+    def share(self, batches: Sequence[T]) -> list[T]:
+        """Every `world`-th batch, beginning with this rank's own."""
+        return list(batches[self.rank :: self.world])
+
+    def add(self, tensors: Sequence[Tensor], tokens: int) -> int:
+        """Add the tensors of all processes in place; returns the tokens of all."""
+        if self.world == 1:
+            return tokens
+        for tensor in tensors:
+            dist.all_reduce(tensor)
+        count = torch.tensor(tokens)
+        dist.all_reduce(count)
+        return int(count)
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.world > 1:
+            dist.barrier()

@@ -1,0 +1,141 @@
+"""Listen where the recurrence kernel is called: our only monkeypatch.
+
+Modules are no place to listen: fused convolutions bypass their hooks, silently. The kernel call is
+the one place every family passes, with q and k after convolution and SiLU, before the L2 norm.
+"""
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .checkpoint import Checkpoint
+from .errors import StatetrimError
+
+_NAMES = (("q", "k"), ("query", "key"), ("C", "B"))  # in Mamba-2, C reads and B writes
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """One layer's kernel call: what the state was written and read with."""
+
+    layer: int
+    query: Tensor  # [batch, time, key heads, channels]
+    key: Tensor  # [batch, time, key heads, channels]
+    output: Tensor  # [batch, time, value heads, value channels]
+
+
+@dataclass(frozen=True, eq=False)
+class MixerInput:
+    """What a layer's projections saw."""
+
+    layer: int
+    hidden: Tensor  # [batch, time, hidden]
+
+
+def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
+    """The live mixer module of every linear-attention layer."""
+    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
+    pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, leaves))})")
+    found: dict[int, nn.Module] = {}
+    for name, module in model.named_modules():
+        match = pattern.fullmatch(name)
+        if match and int(match.group(1)) in checkpoint.geometry.layers:
+            found[int(match.group(1))] = module
+    missing = sorted(set(checkpoint.geometry.layers) - set(found))
+    if missing:
+        raise StatetrimError(f"the live model has no mixer for layers {missing[:5]}")
+    return found
+
+
+@contextmanager
+def tap(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    on_call: Callable[[KernelCall], None],
+    on_input: Callable[[MixerInput], None] | None = None,
+) -> Iterator[None]:
+    """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard."""
+    modules = mixers(model, checkpoint)
+    listener = _Listener(checkpoint, on_call, on_input)
+    with ExitStack() as stack:
+        for layer, module in modules.items():
+            enter = module.register_forward_pre_hook(
+                functools.partial(listener.enter, layer), with_kwargs=True
+            )
+            stack.callback(enter.remove)
+        for home in {sys.modules[type(module).__module__] for module in modules.values()}:
+            names = [name for name in checkpoint.family.kernels if hasattr(home, name)]
+            if not names:
+                raise StatetrimError(f"{home.__name__} calls none of the kernels its family names")
+            for name in names:
+                kernel = getattr(home, name)
+                stack.callback(setattr, home, name, kernel)
+                setattr(home, name, listener.wrap(kernel))
+        yield
+    silent = sorted(set(checkpoint.geometry.layers) - listener.heard)
+    if silent:
+        raise StatetrimError(
+            f"layers {silent[:5]} never called a recurrence kernel that statetrim knows, so "
+            f"nothing was recorded for them"
+        )
+
+
+class _Listener:
+    """Knows which layer is running, and hands on what its kernel is given."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        on_call: Callable[[KernelCall], None],
+        on_input: Callable[[MixerInput], None] | None,
+    ) -> None:
+        self.geometry = checkpoint.geometry
+        self.on_call, self.on_input = on_call, on_input
+        self.layer: int | None = None
+        self.heard: set[int] = set()
+
+    def enter(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.layer = layer
+        if self.on_input is not None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self.on_input(MixerInput(layer, hidden.detach()))
+
+    def wrap(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(kernel)
+        query, key = next(pair for pair in _NAMES if pair[0] in signature.parameters)
+
+        @functools.wraps(kernel)
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            result = kernel(*args, **kwargs)
+            given = signature.bind(*args, **kwargs).arguments
+            output = result[0] if isinstance(result, tuple) else result
+            self._report(given[query], given[key], output)
+            return result
+
+        return listening
+
+    def _report(self, query: Tensor, key: Tensor, output: Tensor) -> None:
+        assert self.layer is not None, "a kernel ran outside every mixer"
+        self.heard.add(self.layer)
+        with torch.no_grad():
+            self.on_call(
+                KernelCall(
+                    self.layer,
+                    self._key_heads(query.detach()),
+                    self._key_heads(key.detach()),
+                    output.detach(),
+                )
+            )
+
+    def _key_heads(self, x: Tensor) -> Tensor:
+        """transformers repeats q and k for every value head before the kernel; fla does not."""
+        repeat = x.shape[2] // self.geometry.num_k_heads
+        return x[:, :, ::repeat]
