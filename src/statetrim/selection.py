@@ -46,7 +46,7 @@ def select(
         options=dict(chosen.options) | options,
         lineage={
             "statetrim": __version__,
-            "model_type": model.config["model_type"],
+            "model_type": model.config.get("model_type"),
             "source": model.digest,
         },
     )
@@ -56,6 +56,8 @@ def _select_layer(
     model: Checkpoint, layer: int, method: Method, keep: int, seed: int, options: dict[str, Any]
 ) -> Tensor:
     query, key = model.projections(layer)
+    if not bool(query.isfinite().all() and key.isfinite().all()):
+        raise StatetrimError(f"layer {layer} has query or key weights that are not finite numbers")
     kept = method.select(Evidence(query, key, _generator(seed, layer)), keep, **options)
     heads, channels = model.geometry.num_k_heads, model.geometry.head_k_dim
     if (
