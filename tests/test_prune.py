@@ -16,6 +16,7 @@ from refusal import fingerprint, run
 from statetrim.shard import BLOCK_BYTES, Cut, read_shard, rewrite_shard
 
 MODEL_TYPE = "qwen3_next"
+NOTE = "note: kernels pad 8 channels to a multiple of 16: memory shrinks, time does not\n"
 
 
 @pytest.fixture
@@ -220,6 +221,13 @@ def test_only_the_width_changes_in_the_config(model: Path, tmp_path: Path) -> No
     before = json.loads((model / "config.json").read_text())
     after = json.loads((tmp_path / "out" / "config.json").read_text())
     assert after == before | {"linear_key_head_dim": 8}
+
+
+def test_odd_but_harmless_fields_do_not_matter(model: Path, tmp_path: Path) -> None:
+    edit(model / raw.INDEX, metadata=None)
+    edit(model / "config.json", dtype=["float32"], torch_dtype={"a": 1}, name="\U0001f600")
+    assert run(["inspect", str(model), "--keep", "8"])[:2] == (None, NOTE)
+    pruned(model, tmp_path / "out")
 
 
 def test_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
