@@ -1,6 +1,7 @@
 """Sums against a plain recomputation from captured activations and autograd."""
 
 import inspect
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -180,14 +181,17 @@ def test_two_torchrun_processes_give_the_same_sums(
     whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
     out = tmp_path / "two.safetensors"
     arguments = ["--tokens", "320", "--length", "20", "--batch-size", "4", "--for", ",".join(ALL)]
-    launch = ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command = [sys.executable, *launch, "--master-port", "0", "-m", "statetrim", "calibrate"]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", *launch, "--master-port", port, "-m", "statetrim", "calibrate"]
     result = subprocess.run(
         [*command, model.path, "--text", text, *arguments, "-o", out],
         capture_output=True,
         text=True,
         check=False,
-        timeout=300,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr[-2000:]
     close(whole, Statistics.load(out), 1e-12)

@@ -3,7 +3,6 @@
 import hashlib
 import json
 import re
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from math import prod
@@ -24,11 +23,19 @@ CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 MOST_CONFIG_BYTES = 16 * MIB
-MOST_INDEX_BYTES = 64 * MIB
+MOST_INDEX_BYTES = 24 * MIB
 
 _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _SOFTMAX = {f"{name}_proj.{part}" for name in "qkvo" for part in ("weight", "bias")}
 _SAMPLE_BYTES = 4096
+_DIMENSIONS: dict[Role, int] = {
+    "q_proj": 2,
+    "k_proj": 2,
+    "q_conv": 3,
+    "k_conv": 3,
+    "q_bias": 1,
+    "k_bias": 1,
+}
 
 
 @dataclass(frozen=True)
@@ -110,7 +117,7 @@ def open_checkpoint(model: str | Path, family: Family | None = None) -> Checkpoi
     """
     path = _locate(model)
     directory = path if path.is_dir() else path.parent
-    config = read_object(path / CONFIG if path.is_dir() else path, MOST_CONFIG_BYTES)
+    config = read_object(inside(path, CONFIG) if path.is_dir() else path, MOST_CONFIG_BYTES)
     family = family or family_of(config)
     geometry = family.geometry(config)
     if not path.is_dir():
@@ -157,9 +164,12 @@ def refuse_quantized(model: Checkpoint) -> None:
 
 
 def _locate(model: str | Path) -> Path:
-    path = Path(model).expanduser()
-    if path.is_dir() or path.is_file():
-        return path
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir() or path.is_file():
+            return path
+    except (OSError, RuntimeError):  # a name too long, or the home of an unknown user
+        pass
     if re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)):
         from huggingface_hub import snapshot_download
 
@@ -170,7 +180,9 @@ def _locate(model: str | Path) -> Path:
                 f"{model} is neither a directory here nor in the local hub cache; "
                 f"download it first with: hf download {model}"
             ) from None
-    raise StatetrimError(f"{model} does not exist; give a checkpoint directory or a config.json")
+    raise StatetrimError(
+        f"{str(model)[:200]} does not exist; give a checkpoint directory or a config.json"
+    )
 
 
 def _open_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | None]:
@@ -183,6 +195,8 @@ def _open_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
     where = index.get("weight_map")
     if not isinstance(where, dict) or not where:
         raise StatetrimError(f"{INDEX} has no 'weight_map'")
+    if not isinstance(index.get("metadata"), dict | None):
+        raise StatetrimError(f"{INDEX} has 'metadata' that is not an object")
     names = {str(name) for name in where.values()}
     wrong = next((n for n in names if not re.fullmatch(r"[\w.-]+\.safetensors", n)), None)
     if wrong is not None:
@@ -190,25 +204,24 @@ def _open_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
             f"{INDEX} names the file {wrong[:200]!r}; shards must be .safetensors files that stand "
             f"beside it"
         )
-    shards = tuple(read_shard(inside(directory, name)) for name in sorted(names))
-    _check_index(where, shards)
-    return shards, index
-
-
-def _check_index(where: dict[str, str], shards: Iterable[Shard]) -> None:
-    held = 0
-    for shard in shards:
-        for tensor in shard.tensors:
-            if where.get(tensor.name) != shard.path.name:
-                raise StatetrimError(
-                    f"{shard.path.name} holds {tensor.name[:200]!r}, but {INDEX} places it "
-                    f"{'elsewhere' if tensor.name in where else 'nowhere'}"
-                )
-            held += 1
-    if held != len(where):
-        found = {tensor.name for shard in shards for tensor in shard.tensors}
-        missing = next(name for name in where if name not in found)
+    shards = []
+    for name in sorted(names):  # each is checked before the next is read, so memory stays bounded
+        shards.append(read_shard(inside(directory, name)))
+        _check_shard(where, shards[-1])
+    found = {tensor.name for shard in shards for tensor in shard.tensors}
+    missing = next((name for name in where if name not in found), None)
+    if missing is not None:
         raise StatetrimError(f"{INDEX} lists {missing[:200]!r}, which no shard holds")
+    return tuple(shards), index
+
+
+def _check_shard(where: dict[str, str], shard: Shard) -> None:
+    for tensor in shard.tensors:
+        if where.get(tensor.name) != shard.path.name:
+            raise StatetrimError(
+                f"{shard.path.name} holds {tensor.name[:200]!r}, but {INDEX} places it "
+                f"{'elsewhere' if tensor.name in where else 'nowhere'}"
+            )
 
 
 def inside(directory: Path, name: str) -> Path:
@@ -234,8 +247,9 @@ def _resolve(model: Checkpoint) -> dict[str, LayerClaims]:
     by_name: dict[str, list[ChannelRows]] = {}
     for claim in family.channels(model.config, model.geometry):
         by_name.setdefault(claim.tensor, []).append(claim)
-    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers))
-    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers))
+    # DOTALL: a name with a line break in it is still a name under the mixer.
+    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers), re.DOTALL)
+    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers), re.DOTALL)
     telling = (set(by_name) | set(family.untouched)) - _SOFTMAX
 
     found: dict[str, LayerClaims] = {}
@@ -265,7 +279,9 @@ def _resolve(model: Checkpoint) -> dict[str, LayerClaims]:
             )
         seen[layer, leaf] = name
         if leaf in by_name:
-            found[name] = LayerClaims(layer, [_fitting(claim, tensor) for claim in by_name[leaf]])
+            for claim in by_name[leaf]:
+                _check_fit(claim, tensor, model.geometry)
+            found[name] = LayerClaims(layer, by_name[leaf])
         elif leaf not in family.untouched:
             raise StatetrimError(
                 f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
@@ -289,11 +305,23 @@ def _anywhere(mixer: str) -> str:
     return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
 
 
-def _fitting(claim: ChannelRows, tensor: TensorInfo) -> ChannelRows:
+def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
     if tensor.dtype not in DTYPES:
         raise StatetrimError(
             f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "
             f"prune the original weights and quantise the result"
+        )
+    convolution = claim.role in ("q_conv", "k_conv")
+    dimensions = _DIMENSIONS.get(claim.role, len(tensor.shape))
+    if len(tensor.shape) != dimensions or 0 in tensor.shape:
+        raise StatetrimError(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; it must have {dimensions} "
+            f"dimensions, none of them empty"
+        )
+    if convolution and tensor.shape[-1] != geometry.conv_width:
+        raise StatetrimError(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies a "
+            f"convolution {geometry.conv_width} wide"
         )
     if len(tensor.shape) <= claim.dim or tensor.shape[claim.dim] != claim.size:
         raise StatetrimError(
@@ -302,8 +330,7 @@ def _fitting(claim: ChannelRows, tensor: TensorInfo) -> ChannelRows:
             + (
                 "; transformers' save_pretrained splits fused convolutions into equal thirds, so "
                 "use the original files if this checkpoint was saved again"
-                if claim.role in ("q_conv", "k_conv")
+                if convolution
                 else ""
             )
         )
-    return claim

@@ -227,9 +227,11 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise StatetrimError(f"--option takes NAME=VALUE, such as score=q, not {pair!r}")
+        if name in ("model", "method", "keep", "seed", "progress"):
+            raise StatetrimError(f"{name!r} is not an option of a method; leave out --option")
         try:
             options[name] = json.loads(text)
-        except ValueError:
+        except (ValueError, RecursionError):
             options[name] = text
     return options
 

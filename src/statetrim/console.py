@@ -23,8 +23,8 @@ from .pruning import Surgery
 from .serving import StateReport, StateSize
 from .statistics import Statistics
 
-_out = Console()
-_err = Console(stderr=True)
+_out = Console(markup=False)
+_err = Console(stderr=True, markup=False)
 
 
 def show_json(value: dict[str, Any]) -> None:
@@ -160,7 +160,7 @@ def bytes_progress(label: str, total: int) -> Iterator[Any]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_err, transient=True) as progress:
+    with Progress(*columns, console=_err, transient=True, disable=_hidden()) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
 
@@ -169,7 +169,14 @@ def layers_progress(label: str) -> Any:
     """Wraps an iteration over layers in a progress bar."""
     from rich.progress import track
 
-    return lambda layers: track(layers, description=label, console=_err, transient=True)
+    return lambda layers: track(
+        layers, description=label, console=_err, transient=True, disable=_hidden()
+    )
+
+
+def _hidden() -> bool:
+    """Only a terminal gets a bar; in a log it would be an empty line before what matters."""
+    return not _err.is_terminal
 
 
 def mib(nbytes: int) -> str:

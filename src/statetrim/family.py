@@ -6,13 +6,15 @@ from typing import Any, ClassVar
 
 from .errors import StatetrimError
 from .geometry import ChannelRows, Geometry
+from .json_file import integers
 
 Config = dict[str, Any]
 
 MOST_LAYERS = 4096
 MOST_HEADS = 4096
 MOST_CHANNELS = 65536
-_MOST = 2**24  # of any other count, and of heads x channels: tables stay small for hostile configs
+_MOST = 2**24  # of any other count
+_MOST_ROWS = 2**20  # heads x channels: row tables stay small for hostile configs
 
 
 class Family(ABC):
@@ -119,7 +121,22 @@ def layer_kinds(config: Config, name: str) -> list[str] | None:
         or not all(isinstance(kind, str) for kind in value)
     ):
         raise StatetrimError(f"config field {name!r} must list the kind of every layer")
+    total = count(config, "num_hidden_layers", default=len(value), most=MOST_LAYERS)
+    if total != len(value):
+        raise StatetrimError(
+            f"config field {name!r} lists {len(value)} layers, 'num_hidden_layers' {total}"
+        )
     return value
+
+
+def layer_numbers(config: Config, name: str) -> list[int]:
+    """A list of layer numbers; empty where the config leaves it out."""
+    value = config.get(name)
+    if value is None:
+        return []
+    if not integers(value) or not all(0 <= layer <= MOST_LAYERS for layer in value):
+        raise StatetrimError(f"config field {name!r} must be a list of layer numbers")
+    return sorted(set(value))
 
 
 def layers_of_kind(kinds: Sequence[str], *wanted: str) -> tuple[int, ...]:
@@ -137,11 +154,11 @@ def checked(geometry: Geometry) -> Geometry:
             f"the config has {geometry.num_v_heads} value heads for {geometry.num_k_heads} key "
             f"heads, which is not a whole number for each"
         )
-    for axis in ("key", "value"):
-        if geometry.heads(axis) * geometry.channels(axis) > _MOST:
+    for channels in (geometry.head_k_dim, geometry.head_v_dim):
+        if not 1 <= geometry.num_v_heads * channels <= _MOST_ROWS:
             raise StatetrimError(
-                f"the config asks for {geometry.heads(axis)} {axis} heads of "
-                f"{geometry.channels(axis)} channels, more than any real model has"
+                f"the config asks for {geometry.num_v_heads} heads of {channels} channels, "
+                f"which no real model has"
             )
     return geometry
 

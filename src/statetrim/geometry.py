@@ -111,7 +111,7 @@ def resolve_keep(requested: int | float | str, channels: int) -> int:
         keep = _from_fraction(text, channels)
     if not 1 <= keep <= channels:
         raise StatetrimError(
-            f"cannot keep {text} of {channels} channels per head; "
+            f"cannot keep {text[:40]} of {channels} channels per head; "
             f"give a count from 1 to {channels - 1} or a fraction between 0 and 1, such as 0.5"
         )
     if keep == channels:

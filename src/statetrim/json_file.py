@@ -8,10 +8,12 @@ from typing import Any, NoReturn
 from .errors import StatetrimError
 
 MIB = 2**20
+_MOST_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and object
+_MOST_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
 
 
 def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
-    """The JSON object in `path`: bounded in size, no repeated keys, no NaN."""
+    """The JSON object in `path`: bounded in size and depth, no repeated keys, no NaN."""
     try:
         if not path.is_file():
             raise StatetrimError(f"{path} is missing")
@@ -27,16 +29,26 @@ def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
 
 def parse_object(text: bytes, name: str) -> dict[str, Any]:
     """The JSON object in `text`; `name` is what an error calls it."""
+    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+        raise StatetrimError(f"{name} holds more than {_MOST_CONTAINERS} lists and objects")
     try:
         value = json.loads(
             text.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_constant
         )
+        _check_depth(value)
+        if b"\\u" in text:  # half a surrogate pair can be read but not written
+            json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
-        reason = str(error).partition("\n")[0][:120] or "nested too deeply"
+        reason = str(error).partition("\n")[0][:120]
         raise StatetrimError(f"{name} is not valid JSON: {reason}") from None
     if not isinstance(value, dict):
         raise StatetrimError(f"{name} must hold a JSON object")
     return value
+
+
+def integers(value: Any) -> bool:
+    """Whether `value` is a list of whole numbers; True and 1.0 are not."""
+    return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def write_object(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
@@ -57,10 +69,24 @@ def write_text(path: Path, text: str) -> None:
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        repeated = next(name for name in names if names.count(name) > 1)
+        absent = object()
+        repeated = next(name for name, _ in pairs if found.pop(name, absent) is absent)
         raise ValueError(f"the name {repeated[:80]!r} stands twice")
     return found
+
+
+def _check_depth(value: Any) -> None:
+    level: list[Any] = [[value]]
+    for _ in range(_MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {_MOST_DEPTH} deep")
 
 
 def _no_constant(text: str) -> NoReturn:

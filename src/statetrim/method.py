@@ -84,4 +84,4 @@ def combine(score: Score, query: Tensor, key: Tensor) -> Tensor:
         return query + key
     if score in ("q", "k"):
         return query if score == "q" else key
-    raise StatetrimError(f"score must be qk, q or k, not {score!r}")
+    raise StatetrimError(f"score must be qk, q or k, not {str(score)[:40]!r}")

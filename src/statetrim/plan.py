@@ -14,7 +14,7 @@ from .json_file import MIB, read_object, write_object
 
 FORMAT = "statetrim plan"
 VERSION = 1
-MOST_PLAN_BYTES = 64 * MIB
+MOST_PLAN_BYTES = 24 * MIB
 
 Channels = Mapping[int, Tensor]
 """Layer -> kept channels [heads, keep], int64, ascending in each head."""
@@ -104,7 +104,7 @@ class Plan:
         fields = read_object(Path(path), MOST_PLAN_BYTES)
         if fields.get("format") != FORMAT:
             raise StatetrimError(f"{path} is not a statetrim plan")
-        if fields.get("version") != VERSION:
+        if type(fields.get("version")) is not int or fields["version"] != VERSION:
             raise StatetrimError(
                 f"{path} is a plan of version {str(fields.get('version'))[:20]}; this statetrim "
                 f"reads version {VERSION}"
@@ -120,8 +120,10 @@ class Plan:
             lineage=_typed(fields, "lineage", dict, path),
             notes=_typed({"notes": {}} | fields, "notes", dict, path),
         )
-        if fields.get("keep") != plan.keep or fields.get("keep_values") != plan.keep_values:
-            raise StatetrimError(f"{path} says keep = {fields.get('keep')}, but lists {plan.keep}")
+        for name, listed in (("keep", plan.keep), ("keep_values", plan.keep_values)):
+            said = fields.get(name)
+            if type(said) is not type(listed) or said != listed:
+                raise StatetrimError(f"{path} says {name} = {str(said)[:20]}, but lists {listed}")
         return plan
 
 

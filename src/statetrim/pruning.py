@@ -36,6 +36,7 @@ _WEIGHTS = {
     ".pkl", ".pickle", ".npz", ".npy", ".tflite", ".joblib",
 }  # fmt: skip
 _CARD = "README.md"
+_SOURCE_CARD = f"{ARTIFACTS}/source_README.md"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,19 +55,22 @@ class Surgery:
         return [(shard, rewritten(shard, self.cuts)) for shard in self.model.shards]
 
     @cached_property
-    def companions(self) -> list[Path]:
-        """Files beside the weights that come along: tokenizer, chat template, licence, ..."""
+    def companions(self) -> dict[str, Path]:
+        """Files beside the weights that come along: where to, from where."""
         top = sorted(p for p in self.model.path.iterdir() if not p.name.startswith("."))
         templates = self.model.path / "additional_chat_templates"
         inner = sorted(templates.iterdir()) if templates.is_dir() else []
-        return [
-            inside(self.model.path, str(path.relative_to(self.model.path)))
+        names = [
+            str(path.relative_to(self.model.path))
             for path in (*top, *inner)
             if path.is_file()
             and path.suffix.lower() not in _WEIGHTS
-            and path.name not in (CONFIG, INDEX, _CARD)
+            and path.name not in (CONFIG, ARTIFACTS)
             and not path.name.endswith(".index.json")
         ]
+        return {
+            _SOURCE_CARD if name == _CARD else name: inside(self.model.path, name) for name in names
+        }
 
     @property
     def bytes_before(self) -> int:
@@ -101,6 +105,12 @@ def prepare(model: Checkpoint, plan: Plan) -> Surgery:
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"
         )
+    axes = {claim.axis for owner in model.claims.values() for claim in owner.claims}
+    if plan.kept_values is not None and "value" not in axes:
+        raise StatetrimError(
+            "the plan lists value channels, which cannot be cut yet; set 'kept_values' and "
+            "'keep_values' to null"
+        )
     after = plan.resized(model.geometry)
     config = resized_config(model.family, model.config, after)
     cuts = {
@@ -108,7 +118,9 @@ def prepare(model: Checkpoint, plan: Plan) -> Surgery:
         for name, owner in model.claims.items()
         if (masks := survivors(owner.claims, plan.layer(owner.layer)))
     }
-    return Surgery(model, plan, after, config, cuts)
+    surgery = Surgery(model, plan, after, config, cuts)
+    surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
+    return surgery
 
 
 def prune(
@@ -124,22 +136,22 @@ def prune(
     if out.exists() or out.is_symlink():
         return _already_done(surgery, out)
     partial = out.with_name(out.name + ".partial")
-    try:
-        with _workplace(surgery, partial):
-            _check_space(surgery, partial)
+    with _workplace(surgery, partial):
+        _check_space(surgery, partial)
+        try:
             _write_shards(surgery, partial, progress)
             _write_the_rest(surgery, partial)
-            _check_result(surgery, partial)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(
+                    error.errno,
+                    f"the disk of {out.parent.resolve()} is full; free some space and run the same "
+                    f"command again, finished shards are kept in {partial.name}",
+                ) from None
+            raise
+        _check_result(surgery, partial)
         partial.rename(out)
         _sync_directory(out.parent)
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            raise OSError(
-                error.errno,
-                f"the disk of {out.parent.resolve()} is full; free some space and run the same "
-                f"command again, finished shards are kept in {partial.name}",
-            ) from None
-        raise
     return open_checkpoint(out, model.family)
 
 
@@ -155,13 +167,19 @@ def _already_done(surgery: Surgery, out: Path) -> Checkpoint:
 @contextmanager
 def _workplace(surgery: Surgery, partial: Path) -> Iterator[None]:
     """`partial`, locked against a second process and known to belong to this very job."""
-    (partial / ARTIFACTS).mkdir(parents=True, exist_ok=True)
+    if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
+        raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
+    partial.mkdir(parents=True, exist_ok=True)
     lock = os.open(partial, os.O_RDONLY)
     try:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock), partial.stat()):
+                raise FileNotFoundError  # the other process has just renamed it
         except OSError:
-            raise StatetrimError(f"another process is writing {partial}") from None
+            raise StatetrimError(
+                f"another process is writing {partial}; wait for it or choose another output"
+            ) from None
         _claim(surgery, partial)
         yield
     finally:
@@ -181,13 +199,14 @@ def _claim(surgery: Surgery, partial: Path) -> None:
     elif any(path.suffix != ".tmp" for path in partial.rglob("*") if path.is_file()):
         raise StatetrimError(f"{partial} holds files that statetrim did not write; move it away")
     else:
+        record.parent.mkdir(exist_ok=True)
         write_object(record, surgery.record)
 
 
 def _check_space(surgery: Surgery, partial: Path) -> None:
-    finished = sum(p.stat().st_size for p in partial.iterdir() if p.suffix == ".safetensors")
-    companions = sum(path.stat().st_size for path in surgery.companions)
-    needed = surgery.bytes_after + companions - finished
+    there = sum(path.stat().st_size for path in partial.iterdir())  # finished, or written over
+    companions = sum(path.stat().st_size for path in surgery.companions.values())
+    needed = surgery.bytes_after + companions - there
     free = shutil.disk_usage(partial).free
     if needed > free:
         raise OSError(
@@ -206,7 +225,7 @@ def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
         pending: list[Future[None]] = []
         for shard, tensors in surgery.shards:
             target = partial / shard.path.name
-            if target.exists():
+            if target.exists() and not _newer(shard.path, target):
                 progress(sum(tensor.nbytes for tensor in tensors))
                 continue
             beside = target.with_name(target.name + ".tmp")
@@ -217,6 +236,11 @@ def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
                 pending.pop(0).result()
         for future in pending:
             future.result()
+
+
+def _newer(source: Path, target: Path) -> bool:
+    """Whether the source changed after the target was written, as it may between two runs."""
+    return source.stat().st_mtime_ns > target.stat().st_mtime_ns
 
 
 def _finish(beside: Path, target: Path) -> None:
@@ -234,19 +258,23 @@ def _write_the_rest(surgery: Surgery, partial: Path) -> None:
         if "total_parameters" in metadata:
             metadata["total_parameters"] = surgery.parameters_after
         write_object(partial / INDEX, model.index | {"metadata": metadata})
-    for source in surgery.companions:
-        target = partial / source.relative_to(model.path)
+    for name, source in surgery.companions.items():
+        target = partial / name
         target.parent.mkdir(exist_ok=True)
         beside = target.with_name(target.name + ".tmp")
         shutil.copyfile(source, beside)
-        beside.replace(target)
+        _finish(beside, target)
     surgery.plan.save(artifacts / "plan.json")
-    card = model.path / _CARD
-    original = inside(model.path, _CARD).read_text(errors="replace") if card.is_file() else ""
-    if original:
-        write_text(artifacts / "source_README.md", original)
-    write_text(partial / _CARD, model_card(surgery, original))
+    write_text(partial / _CARD, model_card(surgery, _front_matter(surgery)))
     write_object(partial / CONFIG, surgery.config)
+
+
+def _front_matter(surgery: Surgery) -> str:
+    """The beginning of the original's card; empty where there is none."""
+    if _SOURCE_CARD not in surgery.companions:
+        return ""
+    with surgery.companions[_SOURCE_CARD].open(errors="replace") as card:
+        return card.read(MIB)
 
 
 def _check_result(surgery: Surgery, partial: Path) -> None:

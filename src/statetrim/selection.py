@@ -43,7 +43,10 @@ def select(
     kept, notes = {}, {}
     for layer in layers:
         heard = statistics.layers[layer] if statistics else None
-        evidence = Evidence(*model.projections(layer), _generator(seed, layer), heard)
+        query, key = model.projections(layer)
+        if not bool(query.isfinite().all() and key.isfinite().all()):
+            raise StatetrimError(f"layer {layer} has query or key weights that are not finite")
+        evidence = Evidence(query, key, _generator(seed, layer), heard)
         kept[layer] = _select_layer(model.geometry, evidence, chosen, width, options)
         if evidence.notes:
             notes[str(layer)] = evidence.notes
@@ -55,7 +58,7 @@ def select(
         options=dict(chosen.options) | options,
         lineage={
             "statetrim": __version__,
-            "model_type": model.config["model_type"],
+            "model_type": model.config.get("model_type"),
             "source": model.digest,
             "statistics": dict(statistics.lineage) if statistics and chosen.needs else None,
         },

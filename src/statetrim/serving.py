@@ -68,7 +68,7 @@ def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateRe
                 f"memory shrinks, time does not"
             )
     return StateReport(
-        model_type=model.config["model_type"],
+        model_type=str(model.config.get("model_type")),
         layers=len(model.geometry.layers),
         total_layers=_total_layers(model),
         num_k_heads=model.geometry.num_k_heads,
@@ -114,6 +114,6 @@ def _dtype(model: Checkpoint) -> str:
     text = model.config.get("text_config")
     for config in (model.config, text if isinstance(text, dict) else {}):
         dtype = config.get("dtype") or config.get("torch_dtype")
-        if dtype in _CONV_BYTES:
-            return str(dtype)
+        if isinstance(dtype, str) and dtype in _CONV_BYTES:
+            return dtype
     return "bfloat16"

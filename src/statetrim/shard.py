@@ -21,7 +21,7 @@ from torch import Tensor
 from .errors import StatetrimError
 from .json_file import MIB, parse_object
 
-MOST_HEADER_BYTES = 32 * MIB
+MOST_HEADER_BYTES = 24 * MIB
 MOST_DIMENSIONS = 16
 BLOCK_BYTES = 32 * MIB
 """How much of a cut tensor is in memory at a time."""

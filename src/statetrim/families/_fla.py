@@ -5,6 +5,7 @@ import math
 from ..errors import StatetrimError
 from ..family import MOST_LAYERS, Config, count, flag
 from ..geometry import ChannelRows, Geometry, rows
+from ..json_file import integers
 
 MIXERS = ("model.layers.{layer}.attn",)
 
@@ -31,9 +32,9 @@ def linear_layers(config: Config, default: int) -> tuple[int, ...]:
         if specification is None:
             continue
         layers = specification.get("layers") if isinstance(specification, dict) else None
-        if not isinstance(layers, list | tuple) or not all(type(i) is int for i in layers):
+        if not integers(layers):
             raise StatetrimError("config field 'attn' must name the softmax 'layers' as integers")
-        softmax.update(layers)
+        softmax.update(layers or [])
     linear = tuple(layer for layer in range(total) if layer not in softmax)
     if not linear:
         raise StatetrimError("this config lists no linear-attention layer, so there is no state")

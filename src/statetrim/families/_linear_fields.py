@@ -1,6 +1,5 @@
 """What the transformers Gated DeltaNet families share: the `linear_*` config fields."""
 
-from ..errors import StatetrimError
 from ..family import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -36,14 +35,10 @@ def linear_geometry(config: Config) -> Geometry:
 def linear_layers(config: Config) -> tuple[int, ...]:
     """From `layer_types`, or every layer but each `full_attention_interval`-th."""
     kinds = layer_kinds(config, "layer_types")
-    total = count(config, "num_hidden_layers", default=len(kinds or ()) or None, most=MOST_LAYERS)
     if kinds is None:
+        total = count(config, "num_hidden_layers", most=MOST_LAYERS)
         every = count(config, "full_attention_interval", default=4)
         kinds = ["linear_attention" if (i + 1) % every else "other" for i in range(total)]
-    if len(kinds) != total:
-        raise StatetrimError(
-            f"config field 'layer_types' lists {len(kinds)} layers, 'num_hidden_layers' {total}"
-        )
     return layers_of_kind(kinds, "linear_attention")
 
 

@@ -55,7 +55,7 @@ def householder_steps(config: Config) -> int:
     """How many keys a DeltaProduct token writes; one in every other model."""
     if config.get("model_type") != "gated_deltaproduct":
         return 1
-    return count(config, "num_householder", default=1, most=64)
+    return count(config, "num_householder", default=1, most=16)
 
 
 def head_dim_geometry(

@@ -10,7 +10,9 @@ from ..family import (
     checked,
     count,
     layer_kinds,
+    layer_numbers,
     layers_of_kind,
+    section,
 )
 from ..geometry import ChannelRows, Geometry
 from ._refused import ONE_WIDTH
@@ -23,8 +25,9 @@ class KimiLinear(Family):
 
     def geometry(self, config: Config) -> Geometry:
         # The hub's nested section overrides the flat fields on every load.
-        nested = config.get("linear_attn_config") or {}
-        fields = config | (nested if isinstance(nested, dict) else {})
+        has_section = config.get("linear_attn_config") is not None
+        nested = section(config, "linear_attn_config") if has_section else {}
+        fields = config | nested
         heads = count(fields, "num_heads", "linear_num_heads", default=32, most=MOST_HEADS)
         dim = count(
             nested,
@@ -61,9 +64,9 @@ def _layers(config: Config, nested: Config) -> tuple[int, ...]:
     kinds = layer_kinds(config, "layer_types")
     if kinds is not None:
         return layers_of_kind(kinds, "linear_attention")
-    listed = nested.get("kda_layers")
-    if isinstance(listed, list) and listed and all(type(i) is int and i > 0 for i in listed):
-        return tuple(sorted(i - 1 for i in listed))  # counted from 1 on the hub
+    listed = layer_numbers(nested, "kda_layers")
+    if listed:
+        return tuple(layer - 1 for layer in listed if layer)  # counted from 1 on the hub
     total = count(config, "num_hidden_layers", default=27, most=MOST_LAYERS)
     return tuple(i for i in range(total) if (i + 1) % 4)
 

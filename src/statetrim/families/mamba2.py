@@ -15,6 +15,7 @@ from ..family import (
     checked,
     count,
     layer_kinds,
+    layer_numbers,
     layers_of_kind,
     number,
 )
@@ -185,9 +186,7 @@ def _linear_layers(config: Config, fields: Fields) -> tuple[int, ...]:
     if kinds is not None:
         return layers_of_kind(kinds, "linear_attention", "mamba")
     total = count(config, "num_hidden_layers", most=MOST_LAYERS)
-    softmax = config.get("attn_layer_indices") or []
-    if not isinstance(softmax, list):
-        raise StatetrimError("config field 'attn_layer_indices' must be a list of layer indices")
+    softmax = layer_numbers(config, "attn_layer_indices")
     return layers_of_kind(["other" if i in softmax else "mamba" for i in range(total)], "mamba")
 
 

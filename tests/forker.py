@@ -1,0 +1,102 @@
+"""Runs the command line in forked children, so that torch is imported once for many processes.
+
+Reads a job as JSON per line, answers with JSON per line:
+    {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null}
+    {"code": exit code or minus the signal, "seconds": ..., "peak": bytes, "err": ..., "out": ...}
+Importing torch starts no threads, and this process runs nothing of it: forking is safe.
+"""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401
+
+import statetrim.console
+import statetrim.pruning
+import statetrim.selection  # noqa: F401
+from statetrim.cli import main
+
+
+def child(arguments: list[str], free: int | None, files: list[Any]) -> None:
+    for number, file in enumerate(files, start=1):
+        os.dup2(file.fileno(), number)
+    sys.argv = ["statetrim", *arguments]
+    if free is not None:
+        usage = shutil.disk_usage("/")._replace(free=free)
+        shutil.disk_usage = lambda path: usage
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            child(job["arguments"], job["free"], [out, err])
+        if job["kill_after"] is not None:
+            time.sleep(job["kill_after"])
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        seconds = time.perf_counter() - began
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+        return {
+            "code": os.waitstatus_to_exitcode(status),
+            "seconds": seconds,
+            "peak": usage.ru_maxrss * 1024,
+            "out": texts[0],
+            "err": texts[1],
+        }
+
+
+class Forker:
+    """The other end: starts this file and talks to it."""
+
+    def __init__(self) -> None:
+        import subprocess
+
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self, arguments: list[str], kill_after: float | None = None, free: int | None = None
+    ) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        job = {"arguments": arguments, "kill_after": kill_after, "free": free}
+        print(json.dumps(job), file=self.process.stdin, flush=True)
+        reply: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return reply
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+if __name__ == "__main__":
+    for line in sys.stdin:
+        reply = answer(json.loads(line))
+        print(json.dumps(reply), flush=True)

@@ -1,0 +1,49 @@
+"""What a refusal is: exit code 2, one sentence, and nothing changed on the disk."""
+
+import hashlib
+import io
+import os
+import re
+import sys
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+from statetrim.cli import main
+
+
+def run(arguments: list[str]) -> tuple[int | None, str, str]:
+    """Exit code (None: fell through), standard error, standard output of the real entry."""
+    out, err = io.StringIO(), io.StringIO()
+    code: Any = None
+    before = sys.argv
+    sys.argv = ["statetrim", *arguments]
+    try:
+        with redirect_stdout(out), redirect_stderr(err):
+            main()
+    except SystemExit as end:
+        code = end.code or None
+    finally:
+        sys.argv = before
+    return code, err.getvalue(), out.getvalue()
+
+
+def fingerprint(root: Path) -> dict[str, Any]:
+    """Every path with its kind, and its content where that is small enough to hash."""
+    found: dict[str, Any] = {}
+    for path in sorted(root.rglob("*")):
+        state = path.lstat()
+        small = path.is_file() and not path.is_symlink() and state.st_size < 2**24
+        content = hashlib.sha256(path.read_bytes()).hexdigest() if small else state.st_size
+        link = os.readlink(path) if path.is_symlink() else ""
+        found[str(path.relative_to(root))] = (state.st_mode, state.st_mtime_ns, content, link)
+    return found
+
+
+def check_refusal(code: int | None, err: str, out: str, says: str) -> None:
+    assert code == 2, err
+    assert re.fullmatch(r"statetrim: [^\n]+\n", err), err
+    assert err[:-1].isprintable(), repr(err)
+    assert len(err) < 2000
+    assert re.search(says, err), err
+    assert not out
