@@ -26,7 +26,7 @@ CHUNK = 64
 LOWEST_LOG_DECAY = -800.0
 
 # A decode step visits the state three times; in blocks that stay in a core's cache, memory sees one.
-DECODE_BLOCK_BYTES = 1 << 20
+DECODE_BLOCK_BYTES = 2 << 20
 
 
 def l2_normalized(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -391,27 +391,25 @@ def decode_step_(
     `q`, `k` [batch, heads, head_k_dim], `v` [batch, heads, head_v_dim], `beta` [batch, heads],
     `decay` [batch, heads, head_k_dim or 1], a factor, not its log. Returns [batch, heads, head_v_dim].
     """
-    flat = state.flatten(0, 1)
+    matrices = state.flatten(0, 1)
     q, k, v = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v))
     beta = beta.flatten().view(-1, 1, 1)
-    reader = torch.cat([k, q], 1)
-    if decay is not None:
-        decay = decay.flatten(0, 1).unsqueeze(-1)
-        # S' is not needed to read it: (decay * S)'k = S'(decay * k).
-        reader = reader * decay.mT
-    overlap = (k * q).sum(-1, keepdim=True)
-    out = torch.empty_like(v)
-    matrix_bytes = flat[0].numel() * flat.element_size()
-    block = max(1, DECODE_BLOCK_BYTES // matrix_bytes)
-    for start in range(0, flat.shape[0], block):
-        part = slice(start, start + block)
-        s = flat[part]
-        seen = reader[part] @ s
-        write = beta[part] * (v[part] - seen[:, :1])
-        out[part] = seen[:, 1:] + overlap[part] * write
-        if decay is not None:
-            s.mul_(decay[part])
-        s.baddbmm_(k[part].mT, write)
+    reader = torch.cat([beta * k, q], 1)
+    factor = None if decay is None else decay.flatten(0, 1).unsqueeze(-1)
+    if factor is not None:
+        reader = reader * factor.mT  # (decay * S)'k = S'(decay * k): read before decaying
+    wanted = beta * v
+    seen, write, column = wanted.new_empty(*reader.shape[:2], v.shape[-1]), wanted, k.mT
+    size = max(1, DECODE_BLOCK_BYTES // (matrices[0].numel() * matrices.element_size()))
+    for start in range(0, len(matrices), size):
+        part = slice(start, start + size)
+        block = matrices[part]
+        torch.bmm(reader[part], block, out=seen[part])
+        write[part].sub_(seen[part, :1])
+        if factor is not None:
+            block.mul_(factor[part])
+        block.addcmul_(column[part], write[part])
+    out = seen[:, 1:] + (k * q).sum(-1, keepdim=True) * write
     return out.view(*state.shape[:2], -1)
 
 
