@@ -5,8 +5,8 @@
     python experiments/train_tiny.py qwen3_5 OUT --text train.jsonl --tokenizer FOLDER
     python experiments/train_tiny.py delta_net OUT --preset fixture
 
-Recall (MQAR) starts with two pairs and gains one whenever the model answers the present ones. OUT is
-an ordinary checkpoint; OUT.training holds what a later run needs to continue, until OUT is written.
+Recall (MQAR) starts with two pairs and gains more whenever the model answers the present ones. OUT
+is an ordinary checkpoint; OUT.training holds what a later run needs to continue, until OUT exists.
 """
 
 from __future__ import annotations
@@ -21,10 +21,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-# transformers takes fla's kernels whenever fla can be imported, and they cannot run on a CPU.
-sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
-
-import mqar
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from safetensors.torch import load_file, save_file
@@ -32,6 +28,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import AutoTokenizer, PreTrainedModel
 
+import mqar
 from statetrim import portable
 
 
@@ -44,12 +41,13 @@ class Recipe:
     hidden_size: int = 128
     num_heads: int = 2
     head_dim: int = 64
-    num_layers: int = 4
+    num_layers: int = 2
     intermediate_size: int = 384
-    steps: int = 1500
-    recall_tokens: int = 4096
+    steps: int = 900
+    recall_tokens: int = 2048
+    first_pairs: int = 2
     most_pairs: int = 24
-    text_rows: int = 8
+    text_rows: int = 4
     text_length: int = 256
     learning_rate: float = 3e-3
     warmup: int = 50
@@ -119,6 +117,8 @@ def remember_longer(model: nn.Module, longest_step: float) -> None:
 
 def qwen3_5(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
     """Qwen3.5's layout in transformers' own class: three linear layers to one softmax layer."""
+    # transformers takes fla's kernels whenever fla can be imported, and they cannot run on a CPU.
+    sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
     config = Qwen3_5TextConfig(
@@ -182,7 +182,7 @@ class Run:
             weight_decay=recipe.weight_decay,
         )
         self.generator = torch.Generator().manual_seed(recipe.seed)
-        self.step, self.pairs, self.seconds = 0, 2, 0.0
+        self.step, self.pairs, self.seconds = 0, recipe.first_pairs, 0.0
         self.recent = 0.0
         self.folder = out.with_name(out.name + ".training")
 
@@ -206,7 +206,9 @@ class Run:
     def _recall_backward(self) -> float:
         # Half of the batches at the frontier, half below it, so that nothing is unlearned.
         frontier = torch.rand((), generator=self.generator) < 0.5
-        low = int(torch.randint(2, self.pairs + 1, (), generator=self.generator))
+        low = int(
+            torch.randint(self.recipe.first_pairs, self.pairs + 1, (), generator=self.generator)
+        )
         pairs = self.pairs if frontier else low
         rows = self.recipe.recall_tokens // (4 * pairs)
         ids, asked = mqar.batch(self.recipe.vocab_size, pairs, rows, self.generator)

@@ -49,13 +49,14 @@ class Block(GradientCheckpointingLayer):
         hidden_states = hidden_states + self.attn(
             hidden_states=self.attn_norm(hidden_states), **kwargs
         )
-        return hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        out: Tensor = hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        return out
 
 
 class PortablePreTrainedModel(PreTrainedModel):
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
-    _no_split_modules = ["Block"]
+    _no_split_modules = ["Block"]  # noqa: RUF012
     _is_stateful = True
     _input_embed_layer = "embeddings"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -97,7 +98,7 @@ class DeltaNetConfig(PreTrainedConfig):
         )
 
 
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": lambda x: x,  # already applied with the convolution
     "identity": lambda x: x,
     "relu": F.relu,

@@ -22,10 +22,10 @@ from torch import Tensor
 
 CHUNK = 64
 
-# exp(-800) is 0 even in float64: a smaller log-decay changes nothing, and -inf would make inf - inf.
+# exp(-800) is 0 even in float64: smaller log-decays change nothing, and -inf gives inf - inf.
 LOWEST_LOG_DECAY = -800.0
 
-# A decode step visits the state three times; in blocks that stay in a core's cache, memory sees one.
+# A decode step visits the state three times; in blocks that fit a cache, memory sees one visit.
 DECODE_BLOCK_BYTES = 2 << 20
 
 
@@ -41,7 +41,7 @@ def recurrent_linear_attention(
     scale: float | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Plain linear attention, one token at a time: output [batch, time, heads, dim], final state."""
+    """Plain linear attention, one token at a time: the output and the final state."""
     return _recurrent(q, k, v, None, None, scale, initial_state)
 
 
@@ -261,7 +261,7 @@ def _chunked(
 ) -> tuple[Tensor, list[Tensor]]:
     """Output and the states at chunk ends. `g` [batch, time, value heads, head_k_dim or 1].
 
-    Within a chunk, with `c` the log-decay summed from the chunk's start and `S` the state before it:
+    Within a chunk, `c` the log-decay summed from the chunk's start, `S` the state before it:
 
         (I + tril(beta K K' * decay, -1)) U = beta (V - exp(c) K S)
         O = exp(c) Q S + tril(Q K' * decay) U
@@ -271,7 +271,7 @@ def _chunked(
     """
     out_dtype, time = v.dtype, v.shape[1]
     dtype = _arithmetic_dtype(v)
-    # A power of two, since the per-channel decay halves the chunk; no longer than the sequence needs.
+    # A power of two, since the per-channel decay halves the chunk; no longer than needed.
     chunk_size = min(chunk_size, 1 << (time - 1).bit_length())
     group = v.shape[2] // k.shape[2]
     q = (_in_chunks(q.to(dtype), chunk_size) * _scale(q, scale)).repeat_interleave(group, 1)
@@ -320,7 +320,8 @@ def _chunked(
 def _decayed_products(k: Tensor, q: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
     """`K K'` and `Q K'`, each pair (i, j), j <= i, decayed from j to i; other pairs arbitrary.
 
-    `k`, `q` [..., chunk, dim], `logs` [..., chunk, dim or 1] summed log-decays -> [..., chunk, chunk].
+    `k`, `q` [..., chunk, dim], `logs` [..., chunk, dim or 1], summed log-decays, give
+    [..., chunk, chunk].
     """
     if logs.shape[-1] > 1:
         return _channel_decayed(k, k, logs), _channel_decayed(q, k, logs)
@@ -340,8 +341,7 @@ def _channel_decayed(rows: Tensor, k: Tensor, logs: Tensor) -> Tensor:
     size = rows.shape[-2]
     if size == 1:
         return (rows * k).sum(-1, keepdim=True)
-    half = size // 2
-    (r1, r2), (k1, k2), (l1, l2) = (x.unflatten(-2, (2, half)).unbind(-3) for x in (rows, k, logs))
+    (r1, r2), (k1, k2), (l1, l2) = (x.chunk(2, -2) for x in (rows, k, logs))
     border = l1[..., -1:, :]
     lower = (r2 * (l2 - border).to(r2.dtype).exp()) @ (k1 * (border - l1).to(k1.dtype).exp()).mT
     # Both halves at once: the recursion is as deep as log2(chunk), not as wide as the chunk.
@@ -389,7 +389,8 @@ def decode_step_(
     """One token; `state` [batch, heads, head_k_dim, head_v_dim] is updated in place.
 
     `q`, `k` [batch, heads, head_k_dim], `v` [batch, heads, head_v_dim], `beta` [batch, heads],
-    `decay` [batch, heads, head_k_dim or 1], a factor, not its log. Returns [batch, heads, head_v_dim].
+    `decay` [batch, heads, head_k_dim or 1], a factor, not its log. Returns [batch, heads,
+    head_v_dim].
     """
     matrices = state.flatten(0, 1)
     q, k, v = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v))
@@ -422,7 +423,7 @@ def _in_chunks(x: Tensor, size: int) -> Tensor:
     x = x.transpose(1, 2)
     if padding:
         x = torch.nn.functional.pad(x, (0, 0, 0, padding))
-    return x.unflatten(2, (-1, size))
+    return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
 
 
 def _requested(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor | None:

@@ -33,7 +33,7 @@ class Rows:
         """[rows, length, channels] -> [batch, time, channels], zero where there was padding."""
         flat = rows.new_zeros(batch * time, rows.shape[-1])
         flat = flat.index_put((self.index[self.valid],), rows[self.valid])
-        return flat.unflatten(0, (batch, time))
+        return flat.view(batch, time, -1)
 
     @classmethod
     def of_mask(cls, mask: Tensor) -> Rows:

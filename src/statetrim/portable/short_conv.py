@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class ShortConvolution(nn.Conv1d):
-    """`weight` [channels, 1, width], `bias` [channels] or None; SiLU unless `activation` is None."""
+    """`weight` [channels, 1, width], `bias` [channels] or None; then SiLU, or nothing."""
 
     def __init__(
         self, channels: int, width: int, bias: bool = False, activation: str | None = "silu"
@@ -19,7 +19,7 @@ class ShortConvolution(nn.Conv1d):
     def forward(  # type: ignore[override]
         self, x: Tensor, lengths: Tensor | None = None, cache: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`x` [batch, time, channels] -> the same shape, and the next cache [batch, channels, width].
+        """`x` [batch, time, channels] -> the same, and the next cache [batch, channels, width].
 
         `lengths` [batch] tells how many leading tokens of each row are real; the cache ends there.
         """
