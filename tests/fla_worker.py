@@ -1,63 +1,62 @@
-"""Runs fla's own classes. A process of its own: `import fla` replaces classes of transformers.
+"""What tests ask of the real fla, in a process of its own: once fla is imported, transformers hands
+CPU tensors to its GPU kernels for the rest of the process.
 
-python tests/fla_worker.py build DIRECTORY     save a tiny checkpoint of every fla model type
-python tests/fla_worker.py load DIRECTORY      load each again, print key mismatches as JSON
+    fla_worker.py operators FOLDER     KIND.*.inputs.safetensors -> KIND.*.outputs.safetensors
+    fla_worker.py checkpoints FOLDER   */ours -> */theirs, */report.json, */defaults.json
 """
 
+from __future__ import annotations
+
 import json
-import os
 import sys
-import warnings
 from pathlib import Path
-from typing import Any
 
-_SHAPE = {
-    "vocab_size": 64,
-    "hidden_size": 48,
-    "num_hidden_layers": 3,
-    "hidden_ratio": 2,
-    "fuse_cross_entropy": False,
-}
-_HEAD_DIM = {**_SHAPE, "num_heads": 2, "head_dim": 12, "expand_v": 2.0}
-_SOFTMAX_LAYER = {"layers": [1], "num_heads": 4}
-
-CONFIGS: dict[str, dict[str, Any]] = {
-    "delta_net": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "expand_v": 0.5},
-    "gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
-    "kda": {**_HEAD_DIM, "num_v_heads": 4},
-    "comba": {**_HEAD_DIM, "num_v_heads": 4},
-    "gated_deltaproduct": {**_HEAD_DIM, "num_householder": 3, "use_forget_gate": True},
-    "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
-}
-KEEP = 7  # truncation of expand_v and odd widths must not matter
+import torch
+from safetensors.torch import load_file, save_file
 
 
-def main(command: str, directory: Path) -> None:
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.simplefilter("ignore")
-    import fla  # noqa: F401  (registers its model types)
-    import torch
+def operators(folder: Path) -> None:
+    from fla.ops.delta_rule.naive import delta_rule_recurrence
+    from fla.ops.gated_delta_rule import naive as gated
+    from fla.ops.kda import naive as kda
+
+    for source in sorted(folder.glob("*.inputs.safetensors")):
+        kind = source.name.split(".")[0]
+        inputs = load_file(source)
+        state = inputs.pop("initial_state")
+        made = {}
+        if kind == "delta_rule":
+            heads_first = [inputs[name].transpose(1, 2) for name in ("q", "k", "v", "beta")]
+            output, final = delta_rule_recurrence(*heads_first, initial_state=state)
+            made = {"recurrent_output": output.transpose(1, 2), "recurrent_state": final}
+        else:
+            module = gated if kind == "gated_delta_rule" else kda
+            for form in ("recurrent", "chunk"):
+                rule = getattr(module, f"naive_{form}_{kind}")
+                output, final = rule(**inputs, initial_state=state, output_final_state=True)
+                made |= {f"{form}_output": output, f"{form}_state": final}
+        target = source.with_name(source.name.replace("inputs", "outputs"))
+        save_file({name: x.contiguous() for name, x in made.items()}, target)
+
+
+def checkpoints(folder: Path) -> None:
+    import fla.models  # noqa: F401  (registers its classes)
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    report = {}
-    for model_type, fields in CONFIGS.items():
-        if command == "build":
-            torch.manual_seed(0)
-            config = AutoConfig.for_model(model_type, **fields)
-            model = AutoModelForCausalLM.from_config(config)
-            model.save_pretrained(directory / model_type, max_shard_size="30KB")
-        else:
-            path = directory / model_type
-            model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
-            mixer = model.model.layers[0].attn
-            report[model_type] = {
-                "class": f"{type(model).__module__}.{type(model).__name__}",
-                "mismatches": {name: sorted(map(str, keys)) for name, keys in info.items() if keys},
-                "head_k_dim": mixer.head_k_dim,
-                "head_v_dim": mixer.head_v_dim,
-            }
-    print(json.dumps(report))
+    for place in sorted(folder.iterdir()):
+        model, report = AutoModelForCausalLM.from_pretrained(
+            place / "ours", output_loading_info=True, dtype=torch.float32
+        )
+        model.save_pretrained(place / "theirs")
+        problems = {key: sorted(map(str, value)) for key, value in report.items() if value}
+        told = {"problems": problems, "class": type(model).__module__}
+        (place / "report.json").write_text(json.dumps(told))
+        defaults = type(AutoConfig.from_pretrained(place / "ours"))()
+        (place / "defaults.json").write_text(defaults.to_json_string(use_diff=False))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]))
+    if sys.argv[1] == "operators":
+        operators(Path(sys.argv[2]))
+    else:
+        checkpoints(Path(sys.argv[2]))

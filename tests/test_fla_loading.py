@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import statetrim as st
-from fla_worker import CONFIGS, KEEP
+from fla_checkpoints import CONFIGS, KEEP
 
-WORKER = Path(__file__).with_name("fla_worker.py")
+WORKER = Path(__file__).with_name("fla_checkpoints.py")
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="fla is an empty shell without triton"

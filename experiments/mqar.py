@@ -1,0 +1,41 @@
+"""Multi-query associative recall: pairs once, then every key again; what value followed it?
+
+Keys come from the second quarter of the vocabulary and values from the third (ids 1024-2047 and
+2048-3071 of 4,096), so that text and recall can share one tokenizer.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def batch(vocab: int, pairs: int, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """`ids` [rows, 4 * pairs], `k v k v ...` then all pairs in another order, and the positions
+    [pairs] of the keys of the second half, where the next token is asked for."""
+    quarter = vocab // 4
+
+    def distinct() -> Tensor:
+        noise = torch.rand(rows, quarter, generator=generator)
+        return noise.topk(pairs, dim=-1).indices
+
+    pair = torch.stack([quarter + distinct(), 2 * quarter + distinct()], -1)
+    order = torch.rand(rows, pairs, generator=generator).argsort(-1)
+    again = pair.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+    return torch.cat([pair, again], 1).flatten(1), 2 * pairs + 2 * torch.arange(pairs)
+
+
+def asked_logits(model: nn.Module, ids: Tensor, asked: Tensor) -> Tensor:
+    """Logits [rows, pairs, vocabulary] at the asked positions only."""
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
+    logits: Tensor = model.lm_head(hidden[:, asked])
+    return logits
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, pairs: int, rows: int = 128, seed: int = 1234) -> float:
+    """Share of asked values that the model ranks first."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, asked = batch(model.config.vocab_size, pairs, rows, generator)
+    right = asked_logits(model.eval(), ids, asked).argmax(-1) == ids[:, asked + 1]
+    return float(right.float().mean())

@@ -1,0 +1,339 @@
+"""Pre-train a small linear-attention model on local text and synthetic recall, on a CPU.
+
+    python experiments/train_tiny.py delta_net OUT --text train.jsonl --tokenizer FOLDER
+    python experiments/train_tiny.py gated_deltanet OUT --text train.jsonl --tokenizer FOLDER
+    python experiments/train_tiny.py qwen3_5 OUT --text train.jsonl --tokenizer FOLDER
+    python experiments/train_tiny.py delta_net OUT --preset fixture
+
+Recall (MQAR) starts with two pairs and gains more whenever the model answers the present ones. OUT
+is an ordinary checkpoint; OUT.training holds what a later run needs to continue, until OUT exists.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import AutoTokenizer, PreTrainedModel
+
+import mqar
+from statetrim import portable
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What determines a run; a run can only be continued with the same recipe."""
+
+    kind: str
+    vocab_size: int = 4096
+    hidden_size: int = 128
+    num_heads: int = 2
+    head_dim: int = 64
+    num_layers: int = 2
+    intermediate_size: int = 384
+    steps: int = 900
+    recall_tokens: int = 2048
+    first_pairs: int = 2
+    most_pairs: int = 24
+    text_rows: int = 4
+    text_length: int = 256
+    learning_rate: float = 3e-3
+    warmup: int = 50
+    weight_decay: float = 0.01
+    longest_decay_step: float = 0.1
+    seed: int = 0
+
+
+PRESETS = {
+    "standard": {},
+    # No text and a small vocabulary: what continuous integration can afford.
+    "fixture": {
+        "vocab_size": 512,
+        "hidden_size": 64,
+        "head_dim": 32,
+        "num_layers": 2,
+        "intermediate_size": 128,
+        "steps": 400,
+        "recall_tokens": 2048,
+        "most_pairs": 16,
+        "text_rows": 0,
+        "learning_rate": 5e-3,
+    },
+}
+
+
+def build(recipe: Recipe) -> PreTrainedModel:
+    torch.manual_seed(recipe.seed)
+    common = {
+        "vocab_size": recipe.vocab_size,
+        "hidden_size": recipe.hidden_size,
+        "num_hidden_layers": recipe.num_layers,
+        "intermediate_size": recipe.intermediate_size,
+        "tie_word_embeddings": True,
+        "bos_token_id": None,
+        "eos_token_id": 0,
+        "pad_token_id": None,
+    }
+    if recipe.kind == "delta_net":
+        expand = recipe.num_heads * recipe.head_dim / recipe.hidden_size
+        return portable.DeltaNetForCausalLM(
+            portable.DeltaNetConfig(
+                num_heads=recipe.num_heads, expand_k=expand, expand_v=expand, **common
+            )
+        )
+    if recipe.kind == "gated_deltanet":
+        model = portable.GatedDeltaNetForCausalLM(
+            portable.GatedDeltaNetConfig(
+                num_heads=recipe.num_heads, head_dim=recipe.head_dim, expand_v=1.0, **common
+            )
+        )
+        remember_longer(model, recipe.longest_decay_step)
+        return model
+    if recipe.kind == "qwen3_5":
+        return qwen3_5(recipe, common)
+    raise ValueError(f"kind {recipe.kind!r} is not one of delta_net, gated_deltanet, qwen3_5.")
+
+
+def remember_longer(model: nn.Module, longest_step: float) -> None:
+    """Cap softplus(dt_bias), hence how fast an untrained head forgets, at `longest_step`."""
+    cap = math.log(math.expm1(longest_step))
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name.endswith("dt_bias"):
+                parameter.clamp_(max=cap)
+
+
+def qwen3_5(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
+    """Qwen3.5's layout in transformers' own class: three linear layers to one softmax layer."""
+    # transformers takes fla's kernels whenever fla can be imported, and they cannot run on a CPU.
+    sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
+    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+
+    config = Qwen3_5TextConfig(
+        num_attention_heads=recipe.num_heads,
+        num_key_value_heads=recipe.num_heads,
+        head_dim=recipe.hidden_size // recipe.num_heads,
+        linear_num_key_heads=recipe.num_heads,
+        linear_num_value_heads=recipe.num_heads,
+        linear_key_head_dim=recipe.head_dim,
+        linear_value_head_dim=recipe.head_dim,
+        max_position_embeddings=2048,
+        **common,
+    )
+    model = Qwen3_5ForCausalLM(config)
+    remember_longer(model, recipe.longest_decay_step)
+    return model
+
+
+class Text:
+    """Random windows of a long row of token ids."""
+
+    def __init__(self, path: Path, tokenizer_folder: Path, megabytes: float) -> None:
+        tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
+        end = [tokenizer.eos_token_id or 0]
+        pieces, room = [], int(megabytes * 1e6)
+        for document in self._documents(path):
+            pieces.append(document[:room])
+            room -= len(document)
+            if room <= 0:
+                break
+        ids = tokenizer(pieces, add_special_tokens=False)["input_ids"]
+        self.ids = torch.tensor([token for row in ids for token in row + end])
+
+    @staticmethod
+    def _documents(path: Path) -> Iterator[str]:
+        if path.suffix != ".jsonl":
+            yield path.read_text()
+            return
+        with path.open() as lines:
+            for line in lines:
+                yield json.loads(line)["text"]
+
+    def batch(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
+        """[rows, length]."""
+        starts = torch.randint(len(self.ids) - length, (rows, 1), generator=generator)
+        return self.ids[starts + torch.arange(length)]
+
+
+class Run:
+    """A training run, its place on disk, and one step of it."""
+
+    def __init__(self, recipe: Recipe, out: Path, text: Text | None) -> None:
+        self.recipe, self.text = recipe, text
+        self.model = build(recipe)
+        decayed = [p for p in self.model.parameters() if p.dim() == 2]
+        others = [p for p in self.model.parameters() if p.dim() != 2]
+        self.optimizer = torch.optim.AdamW(
+            [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+            lr=recipe.learning_rate,
+            betas=(0.9, 0.98),
+            weight_decay=recipe.weight_decay,
+        )
+        self.generator = torch.Generator().manual_seed(recipe.seed)
+        self.step, self.pairs, self.seconds = 0, recipe.first_pairs, 0.0
+        self.recent = 0.0
+        self.folder = out.with_name(out.name + ".training")
+
+    def advance(self) -> dict[str, float]:
+        """One optimizer step; what to show for it."""
+        self.model.train()
+        progress = self.step / self.recipe.steps
+        warm = min(1.0, (self.step + 1) / self.recipe.warmup)
+        for group in self.optimizer.param_groups:
+            cosine = 0.5 * (1 + math.cos(math.pi * progress))
+            group["lr"] = self.recipe.learning_rate * warm * max(cosine, 0.02)
+        shown = {"recall_loss": self._recall_backward()}
+        if self.text is not None:
+            shown["text_loss"] = self._text_backward()
+        nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.step += 1
+        return {**shown, "pairs": self.pairs, "accuracy": self.recent}
+
+    def _recall_backward(self) -> float:
+        # Half of the batches at the frontier, half below it, so that nothing is unlearned.
+        frontier = torch.rand((), generator=self.generator) < 0.5
+        low = int(
+            torch.randint(self.recipe.first_pairs, self.pairs + 1, (), generator=self.generator)
+        )
+        pairs = self.pairs if frontier else low
+        rows = self.recipe.recall_tokens // (4 * pairs)
+        ids, asked = mqar.batch(self.recipe.vocab_size, pairs, rows, self.generator)
+        logits, target = mqar.asked_logits(self.model, ids, asked), ids[:, asked + 1]
+        loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
+        loss.backward()
+        if pairs == self.pairs:
+            right = float((logits.argmax(-1) == target).float().mean())
+            self.recent = 0.7 * self.recent + 0.3 * right
+            if self.recent > 0.9 and self.pairs < self.recipe.most_pairs:
+                self.pairs, self.recent = self.pairs + max(1, self.pairs // 4), 0.5
+                self.pairs = min(self.pairs, self.recipe.most_pairs)
+        return float(loss.detach())
+
+    def _text_backward(self) -> float:
+        assert self.text is not None
+        ids = self.text.batch(self.recipe.text_rows, self.recipe.text_length, self.generator)
+        loss = self.model(input_ids=ids, labels=ids, use_cache=False).loss
+        loss.backward()
+        return float(loss.detach())
+
+    def save(self) -> None:
+        """Everything a later process needs, in a new folder that is renamed when complete."""
+        partial = self.folder / "partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        weights = {name: p.detach().contiguous() for name, p in self.model.named_parameters()}
+        save_file(weights, partial / "model.safetensors")
+        moments = {"generator": self.generator.get_state()}
+        for name, parameter in self.model.named_parameters():
+            for key, value in self.optimizer.state.get(parameter, {}).items():
+                moments[f"{key}:{name}"] = value.detach().contiguous()
+        save_file(moments, partial / "optimizer.safetensors")
+        counters = {"step": self.step, "pairs": self.pairs, "recent": self.recent}
+        place = {**counters, "seconds": self.seconds, "recipe": asdict(self.recipe)}
+        (partial / "place.json").write_text(json.dumps(place))
+        complete = self.folder / f"step-{self.step:06d}"
+        shutil.rmtree(complete, ignore_errors=True)
+        partial.rename(complete)
+        for old in self.folder.glob("step-*"):
+            if old != complete:
+                shutil.rmtree(old)
+
+    def resume(self) -> None:
+        """Continue where the newest complete save stopped, if there is one."""
+        saves = sorted(self.folder.glob("step-*"))
+        if not saves:
+            return
+        place = json.loads((saves[-1] / "place.json").read_text())
+        mine = asdict(self.recipe)
+        changed = [key for key in mine if place["recipe"].get(key) != mine[key]]
+        if changed:
+            raise ValueError(
+                f"{self.folder} holds a run with another {', '.join(changed)}; delete it first."
+            )
+        weights = load_file(saves[-1] / "model.safetensors")
+        moments = load_file(saves[-1] / "optimizer.safetensors")
+        self.generator.set_state(moments.pop("generator"))
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                parameter.copy_(weights[name])
+                keys = ("step", "exp_avg", "exp_avg_sq")
+                self.optimizer.state[parameter] = {key: moments[f"{key}:{name}"] for key in keys}
+        self.step, self.pairs, self.recent = place["step"], place["pairs"], place["recent"]
+        self.seconds = place["seconds"]
+
+
+def train(run: Run, save_every: float = 60.0, log_every: int = 50) -> None:
+    run.resume()
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), disable=not sys.stdout.isatty()) as bar:
+        task = bar.add_task("training", total=run.recipe.steps, completed=run.step)
+        saved = time.monotonic()
+        while run.step < run.recipe.steps:
+            began = time.monotonic()
+            shown = run.advance()
+            run.seconds += time.monotonic() - began
+            line = "  ".join(f"{key} {value:.3g}" for key, value in shown.items())
+            bar.update(task, completed=run.step, description=line)
+            if bar.disable and run.step % log_every == 0:
+                print(f"step {run.step}  {run.seconds:.0f} s  {line}", flush=True)
+            if time.monotonic() - saved > save_every:
+                run.save()
+                saved = time.monotonic()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("kind", choices=["delta_net", "gated_deltanet", "qwen3_5"])
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--preset", choices=PRESETS, default="standard")
+    parser.add_argument("--text", type=Path, help="a .jsonl with a field 'text', or plain text")
+    parser.add_argument("--tokenizer", type=Path, help="its folder; needed with --text")
+    parser.add_argument("--megabytes", type=float, default=20.0, help="of text to use")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="FIELD=VALUE", help="change the recipe"
+    )
+    arguments = parser.parse_args()
+    if (arguments.text is None) != (arguments.tokenizer is None):
+        parser.error("--text and --tokenizer go together")
+    torch.set_num_threads(arguments.threads)
+    chosen = dict(PRESETS[arguments.preset])
+    for assignment in arguments.set:
+        key, _, value = assignment.partition("=")
+        chosen[key] = json.loads(value)
+    recipe = Recipe(arguments.kind, **chosen)
+    text = None
+    if arguments.text is not None:
+        text = Text(arguments.text, arguments.tokenizer, arguments.megabytes)
+    else:
+        recipe = replace(recipe, text_rows=0)
+    run = Run(recipe, arguments.out, text)
+    print(f"{recipe.kind}: {sum(p.numel() for p in run.model.parameters()):,} parameters")
+    train(run)
+    run.model.eval()
+    recall = {pairs: mqar.accuracy(run.model, pairs) for pairs in (4, 8, 16, 24, 32)}
+    print(f"{run.seconds:.0f} s; recall", {pairs: round(x, 3) for pairs, x in recall.items()})
+    run.model.save_pretrained(arguments.out)
+    if arguments.tokenizer is not None:
+        AutoTokenizer.from_pretrained(arguments.tokenizer).save_pretrained(arguments.out)
+    summary = {"recipe": asdict(recipe), "seconds": run.seconds, "recall": recall}
+    (arguments.out / "training.json").write_text(json.dumps(summary, indent=1))
+    shutil.rmtree(run.folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""The decoder around the mixers: blocks, model, language-model head, `generate()`."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import initialization as init
+from transformers.configuration_utils import PreTrainedConfig
+from transformers.generation import GenerationMixin
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import PreTrainedModel
+
+from .cache import RecurrentCache
+from .mixer import Mixer
+from .mlp import GatedMLP
+from .norm import RMSNorm
+
+
+def refuse_unsupported(config: PreTrainedConfig) -> None:
+    """One sentence, naming the field, for each option of fla that has no portable counterpart."""
+    if config.attn is not None:
+        raise ValueError(
+            "attn: softmax layers among the linear ones are not supported by statetrim.portable; "
+            "this hybrid checkpoint needs fla on a GPU."
+        )
+    if config.attnres_block_size is not None:
+        raise ValueError("attnres_block_size: attention residuals need fla on a GPU.")
+    if config.hidden_act != "swish":
+        raise ValueError(f"hidden_act={config.hidden_act!r} is not supported, only 'swish'.")
+    if config.attn_mode not in ("chunk", "fused_recurrent"):
+        raise ValueError(f"attn_mode={config.attn_mode!r} must be 'chunk' or 'fused_recurrent'.")
+
+
+class Block(GradientCheckpointingLayer):
+    def __init__(self, config: PreTrainedConfig, mixer: Mixer) -> None:
+        super().__init__()
+        self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.attn = mixer
+        self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.mlp = GatedMLP(config.hidden_size, config.hidden_ratio, config.intermediate_size)
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        """[batch, time, hidden_size] -> the same."""
+        hidden_states = hidden_states + self.attn(
+            hidden_states=self.attn_norm(hidden_states), **kwargs
+        )
+        out: Tensor = hidden_states + self.mlp(self.mlp_norm(hidden_states))
+        return out
+
+
+class PortablePreTrainedModel(PreTrainedModel):
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["Block"]  # noqa: RUF012
+    _is_stateful = True
+    _input_embed_layer = "embeddings"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, nn.Linear | nn.Conv1d):
+            init.normal_(module.weight, mean=0.0, std=std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, mean=0.0, std=std)
+        elif isinstance(module, RMSNorm):
+            init.ones_(module.weight)
+
+
+class PortableModel(PortablePreTrainedModel):
+    """Embeddings, blocks, final norm; subclasses say which mixer a layer has."""
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        refuse_unsupported(config)
+        super().__init__(config)
+        self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.layers = nn.ModuleList(
+            Block(config, self.mixer(config, i)) for i in range(config.num_hidden_layers)
+        )
+        self.norm = RMSNorm(config.hidden_size, config.norm_eps)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @staticmethod
+    @abstractmethod
+    def mixer(config: Any, layer_idx: int) -> Mixer:
+        """The linear-attention layer at `layer_idx`."""
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        cu_seqlens: Tensor | None = None,
+        **kwargs: Any,
+    ) -> BaseModelOutputWithPast:
+        """`input_ids` [batch, time] or `inputs_embeds` [batch, time, hidden_size]."""
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("Give either input_ids or inputs_embeds.")
+        if use_cache is None:
+            use_cache = self.config.use_cache and not self.training
+        if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
+            raise ValueError(
+                f"past_key_values must be a RecurrentCache, got {type(past_key_values).__name__}."
+            )
+        if use_cache and past_key_values is None:
+            past_key_values = RecurrentCache(len(self.layers))
+        hidden = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
+        seen = []
+        for block in self.layers:
+            seen.append(hidden)
+            hidden = block(
+                hidden,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                use_cache=use_cache,
+                cu_seqlens=cu_seqlens,
+            )
+        hidden = self.norm(hidden)
+        return BaseModelOutputWithPast(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values if use_cache else None,
+            hidden_states=(*seen, hidden) if self._wants_hidden(output_hidden_states) else None,
+        )
+
+    def _wants_hidden(self, asked: bool | None) -> bool:
+        return bool(self.config.output_hidden_states if asked is None else asked)
+
+
+class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
+    """Subclasses set `backbone`, the `PortableModel` underneath."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
+    backbone: type[PortableModel]
+
+    def __init__(self, config: PreTrainedConfig) -> None:
+        super().__init__(config)
+        self.model = self.backbone(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @classmethod
+    def _supports_default_dynamic_cache(cls) -> bool:
+        return False  # `generate()` then lets the model make its own cache
+
+    def forward(
+        self,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        labels: Tensor | None = None,
+        use_cache: bool | None = None,
+        output_hidden_states: bool | None = None,
+        logits_to_keep: int | Tensor = 0,
+        cu_seqlens: Tensor | None = None,
+        num_items_in_batch: int | Tensor | None = None,
+        **kwargs: Any,
+    ) -> CausalLMOutputWithPast:
+        """Logits [batch, time, vocab_size]; with `labels` [batch, time], -100 ignored, the loss.
+
+        `logits_to_keep` > 0 keeps only that many last positions.
+        """
+        outputs = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            inputs_embeds=inputs_embeds,
+            past_key_values=past_key_values,
+            use_cache=use_cache,
+            output_hidden_states=output_hidden_states,
+            cu_seqlens=cu_seqlens,
+        )
+        hidden = outputs.last_hidden_state
+        if labels is None:
+            kept = (
+                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+            )
+            hidden = hidden[:, kept]
+        logits = self.lm_head(hidden)
+        return CausalLMOutputWithPast(
+            loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+        )
+
+    def _loss(self, logits: Tensor, labels: Tensor, items: int | Tensor | None) -> Tensor:
+        if self.config.use_l2warp:
+            raise ValueError(
+                "use_l2warp: this training loss is not supported by statetrim.portable."
+            )
+        total = F.cross_entropy(
+            logits[:, :-1].flatten(0, 1).float(),
+            labels[:, 1:].flatten().to(logits.device),
+            reduction="mean" if items is None else "sum",
+        )
+        return total if items is None else total / items

@@ -1,0 +1,452 @@
+"""Delta-rule recurrences in plain PyTorch: step by step, in chunks, and one decode step in place.
+
+Shapes: `q`, `k` [batch, time, key heads, head_k_dim]; `v` [batch, time, value heads, head_v_dim];
+`beta` [batch, time, value heads]; `g`, the log of the decay, [batch, time, value heads] or, for a
+decay per key channel, [batch, time, value heads, head_k_dim]; states [batch, value heads,
+head_k_dim, head_v_dim]. Value head `u` reads key head `u // (value heads / key heads)`.
+
+One step, for each value head, with `scale` = `head_k_dim ** -0.5` unless given:
+
+    S = exp(g) * S                      (gated rules)
+    S = S + k (beta * (v - S'k))'       (delta rules; plain linear attention adds k v')
+    o = scale * S'q
+
+Arithmetic is float32, or float64 for float64 inputs, whatever the dtype of the model; states are
+returned in that dtype and outputs in the dtype of `v`.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+CHUNK = 64
+
+# exp(-800) is 0 even in float64: smaller log-decays change nothing, and -inf gives inf - inf.
+LOWEST_LOG_DECAY = -800.0
+
+# A decode step visits the state three times; in blocks that fit a cache, memory sees one visit.
+DECODE_BLOCK_BYTES = 2 << 20
+
+
+def l2_normalized(x: Tensor, eps: float = 1e-6) -> Tensor:
+    """`x / sqrt(|x|^2 + eps)` over the last dimension, as fla's kernels do it."""
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+
+
+def recurrent_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Plain linear attention, one token at a time: the output and the final state."""
+    return _recurrent(q, k, v, None, None, scale, initial_state)
+
+
+def recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The delta rule, one token at a time."""
+    return _recurrent(q, k, v, None, beta, scale, initial_state)
+
+
+def recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """The gated delta rule, one token at a time; `g` [batch, time, value heads]."""
+    return _recurrent(q, k, v, g.unsqueeze(-1), beta, scale, initial_state)
+
+
+def recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Kimi delta attention, one token at a time; `g` [batch, time, value heads, head_k_dim]."""
+    return _recurrent(q, k, v, g, beta, scale, initial_state)
+
+
+def _recurrent(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    scale: float | None,
+    initial_state: Tensor | None,
+) -> tuple[Tensor, Tensor]:
+    """The truth the chunked forms are held to. `g` [batch, time, value heads, head_k_dim or 1]."""
+    out_dtype = v.dtype
+    q, k, v = (x.to(_arithmetic_dtype(v)) for x in (q, k, v))
+    group = v.shape[2] // k.shape[2]
+    q = q.repeat_interleave(group, 2) * _scale(q, scale)
+    k = k.repeat_interleave(group, 2)
+    state = _first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
+    outputs = []
+    for t in range(v.shape[1]):
+        if g is not None:
+            state = g[:, t].to(v.dtype).exp().unsqueeze(-1) * state
+        write = v[:, t]
+        if beta is not None:
+            error = write - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+            write = beta[:, t].to(v.dtype).unsqueeze(-1) * error
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
+    return torch.stack(outputs, 1).to(out_dtype), state
+
+
+def chunk_linear_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_chunk_states: bool = False,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, Tensor]:
+    """Plain linear attention in chunks; returns output and state, see `chunk_delta_rule`."""
+    out, states = _chunked(q, k, v, None, None, scale, initial_state, chunk_size)
+    return out, torch.stack(states, 1) if output_chunk_states else states[-1]
+
+
+def chunk_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    output_chunk_states: bool = False,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule in chunks, differentiable.
+
+    Returns the output [batch, time, value heads, head_v_dim] and the final state, or None unless
+    asked for. With `output_chunk_states` the second item is the state at the end of every chunk
+    [batch, chunks, value heads, head_k_dim, head_v_dim], whose last entry is the final state.
+    """
+    if use_qk_l2norm_in_kernel:
+        q, k = _normalized_pair(q, k)
+    out, states = _chunked(q, k, v, None, beta, scale, initial_state, chunk_size)
+    return out, _requested(states, output_final_state, output_chunk_states)
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    output_chunk_states: bool = False,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule in chunks, `g` [batch, time, value heads]; see `chunk_delta_rule`."""
+    if use_qk_l2norm_in_kernel:
+        q, k = _normalized_pair(q, k)
+    out, states = _chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
+    return out, _requested(states, output_final_state, output_chunk_states)
+
+
+def chunk_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    output_chunk_states: bool = False,
+    chunk_size: int = CHUNK,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi delta attention in chunks, `g` [batch, time, value heads, head_k_dim]; as above."""
+    if use_qk_l2norm_in_kernel:
+        q, k = _normalized_pair(q, k)
+    out, states = _chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
+    return out, _requested(states, output_final_state, output_chunk_states)
+
+
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    update_state_in_place: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The delta rule token by token, for decoding; without gradients.
+
+    With `update_state_in_place`, `initial_state` itself becomes the final state.
+    """
+    return _decode(
+        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        update_state_in_place,
+    )  # fmt: skip
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    update_state_in_place: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """The gated delta rule token by token; see `fused_recurrent_delta_rule`."""
+    return _decode(
+        q, k, v, g.unsqueeze(-1), beta, scale, initial_state, output_final_state,
+        use_qk_l2norm_in_kernel, update_state_in_place,
+    )  # fmt: skip
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    update_state_in_place: bool = False,
+) -> tuple[Tensor, Tensor | None]:
+    """Kimi delta attention token by token; see `fused_recurrent_delta_rule`."""
+    return _decode(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
+        update_state_in_place,
+    )  # fmt: skip
+
+
+def _chunked(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    scale: float | None,
+    initial_state: Tensor | None,
+    chunk_size: int,
+) -> tuple[Tensor, list[Tensor]]:
+    """Output and the states at chunk ends. `g` [batch, time, value heads, head_k_dim or 1].
+
+    Within a chunk, `c` the log-decay summed from the chunk's start, `S` the state before it:
+
+        (I + tril(beta K K' * decay, -1)) U = beta (V - exp(c) K S)
+        O = exp(c) Q S + tril(Q K' * decay) U
+        S_next = exp(c_last) S + (exp(c_last - c) K)' U
+
+    All but the two products with S are independent of other chunks and run for all chunks at once.
+    """
+    out_dtype, time = v.dtype, v.shape[1]
+    dtype = _arithmetic_dtype(v)
+    # A power of two, since the per-channel decay halves the chunk; no longer than needed.
+    chunk_size = min(chunk_size, 1 << (time - 1).bit_length())
+    group = v.shape[2] // k.shape[2]
+    q = (_in_chunks(q.to(dtype), chunk_size) * _scale(q, scale)).repeat_interleave(group, 1)
+    k = _in_chunks(k.to(dtype), chunk_size).repeat_interleave(group, 1)
+    v = _in_chunks(v.to(dtype), chunk_size)
+    state = _first_state(k, v, initial_state)
+
+    if g is None:
+        from_start = to_end = carried = None
+        overlap, reads = k @ k.mT, q @ k.mT
+    else:
+        # float64: differences of these sums must stay exact after a strong decay.
+        logs = _in_chunks(g.double().clamp(min=LOWEST_LOG_DECAY), chunk_size).cumsum(-2)
+        from_start = logs.to(dtype).exp()
+        to_end = (logs[..., -1:, :] - logs).to(dtype).exp()
+        carried = logs[..., -1, :].to(dtype).exp().unsqueeze(-1)
+        overlap, reads = _decayed_products(k, q, logs)
+    reads = reads.tril()
+    k_start = k if from_start is None else k * from_start
+    q_start = q if from_start is None else q * from_start
+    k_end = (k if to_end is None else k * to_end).mT
+
+    if beta is None:
+        writes, erases = v, None
+    else:
+        b = _in_chunks(beta.to(dtype).unsqueeze(-1), chunk_size)
+        system = b * overlap
+        solved = torch.linalg.solve_triangular(
+            system, b * torch.cat([v, k_start], -1), upper=False, unitriangular=True
+        )
+        writes, erases = solved.split([v.shape[-1], k.shape[-1]], -1)
+
+    befores, states, updates = [], [], []
+    # unbind, not indexing: the backward of x[:, :, i] fills a tensor of the size of x, per chunk.
+    erase_chunks = None if erases is None else erases.unbind(2)
+    for i, (write, key) in enumerate(zip(writes.unbind(2), k_end.unbind(2), strict=True)):
+        befores.append(state)
+        update = write if erase_chunks is None else write - erase_chunks[i] @ state
+        state = (state if carried is None else carried[:, :, i] * state) + key @ update
+        updates.append(update)
+        states.append(state)
+    out = q_start @ torch.stack(befores, 2) + reads @ torch.stack(updates, 2)
+    return out.flatten(2, 3)[:, :, :time].transpose(1, 2).to(out_dtype), states
+
+
+def _decayed_products(k: Tensor, q: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
+    """`K K'` and `Q K'`, each pair (i, j), j <= i, decayed from j to i; other pairs arbitrary.
+
+    `k`, `q` [..., chunk, dim], `logs` [..., chunk, dim or 1], summed log-decays, give
+    [..., chunk, chunk].
+    """
+    if logs.shape[-1] > 1:
+        return _channel_decayed(k, k, logs), _channel_decayed(q, k, logs)
+    size = logs.shape[-2]
+    future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
+    between = (logs - logs.mT).masked_fill(future, 0.0).to(k.dtype).exp()
+    return (k @ k.mT) * between, (q @ k.mT) * between
+
+
+def _channel_decayed(rows: Tensor, k: Tensor, logs: Tensor) -> Tensor:
+    """`sum_c rows_ic k_jc exp(logs_ic - logs_jc)` for j <= i, else 0; [..., chunk, chunk].
+
+    The chunk is halved again and again; a pair meets in the one block where i lies in the second
+    half and j in the first, and both exponents, measured from the halves' border, are <= 0. Nothing
+    overflows, however strong the decay, and no [chunk, chunk, dim] tensor is built.
+    """
+    size = rows.shape[-2]
+    if size == 1:
+        return (rows * k).sum(-1, keepdim=True)
+    (r1, r2), (k1, k2), (l1, l2) = (x.chunk(2, -2) for x in (rows, k, logs))
+    border = l1[..., -1:, :]
+    lower = (r2 * (l2 - border).to(r2.dtype).exp()) @ (k1 * (border - l1).to(k1.dtype).exp()).mT
+    # Both halves at once: the recursion is as deep as log2(chunk), not as wide as the chunk.
+    inner = _channel_decayed(torch.stack([r1, r2]), torch.stack([k1, k2]), torch.stack([l1, l2]))
+    upper = torch.cat([inner[0], torch.zeros_like(lower)], -1)
+    return torch.cat([upper, torch.cat([lower, inner[1]], -1)], -2)
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    scale: float | None,
+    initial_state: Tensor | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+    update_state_in_place: bool,
+) -> tuple[Tensor, Tensor | None]:
+    out_dtype, dtype = v.dtype, _arithmetic_dtype(v)
+    if use_qk_l2norm_in_kernel:
+        q, k = _normalized_pair(q, k)
+    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
+    group = v.shape[2] // k.shape[2]
+    q = q.repeat_interleave(group, 2) * _scale(q, scale)
+    k = k.repeat_interleave(group, 2)
+    decay = None if g is None else g.to(dtype).exp()
+    state = _first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
+    if state is initial_state and not update_state_in_place:
+        state = state.clone()
+    outputs = [
+        decode_step_(
+            state, q[:, t], k[:, t], v[:, t], beta[:, t], None if decay is None else decay[:, t]
+        )
+        for t in range(v.shape[1])
+    ]
+    return torch.stack(outputs, 1).to(out_dtype), state if output_final_state else None
+
+
+@torch.no_grad()
+def decode_step_(
+    state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None
+) -> Tensor:
+    """One token; `state` [batch, heads, head_k_dim, head_v_dim] is updated in place.
+
+    `q`, `k` [batch, heads, head_k_dim], `v` [batch, heads, head_v_dim], `beta` [batch, heads],
+    `decay` [batch, heads, head_k_dim or 1], a factor, not its log. Returns [batch, heads,
+    head_v_dim].
+    """
+    matrices = state.flatten(0, 1)
+    q, k, v = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v))
+    beta = beta.flatten().view(-1, 1, 1)
+    reader = torch.cat([beta * k, q], 1)
+    factor = None if decay is None else decay.flatten(0, 1).unsqueeze(-1)
+    if factor is not None:
+        reader = reader * factor.mT  # (decay * S)'k = S'(decay * k): read before decaying
+    wanted = beta * v
+    seen, write, column = wanted.new_empty(*reader.shape[:2], v.shape[-1]), wanted, k.mT
+    size = max(1, DECODE_BLOCK_BYTES // (matrices[0].numel() * matrices.element_size()))
+    for start in range(0, len(matrices), size):
+        part = slice(start, start + size)
+        block = matrices[part]
+        torch.bmm(reader[part], block, out=seen[part])
+        write[part].sub_(seen[part, :1])
+        if factor is not None:
+            block.mul_(factor[part])
+        block.addcmul_(column[part], write[part])
+    out = seen[:, 1:] + (k * q).sum(-1, keepdim=True) * write
+    return out.view(*state.shape[:2], -1)
+
+
+def _in_chunks(x: Tensor, size: int) -> Tensor:
+    """[batch, time, heads, dim] -> [batch, heads, chunks, size, dim]; the end is padded with zeros.
+
+    A zero token writes nothing, reads nothing and, its log-decay being 0, forgets nothing.
+    """
+    padding = -x.shape[1] % size
+    x = x.transpose(1, 2)
+    if padding:
+        x = torch.nn.functional.pad(x, (0, 0, 0, padding))
+    return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
+
+
+def _requested(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor | None:
+    if every_chunk:
+        return torch.stack(states, 1)
+    return states[-1] if final else None
+
+
+def _arithmetic_dtype(x: Tensor) -> torch.dtype:
+    return torch.float64 if x.dtype == torch.float64 else torch.float32
+
+
+def _scale(q: Tensor, scale: float | None) -> float:
+    return float(q.shape[-1]) ** -0.5 if scale is None else scale
+
+
+def _normalized_pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+    dtype = _arithmetic_dtype(q)
+    return l2_normalized(q.to(dtype)), l2_normalized(k.to(dtype))
+
+
+def _first_state(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
+    """`k`, `v` [batch, heads, ..., dim], already in the dtype of the arithmetic."""
+    if initial_state is not None:
+        return initial_state.to(v.dtype)
+    return v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])

@@ -1,0 +1,139 @@
+"""What the linear-attention layers share: projections, convolutions, padding, cache, read-out."""
+
+from __future__ import annotations
+
+import math
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from .cache import RecurrentCache, RecurrentLayer
+from .rows import rows_of
+from .short_conv import ShortConvolution
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Sizes of a mixer; value head `u` reads key head `u // (num_v_heads // num_k_heads)`."""
+
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+
+    @property
+    def key_dim(self) -> int:
+        return self.num_k_heads * self.head_k_dim
+
+    @property
+    def value_dim(self) -> int:
+        return self.num_v_heads * self.head_v_dim
+
+
+def grouped_heads(num_heads: int, num_v_heads: int | None, head_dim: int, expand_v: float) -> Heads:
+    """Sizes by the rule of fla's Gated DeltaNet and KDA."""
+    num_v_heads = num_heads if num_v_heads is None else num_v_heads
+    head_v_dim = int(head_dim * expand_v)
+    if not math.isclose(head_dim * expand_v, head_v_dim, rel_tol=1e-5):
+        raise ValueError(f"expand_v={expand_v} times head_dim={head_dim} must be a whole number.")
+    if num_v_heads % num_heads:
+        raise ValueError(f"num_v_heads={num_v_heads} must be a multiple of num_heads={num_heads}.")
+    return Heads(num_heads, num_v_heads, head_dim, head_v_dim)
+
+
+class Mixer(nn.Module):
+    """A linear-attention layer; subclasses add gates and call their kernel by its module's name."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        heads: Heads,
+        layer_idx: int,
+        conv_size: int | None,
+        conv_bias: bool,
+        qk_activation: str = "silu",
+    ) -> None:
+        super().__init__()
+        self.heads = heads
+        self.layer_idx = layer_idx
+        self.use_short_conv = conv_size is not None
+        self.qk_activation = qk_activation
+        self.q_proj = nn.Linear(hidden_size, heads.key_dim, bias=False)
+        self.k_proj = nn.Linear(hidden_size, heads.key_dim, bias=False)
+        self.v_proj = nn.Linear(hidden_size, heads.value_dim, bias=False)
+        self.o_proj = nn.Linear(heads.value_dim, hidden_size, bias=False)
+        if conv_size is not None:
+            silu = "silu" if qk_activation == "silu" else None
+            self.q_conv1d = ShortConvolution(heads.key_dim, conv_size, conv_bias, silu)
+            self.k_conv1d = ShortConvolution(heads.key_dim, conv_size, conv_bias, silu)
+            self.v_conv1d = ShortConvolution(heads.value_dim, conv_size, conv_bias)
+
+    @abstractmethod
+    def recur(
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """Outputs [rows, time, value heads, head_v_dim] and the final state, from the layer's input
+        `x` [rows, time, hidden_size], `q`, `k`, `v` [rows, time, heads, dim] after convolution and
+        activation, which tokens are real [rows, time] (None: all) and the state so far."""
+
+    @abstractmethod
+    def read_out(self, x: Tensor, o: Tensor) -> Tensor:
+        """Norm and gate of `o` [rows, time, value heads, head_v_dim], before `o_proj`."""
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        attention_mask: Tensor | None = None,
+        past_key_values: RecurrentCache | None = None,
+        use_cache: bool = False,
+        cu_seqlens: Tensor | None = None,
+    ) -> Tensor:
+        """[batch, time, hidden_size] -> the same; the cache, if any, is updated.
+
+        `attention_mask` [batch, time] is 0 at padding, anywhere; `cu_seqlens` [sequences + 1] gives
+        the boundaries of sequences packed into a batch of one, as in fla.
+        """
+        batch, time = hidden_states.shape[:2]
+        rows = rows_of(attention_mask, cu_seqlens, time)
+        x = hidden_states if rows is None else rows.gather(hidden_states)
+        layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
+        q, k, v, tails = self._projections(x, None if rows is None else rows.lengths, layer)
+        past = None if layer is None else layer.recurrent_state
+        o, state = self.recur(x, q, k, v, None if rows is None else rows.valid, past)
+        if use_cache and layer is not None:
+            layer.store(state, tails, time)
+        out: Tensor = self.o_proj(self.read_out(x, o).flatten(2))
+        return out if rows is None else rows.scatter(out, batch, time)
+
+    def _projections(
+        self, x: Tensor, lengths: Tensor | None, layer: RecurrentLayer | None
+    ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        tails: tuple[Tensor, ...] = ()
+        if self.use_short_conv:
+            past = layer.conv_state if layer is not None and layer.conv_state else (None,) * 3
+            q, q_tail = self.q_conv1d(q, lengths, past[0])
+            k, k_tail = self.k_conv1d(k, lengths, past[1])
+            v, v_tail = self.v_conv1d(v, lengths, past[2])
+            tails = (q_tail, k_tail, v_tail)
+        else:
+            v = F.silu(v)
+            if self.qk_activation == "silu":
+                q, k = F.silu(q), F.silu(k)
+        q, k = (x.unflatten(-1, (self.heads.num_k_heads, -1)) for x in (q, k))
+        return q, k, v.unflatten(-1, (self.heads.num_v_heads, -1)), tails
+
+
+def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
+    """`x` [rows, time, ...] with 0 at tokens that are not real."""
+    if valid is None:
+        return x
+    return x * valid.view(*valid.shape, *[1] * (x.dim() - 2)).to(x.dtype)
+
+
+def is_decode_step(q: Tensor, past: Tensor | None) -> bool:
+    """Whether to take the in-place step: one token, a cached state, no gradients to keep."""
+    return q.shape[1] == 1 and past is not None and not torch.is_grad_enabled()

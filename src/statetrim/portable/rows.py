@@ -1,0 +1,67 @@
+"""One sequence per row, real tokens first: how padded and packed batches reach a recurrence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Where each row's tokens stand in a batch [batch, time, ...] seen as [batch * time, ...].
+
+    `index` [rows, length] into the flat batch; `valid` [rows, length], False past a row's end.
+    A recurrence that ignores invalid tokens then equals each sequence run alone, whether padding
+    stood left, right or between, and continues a cached state without a gap.
+    """
+
+    index: Tensor
+    valid: Tensor
+
+    @property
+    def lengths(self) -> Tensor:
+        """Real tokens per row [rows]."""
+        return self.valid.sum(-1)
+
+    def gather(self, x: Tensor) -> Tensor:
+        """[batch, time, channels] -> [rows, length, channels], zero past a row's end."""
+        return x.flatten(0, 1)[self.index] * self.valid.unsqueeze(-1).to(x.dtype)
+
+    def scatter(self, rows: Tensor, batch: int, time: int) -> Tensor:
+        """[rows, length, channels] -> [batch, time, channels], zero where there was padding."""
+        flat = rows.new_zeros(batch * time, rows.shape[-1])
+        flat = flat.index_put((self.index[self.valid],), rows[self.valid])
+        return flat.view(batch, time, -1)
+
+    @classmethod
+    def of_mask(cls, mask: Tensor) -> Rows:
+        """From a 0-1 mask [batch, time], 0 for padding."""
+        real = mask.bool()
+        order = real.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)
+        start = torch.arange(mask.shape[0], device=mask.device).unsqueeze(-1) * mask.shape[1]
+        return cls(start + order, real.gather(-1, order))
+
+    @classmethod
+    def of_packed(cls, cu_seqlens: Tensor) -> Rows:
+        """From the boundaries [sequences + 1] of sequences packed one after another."""
+        starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
+        steps = torch.arange(int(lengths.max()), device=cu_seqlens.device)
+        valid = steps < lengths.unsqueeze(-1)
+        return cls(torch.where(valid, starts.unsqueeze(-1) + steps, 0), valid)
+
+
+def rows_of(attention_mask: Tensor | None, cu_seqlens: Tensor | None, time: int) -> Rows | None:
+    """None when every token is real. A mask may span cached tokens too: its end counts."""
+    if cu_seqlens is not None:
+        return Rows.of_packed(cu_seqlens)
+    if attention_mask is None:
+        return None
+    if attention_mask.dim() != 2:
+        raise ValueError(
+            "attention_mask must be [batch, time] with 0 for padding, got shape "
+            f"{list(attention_mask.shape)}."
+        )
+    recent = attention_mask[:, -time:]
+    return None if bool(recent.all()) else Rows.of_mask(recent)
