@@ -10,9 +10,9 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
-import pytest
+import pytest  # noqa: E402
 
-import tiny
+import tiny  # noqa: E402
 
 
 @pytest.fixture(scope="session")
