@@ -2,7 +2,8 @@
 
 Reads a job as JSON per line, answers with JSON per line:
     {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null}
-    {"code": exit code or minus the signal, "seconds": ..., "peak": bytes, "err": ..., "out": ...}
+    {"code": exit code or minus the signal, "seconds": ..., "cpu_seconds": ..., "peak": bytes,
+     "err": ..., "out": ...}
 Importing torch starts no threads, and this process runs nothing of it: forking is safe.
 """
 
@@ -61,6 +62,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         return {
             "code": os.waitstatus_to_exitcode(status),
             "seconds": seconds,
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
             "peak": usage.ru_maxrss * 1024,
             "out": texts[0],
             "err": texts[1],

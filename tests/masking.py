@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 GATED_DELTA = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+FLA = ("delta_rule", "gated_delta_rule", "kda")
+PORTABLE = tuple(f"{form}_{rule}" for rule in FLA for form in ("chunk", "fused_recurrent"))
 MAMBA = ("mamba2_chunk_scan", "mamba2_selective_state_update")
 
 
@@ -20,7 +22,7 @@ MAMBA = ("mamba2_chunk_scan", "mamba2_selective_state_update")
 def masked(model: torch.nn.Module, kept: dict[int, Tensor], channels: int) -> Iterator[None]:
     """Within, every kernel call of `model` sees only the kept channels of its layer's q and k."""
     module = sys.modules[type(model).__module__]
-    names = [name for name in GATED_DELTA + MAMBA if hasattr(module, name)]
+    names = [name for name in GATED_DELTA + PORTABLE + MAMBA if hasattr(module, name)]
     assert names, f"{module.__name__} has no kernel this oracle knows"
     layers = _turns(sorted(kept))
     originals = {name: getattr(module, name) for name in names}
@@ -43,14 +45,16 @@ def _wrap(
     kernel: Callable[..., Any], kept: dict[int, Tensor], layers: Iterator[int], channels: int
 ) -> Callable[..., Any]:
     signature = inspect.signature(kernel)
-    delta = "query" in signature.parameters
+    pairs = (("query", "key"), ("q", "k"), ("B", "C"))
+    names = next(pair for pair in pairs if pair[0] in signature.parameters)
+    delta = names != ("B", "C")
 
     def call(*args: Any, **kwargs: Any) -> Any:
         table = kept[next(layers)]
         heads, keep = table.shape
         mask = torch.zeros(heads, channels).scatter_(1, table, 1.0)
         bound = signature.bind(*args, **kwargs)
-        for name in ("query", "key") if delta else ("B", "C"):
+        for name in names:
             value = bound.arguments[name]  # [..., heads (perhaps repeated), channels]
             repeat = value.shape[-2] // heads
             bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)

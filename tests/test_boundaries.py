@@ -21,7 +21,12 @@ STAGES = {
 }
 TOP = {"cli", "trim", "console", "model_card", "__init__", "__main__"}  # may see several stages
 LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
-HEAVY_ALLOWED = {"cli": {"typer"}, "console": {"rich"}}
+HEAVY_ALLOWED = {
+    "cli": {"typer"},
+    "console": {"rich"},
+    "data": {"datasets"},
+    "loading": {"transformers", "fla"},
+}
 
 
 def modules() -> dict[str, ast.Module]:

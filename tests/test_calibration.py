@@ -21,7 +21,17 @@ from statetrim.statistics import PARTS, Statistics
 from statetrim.tap import mixers
 
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.
-RUNNABLE = ("qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
+PORTABLE = ("delta_net", "gated_deltanet", "kda")
+RUNNABLE = (*PORTABLE, "qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
+KERNELS = (
+    "torch_chunk_gated_delta_rule",
+    "mamba2_chunk_scan",
+    *(
+        f"{form}_{rule}"
+        for form in ("chunk", "fused_recurrent")
+        for rule in ("delta_rule", "gated_delta_rule", "kda")
+    ),
+)
 ALL = ("drrqr", "grad", "s_wanda", "energy", "product")
 SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4}
 
@@ -35,11 +45,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
     """Every kernel call's q and k and every mixer's input, kept whole."""
     home = sys.modules[type(next(iter(modules.values()))).__module__]
-    kernels = {
-        name: getattr(home, name)
-        for name in ("torch_chunk_gated_delta_rule", "mamba2_chunk_scan")
-        if hasattr(home, name)
-    }
+    kernels = {name: getattr(home, name) for name in KERNELS if hasattr(home, name)}
     seen: dict[str, list[Tensor]] = {"q": [], "k": [], "x": []}
     handles = [
         module.register_forward_pre_hook(
@@ -54,8 +60,8 @@ def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[s
 
         def call(*args: Any, **kwargs: Any) -> Any:
             given = signature.bind(*args, **kwargs).arguments
-            seen["q"].append(given.get("query", given.get("C")))
-            seen["k"].append(given.get("key", given.get("B")))
+            seen["q"].append(next(given[name] for name in ("q", "query", "C") if name in given))
+            seen["k"].append(next(given[name] for name in ("k", "key", "B") if name in given))
             return kernel(*args, **kwargs)
 
         return call

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import tiny
 from statetrim.portable import delta_rule as rules
 
 KINDS = ("linear_attention", "delta_rule", "gated_delta_rule", "kda")
@@ -243,10 +243,7 @@ def naive_outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("triton", "fla")),
-    reason="fla needs triton to be imported",
-)
+@pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla needs triton to be imported")
 @pytest.mark.parametrize("kind, decay", NAIVE_CASES)
 def test_fla_naive_operators_agree(kind: str, decay: str, naive_outputs: Path) -> None:
     theirs = load_file(naive_outputs / f"{kind}.{decay}.outputs.safetensors")

@@ -1,6 +1,5 @@
 """fla's classes need a GPU to run, but they build and load here once triton can be imported."""
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,12 +10,13 @@ import pytest
 import torch
 
 import statetrim as st
+import tiny
 from fla_checkpoints import CONFIGS, KEEP
 
 WORKER = Path(__file__).with_name("fla_checkpoints.py")
 
 pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("triton") is None, reason="fla is an empty shell without triton"
+    not tiny.FLA_INSTALLED, reason="fla is an empty shell without triton"
 )
 
 

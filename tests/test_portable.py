@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+import tiny
 from statetrim import portable
 from statetrim.portable import delta_net, gated_deltanet, kda
 
@@ -30,10 +30,7 @@ needs_models = pytest.mark.skipif(
 needs_data = pytest.mark.skipif(
     not (SHARED / "data").is_dir(), reason="no evaluation text at ../shared/data"
 )
-needs_fla = pytest.mark.skipif(
-    any(importlib.util.find_spec(name) is None for name in ("triton", "fla")),
-    reason="fla needs triton to be imported",
-)
+needs_fla = pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla needs triton to be imported")
 
 SMALL: dict[str, Any] = {
     "hidden_size": 32,

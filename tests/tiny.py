@@ -1,16 +1,20 @@
 """Tiny random checkpoints, one per model type, built by the stock classes."""
 
+import importlib.util
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
+FLA_INSTALLED = all(importlib.util.find_spec(name) for name in ("triton", "fla"))
 # transformers takes fla's GPU kernels wherever fla can be imported, and then fails on CPU tensors.
 sys.modules.setdefault("fla", None)  # type: ignore[arg-type]
 sys.modules.setdefault("causal_conv1d", None)  # type: ignore[arg-type]
 
 import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
+
+from statetrim import portable  # noqa: E402
 
 VOCABULARY = 64
 _SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48}
@@ -115,7 +119,14 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_mem_blocks": 1, "adapter_rank": 4,
     },
 }  # fmt: skip
-
+_PORTABLE = {**_SHAPE, "num_hidden_layers": 2, "conv_bias": True}
+CONFIGS |= {
+    "delta_net": {**_PORTABLE, "num_heads": 4, "expand_k": 1.5, "expand_v": 1.0},
+    "gated_deltanet": {
+        **_PORTABLE, "num_heads": 2, "num_v_heads": 4, "head_dim": 12, "expand_v": 2.0,
+    },
+    "kda": {**_PORTABLE, "num_heads": 2, "num_v_heads": 4, "head_dim": 12, "expand_v": 2.0},
+}  # fmt: skip
 MODEL_TYPES = tuple(CONFIGS)
 VISION_TYPES = tuple(name for name, config in CONFIGS.items() if "vision_config" in config)
 
@@ -124,6 +135,9 @@ def stock_class(model_type: str) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     return AutoModelForImageTextToText if model_type in VISION_TYPES else AutoModelForCausalLM
+
+
+portable.register()  # fla's own classes cannot run here
 
 
 def build(model_type: str, directory: Path, shard_size: str = "40KB") -> Path:

@@ -17,7 +17,7 @@ from .accumulation import Sums
 from .checkpoint import Checkpoint, with_weights
 from .data import sequences
 from .errors import StatetrimError
-from .loading import load
+from .loading import load, load_tokenizer
 from .methods import find_method
 from .ranks import Ranks
 from .statistics import Statistics
@@ -57,7 +57,7 @@ def calibrate(
         raise StatetrimError(
             "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
         )
-    tokenizer = _tokenizer(with_weights(model))
+    tokenizer = load_tokenizer(with_weights(model))
     data = sequences(text, tokenizer, tokens=tokens, length=length, skip=skip)
     lineage = {
         "statetrim": __version__,
@@ -150,18 +150,6 @@ def _parts(methods: Iterable[str]) -> list[str]:
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
     return sorted(needed | {"output_square"})
-
-
-def _tokenizer(model: Checkpoint) -> Any:
-    from transformers import AutoTokenizer
-
-    try:
-        return AutoTokenizer.from_pretrained(
-            model.path, local_files_only=True, trust_remote_code=False
-        )
-    except Exception as error:
-        reason = str(error).partition("\n")[0][:150]
-        raise StatetrimError(f"{model.path} has no tokenizer that loads: {reason}") from None
 
 
 class _Partial:

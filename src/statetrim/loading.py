@@ -93,6 +93,19 @@ def load(
     return live.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
 
 
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """The model's own tokenizer; never another's, and never remote code."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:150]
+        raise StatetrimError(f"{checkpoint.path} has no tokenizer that loads: {reason}") from None
+
+
 def _check_loaded(info: dict[str, Any], path: Path) -> None:
     """A vision tower or a prediction head may stay out; nothing may be missing or misshapen."""
     for problem in ("missing_keys", "mismatched_keys"):
