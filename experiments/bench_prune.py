@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from statistics import median
 
 HIDDEN, INTERMEDIATE = 5120, 17408
 KEY_HEADS, VALUE_HEADS, WIDTH = 16, 48, 128
@@ -103,7 +104,7 @@ def timed(*command: str | Path) -> tuple[float, float]:
 
 
 def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
-    """Copy and prune in turn, each into an empty place; best of the rounds."""
+    """Copy and prune in turn, each into an empty place; medians, and the median of the ratios."""
     source, copy, pruned, plan = (root / name for name in ("source", "copy", "pruned", "plan.json"))
     size = write_checkpoint(source, gigabytes)
     tool = (sys.executable, "-m", "statetrim")
@@ -122,9 +123,9 @@ def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
     return {
         "gigabytes": size / 1e9,
         "shards": shards,
-        "cp": min(copies),
-        "prune": min(prunes),
-        "ratio": min(prunes) / min(copies),
+        "cp": median(copies),
+        "prune": median(prunes),
+        "ratio": median(p / c for p, c in zip(prunes, copies, strict=True)),
         "peak": max(peaks),
     }
 
@@ -133,7 +134,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("--gigabytes", type=float, default=20)
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=3)
     options = parser.parse_args()
     root = options.directory / "bench-prune"
     print("| checkpoint | shards | cp + sync | prune + sync | ratio | peak memory |")

@@ -275,3 +275,14 @@ def test_a_layer_that_is_never_heard_is_an_error(
     monkeypatch.setattr(type(model.family), "kernels", recurrent)  # prefill calls the other one
     with pytest.raises(st.StatetrimError, match=r"layers \[0, 2\] never called"):
         st.calibrate(model, text, methods=["drrqr"], **SETTINGS)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid", "nemotron_h", "delta_net"])
+def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: Path) -> None:
+    """Fused experts (qwen3_next) and fused convolutions (olmo_hybrid) included."""
+    model = st.open(checkpoint(model_type))
+    wanted = ["drrqr", "s_wanda"]
+    whole = st.calibrate(model, text, methods=wanted, **SETTINGS)
+    close(whole, st.calibrate(model, text, methods=wanted, layerwise=True, **SETTINGS), 1e-12)
+    with pytest.raises(st.StatetrimError, match="'grad' needs the whole model in memory"):
+        st.calibrate(model, text, methods=["grad"], layerwise=True, **SETTINGS)

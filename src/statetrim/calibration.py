@@ -115,16 +115,15 @@ def _hear(
             progress(sums.tokens, total)
 
 
-def _forward(live: nn.Module, batch: Tensor) -> None:
+def _forward(live: Any, batch: Tensor) -> None:
     """Through the decoder layers only: no method needs logits."""
-    decoder: Any = live.base_model
     with torch.inference_mode():
-        decoder(input_ids=batch.to(_device(live)), use_cache=False)
+        live.base_model(input_ids=batch.to(live.statetrim_device), use_cache=False)
 
 
-def _backward(live: nn.Module, batch: Tensor) -> None:
+def _backward(live: Any, batch: Tensor) -> None:
     """Gradient of the next-token loss, summed over tokens so that batches add."""
-    batch = batch.to(_device(live))
+    batch = batch.to(live.statetrim_device)
     logits = live(input_ids=batch, use_cache=False).logits[:, :-1].float().flatten(0, 1)
     loss: Any = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
     loss.backward()
@@ -138,11 +137,6 @@ def _train_projections_only(
         if claim.role in ("q_proj", "k_proj"):
             for mixer in modules.values():
                 mixer.get_parameter(claim.tensor).requires_grad_(True)
-
-
-def _device(live: nn.Module) -> torch.device:
-    device: torch.device = live.device  # type: ignore[assignment]
-    return device
 
 
 def _parts(methods: Iterable[str]) -> list[str]:

@@ -1,8 +1,11 @@
 """Checkpoint -> live model; the only place that chooses transformers, fla or portable."""
 
+import atexit
 import importlib.util
 import logging
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -87,10 +90,22 @@ def load(
             trust_remote_code=False,
             local_files_only=True,
             output_loading_info=True,
+            **_offloaded(layerwise),
         )
     _check_loaded(info, checkpoint.path)
     live.statetrim_runtime = runtime
-    return live.to(device or ("cuda" if torch.cuda.is_available() else "cpu")).eval()
+    live.statetrim_device = torch.device(device)  # of the inputs; offloaded weights claim "meta"
+    return (live if layerwise else live.to(device)).eval()
+
+
+def _offloaded(layerwise: bool) -> dict[str, Any]:
+    """accelerate's disk offload: weights stay in their shards, except those that transformers
+    fuses on loading, which go to a temporary folder that lives as long as the process."""
+    if not layerwise:
+        return {}
+    folder = tempfile.mkdtemp(prefix="statetrim-offload-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"device_map": {"": "disk"}, "offload_folder": folder}
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
