@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from statistics import median
 
+import torch
+
 HIDDEN, INTERMEDIATE = 5120, 17408
 KEY_HEADS, VALUE_HEADS, WIDTH = 16, 48, 128
 ATTENTION_HEADS, KV_HEADS, ATTENTION_WIDTH = 24, 4, 256
@@ -52,9 +54,9 @@ def tensors_of_layer(layer: int) -> dict[str, tuple[int, ...]]:
 
 
 def write_checkpoint(directory: Path, gigabytes: float) -> int:
-    """A bf16 checkpoint of random bytes; returns its size."""
+    """A bf16 checkpoint of random numbers; returns its size."""
     directory.mkdir(parents=True)
-    noise = os.urandom(16 << 20)
+    noise = torch.randn(8 << 20).bfloat16().view(torch.uint8).numpy().tobytes()
     weight_map: dict[str, str] = {}
     total = layer = 0
     while total < gigabytes * 1e9:

@@ -1,6 +1,8 @@
 """The command line: parsing only. Each command calls the function of the same name."""
 
 import json
+import logging
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any
@@ -194,6 +196,11 @@ def prune(
 
 def main() -> None:
     """Run the command line: a user's mistake is one sentence and exit code 2."""
+    # Our own progress and notes, not those of the libraries underneath.
+    os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
+    logging.basicConfig(format="%(message)s", level=logging.ERROR)
+    logging.getLogger("statetrim").setLevel(logging.INFO)
     try:
         app()
     except StatetrimError as error:
