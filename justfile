@@ -15,3 +15,7 @@ test:
 # Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (docs/scale.md).
 bench-prune DIRECTORY:
     python experiments/bench_prune.py {{DIRECTORY}}
+
+# Peak memory of layerwise calibration on a synthetic 6 GB checkpoint below DIRECTORY (docs/scale.md).
+bench-layerwise DIRECTORY TOKENIZER TEXT:
+    python experiments/bench_layerwise.py {{DIRECTORY}} {{TOKENIZER}} {{TEXT}}

@@ -264,6 +264,8 @@ def test_a_hub_cache_opens_and_prunes(model: Path, tmp_path: Path) -> None:
     assert contents(tmp_path / "out") == contents(tmp_path / "plain")
     assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
     assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "base_model: org/name" in card and "# org/name, key channels" in card
 
 
 # --- refusals ------------------------------------------------------------------------------------

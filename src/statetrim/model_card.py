@@ -1,6 +1,7 @@
 """The README.md of a pruned checkpoint: what was cut, from what, and how."""
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -12,9 +13,9 @@ _CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag
 def model_card(surgery: "Surgery", original: str) -> str:
     """Front matter with the original's licence, then the cut in a table."""
     before, after, plan = surgery.model.geometry, surgery.geometry, surgery.plan
-    name = surgery.model.path.resolve().name
+    name, base = _source(surgery.model.path.resolve())
     options = ", ".join(f"{key}={value}" for key, value in plan.options.items()) or "none"
-    front = [*_carried(original), "tags:", "- statetrim", "- pruned"]
+    front = [*_carried(original), *base, "tags:", "- statetrim", "- pruned"]
     lines = [
         "---",
         *front,
@@ -42,6 +43,14 @@ def model_card(surgery: "Surgery", original: str) -> str:
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
     return "\n".join(lines) + "\n"
+
+
+def _source(path: Path) -> tuple[str, list[str]]:
+    """The model's name, and front matter that links to it where it came from the hub's cache."""
+    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
+        hub_id = path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
+        return hub_id, [f"base_model: {hub_id}"]
+    return path.name, []
 
 
 def _carried(original: str) -> list[str]:
