@@ -11,3 +11,7 @@ types:
 
 test:
     pytest -n 2 --dist loadfile
+
+# Pre-train a small model from scratch, for example: just train-tiny delta_net OUT --preset fixture
+train-tiny kind out *options:
+    python experiments/train_tiny.py {{kind}} {{out}} {{options}}
