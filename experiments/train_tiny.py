@@ -67,7 +67,7 @@ PRESETS = {
         "head_dim": 32,
         "num_layers": 2,
         "intermediate_size": 128,
-        "steps": 400,
+        "steps": 250,
         "recall_tokens": 2048,
         "most_pairs": 16,
         "text_rows": 0,
