@@ -36,16 +36,12 @@ def training(head_dim: int, rounds: int) -> None:
     torch.manual_seed(0)
     shape = (4, 1024, 4)
     q, k = (rules.l2_normalized(torch.randn(*shape, head_dim)) for _ in range(2))
-    inputs = {
-        "v": torch.randn(*shape, head_dim),
-        "g": -torch.rand(shape),
-        "beta": torch.rand(shape),
-    }
-    leaves = [x.requires_grad_() for x in (q, k, *inputs.values())]
+    v, g, beta = torch.randn(*shape, head_dim), -torch.rand(shape), torch.rand(shape)
+    leaves = [x.requires_grad_() for x in (q, k, v, g, beta)]
     weight = torch.randn(*shape, head_dim)
 
-    def with_backward(rule: Callable[..., tuple[torch.Tensor, object]], **kwargs: object) -> None:
-        output, _ = rule(q, k, **inputs, **kwargs)
+    def with_backward(rule: Callable[..., tuple[torch.Tensor, object]]) -> None:
+        output, _ = rule(q, k, v, g=g, beta=beta)
         torch.autograd.grad((output * weight).sum(), leaves)
 
     chunked = best_times(
