@@ -19,3 +19,7 @@ bench-prune DIRECTORY:
 # Peak memory of layerwise calibration on a synthetic 6 GB checkpoint below DIRECTORY (docs/scale.md).
 bench-layerwise DIRECTORY TOKENIZER TEXT:
     python experiments/bench_layerwise.py {{DIRECTORY}} {{TOKENIZER}} {{TEXT}}
+
+# Pre-train a small model from scratch, for example: just train-tiny delta_net OUT --preset fixture
+train-tiny kind out *options:
+    python experiments/train_tiny.py {{kind}} {{out}} {{options}}

@@ -16,6 +16,7 @@ from torch import Tensor
 
 import tiny
 from statetrim.portable import delta_rule as rules
+from statetrim.portable.deferred import DeferredState
 
 KINDS = ("linear_attention", "delta_rule", "gated_delta_rule", "kda")
 DECAYS = ("near one", "moderate", "near zero", "mixed", "overwhelming")
@@ -188,19 +189,36 @@ def test_decoding_equals_stepping(kind: str) -> None:
     assert (output - wanted[0]).abs().max() <= EXACT
     assert (state - wanted[1]).abs().max() <= EXACT
     assert torch.equal(inputs["initial_state"], kept)
-    _, state = decode(**inputs, output_final_state=True, update_state_in_place=True)
-    assert state is inputs["initial_state"]
-    assert (state - wanted[1]).abs().max() <= EXACT
+    deferred = DeferredState(kept)
+    output, state = decode(**{**inputs, "initial_state": deferred})
+    assert state is deferred
+    assert (output - wanted[0]).abs().max() <= EXACT
+    assert (deferred.tensor() - wanted[1]).abs().max() <= EXACT
+    assert deferred.tensor().data_ptr() == kept.data_ptr()
 
 
-def test_decoding_in_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = arguments("gated_delta_rule", 3, batch=5)
-    whole = rules.fused_recurrent_gated_delta_rule(**inputs, output_final_state=True)
-    monkeypatch.setattr(rules, "DECODE_BLOCK_BYTES", 3 * 8 * 5 * 8)
-    parts = rules.fused_recurrent_gated_delta_rule(**inputs, output_final_state=True)
-    for one, other in zip(whole, parts, strict=True):
-        assert one is not None and other is not None
-        assert (one - other).abs().max() <= EXACT
+@settings(max_examples=30, deadline=None)
+@given(
+    kind=st.sampled_from(KINDS[1:]),
+    decay=st.sampled_from(DECAYS),
+    capacity=st.integers(1, 5),
+    reads=st.lists(st.booleans(), min_size=1, max_size=14),
+)
+def test_deferred_writes_change_nothing(
+    kind: str, decay: str, capacity: int, reads: list[bool]
+) -> None:
+    """Whenever the state is looked at, and however many writes wait."""
+    inputs = arguments(kind, len(reads), decay)
+    wanted, final = stepped(kind, inputs)
+    state = DeferredState(inputs.pop("initial_state"), capacity)
+    decode = getattr(rules, f"fused_recurrent_{kind}")
+    for t, read in enumerate(reads):
+        token = {name: x[:, t : t + 1] for name, x in inputs.items()}
+        output, _ = decode(**token, initial_state=state)
+        assert (output[:, 0] - wanted[:, t]).abs().max() <= EXACT
+        if read:
+            state.tensor()
+    assert (state.tensor() - final).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, CacheLayerMixin
 
+from .deferred import DeferredState
+
 
 class RecurrentLayer(CacheLayerMixin):
     """`recurrent_state` [batch, value heads, head_k_dim, head_v_dim], float32 in any model;
@@ -15,12 +17,24 @@ class RecurrentLayer(CacheLayerMixin):
 
     def __init__(self) -> None:
         super().__init__()
-        self.recurrent_state: Tensor | None = None
+        self._state: Tensor | DeferredState | None = None
         self.conv_state: tuple[Tensor, ...] = ()
         self.seen_tokens = 0
 
-    def store(self, recurrent_state: Tensor, conv_state: tuple[Tensor, ...], tokens: int) -> None:
-        self.recurrent_state, self.conv_state = recurrent_state, conv_state
+    @property
+    def recurrent_state(self) -> Tensor | None:
+        return self._state.tensor() if isinstance(self._state, DeferredState) else self._state
+
+    def decoding_state(self) -> DeferredState | None:
+        """The state in the form that decoding advances in place."""
+        if isinstance(self._state, Tensor):
+            self._state = DeferredState(self._state)
+        return self._state
+
+    def store(
+        self, state: Tensor | DeferredState, conv_state: tuple[Tensor, ...], tokens: int
+    ) -> None:
+        self._state, self.conv_state = state, conv_state
         self.seen_tokens += tokens
         self.is_initialized = True
 
@@ -42,8 +56,8 @@ class RecurrentLayer(CacheLayerMixin):
         return self.seen_tokens + query_length, 0
 
     def _each(self, change: Callable[[Tensor], Tensor]) -> None:
-        if self.recurrent_state is not None:
-            self.recurrent_state = change(self.recurrent_state)
+        state = self.recurrent_state
+        self._state = None if state is None else change(state)
         self.conv_state = tuple(change(x) for x in self.conv_state)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:

@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from transformers.configuration_utils import PreTrainedConfig
 
 from .causal_lm import PortableForCausalLM, PortableModel
+from .deferred import DeferredState
 from .delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
-from .mixer import Heads, Mixer, is_decode_step, only_valid
+from .mixer import Heads, Mixer, State, only_valid
 from .norm import GatedRMSNorm, RMSNorm
 
 
@@ -140,18 +141,19 @@ class DeltaNet(Mixer):
             self.o_norm = RMSNorm(heads.head_v_dim, config.norm_eps)
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    ) -> tuple[Tensor, State]:
         q, k = self.activation(q), self.activation(k)
         if self.qk_norm == "sum":
             q, k = (F.normalize(x, p=1.0, dim=-1, eps=1e-6) for x in (q, k))
         beta = self.b_proj(x).sigmoid() if self.use_beta else torch.ones_like(q[..., 0])
         beta = only_valid(beta * self.beta_scale, valid)
         l2 = self.qk_norm == "l2"
-        if is_decode_step(q, past):
+        state: State | None
+        if isinstance(past, DeferredState):
             o, state = fused_recurrent_delta_rule(
                 q, k, v, beta=beta, initial_state=past, output_final_state=True,
-                use_qk_l2norm_in_kernel=l2, update_state_in_place=True,
+                use_qk_l2norm_in_kernel=l2,
             )  # fmt: skip
         else:
             o, state = chunk_delta_rule(

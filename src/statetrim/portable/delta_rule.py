@@ -1,4 +1,4 @@
-"""Delta-rule recurrences in plain PyTorch: step by step, in chunks, and one decode step in place.
+"""Delta-rule recurrences in plain PyTorch: step by step, in chunks, and for decoding.
 
 Shapes: `q`, `k` [batch, time, key heads, head_k_dim]; `v` [batch, time, value heads, head_v_dim];
 `beta` [batch, time, value heads]; `g`, the log of the decay, [batch, time, value heads] or, for a
@@ -20,13 +20,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from .deferred import DeferredState
+
 CHUNK = 64
 
 # exp(-800) is 0 even in float64: smaller log-decays change nothing, and -inf gives inf - inf.
 LOWEST_LOG_DECAY = -800.0
-
-# A decode step visits the state three times; in blocks that fit a cache, memory sees one visit.
-DECODE_BLOCK_BYTES = 2 << 20
 
 
 def l2_normalized(x: Tensor, eps: float = 1e-6) -> Tensor:
@@ -196,19 +195,17 @@ def fused_recurrent_delta_rule(
     v: Tensor,
     beta: Tensor,
     scale: float | None = None,
-    initial_state: Tensor | None = None,
+    initial_state: Tensor | DeferredState | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    update_state_in_place: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | DeferredState | None]:
     """The delta rule token by token, for decoding; without gradients.
 
-    With `update_state_in_place`, `initial_state` itself becomes the final state.
+    A `DeferredState` is advanced in place and returned; a tensor is left as it is.
     """
     return _decode(
-        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        update_state_in_place,
-    )  # fmt: skip
+        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    )
 
 
 def fused_recurrent_gated_delta_rule(
@@ -218,16 +215,22 @@ def fused_recurrent_gated_delta_rule(
     g: Tensor,
     beta: Tensor,
     scale: float | None = None,
-    initial_state: Tensor | None = None,
+    initial_state: Tensor | DeferredState | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    update_state_in_place: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | DeferredState | None]:
     """The gated delta rule token by token; see `fused_recurrent_delta_rule`."""
     return _decode(
-        q, k, v, g.unsqueeze(-1), beta, scale, initial_state, output_final_state,
-        use_qk_l2norm_in_kernel, update_state_in_place,
-    )  # fmt: skip
+        q,
+        k,
+        v,
+        g.unsqueeze(-1),
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+    )
 
 
 def fused_recurrent_kda(
@@ -237,16 +240,14 @@ def fused_recurrent_kda(
     g: Tensor,
     beta: Tensor,
     scale: float | None = None,
-    initial_state: Tensor | None = None,
+    initial_state: Tensor | DeferredState | None = None,
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
-    update_state_in_place: bool = False,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | DeferredState | None]:
     """Kimi delta attention token by token; see `fused_recurrent_delta_rule`."""
     return _decode(
-        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel,
-        update_state_in_place,
-    )  # fmt: skip
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    )
 
 
 def _chunked(
@@ -357,11 +358,10 @@ def _decode(
     g: Tensor | None,
     beta: Tensor,
     scale: float | None,
-    initial_state: Tensor | None,
+    initial_state: Tensor | DeferredState | None,
     output_final_state: bool,
     use_qk_l2norm_in_kernel: bool,
-    update_state_in_place: bool,
-) -> tuple[Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor | DeferredState | None]:
     out_dtype, dtype = v.dtype, _arithmetic_dtype(v)
     if use_qk_l2norm_in_kernel:
         q, k = _normalized_pair(q, k)
@@ -370,48 +370,19 @@ def _decode(
     q = q.repeat_interleave(group, 2) * _scale(q, scale)
     k = k.repeat_interleave(group, 2)
     decay = None if g is None else g.to(dtype).exp()
-    state = _first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
-    if state is initial_state and not update_state_in_place:
-        state = state.clone()
-    outputs = [
-        decode_step_(
-            state, q[:, t], k[:, t], v[:, t], beta[:, t], None if decay is None else decay[:, t]
-        )
-        for t in range(v.shape[1])
-    ]
-    return torch.stack(outputs, 1).to(out_dtype), state if output_final_state else None
-
-
-@torch.no_grad()
-def decode_step_(
-    state: Tensor, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None
-) -> Tensor:
-    """One token; `state` [batch, heads, head_k_dim, head_v_dim] is updated in place.
-
-    `q`, `k` [batch, heads, head_k_dim], `v` [batch, heads, head_v_dim], `beta` [batch, heads],
-    `decay` [batch, heads, head_k_dim or 1], a factor, not its log. Returns [batch, heads,
-    head_v_dim].
-    """
-    matrices = state.flatten(0, 1)
-    q, k, v = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v))
-    beta = beta.flatten().view(-1, 1, 1)
-    reader = torch.cat([beta * k, q], 1)
-    factor = None if decay is None else decay.flatten(0, 1).unsqueeze(-1)
-    if factor is not None:
-        reader = reader * factor.mT  # (decay * S)'k = S'(decay * k): read before decaying
-    wanted = beta * v
-    seen, write, column = wanted.new_empty(*reader.shape[:2], v.shape[-1]), wanted, k.mT
-    size = max(1, DECODE_BLOCK_BYTES // (matrices[0].numel() * matrices.element_size()))
-    for start in range(0, len(matrices), size):
-        part = slice(start, start + size)
-        block = matrices[part]
-        torch.bmm(reader[part], block, out=seen[part])
-        write[part].sub_(seen[part, :1])
-        if factor is not None:
-            block.mul_(factor[part])
-        block.addcmul_(column[part], write[part])
-    out = seen[:, 1:] + (k * q).sum(-1, keepdim=True) * write
-    return out.view(*state.shape[:2], -1)
+    if isinstance(initial_state, DeferredState):
+        state = initial_state
+    else:
+        first = _first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
+        state = DeferredState(first.clone() if first is initial_state else first)
+    outputs = []
+    for t in range(v.shape[1]):
+        factor = None if decay is None else decay[:, t]
+        outputs.append(state.step(q[:, t], k[:, t], v[:, t], beta[:, t], factor))
+    out = torch.stack(outputs, 1).to(out_dtype)
+    if state is initial_state:
+        return out, state
+    return out, state.tensor() if output_final_state else None
 
 
 def _in_chunks(x: Tensor, size: int) -> Tensor:

@@ -10,8 +10,9 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .causal_lm import PortableForCausalLM, PortableModel, PortablePreTrainedModel
 from .decay_gate import draw_decay, log_decay
+from .deferred import DeferredState
 from .delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-from .mixer import Mixer, grouped_heads, is_decode_step, only_valid
+from .mixer import Mixer, State, grouped_heads, only_valid
 from .norm import GatedRMSNorm, RMSNorm
 
 
@@ -121,14 +122,15 @@ class GatedDeltaNet(Mixer):
             self.o_norm = RMSNorm(heads.head_v_dim, config.norm_eps)
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    ) -> tuple[Tensor, State]:
         beta = only_valid(self.b_proj(x).sigmoid() * self.beta_scale, valid)
         g = only_valid(log_decay(self.a_proj(x), self.A_log, self.dt_bias), valid)
-        if is_decode_step(q, past):
+        state: State | None
+        if isinstance(past, DeferredState):
             o, state = fused_recurrent_gated_delta_rule(
                 q, k, v, g=g, beta=beta, initial_state=past, output_final_state=True,
-                use_qk_l2norm_in_kernel=True, update_state_in_place=True,
+                use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
         else:
             o, state = chunk_gated_delta_rule(

@@ -11,8 +11,9 @@ from transformers.configuration_utils import PreTrainedConfig
 
 from .causal_lm import PortableForCausalLM, PortableModel, PortablePreTrainedModel
 from .decay_gate import draw_decay, log_decay
+from .deferred import DeferredState
 from .delta_rule import chunk_kda, fused_recurrent_kda
-from .mixer import Mixer, grouped_heads, is_decode_step, only_valid
+from .mixer import Mixer, State, grouped_heads, only_valid
 from .norm import GatedRMSNorm
 
 
@@ -117,14 +118,15 @@ class KimiDeltaAttention(Mixer):
         self.o_norm = GatedRMSNorm(rank, config.norm_eps, "sigmoid")
 
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    ) -> tuple[Tensor, State]:
         beta = only_valid(self.b_proj(x).sigmoid() * self.beta_scale, valid)
         g = only_valid(self._log_decay(x), valid)
-        if is_decode_step(q, past):
+        state: State | None
+        if isinstance(past, DeferredState):
             o, state = fused_recurrent_kda(
                 q, k, v, g=g, beta=beta, initial_state=past, output_final_state=True,
-                use_qk_l2norm_in_kernel=True, update_state_in_place=True,
+                use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
         else:
             o, state = chunk_kda(

@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from .cache import RecurrentCache, RecurrentLayer
+from .deferred import DeferredState
 from .rows import rows_of
 from .short_conv import ShortConvolution
+
+State = Tensor | DeferredState
 
 
 @dataclass(frozen=True)
@@ -73,11 +76,12 @@ class Mixer(nn.Module):
 
     @abstractmethod
     def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
+        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    ) -> tuple[Tensor, State]:
         """Outputs [rows, time, value heads, head_v_dim] and the final state, from the layer's input
         `x` [rows, time, hidden_size], `q`, `k`, `v` [rows, time, heads, dim] after convolution and
-        activation, which tokens are real [rows, time] (None: all) and the state so far."""
+        activation, which tokens are real [rows, time] (None: all) and the state so far; a deferred
+        state means that one token is being decoded."""
 
     @abstractmethod
     def read_out(self, x: Tensor, o: Tensor) -> Tensor:
@@ -101,12 +105,19 @@ class Mixer(nn.Module):
         x = hidden_states if rows is None else rows.gather(hidden_states)
         layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
         q, k, v, tails = self._projections(x, None if rows is None else rows.lengths, layer)
-        past = None if layer is None else layer.recurrent_state
+        past = None if layer is None else self._past(layer, time, rows is None)
         o, state = self.recur(x, q, k, v, None if rows is None else rows.valid, past)
         if use_cache and layer is not None:
             layer.store(state, tails, time)
         out: Tensor = self.o_proj(self.read_out(x, o).flatten(2))
         return out if rows is None else rows.scatter(out, batch, time)
+
+    @staticmethod
+    def _past(layer: RecurrentLayer, time: int, all_real: bool) -> State | None:
+        """A single token without gradients is decoded; everything else runs in chunks."""
+        if time == 1 and all_real and not torch.is_grad_enabled():
+            return layer.decoding_state()
+        return layer.recurrent_state
 
     def _projections(
         self, x: Tensor, lengths: Tensor | None, layer: RecurrentLayer | None
@@ -132,8 +143,3 @@ def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
     if valid is None:
         return x
     return x * valid.view(*valid.shape, *[1] * (x.dim() - 2)).to(x.dtype)
-
-
-def is_decode_step(q: Tensor, past: Tensor | None) -> bool:
-    """Whether to take the in-place step: one token, a cached state, no gradients to keep."""
-    return q.shape[1] == 1 and past is not None and not torch.is_grad_enabled()

@@ -26,8 +26,8 @@ class Rows:
         return self.valid.sum(-1)
 
     def gather(self, x: Tensor) -> Tensor:
-        """[batch, time, channels] -> [rows, length, channels], zero past a row's end."""
-        return x.flatten(0, 1)[self.index] * self.valid.unsqueeze(-1).to(x.dtype)
+        """[batch, time, channels] -> [rows, length, channels], any token past a row's end."""
+        return x.flatten(0, 1)[self.index]
 
     def scatter(self, rows: Tensor, batch: int, time: int) -> Tensor:
         """[rows, length, channels] -> [batch, time, channels], zero where there was padding."""
