@@ -61,7 +61,7 @@ def mcnemar(before: Tensor, after: Tensor, *, mid: bool = True) -> float:
     flips = only_before + only_after
     fewer = min(only_before, only_after)
     if only_before == only_after:
-        return float(1.0 - (0.5 * comb(flips, fewer) / 2**flips if mid and flips else 0.0))
+        return 1.0 - (comb(flips, fewer) / 2 ** (flips + 1) if mid and flips else 0.0)
     ways = tail = 1
     for k in range(fewer):
         ways = ways * (flips - k) // (k + 1)  # ways to choose k + 1 of the flips
