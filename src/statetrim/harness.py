@@ -8,6 +8,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from .errors import StatetrimError
 from .scores import Score, Unit
 from .tasks import Task
@@ -36,11 +38,18 @@ def version() -> str:
 def hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
     """lm-eval's transformers model around one that is loaded already.
 
-    Its batches are safe for recurrent models: likelihoods are padded on the right, behind all that
-    counts, and generation on the left with a mask, which every runtime of `loading` honours.
+    Likelihoods are padded on the right, behind all that counts. Generation is padded on the left,
+    with a mask that not every recurrent model heeds (transformers' Mamba-2 does not: its
+    convolution's bias enters the state). A probe tells, and then only prompts of one length share
+    a batch.
     """
     quiet()
     from lm_eval.models.huggingface import HFLM
+
+    padding_is_safe = batch_size == 1 or left_padding_is_safe(live)
+    known = getattr(live.generation_config, "eos_token_id", None)
+    known_ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
+    ends = sorted(known_ends) or None
 
     class Counted(HFLM):  # type: ignore[misc]
         """Without tqdm's bars; the run has one of its own."""
@@ -61,9 +70,51 @@ def hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
             return found
 
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
-            return super().generate_until(requests, disable_tqdm=True)
+            if padding_is_safe:
+                return super().generate_until(requests, disable_tqdm=True)
+            found: dict[int, str] = {}
+            lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+            for length in sorted(set(lengths)):
+                places = [place for place, other in enumerate(lengths) if other == length]
+                part = [requests[place] for place in places]
+                texts = super().generate_until(part, disable_tqdm=True)
+                found.update(zip(places, texts, strict=True))
+            return [found[place] for place in range(len(requests))]
+
+        def _model_generate(self, context: Any, max_length: int, stop: Any, **kw: Any) -> Any:
+            # Without an id in the config a row would write on behind its end of text for as long
+            # as its neighbours do, and the answer would depend on them.
+            kw.setdefault("eos_token_id", ends)
+            return super()._model_generate(context, max_length, stop, **kw)
 
     return Counted(pretrained=live, tokenizer=tokenizer, batch_size=batch_size)
+
+
+def left_padding_is_safe(live: Any) -> bool:
+    """Whether a prompt padded on the left gives the logits it gives alone, for two tokens."""
+    vocabulary = int(live.get_input_embeddings().weight.shape[0])
+    ids = (torch.arange(1, 12, device=live.device) * 7919 % vocabulary).unsqueeze(0)
+    padded = torch.cat([torch.zeros_like(ids[:, :5]), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :5] = 0
+    alone, beside = (
+        live.generate(
+            input_ids=text,
+            attention_mask=seen,
+            max_new_tokens=2,
+            min_new_tokens=2,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+        ).logits
+        for text, seen in ((ids, torch.ones_like(ids)), (padded, mask))
+    )
+    tolerance = 1e-3 if alone[0].dtype == torch.float32 else 0.05
+    return all(
+        float((one.float() - other.float()).abs().max()) <= tolerance * float(one.float().std())
+        for one, other in zip(alone, beside, strict=True)
+    )
 
 
 def vllm_model(path: Path, batch_size: int | str) -> Any:
