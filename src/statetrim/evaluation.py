@@ -77,21 +77,26 @@ def evaluate(
             "baseline": _fingerprint(opened[0]),
         }
         partial = _Partial(Path(out), shared, resume) if out is not None else None
+        marks = [_fingerprint(model) for model in opened]
+        cells = [(n, item) for n in range(len(opened)) for item in work]
+        kept = {  # all are looked at before any work is done
+            (n, item.task.name): partial.find(names[n], item, marks[n]) if partial else None
+            for n, item in cells
+        }
         found: list[Score] = []
         for number, (name, model) in enumerate(zip(names, opened, strict=True)):
             runner = _Runner(name, model, opened[0], tokenizers[number], batch_size, engine)
             for item in work:
-                identity = {"model": _fingerprint(model), "data": item.digest}
-                done = partial.find(name, item.task, identity) if partial else None
+                done = kept[number, item.task.name]
                 if done is None:
                     done = runner.run(item, limit, progress)
                     if partial:
-                        partial.keep(name, item.task, identity, done)
+                        partial.keep(name, item, marks[number], done)
                 progress(name, item.task.name, 1, 1)
                 found += done
             runner.close()
         lineage = shared | {
-            "models": [_fingerprint(model) for model in opened],
+            "models": marks,
             "data": {item.task.name: item.digest for item in work},
         }
         scores = Scores(names, found, lineage)
@@ -232,12 +237,12 @@ class _Partial:
             )
         self.path.mkdir(parents=True, exist_ok=True)
 
-    def find(self, model: str, task: Task, identity: dict[str, Any]) -> list[Score] | None:
-        path = self._file(model, task)
+    def find(self, model: str, work: _Work, mark: str) -> list[Score] | None:
+        path = self._file(model, work.task)
         if not path.exists():
             return None
         stored = read_object(path, MOST_BYTES)
-        for field, value in (self.shared | identity).items():
+        for field, value in self._lineage(work, mark).items():
             if stored.get("lineage", {}).get(field) != value:
                 raise StatetrimError(
                     f"{path} is left from a run with another {field!r}; repeat that run, or "
@@ -245,14 +250,17 @@ class _Partial:
                 )
         return [read_score(score) for score in stored["scores"]]
 
-    def keep(self, model: str, task: Task, identity: dict[str, Any], scores: list[Score]) -> None:
+    def keep(self, model: str, work: _Work, mark: str, scores: list[Score]) -> None:
         records = [asdict(score) for score in scores]
-        content = {"lineage": self.shared | identity, "scores": records}
-        write_object(self._file(model, task), content, indent=None)
+        content = {"lineage": self._lineage(work, mark), "scores": records}
+        write_object(self._file(model, work.task), content, indent=None)
 
     def finish(self, scores: Scores) -> None:
         scores.save(self.out)
         shutil.rmtree(self.path)
+
+    def _lineage(self, work: _Work, mark: str) -> dict[str, Any]:
+        return self.shared | {"model": mark, "data": work.digest}
 
     def _file(self, model: str, task: Task) -> Path:
         return self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', model)}.{task.name}.json"
