@@ -130,7 +130,7 @@ def plot(scores: Scores, path: Path) -> None:
     """Recall over the number of stored pairs, with intervals of the difference to the original."""
     metrics = [m for m in scores.metrics("mqar") if m.startswith("pairs_") and "_in_" not in m]
     pairs = [int(metric.removeprefix("pairs_")) for metric in metrics]
-    figure, axes = pyplot.subplots(figsize=(7.5, 4.5), layout="constrained")
+    figure, axes = pyplot.subplots(figsize=(8.5, 4.5), layout="constrained")
     styles: dict[str, str] = {}
     for model in scores.models:
         method, _, keep = model.rpartition("-") if model != scores.baseline else (model, "", "")
@@ -155,7 +155,7 @@ def plot(scores: Scores, path: Path) -> None:
     axes.set_xlabel("pairs stored in the state (MQAR)")
     axes.set_ylabel("values recalled, %")
     axes.grid(alpha=0.3)
-    axes.legend(frameon=False, fontsize=9)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
     figure.savefig(path, dpi=140)
 
 

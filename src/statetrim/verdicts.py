@@ -28,13 +28,16 @@ class Verdict:
     unit: str
     loss: Interval
     p: float | None  # McNemar's mid-p, for right and wrong answers
+    floor: bool = False  # the baseline gets nothing right, so there is nothing to lose
 
     @property
     def sentence(self) -> str:
         low, high, suffix = self.loss.low, self.loss.high, _SUFFIX[self.unit]
         digits = 4 if self.unit == "nats" else 2
+        if self.floor and high >= 0.0:
+            return "says nothing: the baseline scores 0"
         if low <= 0.0 <= high:
-            return f"no loss within {max(high, 0.0):.{digits}f}{suffix}"
+            return f"no loss within {abs(high):.{digits}f}{suffix}"
         size, margin = abs(self.loss.estimate), self.loss.margin
         kind = "loss" if low > 0 else "gain"
         return f"{kind} of {size:.{digits}f} ± {margin:.{digits}f}{suffix}"
@@ -64,7 +67,8 @@ def judge(scores: Scores, model: str, task: str, metric: str) -> Verdict:
         change = _map(change, lambda x: 100 * expm1(min(x, 700.0)))
     loss = -change if score.higher_is_better else change
     p = mcnemar(pairs.before, pairs.after) if binary else None
-    return Verdict(model, task, metric, score.unit, loss, p)
+    floor = score.higher_is_better and scores.find(scores.baseline, task, metric).value == 0.0
+    return Verdict(model, task, metric, score.unit, loss, p, floor)
 
 
 def recall_change(scores: Scores, model: str) -> Interval | None:
@@ -73,7 +77,11 @@ def recall_change(scores: Scores, model: str) -> Interval | None:
     if not tasks:
         return None
     pairs = [scores.pairs(model, task, TASKS[task].metric) for task in tasks]
-    return _map(difference_interval(pairs, level=LEVEL), lambda x: 100 * x)
+    change = difference_interval(pairs, level=LEVEL)
+    if all(bool((pair.before == pair.after).all()) for pair in pairs):
+        bound = unseen(sum(len(pair.before) for pair in pairs), LEVEL)
+        change = Interval(0.0, -bound, bound)
+    return _map(change, lambda x: 100 * x)
 
 
 def check_rule(rule: str) -> None:
