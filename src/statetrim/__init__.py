@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
     from .errors import StatetrimError
+    from .evaluation import evaluate
     from .family import Family
     from .geometry import ChannelRows, Geometry, rows
     from .loading import load
     from .method import Evidence, needs, top
     from .plan import Plan
     from .pruning import prepare, prune
+    from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
     from .statistics import LayerStatistics, Statistics, merge
@@ -36,7 +38,10 @@ _HOME = {
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
+    "Score": "scores",
+    "Scores": "scores",
     "calibrate": "calibration",
+    "evaluate": "evaluation",
     "inspect": "serving",
     "load": "loading",
     "merge": "statistics",
@@ -58,11 +63,14 @@ __all__ = [
     "Geometry",
     "LayerStatistics",
     "Plan",
+    "Score",
+    "Scores",
     "StateReport",
     "StatetrimError",
     "Statistics",
     "__version__",
     "calibrate",
+    "evaluate",
     "inspect",
     "load",
     "merge",

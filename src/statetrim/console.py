@@ -20,8 +20,10 @@ from rich.table import Table
 from .checkpoint import Checkpoint
 from .plan import Plan
 from .pruning import Surgery
+from .scores import Score, Scores
 from .serving import StateReport, StateSize
 from .statistics import Statistics
+from .verdicts import recall_change, verdicts
 
 _out = Console(markup=False)
 _err = Console(stderr=True, markup=False)
@@ -148,6 +150,84 @@ def tokens_progress(label: str) -> Iterator[Any]:
     with Progress(*columns, console=_err, transient=True) as progress:
         task = progress.add_task(label, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
+    found = verdicts(scores)
+    if as_json:
+        judged = [
+            {
+                "model": v.model,
+                "task": v.task,
+                "metric": v.metric,
+                "loss": [v.loss.estimate, v.loss.low, v.loss.high],
+                "unit": {"perplexity": "%", "share": "points", "nats": "nats"}[v.unit],
+                "mcnemar_p": v.p,
+                "verdict": v.sentence,
+            }
+            for v in found
+        ]
+        show_json(scores.as_json(samples=False) | {"verdicts": judged, "output": where})
+        return
+    table = Table(title="Scores", title_justify="left")
+    table.add_column("task")
+    table.add_column("metric")
+    table.add_column("samples", justify="right")
+    for model in scores.models:
+        table.add_column(model, justify="right", overflow="fold")
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            cells = [scores.find(model, task, metric) for model in scores.models]
+            name = task if metric == scores.metrics(task)[0] else ""
+            count = str(len(cells[0].samples))
+            table.add_row(name, metric, count, *[_score_cell(cell) for cell in cells])
+    _out.print(table)
+    for verdict in found:
+        p = "" if verdict.p is None else f" (McNemar p = {verdict.p:.3g})"
+        line = f"{verdict.task}, {verdict.metric}, {verdict.model}: {verdict.sentence}{p}"
+        _out.print(line, highlight=False, soft_wrap=True)
+    for model in scores.models[1:]:
+        change = recall_change(scores, model)
+        if change is not None:
+            text = (
+                f"{change.estimate:+.2f} points, between {change.low:+.2f} and {change.high:+.2f}"
+            )
+            _out.print(f"mean recall, {model}: {text}", highlight=False, soft_wrap=True)
+    _out.print(f"intervals of 95%, paired by sample; written to {where}", highlight=False)
+
+
+def _score_cell(score: Score) -> str:
+    if score.unit == "perplexity":
+        return f"{score.value:,.2f}" if score.value < 1e7 else f"{score.value:.2e}"
+    return f"{100 * score.value:.1f}%" if score.unit == "share" else f"{score.value:.4f}"
+
+
+@contextmanager
+def tasks_progress() -> Iterator[Any]:
+    """Yields a function of model, task, done and total; in a log, a line for each task."""
+    if _hidden():
+        finished: set[tuple[str, str]] = set()
+
+        def line(model: str, task: str, done: int, total: int) -> None:
+            if done == total and total == 1 and (model, task) not in finished:
+                finished.add((model, task))
+                _err.print(f"{model}: {task} done", highlight=False, soft_wrap=True)
+
+        yield line
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=_err, transient=True) as progress:
+        bars: dict[tuple[str, str], Any] = {}
+
+        def update(model: str, task: str, done: int, total: int) -> None:
+            if (model, task) not in bars:
+                bars.clear()
+                for bar in progress.task_ids:
+                    progress.remove_task(bar)
+                bars[model, task] = progress.add_task(f"{model}: {task}", total=None)
+            progress.update(bars[model, task], completed=done, total=total)
+
+        yield update
 
 
 @contextmanager

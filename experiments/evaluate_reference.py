@@ -1,0 +1,163 @@
+"""One command from a model to a table and a plot: calibrate, select, prune, evaluate, report.
+
+    python experiments/evaluate_reference.py MODEL DATA OUT [--also CHECKPOINT ...]
+
+Cuts MODEL by each method at each width, evaluates the original and every cut on all tasks, writes
+OUT/table.md and OUT/recall.png. Checkpoints given with --also (after recovery, say) get columns of
+their own. Run it again after an interruption, or with more methods: finished steps are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+
+matplotlib.use("agg")
+from matplotlib import pyplot
+
+from statetrim import Scores
+from statetrim.paired import difference_interval
+from statetrim.tasks import TASKS
+from statetrim.verdicts import judge, recall_change
+
+# A limit of its own for each group: a wikitext document costs as much as a hundred questions.
+GROUPS = {
+    "choices": ["lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa"],
+    "logits": ["mqar", "agreement"],
+    "long": ["wikitext", "drop", "nq", "squad", "fda_like", "fda_like_short", "kv_retrieval"],
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("data", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--also", type=Path, nargs="*", default=[])
+    parser.add_argument("--methods", nargs="*", default=["rand", "drrqr", "grad"])
+    parser.add_argument("--keep", nargs="*", default=["0.5", "0.25"])
+    parser.add_argument("--tokens", default="24k", help="for calibration")
+    for group in GROUPS:
+        parser.add_argument(f"--{group}", type=int, metavar="N", help="samples per task; all")
+    given = parser.parse_args()
+    given.out.mkdir(parents=True, exist_ok=True)
+    cuts = prune(given)
+    found = [evaluate(given, group, [*cuts, *given.also]) for group in GROUPS]
+    (given.out / "table.md").write_text("\n".join(table(found)) + "\n")
+    plot(next(scores for scores in found if "mqar" in scores.tasks), given.out / "recall.png")
+    print(f"wrote {given.out / 'table.md'} and {given.out / 'recall.png'}")
+
+
+def statetrim(*arguments: object) -> None:
+    command = [sys.executable, "-m", "statetrim", *map(str, arguments)]
+    subprocess.run(command, check=True)
+
+
+def prune(given: argparse.Namespace) -> list[Path]:
+    """A checkpoint for each method and width."""
+    statistics = given.out / "statistics.safetensors"
+    text = given.data / "pretrain_mix" / "valid.jsonl"
+    if not statistics.exists():
+        wanted = ("--for", ",".join(m for m in given.methods if m != "rand") or "drrqr")
+        options = ("--text", text, "--tokens", given.tokens, "-o", statistics, "--resume")
+        statetrim("calibrate", given.model, *wanted, *options)
+    cuts = []
+    for method in given.methods:
+        for keep in given.keep:
+            plan, cut = (given.out / f"{method}-{keep}{end}" for end in (".json", ""))
+            if not plan.exists():
+                options = ("--method", method, "--keep", keep, "--statistics", statistics)
+                statetrim("select", given.model, *options, "-o", plan)
+            statetrim("prune", given.model, plan, "-o", cut)
+            cuts.append(cut)
+    return cuts
+
+
+def evaluate(given: argparse.Namespace, group: str, models: list[Path]) -> Scores:
+    out = given.out / f"{group}.json"
+    if out.exists() and len(Scores.load(out).models) != 1 + len(models):
+        out.unlink()  # made for other columns
+    if not out.exists():
+        limit = getattr(given, group)
+        options = ["--tasks", ",".join(GROUPS[group]), "--data", given.data, "-o", out, "--resume"]
+        options += ["--limit", limit] if limit else []
+        statetrim("evaluate", *models, "--baseline", given.model, *options)
+    return Scores.load(out)
+
+
+def table(found: list[Scores]) -> list[str]:
+    """Markdown: the original's figures, and for each cut its figure and the paired interval."""
+    names = found[0].models
+    lines = [
+        "| task | metric | samples | " + " | ".join(names) + " |",
+        "|---" * (3 + len(names)) + "|",
+    ]
+    for scores in found:
+        for task in scores.tasks:
+            metrics = [m for m in scores.metrics(task) if m == TASKS[task].metric or task == "mqar"]
+            for metric in metrics + (["top1"] if task == "agreement" else []):
+                count = len(scores.find(names[0], task, metric).samples)
+                cells = [cell(scores, name, task, metric) for name in names]
+                lines.append(f"| {task} | {metric} | {count} | " + " | ".join(cells) + " |")
+    for scores in found:
+        changes = [recall_change(scores, name) for name in names[1:]]
+        if all(change is not None for change in changes):
+            cells = [f"{c.estimate:+.1f} [{c.low:+.1f}, {c.high:+.1f}]" for c in changes if c]
+            tasks = [task for task in scores.tasks if TASKS[task].group == "recall"]
+            lines.append(f"| mean of {', '.join(tasks)} | points | | | " + " | ".join(cells) + " |")
+    return lines
+
+
+def cell(scores: Scores, model: str, task: str, metric: str) -> str:
+    score = scores.find(model, task, metric)
+    digits = {"perplexity": f"{score.value:,.0f}", "nats": f"{score.value:.3f}"}
+    text = digits.get(score.unit, f"{100 * score.value:.1f}")
+    if model == scores.baseline:
+        return text
+    loss = judge(scores, model, task, metric).loss
+    change = -loss if score.higher_is_better else loss
+    unit, places = (
+        ("%", 0) if score.unit == "perplexity" else ("", 3 if score.unit == "nats" else 1)
+    )
+    return f"{text} [{change.low:+.{places}f}, {change.high:+.{places}f}{unit}]"
+
+
+def plot(scores: Scores, path: Path) -> None:
+    """Recall over the number of stored pairs, with intervals of the difference to the original."""
+    metrics = [m for m in scores.metrics("mqar") if m.startswith("pairs_") and "_in_" not in m]
+    pairs = [int(metric.removeprefix("pairs_")) for metric in metrics]
+    figure, axes = pyplot.subplots(figsize=(8.5, 4.5), layout="constrained")
+    styles: dict[str, str] = {}
+    for model in scores.models:
+        method, _, keep = model.rpartition("-") if model != scores.baseline else (model, "", "")
+        values = [100 * scores.find(model, "mqar", metric).value for metric in metrics]
+        kind = {"": "-", "0.5": "--", "0.25": ":"}.get(keep, "-.")
+        color = styles.setdefault(
+            method, "black" if model == scores.baseline else f"C{len(styles)}"
+        )
+        label = f"{method}, keep {float(keep):.0%}" if keep else f"{model} (original)"
+        if model == scores.baseline:
+            axes.plot(pairs, values, kind, color=color, marker="o", markersize=4, label=label)
+            continue
+        bounds = [difference_interval([scores.pairs(model, "mqar", m)]) for m in metrics]
+        low = [100 * max(0.0, b.estimate - b.low) for b in bounds]
+        high = [100 * max(0.0, b.high - b.estimate) for b in bounds]
+        style = {"linestyle": kind, "color": color, "marker": "o", "markersize": 4, "capsize": 2}
+        axes.errorbar(pairs, values, yerr=[low, high], label=label, **style)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(pairs, [str(count) for count in pairs])
+    axes.minorticks_off()
+    axes.set_ylim(0, 103)
+    axes.set_xlabel("pairs stored in the state (MQAR)")
+    axes.set_ylabel("values recalled, %")
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=140)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,341 @@
+"""Checkpoints + tasks -> Scores: the same samples for every model, the original first.
+
+The unit of work is one task of one model; each is on disk before the next begins.
+"""
+
+import gc
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from . import harness, recall
+from .checkpoint import Checkpoint, open_checkpoint
+from .errors import StatetrimError
+from .json_file import read_object, write_object
+from .loading import load, load_tokenizer
+from .readout import Readout, divergence
+from .scores import MOST_BYTES, Score, Scores, read_score
+from .tasks import Row, Task, define, find_tasks, pages, prepare_rows
+from .version import __version__
+
+MQAR_ROWS = 64
+LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
+AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
+_SAMPLE_BYTES = 4096
+
+Engine = Literal["hf", "vllm"]
+Progress = Callable[[str, str, int, int], None]
+"""Called with a model, a task, what is done of it, and all there is to do."""
+
+
+def evaluate(
+    models: Sequence[str | Path | Checkpoint],
+    *,
+    baseline: str | Path | Checkpoint,
+    tasks: Sequence[str] = ("offline",),
+    data: str | Path | None = None,
+    limit: int | None = None,
+    batch_size: int = 8,
+    engine: Engine = "hf",
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress = lambda model, task, done, total: None,
+) -> Scores:
+    """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
+
+    `limit` takes the first samples of each task only. With `out` the scores are written there, and
+    each finished task to `OUT.partial`, from which `resume` goes on.
+    """
+    chosen = find_tasks(tasks)
+    harness.quiet()
+    opened = [_open(model) for model in (baseline, *models)]
+    names = _names(opened)
+    _check(chosen, engine, limit, batch_size)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
+        folder = Path(data) if data is not None else None
+        tokenizers = [load_tokenizer(model) for model in opened]
+        plain = [json.dumps(t("The quick brown fox, 42.")["input_ids"]) for t in tokenizers]
+        if len(set(plain)) > 1:
+            raise StatetrimError("the models have different tokenizers, so they cannot be compared")
+        work = [_prepare(task, folder, tokenizers[0], limit, scratch) for task in chosen]
+        shared = {
+            "statetrim": __version__,
+            "lm_eval": harness.version(),
+            "engine": engine,
+            "limit": limit,
+            "baseline": _fingerprint(opened[0]),
+        }
+        partial = _Partial(Path(out), shared, resume) if out is not None else None
+        marks = [_fingerprint(model) for model in opened]
+        cells = [(n, item) for n in range(len(opened)) for item in work]
+        kept = {  # all are looked at before any work is done
+            (n, item.task.name): partial.find(names[n], item, marks[n]) if partial else None
+            for n, item in cells
+        }
+        found: list[Score] = []
+        for number, (name, model) in enumerate(zip(names, opened, strict=True)):
+            runner = _Runner(name, model, opened[0], tokenizers[number], batch_size, engine)
+            for item in work:
+                done = kept[number, item.task.name]
+                if done is None:
+                    done = runner.run(item, limit, progress)
+                    if partial:
+                        partial.keep(name, item, marks[number], done)
+                progress(name, item.task.name, 1, 1)
+                found += done
+            runner.close()
+        lineage = shared | {
+            "models": marks,
+            "data": {item.task.name: item.digest for item in work},
+        }
+        scores = Scores(names, found, lineage)
+        if partial:
+            partial.finish(scores)
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """A task with its samples ready: a folder for lm-eval, or token ids."""
+
+    task: Task
+    digest: str
+    directory: Path | None = None
+    ids: Tensor | None = None
+
+
+def _prepare(
+    task: Task, data: Path | None, tokenizer: Any, limit: int | None, scratch: Path
+) -> _Work:
+    if task.kind == "mqar":
+        return _Work(task, f"seeded, loads {recall.LOADS}, {limit or MQAR_ROWS} rows")
+    if task.kind == "agreement":
+        ids = _agreement_ids(task, data, tokenizer, limit)
+        return _Work(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
+    stock = harness.stock_tasks()
+    if data is None and task.kind == "stock":
+        return _Work(task, "hub", (stock / task.stock).parent)
+    source = task.file(data) if data is not None else None
+    rows: list[Row] = prepare_rows(task, source, _spans(tokenizer), limit)
+    if not rows:
+        raise StatetrimError(f"{source or task.hub} holds no rows for {task.name}")
+    directory = scratch / task.name
+    directory.mkdir()
+    define(task, rows, directory, stock)
+    content = (directory / f"{task.name}.jsonl").read_bytes()
+    return _Work(task, hashlib.sha256(content).hexdigest(), directory)
+
+
+class _Runner:
+    """One model and its tasks; loaded when the first task needs it."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Checkpoint,
+        baseline: Checkpoint,
+        tokenizer: Any,
+        batch_size: int,
+        engine: Engine,
+    ) -> None:
+        self.name, self.model, self.baseline, self.tokenizer = name, model, baseline, tokenizer
+        self.batch_size, self.engine = batch_size, engine
+        self.live: Any = None
+        self.lm: Any = None
+
+    def run(self, work: _Work, limit: int | None, progress: Progress) -> list[Score]:
+        task = work.task
+
+        def report(done: int, total: int) -> None:
+            progress(self.name, task.name, done, total)
+
+        report(0, 1)
+        if task.kind == "mqar":
+            return self._mqar(limit or MQAR_ROWS, report)
+        if work.ids is not None:
+            return self._agreement(work.ids, report)
+        assert work.directory is not None
+        return harness.run(self._lm(), self.name, task, work.directory, limit, report)
+
+    def close(self) -> None:
+        self.live = self.lm = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _model(self) -> Any:
+        if self.live is None:
+            self.live = load(self.model)
+        return self.live
+
+    def _lm(self) -> Any:
+        if self.lm is None and self.engine == "vllm":
+            self.lm = harness.vllm_model(self.model.path, "auto")
+        elif self.lm is None:
+            self.lm = harness.hf_model(self._model(), self.tokenizer, self.batch_size)
+        return self.lm
+
+    def _mqar(self, rows: int, report: harness.Progress) -> list[Score]:
+        readout, found = Readout(self._model()), []
+        cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
+        cells = [cell for cell in cells if cell["pairs"] <= readout.vocabulary // 4]
+        for number, cell in enumerate(cells, start=1):
+            ids, asked = recall.associations(readout.vocabulary, rows=rows, **cell)
+            shares = []
+            with torch.inference_mode():
+                for part in torch.split(ids, self.batch_size):
+                    shares += recall.recalled(part, asked, readout.at(part)(asked)).tolist()
+            far = f"_in_{cell['length']}" if cell["length"] else ""
+            found.append(self._share("mqar", f"pairs_{cell['pairs']}{far}", shares))
+            report(number, len(cells))
+        near = [score.samples for score in found if "_in_" not in score.metric]
+        means = [sum(column) / len(column) for column in zip(*near, strict=True)]
+        return [self._share("mqar", "accuracy", means), *found]
+
+    def _agreement(self, ids: Tensor, report: harness.Progress) -> list[Score]:
+        kl, same = torch.zeros(len(ids)), torch.ones(len(ids))
+        if self.model is not self.baseline:
+            before, after = Readout(load(self.baseline)), Readout(self._model())
+            parts = []
+            for part in torch.split(ids, self.batch_size):
+                parts.append(divergence(before, after, part.long()))
+                report(min(len(parts) * self.batch_size, len(ids)), len(ids))
+            kl, same = (torch.cat(column) for column in zip(*parts, strict=True))
+        if not bool(kl.isfinite().all()):
+            raise StatetrimError(f"{self.name} gives logits that are not numbers")
+        return [
+            Score(self.name, "agreement", "kl", "nats", False, kl.tolist()),
+            self._share("agreement", "top1", same.tolist()),
+        ]
+
+    def _share(self, task: str, metric: str, samples: list[float]) -> Score:
+        return Score(self.name, task, metric, "share", True, samples)
+
+
+class _Partial:
+    """`OUT.partial`: one file for each finished task of a model, so that a killed run goes on."""
+
+    def __init__(self, out: Path, shared: dict[str, Any], resume: bool) -> None:
+        if out.exists():
+            raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
+        self.out, self.shared = out, shared
+        self.path = out.with_name(out.name + ".partial")
+        if self.path.exists() and not resume:
+            raise StatetrimError(
+                f"{self.path} is left from an interrupted run; add --resume to go on, or remove it"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def find(self, model: str, work: _Work, mark: str) -> list[Score] | None:
+        path = self._file(model, work.task)
+        if not path.exists():
+            return None
+        stored = read_object(path, MOST_BYTES)
+        for field, value in self._lineage(work, mark).items():
+            if stored.get("lineage", {}).get(field) != value:
+                raise StatetrimError(
+                    f"{path} is left from a run with another {field!r}; repeat that run, or "
+                    f"remove {self.path}"
+                )
+        return [read_score(score) for score in stored["scores"]]
+
+    def keep(self, model: str, work: _Work, mark: str, scores: list[Score]) -> None:
+        records = [asdict(score) for score in scores]
+        content = {"lineage": self._lineage(work, mark), "scores": records}
+        write_object(self._file(model, work.task), content, indent=None)
+
+    def finish(self, scores: Scores) -> None:
+        scores.save(self.out)
+        shutil.rmtree(self.path)
+
+    def _lineage(self, work: _Work, mark: str) -> dict[str, Any]:
+        return self.shared | {"model": mark, "data": work.digest}
+
+    def _file(self, model: str, task: Task) -> Path:
+        return self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', model)}.{task.name}.json"
+
+
+def _open(model: str | Path | Checkpoint) -> Checkpoint:
+    found = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+    if not found.shards:
+        raise StatetrimError(f"{found.path} holds no weights, so there is nothing to evaluate")
+    return found
+
+
+def _names(models: list[Checkpoint]) -> list[str]:
+    """Short names for columns: the directory's, or more of the path where two are alike."""
+    paths = [model.path.resolve() for model in models]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise StatetrimError(f"{twice} is given twice; every model is evaluated once")
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _check(tasks: list[Task], engine: Engine, limit: int | None, batch_size: int) -> None:
+    if engine not in ("hf", "vllm"):
+        raise StatetrimError(f"there is no engine {engine!r}; choose hf or vllm")
+    if limit is not None and limit < 2:
+        raise StatetrimError(
+            f"a limit of {limit} leaves nothing to compare; take 2 samples or more"
+        )
+    if batch_size < 1:
+        raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
+    inner = next((task.name for task in tasks if task.kind in ("mqar", "agreement")), None)
+    if engine == "vllm" and inner:
+        raise StatetrimError(f"{inner} reads the model's own logits, so it needs --engine hf")
+
+
+def _fingerprint(model: Checkpoint) -> str:
+    """Config and a sample of every tensor: a fine-tuned sibling is told apart whatever changed."""
+    hashed = hashlib.sha256(json.dumps(model.config, sort_keys=True).encode())
+    for name in sorted(model.tensors):
+        shard, tensor = model.tensors[name]
+        hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+        with shard.path.open("rb") as file:
+            file.seek(tensor.start)
+            hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
+    return hashed.hexdigest()
+
+
+def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
+    """The first sequences of the text, documents joined by the end-of-text token, int32."""
+    if data is None:
+        raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
+    ids: list[int] = []
+    rows = limit or AGREEMENT_ROWS
+    for page in pages(task.file(data)):
+        ids += tokenizer(page, add_special_tokens=False)["input_ids"]
+        ids += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        if len(ids) >= rows * AGREEMENT_LENGTH:
+            break
+    rows = min(rows, len(ids) // AGREEMENT_LENGTH)
+    if not rows:
+        raise StatetrimError(f"{task.file(data)} is shorter than {AGREEMENT_LENGTH} tokens")
+    flat = torch.tensor(ids[: rows * AGREEMENT_LENGTH], dtype=torch.int32)
+    return flat.reshape(rows, AGREEMENT_LENGTH)
+
+
+def _spans(tokenizer: Any) -> recall.Spans:
+    if not tokenizer.is_fast:
+        raise StatetrimError("recall tasks need a tokenizer.json, to know where its tokens stand")
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [(int(start), int(end)) for start, end in found["offset_mapping"]]
+
+    return spans

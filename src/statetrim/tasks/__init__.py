@@ -1,0 +1,196 @@
+"""The tasks by name: where their rows lie, how they become prompts, which lm-eval definition runs.
+
+`stock.yaml` puts a stock task of lm-eval on a local file; `recall.yaml` is ours. Two more kinds
+need the model's logits rather than text, and run without lm-eval: `mqar` and `agreement`.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from string import Template
+from typing import Any, Literal
+
+from .. import recall
+from ..errors import StatetrimError
+
+Kind = Literal["stock", "recall", "mqar", "agreement"]
+Row = dict[str, Any]
+
+_HERE = Path(__file__).parent
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task, and where to find it."""
+
+    name: str
+    kind: Kind
+    metric: str  # the one the verdict is about
+    group: str  # perplexity, accuracy, recall or agreement
+    files: str = ""  # pattern below the data directory
+    stock: str = ""  # YAML below lm_eval/tasks
+    hub: str = ""  # dataset with the same fields, where a hub is reachable
+    question: Callable[[Row], recall.Question] | None = None
+
+    def file(self, data: Path) -> Path:
+        """The one file below `data` that holds this task's rows."""
+        found = sorted(data.glob(self.files))
+        if len(found) != 1:
+            state = f"{len(found)} files" if found else "no file"
+            raise StatetrimError(
+                f"{self.name} reads {self.files} below {data}, where {state} of that name can be "
+                f"found; put one there, leave the task out, or leave out --data to use the hub"
+            )
+        return found[0]
+
+
+def _stock(name: str, metric: str, files: str, stock: str = "") -> Task:
+    group = "perplexity" if "perplexity" in metric else "accuracy"
+    return Task(name, "stock", metric, group, files, stock or f"{name}/{name}.yaml")
+
+
+def _recall(name: str, files: str, hub: str = "", question: Any = None) -> Task:
+    return Task(name, "recall", "contains", "recall", files, hub=hub, question=question)
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _stock("wikitext", "word_perplexity", "wikitext-2-raw/wiki.test.raw"),
+        _stock(
+            "lambada_openai", "perplexity", "lambada_openai/*.jsonl", "lambada/lambada_openai.yaml"
+        ),
+        _stock("arc_easy", "acc", "arc/arc_easy_test*.jsonl", "arc/arc_easy.yaml"),
+        _stock(
+            "arc_challenge", "acc_norm", "arc/arc_challenge_test*.jsonl", "arc/arc_challenge.yaml"
+        ),
+        _stock("hellaswag", "acc_norm", "hellaswag/hellaswag_val*.jsonl"),
+        _stock("winogrande", "acc", "winogrande/*val*.jsonl", "winogrande/default.yaml"),
+        _stock("piqa", "acc", "piqa/piqa_val*.jsonl"),
+        _recall("drop", "drop/*.jsonl", "hazyresearch/based_drop", recall.drop),
+        _recall("fda", "fda/*.jsonl", "hazyresearch/based-fda", recall.keyed),
+        _recall(
+            "nq",
+            "nq_with_context/*.jsonl",
+            "hazyresearch/based_nq_2048",
+            recall.natural_questions,
+        ),
+        _recall("squad", "squad/*.jsonl", "hazyresearch/based-squad", recall.squad),
+        _recall("swde", "swde/*.jsonl", "hazyresearch/based-swde-v2", recall.keyed),
+        _recall("triviaqa", "triviaqa/*.jsonl", "hazyresearch/based_triviaqa", recall.trivia),
+        # Documents like those of FDA, but not its rows: never to be reported as FDA.
+        _recall("fda_like", "fda_like_recall/fda_like_recall.jsonl", question=recall.keyed),
+        _recall(
+            "fda_like_short", "fda_like_recall/fda_like_recall_short.jsonl", question=recall.keyed
+        ),
+        _recall("kv_retrieval", "kv_retrieval/*75_keys.jsonl"),
+        Task("mqar", "mqar", "accuracy", "recall"),
+        Task("agreement", "agreement", "kl", "agreement", "wikitext-2-raw/wiki.test.raw"),
+    )
+}
+SUITES = {
+    "likelihood": [name for name, task in TASKS.items() if task.kind == "stock"],
+    "recall": ["drop", "fda", "nq", "squad", "swde", "triviaqa"],
+    "offline": [name for name in TASKS if name not in ("fda", "swde", "triviaqa")],
+}
+
+
+def find_tasks(names: Sequence[str]) -> list[Task]:
+    """Tasks by name; the name of a suite stands for its tasks, each of which runs once."""
+    wanted = dict.fromkeys(inner for name in names for inner in SUITES.get(name, [name]))
+    unknown = next((name for name in wanted if name not in TASKS), None)
+    if unknown is not None or not wanted:
+        raise StatetrimError(
+            f"no task has the name {str(unknown)[:80]!r}; there are {', '.join(TASKS)}, and the "
+            f"suites {', '.join(SUITES)}"
+        )
+    return [TASKS[name] for name in wanted]
+
+
+def prepare_rows(
+    task: Task, source: Path | None, spans: recall.Spans, limit: int | None
+) -> list[Row]:
+    """The rows lm-eval will read: cut prompts for recall, whole documents for wikitext."""
+    if task.name == "wikitext" and source is not None:
+        return list(islice(({"page": page} for page in pages(source)), limit))
+    rows = islice(_rows(task, source), limit)
+    if task.kind == "stock":
+        return list(rows)
+    try:
+        if task.question is None:
+            return [_key_values(row, spans) for row in rows]
+        questions = [task.question(row) for row in rows]
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise StatetrimError(
+            f"a row of {source or task.hub} is not what {task.name} expects: {error!r}"
+        ) from None
+    asked = [question for question in questions if any(question.answers)]
+    return [{"prompt": recall.prompt(q, spans), "answers": q.answers} for q in asked]
+
+
+def pages(path: Path) -> Iterator[str]:
+    """The documents of a WikiText file as in the document-level set: one for each ' = Title = '."""
+    lines: list[str] = []
+    for line in path.read_text(encoding="utf-8").split("\n"):
+        title = line.replace("= = =", "===").replace("= =", "==").strip()
+        if title.startswith("= ") and title.endswith(" ="):
+            if "".join(lines).strip():
+                yield "\n".join(lines)
+            lines = []
+        lines.append(line)
+    yield "\n".join(lines)
+
+
+def define(task: Task, rows: list[Row], directory: Path, stock: Path) -> None:
+    """Write rows and definition to `directory`, where lm-eval finds the task by its name."""
+    path = directory / f"{task.name}.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    template = Template((_HERE / f"{task.kind}.yaml").read_text(encoding="utf-8"))
+    names = {"rows": path, "cache": directory / "cache", "stock": stock / task.stock}
+    filled = {name: json.dumps(str(value)) for name, value in names.items()}  # JSON is YAML
+    text = template.safe_substitute(filled, task=task.name)
+    (directory / f"{task.name}.yaml").write_text(text, encoding="utf-8")
+
+
+def score(row: Row, results: list[str]) -> dict[str, int]:
+    """What lm-eval calls for each row of a recall task."""
+    return {"contains": int(recall.contains(results[0], row["answers"]))}
+
+
+def _key_values(row: Row, spans: recall.Spans) -> Row:
+    return {"prompt": recall.key_values(row, spans), "answers": [[row["value"]]]}
+
+
+def _rows(task: Task, source: Path | None) -> Iterator[Row]:
+    if source is None:
+        yield from _hub_rows(task)
+        return
+    with source.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            if not isinstance(row, dict):
+                raise StatetrimError(f"{source}, line {number}, is not a JSON object")
+            yield row
+
+
+def _hub_rows(task: Task) -> Iterator[Row]:
+    import datasets
+
+    if not task.hub:
+        raise StatetrimError(
+            f"{task.name} is on no hub; give --data, a directory with {task.files}"
+        )
+    try:
+        rows = datasets.load_dataset(task.hub, split="validation")
+    except Exception as error:
+        reason = re.sub(r"\s+", " ", str(error))[:200]
+        raise StatetrimError(
+            f"without --data {task.name} is read from the hub ({task.hub}); that failed: {reason}"
+        ) from None
+    yield from rows
