@@ -1,0 +1,187 @@
+"""Checkpoint + text -> Analysis: how much of its state a model uses, by the recurrence it runs.
+
+The model runs once; its states are walked again in float64 from what its kernels were given, a few
+at a time, so memory does not grow with the length of a sequence.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from .analysis_file import (
+    BINS,
+    BINS_PER_DECADE,
+    LOWEST_DECADE,
+    Analysis,
+    LayerAnalysis,
+)
+from .checkpoint import Checkpoint, with_weights
+from .data import Sequences, sequences
+from .errors import StatetrimError
+from .linalg import condition_number
+from .loading import load, load_tokenizer
+from .states import Block, walk
+from .tap import KernelCall, tap
+from .version import __version__
+
+CHUNK = 64  # tokens; kernels of every library hold their states at this or a multiple of it
+BURN_IN = 128
+
+Progress = Callable[[int, int], None]
+"""Called with the tokens done and in all."""
+
+
+def analyze(
+    model: Checkpoint,
+    text: str | Path,
+    *,
+    tokens: int = 2**14,
+    length: int = 2048,
+    every: Literal["chunk", "token"] | int = "chunk",
+    burn_in: int = BURN_IN,
+    batch_size: int = 1,
+    skip: int = 0,
+    dtype: torch.dtype | None = None,
+    baseline: Checkpoint | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Analysis:
+    """Run `tokens` of `text`, after `skip`, and look at the states of every linear layer.
+
+    States are looked at after every 64th token ("chunk"), every token, or a power of two up to 64.
+    The first `burn_in` tokens of a sequence count in curves over tokens, and nowhere else.
+    A `baseline` is run on the same text, and stands in the result's `baseline`.
+    """
+    stride = _stride(every)
+    if not 0 <= burn_in < length:
+        raise StatetrimError(
+            f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
+            f"leave nothing; make them longer or the burn-in shorter"
+        )
+    models = [model] if baseline is None else [model, baseline]
+    texts = [_text(m, text, tokens=tokens, length=length, skip=skip) for m in models]
+    if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
+        raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
+    found = []
+    for number, (each, data) in enumerate(zip(models, texts, strict=True)):
+        live = load(each, dtype=dtype)
+        lineage = {
+            "statetrim": __version__,
+            "source": each.digest,
+            "model_type": each.config["model_type"],
+            "runtime": live.statetrim_runtime.name,
+            "dtype": str(dtype) if dtype else "stored",
+            "every": stride,
+            "batch_size": batch_size,
+            "data": data.lineage,
+        }
+        tallies = _look(
+            live,
+            each,
+            data.batches(batch_size),
+            {layer: _Tally(each, layer, stride, burn_in) for layer in each.geometry.layers},
+            lambda done, before=number * data.tokens: progress(
+                before + done, len(models) * data.tokens
+            ),
+        )
+        positions = [*range(stride, length, stride), length]
+        layers = {layer: tally.result() for layer, tally in tallies.items()}
+        found.append(Analysis(layers, each.geometry, torch.tensor(positions), burn_in, lineage))
+    return found[0] if baseline is None else replace(found[0], baseline=found[1])
+
+
+def _look(
+    live: nn.Module,
+    model: Checkpoint,
+    batches: list[Tensor],
+    tallies: "dict[int, _Tally]",
+    progress: Callable[[int], None],
+) -> "dict[int, _Tally]":
+    decoder: Any = live.base_model
+    device: Any = live.device
+    done = 0
+    with tap(live, model, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
+        for batch in batches:
+            decoder(input_ids=batch.to(device), use_cache=False)
+            done += batch.numel()
+            progress(done)
+    return tallies
+
+
+@dataclass
+class _Tally:
+    """Running sums of one layer, over samples and sequences; a state is seen and let go."""
+
+    model: Checkpoint
+    layer: int
+    every: int
+    burn_in: int
+    sums: dict[str, Tensor] = field(default_factory=dict)
+    ranks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tokens seen -> sum, n
+    states: int = 0  # in `spectrum`, for every head
+
+    def add(self, call: KernelCall) -> None:
+        seen = 0
+        for block in walk(call, self.every):
+            self._add_grams(block)
+            singular = torch.linalg.svdvals(block.states).cpu()  # [batch, samples, heads, rank]
+            for sample, values in enumerate(singular.unbind(1), start=1):
+                self._add_state(min(seen + sample * self.every, call.key.shape[1]), values)
+            seen += block.key.shape[1]
+
+    def _add_grams(self, block: Block) -> None:
+        for side, x in (("query", block.query), ("key", block.key)):
+            rows = x.flatten(0, 1).transpose(0, 1)  # [heads, tokens, channels]
+            self._add(f"{side}_gram", (rows.mT @ rows).cpu())
+
+    def _add_state(self, position: int, singular: Tensor) -> None:
+        """`singular` [batch, heads, rank] of the states after `position` tokens."""
+        ranks = (singular / singular[..., :1]).square().sum(-1)
+        total, count = self.ranks.get(position, (torch.zeros(()), torch.zeros(())))
+        self.ranks[position] = (total + ranks.nansum(0), count + ranks.isfinite().sum(0))
+        if position > self.burn_in:
+            self.states += len(singular)
+            self._add("spectrum", singular.sum(0))
+            self._add("histogram", _histogram(singular))
+
+    def _add(self, name: str, value: Tensor) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value
+
+    def result(self) -> LayerAnalysis:
+        filters = self.model.filters(self.layer)
+        query_filters, key_filters = filters or (None, None)
+        return LayerAnalysis(
+            effective_rank=torch.stack([t / n for t, n in self.ranks.values()], 1).double(),
+            spectrum=self.sums["spectrum"] / self.states,
+            histogram=self.sums["histogram"],
+            key_condition=condition_number(self.sums["key_gram"]).sqrt(),
+            query_condition=condition_number(self.sums["query_gram"]).sqrt(),
+            key_filters=key_filters,
+            query_filters=query_filters,
+        )
+
+
+def _histogram(singular: Tensor) -> Tensor:
+    """Counts [heads, BINS] by log10 of `singular` [batch, heads, rank]."""
+    bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
+    rows = bins.transpose(0, 1).flatten(1)
+    empty = torch.zeros(len(rows), BINS, dtype=torch.int64)
+    return empty.scatter_add(1, rows, torch.ones_like(rows))
+
+
+def _text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
+    return sequences(text, load_tokenizer(with_weights(model)), **options)
+
+
+def _stride(every: str | int) -> int:
+    stride = {"chunk": CHUNK, "token": 1}.get(every, every) if isinstance(every, str) else every
+    if not isinstance(stride, int) or not 1 <= stride <= CHUNK or not math.log2(stride).is_integer():
+        raise StatetrimError(
+            f"states can be looked at every 'chunk', every 'token', or every 2, 4, 8, 16 or 32 "
+            f"tokens, not every {str(every)[:20]!r}"
+        )
+    return stride
