@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis import analyze
+    from .analysis_file import Analysis
     from .calibration import calibrate
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from .version import __version__
 
 _HOME = {
+    "Analysis": "analysis_file",
     "ChannelRows": "geometry",
     "Checkpoint": "checkpoint",
     "Evidence": "method",
@@ -36,6 +39,7 @@ _HOME = {
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
+    "analyze": "analysis",
     "calibrate": "calibration",
     "inspect": "serving",
     "load": "loading",
@@ -51,6 +55,7 @@ _HOME = {
 _RENAMED = {"open": "open_checkpoint"}
 
 __all__ = [
+    "Analysis",
     "ChannelRows",
     "Checkpoint",
     "Evidence",
@@ -62,6 +67,7 @@ __all__ = [
     "StatetrimError",
     "Statistics",
     "__version__",
+    "analyze",
     "calibrate",
     "inspect",
     "load",

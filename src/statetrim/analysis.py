@@ -179,7 +179,11 @@ def _text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
 
 def _stride(every: str | int) -> int:
     stride = {"chunk": CHUNK, "token": 1}.get(every, every) if isinstance(every, str) else every
-    if not isinstance(stride, int) or not 1 <= stride <= CHUNK or not math.log2(stride).is_integer():
+    if (
+        not isinstance(stride, int)
+        or not 1 <= stride <= CHUNK
+        or not math.log2(stride).is_integer()
+    ):
         raise StatetrimError(
             f"states can be looked at every 'chunk', every 'token', or every 2, 4, 8, 16 or 32 "
             f"tokens, not every {str(every)[:20]!r}"
