@@ -2,9 +2,7 @@
 
 import functools
 import inspect
-import json
 import math
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ from torch import Tensor
 import reference
 import statetrim as st
 import tiny
-from statetrim.analysis_file import BINS, Analysis, filter_similarity
+from statetrim.analysis_file import BINS, filter_similarity
 from statetrim.data import sequences
 from statetrim.linalg import rank_utilization
 from statetrim.loading import load, load_tokenizer

@@ -15,7 +15,7 @@ STAGES = {
     "prune",
     "recover",
     "evaluate",
-    "analyze",
+    "analysis",
     "benchmark",
     "report",
 }
@@ -25,6 +25,7 @@ HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
     "data": {"datasets"},
+    "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
 }
 
@@ -94,7 +95,9 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
 def test_heavy_packages_stay_out(code: str, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "qwen3_next", "num_hidden_layers": 48}')
-    check = "\nimport sys; print({'transformers', 'fla', 'triton'} & set(sys.modules))"
+    check = (
+        "\nimport sys; print({'transformers', 'fla', 'triton', 'matplotlib'} & set(sys.modules))"
+    )
     result = subprocess.run(
         [sys.executable, "-c", code.format(config=str(config)) + check],
         capture_output=True,

@@ -8,10 +8,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .analysis_file import (
     BINS,
@@ -62,54 +62,59 @@ def analyze(
             f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
             f"leave nothing; make them longer or the burn-in shorter"
         )
+    if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
+        raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
     texts = [_text(m, text, tokens=tokens, length=length, skip=skip) for m in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
-    found = []
-    for number, (each, data) in enumerate(zip(models, texts, strict=True)):
-        live = load(each, dtype=dtype)
-        lineage = {
-            "statetrim": __version__,
-            "source": each.digest,
-            "model_type": each.config["model_type"],
-            "runtime": live.statetrim_runtime.name,
-            "dtype": str(dtype) if dtype else "stored",
-            "every": stride,
-            "batch_size": batch_size,
-            "data": data.lineage,
-        }
-        tallies = _look(
-            live,
-            each,
-            data.batches(batch_size),
-            {layer: _Tally(each, layer, stride, burn_in) for layer in each.geometry.layers},
-            lambda done, before=number * data.tokens: progress(
-                before + done, len(models) * data.tokens
-            ),
-        )
-        positions = [*range(stride, length, stride), length]
-        layers = {layer: tally.result() for layer, tally in tallies.items()}
-        found.append(Analysis(layers, each.geometry, torch.tensor(positions), burn_in, lineage))
+    done, total = 0, len(models) * texts[0].tokens
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(done, total)
+
+    found = [
+        _look(each, data, dtype, stride, burn_in, batch_size, count)
+        for each, data in zip(models, texts, strict=True)
+    ]
     return found[0] if baseline is None else replace(found[0], baseline=found[1])
 
 
 def _look(
-    live: nn.Module,
     model: Checkpoint,
-    batches: list[Tensor],
-    tallies: "dict[int, _Tally]",
-    progress: Callable[[int], None],
-) -> "dict[int, _Tally]":
-    decoder: Any = live.base_model
-    device: Any = live.device
-    done = 0
+    data: Sequences,
+    dtype: torch.dtype | None,
+    every: int,
+    burn_in: int,
+    batch_size: int,
+    count: Callable[[int], None],
+) -> Analysis:
+    """Run one model on all of `data`, tallying every linear layer; `count` hears of tokens done."""
+    tallies = {layer: _Tally(model, layer, every, burn_in) for layer in model.geometry.layers}
+    live = load(model, dtype=dtype)
     with tap(live, model, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
-        for batch in batches:
-            decoder(input_ids=batch.to(device), use_cache=False)
-            done += batch.numel()
-            progress(done)
-    return tallies
+        for batch in data.batches(batch_size):
+            live.base_model(input_ids=batch.to(live.device), use_cache=False)
+            count(batch.numel())
+    length = data.ids.shape[1]
+    return Analysis(
+        {layer: tally.result() for layer, tally in tallies.items()},
+        model.geometry,
+        torch.tensor([*range(every, length, every), length]),
+        burn_in,
+        {
+            "statetrim": __version__,
+            "source": model.digest,
+            "model_type": model.config["model_type"],
+            "runtime": live.statetrim_runtime.name,
+            "dtype": str(dtype) if dtype else "stored",
+            "every": every,
+            "batch_size": batch_size,
+            "data": data.lineage,
+        },
+    )
 
 
 @dataclass

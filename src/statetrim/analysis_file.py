@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -137,8 +138,8 @@ class Analysis:
             raise StatetrimError(f"{path} is not a statetrim analysis")
         if type(about.get("version")) is not int or about["version"] != VERSION:
             raise StatetrimError(
-                f"{path} is an analysis of version {str(about.get('version'))[:20]}; this statetrim "
-                f"reads version {VERSION}"
+                f"{path} is an analysis of version {str(about.get('version'))[:20]}; this "
+                f"statetrim reads version {VERSION}"
             )
         arrays = _read_arrays(path.with_suffix(".safetensors"), about.get("arrays_sha256"))
         parts = {
@@ -166,7 +167,8 @@ def filter_similarity(filters: Tensor) -> Tensor:
 
 
 def _unit_rows(x: Tensor) -> Tensor:
-    return x / x.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    length: Tensor = x.norm(dim=-1, keepdim=True)
+    return x / length.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
@@ -193,7 +195,12 @@ def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Ana
         raise StatetrimError(f"{path} has no valid {part!r}")
     geometry = _geometry(fields.get("geometry"), path)
     positions, burn_in = fields.get("positions"), fields.get("burn_in")
-    if not _increasing(positions) or type(burn_in) is not int or burn_in < 0:
+    if (
+        not isinstance(positions, list)
+        or not _increasing(positions)
+        or type(burn_in) is not int
+        or burn_in < 0
+    ):
         raise StatetrimError(f"{path} has no valid 'positions' and 'burn_in'")
     if not isinstance(fields.get("lineage"), dict):
         raise StatetrimError(f"{path} has no valid 'lineage'")
@@ -258,7 +265,7 @@ def _increasing(value: Any, least: int = 1) -> bool:
         and bool(value)
         and least <= value[0]
         and value[-1] <= MOST_TOKENS
-        and all(a < b for a, b in zip(value, value[1:], strict=False))
+        and all(a < b for a, b in pairwise(value))
     )
 
 

@@ -1,7 +1,7 @@
 """The states a kernel call passes through, a few at a time, from the arguments it was given.
 
-Every recurrence here is one rule, in float64: `S = exp(g) S`, then `S = S + k (beta (v - S'k))'`, or
-without `beta` (Mamba-2) `S = S + k v'`. A state is [head_k_dim, head_v_dim].
+Every recurrence here is one rule, in float64: `S = exp(g) S`, then `S = S + k (beta (v - S'k))'`,
+or without `beta` (Mamba-2) `S = S + k v'`. A state is [head_k_dim, head_v_dim].
 """
 
 from collections.abc import Iterator, Mapping
@@ -77,10 +77,12 @@ class _DeltaRule:
         g = g.unsqueeze(-1) if g.dim() == 3 else g
         if not self.given.get("use_gate_in_kernel"):
             return g
-        rate = self.given["A_log"].double().exp().reshape(-1, 1)
+        rate: Tensor = self.given["A_log"].double().exp().reshape(-1, 1)
         bias, bound = self.given.get("dt_bias"), self.given.get("lower_bound")
         raw = g if bias is None else g + bias.double().reshape(g.shape[2], -1)
-        return -rate * functional.softplus(raw) if bound is None else bound * (rate * raw).sigmoid()
+        if bound is None:
+            return -rate * functional.softplus(raw)
+        return float(bound) * (rate * raw).sigmoid()
 
 
 class _Mamba2:
