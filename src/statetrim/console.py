@@ -149,7 +149,7 @@ def show_analysis(analysis: Analysis, where: str, figures: list[str]) -> None:
     table.add_column("used", _percent(mean), justify="right")
     table.add_column("heads", no_wrap=True)
     table.add_column("range", _range(mean), justify="right")
-    for name in ("κ keys", "κ queries", "filters q, k"):
+    for name in ("κ keys", "κ queries", "filters"):
         table.add_column(name, justify="right")
     for row, (number, layer) in enumerate(analysis.layers.items()):
         table.add_row(
@@ -166,9 +166,9 @@ def show_analysis(analysis: Analysis, where: str, figures: list[str]) -> None:
     data, was = analysis.lineage["data"], f", before {baseline.widest}" if baseline else ""
     for line in (
         f"used: effective rank of a state over the largest it can have ({analysis.widest}{was}),",
-        f"  mean of {data['count']} x {data['length']} tokens without the first {analysis.burn_in}; "
-        f"heads: one bar each",
-        "κ: condition number, median head; filters: mean |cosine| within a head",
+        f"  mean of {data['count']} x {data['length']} tokens but the first {analysis.burn_in}; "
+        "heads: one bar each",
+        "κ: condition number, median head; filters: mean |cosine| in a head, of queries, of keys",
         f"written to {where}" + (f", and {len(figures)} pictures" if figures else ""),
     ):
         _out.print(line, highlight=False)

@@ -22,6 +22,7 @@ except ImportError:
 
 # Okabe and Ito's palette without its yellow; black is for what came before.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7F7F7F")
+METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # in that order
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1, 1)), (0, (5, 1, 1, 1)))
 STYLE: dict[Any, Any] = {
     "font.size": 9,
@@ -235,11 +236,16 @@ def _number_cells(axes: Axes, panel: Tensor, top: float) -> None:
 
 
 def _lines(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, dict[str, Any]]]:
-    """The first is what came before: black. Dashes change too, for print without colour."""
+    """The first is what came before: black. A method has its colour in every picture, and a dash
+    of its own for print without colour."""
+    free = [number for number in range(len(METHODS)) if METHODS[number] not in analyses]
     for number, (label, analysis) in enumerate(analyses.items()):
-        colour = "black" if number == 0 else COLOURS[(number - 1) % len(COLOURS)]
-        dash = DASHES[number % len(DASHES)]
-        yield label, analysis, {"color": colour, "linestyle": dash, "linewidth": 1.7}
+        if number == 0:
+            yield label, analysis, {"color": "black", "linestyle": "-", "linewidth": 1.7}
+            continue
+        slot = METHODS.index(label) if label in METHODS else (free or [0]).pop(0)
+        line = {"color": COLOURS[slot], "linestyle": DASHES[(slot + 1) % len(DASHES)]}
+        yield label, analysis, line | {"linewidth": 1.7}
 
 
 def _legend_beside(figure: Figure, axes: Axes, title: str | None) -> None:
