@@ -85,11 +85,12 @@ def looked_at(live: Any, model: st.Checkpoint, ids: torch.Tensor, every: int) ->
     if not every:
         live.base_model(input_ids=ids, use_cache=False)
         return
-    tallies = {layer: _Tally(model, layer, every, BURN_IN) for layer in model.geometry.layers}
+    shape = model.geometry
+    tallies = {layer: _Tally(shape, LENGTH, every, BURN_IN) for layer in shape.layers}
     with tap(live, model, lambda call: tallies[call.layer].add(call)):
         live.base_model(input_ids=ids, use_cache=False)
-    for tally in tallies.values():
-        tally.result()
+    for layer, tally in tallies.items():
+        tally.result(model.filters(layer))
 
 
 def timed(way: Callable[[], None]) -> float:

@@ -1,8 +1,11 @@
 """The analysis against states walked token by token in float64, on every family that runs here."""
 
 import functools
+import hashlib
 import inspect
+import json
 import math
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,7 +20,7 @@ from torch import Tensor
 import reference
 import statetrim as st
 import tiny
-from statetrim.analysis_file import BINS, filter_similarity
+from statetrim.analysis_file import BINS, Analysis, filter_similarity
 from statetrim.data import sequences
 from statetrim.linalg import rank_utilization
 from statetrim.loading import load, load_tokenizer
@@ -238,3 +241,224 @@ def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> No
             query, key, _ = mixer.conv1d.weight.split([width, width, g.num_v_heads * g.head_v_dim])
         for ours, theirs in zip(found, (query, key), strict=True):
             assert torch.equal(ours.flatten(0, 2), theirs.squeeze(1).double())
+
+
+PEAK = """
+import sys, resource, torch, statetrim.portable.delta_rule
+from statetrim import Geometry
+from statetrim.analysis import _Tally
+from statetrim.tap import KernelCall
+time = int(sys.argv[1])
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, time, 8, 64) for _ in range(3))
+given = {"v": v, "g": -torch.rand(1, time, 8), "beta": torch.rand(1, time, 8),
+         "use_qk_l2norm_in_kernel": True}
+call = KernelCall(0, q, k, v, "chunk_gated_delta_rule", given)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+_Tally(Geometry((0,), 8, 8, 64, 64), time, 64, 128).add(call)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+"""
+
+
+def test_memory_is_flat_in_sequence_length() -> None:
+    """Chunk-end states of 12,288 tokens would be 48 MiB here, and its keys in float64 as much."""
+    extra = {}
+    for time in (1024, 12288):
+        command = [sys.executable, "-c", PEAK, str(time)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        extra[time] = int(ended.stdout) / 1024
+    assert extra[12288] < extra[1024] + 8, f"MiB beyond the call's own arguments: {extra}"
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: Any, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """A tiny model cut to half its channels, beside itself before the cut."""
+    model = st.open(checkpoint("gated_deltanet"))
+    out = tmp_path_factory.mktemp("small") / "out"
+    small = st.prune(model, st.select(model, "l1", 6), out=out)
+    return st.analyze(small, text, **SETTINGS, baseline=model)
+
+
+def arrays(analysis: Analysis) -> dict[str, Tensor]:
+    return {
+        f"{number}.{name}": value
+        for number, layer in analysis.layers.items()
+        for name, value in vars(layer).items()
+    }
+
+
+def same(first: Analysis, second: Analysis) -> None:
+    assert (first.geometry, first.burn_in, first.lineage) == (
+        second.geometry,
+        second.burn_in,
+        second.lineage,
+    )
+    assert torch.equal(first.positions, second.positions)
+    a, b = arrays(first), arrays(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_is_saved_is_what_is_loaded(pair: Analysis, tmp_path: Path) -> None:
+    pair.save(tmp_path / "analysis.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "analysis.json",
+        "analysis.safetensors",
+    ]
+    again = Analysis.load(tmp_path / "analysis.json")
+    assert pair.baseline is not None and again.baseline is not None
+    same(pair, again)
+    same(pair.baseline, again.baseline)
+    assert (again.widest, again.baseline.widest) == (6, 12)
+    assert again.lineage["data"]["digest"] == again.baseline.lineage["data"]["digest"]
+    assert again.lineage["source"] != again.baseline.lineage["source"]
+
+
+def test_the_baseline_is_the_model_analysed_alone(
+    pair: Analysis, checkpoint: Any, text: Path
+) -> None:
+    alone = st.analyze(st.open(checkpoint("gated_deltanet")), text, **SETTINGS)
+    assert pair.baseline is not None
+    same(alone, pair.baseline)
+
+
+def edited(path: Path, *keys: str, value: Any) -> None:
+    about = json.loads(path.read_text())
+    inner = about
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(about))
+
+
+HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
+    (("format",), "statetrim plan", "not a statetrim analysis"),
+    (("version",), 2, "of version 2"),
+    (("version",), True, "of version True"),
+    (("arrays_sha256",), "0" * 64, "not the file that was written"),
+    (("arrays_sha256",), None, "not the file that was written"),
+    (("model",), [], "no valid 'model'"),
+    (("model", "geometry"), None, "no valid 'geometry'"),
+    (("model", "geometry", "head_k_dim"), 10**12, "no valid 'head_k_dim'"),
+    (("model", "geometry", "head_k_dim"), 7, "lack 'model.0.spectrum'"),
+    (("model", "geometry", "num_v_heads"), "4", "no valid 'num_v_heads'"),
+    (("model", "geometry", "layers"), [0, 0], "list of layers"),
+    (("model", "geometry", "layers"), [0, 1, 2], "lack 'model.2.effective_rank'"),
+    (("model", "geometry", "layers"), [0], "besides"),
+    (("model", "geometry", "layers"), list(range(10**5)), "list of layers"),
+    (("model", "geometry", "conv_width"), 0, "no valid 'model.0.key_filters'"),
+    (("model", "positions"), [5, 3], "no valid 'positions'"),
+    (("model", "positions"), [1, 2], "lack 'model.0.effective_rank'"),
+    (("model", "burn_in"), -1, "no valid 'positions' and 'burn_in'"),
+    (("model", "lineage"), "me", "no valid 'lineage'"),
+    (("baseline",), None, "no valid 'baseline'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "value", "says"), HOSTILE)
+def test_a_file_that_is_not_whole_is_refused(
+    keys: tuple[str, ...], value: Any, says: str, pair: Analysis, tmp_path: Path
+) -> None:
+    path = tmp_path / "analysis.json"
+    pair.save(path)
+    edited(path, *keys, value=value)
+    with pytest.raises(st.StatetrimError, match=says):
+        Analysis.load(path)
+
+
+def test_broken_arrays_are_refused(pair: Analysis, tmp_path: Path) -> None:
+    path, beside = tmp_path / "analysis.json", tmp_path / "analysis.safetensors"
+    pair.save(path)
+    whole = beside.read_bytes()
+    for content in (whole[:-1], b"", b"\xff" * 64, whole[:8] + b"{" * 100):
+        beside.write_bytes(content)
+        with pytest.raises(st.StatetrimError, match="not the file that was written"):
+            Analysis.load(path)
+        edited(path, "arrays_sha256", value=hashlib.sha256(content).hexdigest())
+        with pytest.raises(st.StatetrimError, match="cannot be read as arrays"):
+            Analysis.load(path)
+        pair.save(path)
+    beside.unlink()
+    with pytest.raises(st.StatetrimError, match="cannot be read"):
+        Analysis.load(path)
+
+
+def test_what_cannot_be_analysed_is_said_in_a_sentence(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("gated_deltanet"))
+    for changes, says in (
+        ({"burn_in": LENGTH}, "leave nothing"),
+        ({"every": 3}, "not every '3'"),
+        ({"every": "word"}, "not every 'word'"),
+        ({"every": 128}, "not every '128'"),
+        ({"baseline": st.open(checkpoint("delta_net"))}, "other layers or heads|nothing would"),
+    ):
+        with pytest.raises(st.StatetrimError, match=says):
+            st.analyze(model, text, **{**SETTINGS, **changes})
+
+
+def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    from statetrim import figures
+
+    assert pair.baseline is not None
+    both = {"before": pair.baseline, "after": pair}
+    written = figures.save_all(both, tmp_path)
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}.{suffix}"
+        for name in ("utilization", "spectra", "heat-map", "filters")
+        for suffix in ("png", "svg")
+    )
+    for path in written:
+        if path.suffix == ".png":
+            pixels = imread(path)[..., :3]
+            assert min(pixels.shape[:2]) > 250
+            ink = (pixels < 0.9).any(-1)
+            assert ink.mean() > 0.02, f"{path.name} is empty"
+            border = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
+            assert not border.any(), f"{path.name} is cut off at its edge"
+        else:
+            text = path.read_text()
+            assert "How to read it" in text and text.rstrip().endswith("</svg>")
+    before = [path.read_bytes() for path in written]
+    assert before == [path.read_bytes() for path in figures.save_all(both, tmp_path)]
+    with pytest.raises(st.StatetrimError, match="no layer 9 with a head 0"):
+        figures.spectra(both, 9, 0)
+
+
+def test_no_legend_stands_over_data(pair: Analysis) -> None:
+    from statetrim import figures
+
+    assert pair.baseline is not None
+    both = {"before": pair.baseline, "after": pair}
+    for figure in (figures.utilization_curves(both), figures.spectra(both, 0, 0)):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_the_command_writes_shows_and_draws(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    options = ["--tokens", "560", "--length", "280", "--every", "16", "-o", "a.json"]
+    command = [sys.executable, "-m", "statetrim", "analyze", checkpoint("qwen3_5_text")]
+    command += ["--text", text, *options]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*map(str, command), *more], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+
+    shown = run("--figures", "pictures")
+    assert shown.returncode == 0, shown.stderr[-1000:]
+    assert "How full the state is" in shown.stdout and "written to a.json" in shown.stdout
+    assert len(list((tmp_path / "pictures").iterdir())) == 8
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    again = run()
+    assert again.returncode == 2 and "not overwritten" in again.stderr
+    for path in tmp_path.glob("a.*"):
+        path.unlink()
+    found = json.loads(run("--json").stdout)
+    saved = Analysis.load(tmp_path / "a.json")
+    assert found["mean_utilization"] == round(float(saved.mean_utilization.mean()), 6)
+    assert list(found["layers"]) == ["0", "2"]

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import tiny
+
 ROOT = Path(__file__).parents[1]
 SETUP = ("pip install",)  # what .ci/run and the packaging test do
 
@@ -20,6 +22,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_readme_runs(checkpoint: Any, tmp_path: Path) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
+    tiny.write_text(tmp_path / "text.jsonl", 2**14)
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     commands = [
         line.removeprefix("$ ").partition("#")[0].strip()

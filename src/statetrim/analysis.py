@@ -6,7 +6,7 @@ at a time, so memory does not grow with the length of a sequence.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -23,9 +23,10 @@ from .analysis_file import (
 from .checkpoint import Checkpoint, with_weights
 from .data import Sequences, sequences
 from .errors import StatetrimError
+from .geometry import Geometry
 from .linalg import condition_number
 from .loading import load, load_tokenizer
-from .states import Block, walk
+from .states import walk
 from .tap import KernelCall, tap
 from .version import __version__
 
@@ -92,15 +93,15 @@ def _look(
     count: Callable[[int], None],
 ) -> Analysis:
     """Run one model on all of `data`, tallying every linear layer; `count` hears of tokens done."""
-    tallies = {layer: _Tally(model, layer, every, burn_in) for layer in model.geometry.layers}
+    length = data.ids.shape[1]
+    tallies = {i: _Tally(model.geometry, length, every, burn_in) for i in model.geometry.layers}
     live = load(model, dtype=dtype)
     with tap(live, model, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
         for batch in data.batches(batch_size):
             live.base_model(input_ids=batch.to(live.device), use_cache=False)
             count(batch.numel())
-    length = data.ids.shape[1]
     return Analysis(
-        {layer: tally.result() for layer, tally in tallies.items()},
+        {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
         model.geometry,
         torch.tensor([*range(every, length, every), length]),
         burn_in,
@@ -117,61 +118,64 @@ def _look(
     )
 
 
-@dataclass
 class _Tally:
-    """Running sums of one layer, over samples and sequences; a state is seen and let go."""
+    """Running sums of one layer, over samples and sequences; a state is seen and let go.
 
-    model: Checkpoint
-    layer: int
-    every: int
-    burn_in: int
-    sums: dict[str, Tensor] = field(default_factory=dict)
-    ranks: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)  # tokens seen -> sum, n
-    states: int = 0  # in `spectrum`, for every head
+    The sums are made once and added to in place: small tensors that come and go between large
+    ones would scatter over the heap, and memory would grow with the sequence after all.
+    """
+
+    def __init__(self, geometry: Geometry, length: int, every: int, burn_in: int) -> None:
+        heads, groups, width = geometry.num_v_heads, geometry.num_k_heads, geometry.head_k_dim
+        self.every, self.length, self.burn_in = every, length, burn_in
+        self.ranks = torch.zeros(heads, math.ceil(length / every), dtype=torch.float64)
+        self.known = torch.zeros_like(self.ranks)  # how many states were not zero
+        self.spectrum = torch.zeros(heads, min(width, geometry.head_v_dim), dtype=torch.float64)
+        self.histogram = torch.zeros(heads, BINS, dtype=torch.int64)
+        self.states = 0  # in the spectrum, for every head
+        self.query_gram = torch.zeros(groups, width, width, dtype=torch.float64)
+        self.key_gram = torch.zeros_like(self.query_gram)
 
     def add(self, call: KernelCall) -> None:
-        seen = 0
+        first = 0
         for block in walk(call, self.every):
-            self._add_grams(block)
+            self.query_gram += _gram(block.query)
+            self.key_gram += _gram(block.key)
             singular = torch.linalg.svdvals(block.states).cpu()  # [batch, samples, heads, rank]
-            for sample, values in enumerate(singular.unbind(1), start=1):
-                self._add_state(min(seen + sample * self.every, call.key.shape[1]), values)
-            seen += block.key.shape[1]
+            self._add(slice(first, first + singular.shape[1]), singular)
+            first += singular.shape[1]
 
-    def _add_grams(self, block: Block) -> None:
-        for side, x in (("query", block.query), ("key", block.key)):
-            rows = x.flatten(0, 1).transpose(0, 1)  # [heads, tokens, channels]
-            self._add(f"{side}_gram", (rows.mT @ rows).cpu())
+    def _add(self, samples: slice, singular: Tensor) -> None:
+        ranks = (singular / singular[..., :1]).square().sum(-1)  # nan for a zero state
+        self.ranks[:, samples] += ranks.nansum(0).T
+        self.known[:, samples] += ranks.isfinite().sum(0).T
+        seen = torch.arange(samples.start + 1, samples.stop + 1) * self.every
+        late = singular[:, seen.clamp(max=self.length) > self.burn_in].flatten(0, 1)
+        self.states += len(late)
+        self.spectrum += late.sum(0)
+        self.histogram += _histogram(late)
 
-    def _add_state(self, position: int, singular: Tensor) -> None:
-        """`singular` [batch, heads, rank] of the states after `position` tokens."""
-        ranks = (singular / singular[..., :1]).square().sum(-1)
-        total, count = self.ranks.get(position, (torch.zeros(()), torch.zeros(())))
-        self.ranks[position] = (total + ranks.nansum(0), count + ranks.isfinite().sum(0))
-        if position > self.burn_in:
-            self.states += len(singular)
-            self._add("spectrum", singular.sum(0))
-            self._add("histogram", _histogram(singular))
-
-    def _add(self, name: str, value: Tensor) -> None:
-        self.sums[name] = self.sums[name] + value if name in self.sums else value
-
-    def result(self) -> LayerAnalysis:
-        filters = self.model.filters(self.layer)
+    def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
         query_filters, key_filters = filters or (None, None)
         return LayerAnalysis(
-            effective_rank=torch.stack([t / n for t, n in self.ranks.values()], 1).double(),
-            spectrum=self.sums["spectrum"] / self.states,
-            histogram=self.sums["histogram"],
-            key_condition=condition_number(self.sums["key_gram"]).sqrt(),
-            query_condition=condition_number(self.sums["query_gram"]).sqrt(),
+            effective_rank=self.ranks / self.known,
+            spectrum=self.spectrum / self.states,
+            histogram=self.histogram,
+            key_condition=condition_number(self.key_gram).sqrt(),
+            query_condition=condition_number(self.query_gram).sqrt(),
             key_filters=key_filters,
             query_filters=query_filters,
         )
 
 
+def _gram(x: Tensor) -> Tensor:
+    """[batch, time, heads, channels] -> [heads, channels, channels]."""
+    rows = x.flatten(0, 1).transpose(0, 1)
+    return (rows.mT @ rows).cpu()
+
+
 def _histogram(singular: Tensor) -> Tensor:
-    """Counts [heads, BINS] by log10 of `singular` [batch, heads, rank]."""
+    """Counts [heads, BINS] by log10 of `singular` [states, heads, rank]."""
     bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
     rows = bins.transpose(0, 1).flatten(1)
     empty = torch.zeros(len(rows), BINS, dtype=torch.int64)

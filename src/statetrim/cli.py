@@ -246,8 +246,9 @@ def analyze(
     found.save(output)
     drawn = []
     if figures:
-        named = {"before": found.baseline, "after": found} if found.baseline else {"state": found}
-        drawn = drawing.save_all(named, figures)
+        before = {"before": found.baseline} if found.baseline else {}
+        label = "after" if found.baseline else opened.path.name
+        drawn = drawing.save_all({**before, label: found}, figures)
     if as_json:
         about = {"analysis": str(output), "figures": list(map(str, drawn)), **found.summary()}
         if found.baseline:

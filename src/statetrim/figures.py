@@ -114,9 +114,10 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Figure:
             index = torch.arange(1, len(values) + 1)
             left.plot(index, values.clamp(min=10.0**LOWEST_DECADE), label=label, **line)
             counts = found.histogram[head].double()
-            share = counts / counts.sum() * analysis.widest
+            share = counts / counts.sum().clamp(min=1) * analysis.widest
             used = counts.nonzero().squeeze(1)
-            lowest, highest = min(lowest, int(used[0])), max(highest, int(used[-1]))
+            if len(used):
+                lowest, highest = min(lowest, int(used[0])), max(highest, int(used[-1]))
             edges = 10 ** (torch.arange(BINS + 1) / BINS_PER_DECADE + LOWEST_DECADE)
             right.stairs(share, edges, color=line["color"], linestyle=line["linestyle"], lw=1.5)
         left.set_yscale("log")
@@ -124,7 +125,8 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Figure:
         left.set_ylabel("mean over tokens")
         left.xaxis.set_major_locator(MaxNLocator(integer=True))
         right.set_xscale("log")
-        right.set_xlim(float(edges[max(0, lowest - 1)]), float(edges[min(BINS, highest + 2)]))
+        if lowest < BINS:
+            right.set_xlim(float(edges[max(0, lowest - 1)]), float(edges[min(BINS, highest + 2)]))
         right.set_ylim(bottom=0)
         right.set_xlabel("size of a singular value")
         right.set_ylabel("singular values per state and bin")
@@ -149,7 +151,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Figure:
     with _figure(max(5.0, width), 2.3 + 0.3 * min(layers, 24)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for place, (label, panel) in zip(axes, panels.items(), strict=True):
-            image = place.imshow(panel, cmap=SEQUENTIAL, vmin=0, vmax=top, aspect="auto")
+            image = place.imshow(panel.numpy(), cmap=SEQUENTIAL, vmin=0, vmax=top, aspect="auto")
             names = list(analyses[label].layers)
             title = f"{label} (largest rank {analyses[label].widest})"
             _count_axes(place, title, names, panel.shape[1])
@@ -202,7 +204,7 @@ def _show_filters(axes: Axes, filters: Tensor) -> Any:
     taps = filters.transpose(1, 2).reshape(-1, width)
     taps = taps / taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     image = axes.imshow(
-        taps.T, cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
+        taps.T.numpy(), cmap=DIVERGING, vmin=-1, vmax=1, aspect="auto", interpolation="nearest"
     )
     axes.grid(False)
     axes.set_yticks([])
