@@ -171,6 +171,7 @@ def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, 
     live = load(model)
     with torch.inference_mode(), tap(live, model, heard.append):
         live(input_ids=token_ids(model, text)[:1], use_cache=False)
+    assert heard[1].arguments["scale"] is None, "defaults are reported too"
     states = torch.cat([block.states for block in walk(heard[1], 1)], 1)[0]
     torch.testing.assert_close(
         analysis.utilization[1], rank_utilization(states).T, rtol=1e-9, atol=0
