@@ -27,3 +27,11 @@ bench-layerwise DIRECTORY TOKENIZER TEXT:
 # Pre-train a small model from scratch, for example: just train-tiny delta_net OUT --preset fixture
 train-tiny kind out *options:
     python experiments/train_tiny.py {{kind}} {{out}} {{options}}
+
+# What an analysis costs beside a bare forward pass (docs/rank-analysis.md).
+bench-analyze:
+    python experiments/bench_analyze.py
+
+# The pictures and the table of docs/rank-analysis.md, from the reference model in ../shared.
+figures:
+    python experiments/figures_reference.py

@@ -34,7 +34,7 @@ def tiny_version(command: str) -> str:
 
 def test_the_readme_runs(checkpoint: Any, tmp_path: Path) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
-    tiny.write_text(tmp_path / "text.jsonl", 2000)
+    tiny.write_text(tmp_path / "text.jsonl", 2**14)
     data = tmp_path / "DATA" / "squad"
     data.mkdir(parents=True)
     (data / "rows.jsonl").write_text('{"text": "w1 w2 w3", "value": "w4"}\n' * 4)

@@ -9,6 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .analysis import analyze
+    from .analysis_file import Analysis
     from .calibration import calibrate
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from .version import __version__
 
 _HOME = {
+    "Analysis": "analysis_file",
     "ChannelRows": "geometry",
     "Checkpoint": "checkpoint",
     "Evidence": "method",
@@ -40,6 +43,7 @@ _HOME = {
     "Statistics": "statistics",
     "Score": "scores",
     "Scores": "scores",
+    "analyze": "analysis",
     "calibrate": "calibration",
     "evaluate": "evaluation",
     "inspect": "serving",
@@ -56,6 +60,7 @@ _HOME = {
 _RENAMED = {"open": "open_checkpoint"}
 
 __all__ = [
+    "Analysis",
     "ChannelRows",
     "Checkpoint",
     "Evidence",
@@ -69,6 +74,7 @@ __all__ = [
     "StatetrimError",
     "Statistics",
     "__version__",
+    "analyze",
     "calibrate",
     "evaluate",
     "inspect",

@@ -77,6 +77,13 @@ class Checkpoint:
         """
         return self._rows(layer, "q_proj"), self._rows(layer, "k_proj")
 
+    def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Query and key convolution taps, each [heads, channels, copies, width], float64; None for
+        models without a short convolution."""
+        if not self.geometry.conv_width:
+            return None
+        return self._rows(layer, "q_conv").squeeze(3), self._rows(layer, "k_conv").squeeze(3)
+
     def _rows(self, layer: int, role: Role) -> Tensor:
         copies = []
         for name, owner in self.claims.items():

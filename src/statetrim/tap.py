@@ -8,9 +8,9 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -30,6 +30,8 @@ class KernelCall:
     query: Tensor  # [batch, time, key heads, channels]
     key: Tensor  # [batch, time, key heads, channels]
     output: Tensor  # [batch, time, value heads, value channels]
+    kernel: str = ""  # the name it was called by
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all of them, by name
 
 
 @dataclass(frozen=True, eq=False)
@@ -78,7 +80,7 @@ def tap(
             for name in names:
                 kernel = getattr(home, name)
                 stack.callback(setattr, home, name, kernel)
-                setattr(home, name, listener.wrap(kernel))
+                setattr(home, name, listener.wrap(name, kernel))
         yield
     silent = sorted(set(checkpoint.geometry.layers) - listener.heard)
     if silent:
@@ -108,21 +110,23 @@ class _Listener:
             hidden = args[0] if args else kwargs["hidden_states"]
             self.on_input(MixerInput(layer, hidden.detach()))
 
-    def wrap(self, kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(kernel)
         query, key = next(pair for pair in _NAMES if pair[0] in signature.parameters)
 
         @functools.wraps(kernel)
         def listening(*args: Any, **kwargs: Any) -> Any:
             result = kernel(*args, **kwargs)
-            given = signature.bind(*args, **kwargs).arguments
+            given = _arguments(signature, args, kwargs)
             output = result[0] if isinstance(result, tuple) else result
-            self._report(given[query], given[key], output)
+            self._report(name, given, given[query], given[key], output)
             return result
 
         return listening
 
-    def _report(self, query: Tensor, key: Tensor, output: Tensor) -> None:
+    def _report(
+        self, kernel: str, given: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
+    ) -> None:
         assert self.layer is not None, "a kernel ran outside every mixer"
         self.heard.add(self.layer)
         with torch.no_grad():
@@ -132,6 +136,8 @@ class _Listener:
                     self._key_heads(query.detach()),
                     self._key_heads(key.detach()),
                     output.detach(),
+                    kernel,
+                    given,
                 )
             )
 
@@ -139,3 +145,14 @@ class _Listener:
         """transformers repeats q and k for every value head before the kernel; fla does not."""
         repeat = x.shape[2] // self.geometry.num_k_heads
         return x[:, :, ::repeat]
+
+
+def _arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    """By name, defaults and catch-all keywords included; tensors without their graph."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        catch_all = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        given |= value if catch_all else {name: value}
+    return {n: x.detach() if isinstance(x, Tensor) else x for n, x in given.items()}

@@ -189,6 +189,20 @@ def chunk_kda(
     return out, _requested(states, output_final_state, output_chunk_states)
 
 
+def chunk_states(
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor | None,
+    initial_state: Tensor | None = None,
+    chunk_size: int = CHUNK,
+) -> Tensor:
+    """Only the states, at the end of every chunk [batch, chunks, value heads, head_k_dim,
+    head_v_dim], of any rule here: `g` [batch, time, value heads, head_k_dim or 1] or None; without
+    `beta` nothing is erased, as in plain linear attention and, with a decay, Mamba-2."""
+    return torch.stack(_chunked(k, k, v, g, beta, None, initial_state, chunk_size)[1], 1)
+
+
 def fused_recurrent_delta_rule(
     q: Tensor,
     k: Tensor,

@@ -1,0 +1,103 @@
+"""What an analysis costs beside a bare forward pass of the same tokens, in one run.
+
+    python experiments/bench_analyze.py [--rounds 5]
+
+Random weights in the shape of small models, one sequence of 2048 tokens, rounds interleaved.
+Prints Markdown: the median of all that analyze does, forward pass included, over that of the
+forward pass alone.
+"""
+
+import argparse
+import logging
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import statetrim as st
+from statetrim import portable
+from statetrim.analysis import BURN_IN, CHUNK, _Tally
+from statetrim.loading import load
+from statetrim.tap import tap
+
+LENGTH = 2048
+SHAPES: dict[str, dict[str, Any]] = {
+    "delta_net, 4 layers, 4 heads of 64 x 64": {
+        "model_type": "delta_net", "hidden_size": 256, "num_heads": 4, "num_hidden_layers": 4,
+        "intermediate_size": 768, "vocab_size": 4096,
+    },
+    "gated_deltanet, 2 layers, 8 heads of 128 x 128": {
+        "model_type": "gated_deltanet", "hidden_size": 1024, "num_heads": 8, "head_dim": 128,
+        "expand_v": 1.0, "num_hidden_layers": 2, "vocab_size": 4096,
+    },
+}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5)
+    rounds = parser.parse_args().rounds
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
+    print(
+        "| model | forward | chunk ends | every 16th token | every token |\n|---|---|---|---|---|"
+    )
+    for name, shape in SHAPES.items():
+        with tempfile.TemporaryDirectory() as directory:
+            bench(name, build(shape, Path(directory)), rounds)
+
+
+def build(shape: dict[str, Any], directory: Path) -> st.Checkpoint:
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    portable.register()
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(**shape)
+    AutoModelForCausalLM.from_config(config).save_pretrained(directory)
+    return st.open(directory)
+
+
+def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
+    live = load(model)
+    ids = torch.randint(0, 4096, (1, LENGTH), generator=torch.Generator().manual_seed(0))
+    ways: dict[int, Callable[[], None]] = {
+        every: lambda every=every: looked_at(live, model, ids, every) for every in (0, CHUNK, 16)
+    }
+    times: dict[int, list[float]] = {every: [] for every in ways}
+    for number in range(rounds + 1):  # the first warms up
+        for every, way in ways.items():
+            seconds = timed(way)
+            if number:
+                times[every].append(seconds)
+    median = {every: statistics.median(found) for every, found in times.items()}
+    median[1] = timed(lambda: looked_at(live, model, ids, 1))  # once: it is slow
+    cells = [f"{median[every] / median[0]:.2f}x" for every in (CHUNK, 16, 1)]
+    print(f"| {name} | {median[0]:.2f} s | {' | '.join(cells)} |", flush=True)
+
+
+@torch.inference_mode()
+def looked_at(live: Any, model: st.Checkpoint, ids: torch.Tensor, every: int) -> None:
+    """The forward pass, and with `every` all that analyze does beside it."""
+    if not every:
+        live.base_model(input_ids=ids, use_cache=False)
+        return
+    shape = model.geometry
+    tallies = {layer: _Tally(shape, LENGTH, every, BURN_IN) for layer in shape.layers}
+    with tap(live, model, lambda call: tallies[call.layer].add(call)):
+        live.base_model(input_ids=ids, use_cache=False)
+    for layer, tally in tallies.items():
+        tally.result(model.filters(layer))
+
+
+def timed(way: Callable[[], None]) -> float:
+    start = time.perf_counter()
+    way()
+    return time.perf_counter() - start
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""The pictures of docs/rank-analysis.md: a small trained DeltaNet before and after every method.
+
+    python experiments/figures_reference.py [--keep 0.25] [--out docs/figures]
+
+Needs the reference model and text in ../shared beside the repository. Calibrates once, cuts with
+every method, analyses each result on the same held-out text, and prints the table of the page.
+"""
+
+import argparse
+import logging
+import tempfile
+from pathlib import Path
+
+import torch
+from torch.nn import functional
+
+import statetrim as st
+from statetrim import figures
+from statetrim.data import sequences
+from statetrim.loading import load, load_tokenizer
+
+SHARED = Path(__file__).resolve().parents[2] / "shared"
+MODEL = SHARED / "models" / "tiny-delta_net"
+CALIBRATION = SHARED / "data" / "pretrain_mix" / "train_60MB.jsonl"
+TEXT = SHARED / "data" / "pretrain_mix" / "valid.jsonl"
+METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr", "energy", "product")
+TOKENS, LENGTH, STRIDE = 4 * 2048, 2048, 16
+MOST_SVG_BYTES = 64 * 1024  # larger ones do not belong in a repository
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--keep", default="0.25")
+    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "figures")
+    options = parser.parse_args()
+    logging.getLogger("transformers").setLevel(logging.ERROR)
+
+    model = st.open(MODEL)
+    with tempfile.TemporaryDirectory() as directory:
+        statistics = st.calibrate(model, CALIBRATION, tokens=48 * 512, methods=METHODS[2:])
+        found, losses = {"original": analysis(model)}, {"original": loss(model)}
+        for method in METHODS:
+            plan = st.select(model, method, options.keep, statistics=statistics)
+            small = st.prune(model, plan, out=Path(directory) / method)
+            found[method], losses[method] = analysis(small), loss(small)
+    draw(found, options.out)
+    table(found, losses)
+
+
+def analysis(model: st.Checkpoint) -> st.Analysis:
+    return st.analyze(model, TEXT, tokens=TOKENS, length=LENGTH, every=STRIDE)
+
+
+@torch.inference_mode()
+def loss(model: st.Checkpoint) -> float:
+    """Mean next-token loss in nats on the text that is analysed."""
+    ids = sequences(TEXT, load_tokenizer(model), tokens=TOKENS, length=LENGTH).ids.long()
+    live, total = load(model), 0.0
+    for row in ids:
+        logits = live(input_ids=row[None], use_cache=False).logits[0, :-1]
+        total += float(functional.cross_entropy(logits.float(), row[1:], reduction="sum"))
+    return total / (ids.shape[0] * (LENGTH - 1))
+
+
+def draw(found: dict[str, st.Analysis], out: Path) -> None:
+    original = found["original"]
+    fullest = int(original.mean_utilization.argmax())
+    layer, head = divmod(fullest, original.geometry.num_v_heads)
+    some = {name: found[name] for name in ("original", "l1", "grad", "drrqr")}
+    pair = {name: found[name] for name in ("original", "drrqr")}
+    pictures = {
+        "utilization": figures.utilization_curves(found),
+        "spectra": figures.spectra(some, list(original.layers)[layer], head),
+        "heat-map": figures.heat_map(pair),
+        "filters": figures.filter_picture(original),
+    }
+    for name, picture in pictures.items():
+        for path in figures.save(picture, out / name):
+            if path.suffix == ".svg" and path.stat().st_size > MOST_SVG_BYTES:
+                path.unlink()
+
+
+def table(found: dict[str, st.Analysis], losses: dict[str, float]) -> None:
+    print("| model | largest rank | effective rank | utilization | κ keys | κ queries | loss |")
+    print("|---|---|---|---|---|---|---|")
+    for name, each in found.items():
+        keys = torch.stack([layer.key_condition for layer in each.layers.values()])
+        queries = torch.stack([layer.query_condition for layer in each.layers.values()])
+        used = float(each.mean_utilization.mean())
+        print(
+            f"| {name} | {each.widest} | {used * each.widest:.2f} | {used:.1%} "
+            f"| {keys.median():.0f} | {queries.median():.0f} | {losses[name]:.3f} |"
+        )
+
+
+if __name__ == "__main__":
+    main()
