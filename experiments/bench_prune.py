@@ -117,6 +117,7 @@ def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
         shutil.rmtree(copy)
         seconds, peak = timed(*tool, "prune", source, plan, "-o", pruned)
         prunes.append(seconds)
+        print(f"round: cp {copies[-1]:.1f} s, prune {seconds:.1f} s", file=sys.stderr, flush=True)
         peaks.append(peak)
         shutil.rmtree(pruned)
     shards = len(list(source.glob("*.safetensors")))
