@@ -1,8 +1,8 @@
 """The pictures of docs/rank-analysis.md: a small trained DeltaNet before and after every method.
 
-    python experiments/figures_reference.py [--keep 0.25] [--out docs/figures]
+    python experiments/figures_reference.py [--model tiny-delta_net] [--out docs/figures]
 
-Needs the reference model and text in ../shared beside the repository. Calibrates once, cuts with
+Needs the reference models and text in ../shared beside the repository. Calibrates once, cuts with
 every method, analyses each result on the same held-out text, and prints the table of the page.
 """
 
@@ -20,7 +20,7 @@ from statetrim.data import sequences
 from statetrim.loading import load, load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
-MODEL = SHARED / "models" / "tiny-delta_net"
+MODELS = SHARED / "models"
 CALIBRATION = SHARED / "data" / "pretrain_mix" / "train_60MB.jsonl"
 TEXT = SHARED / "data" / "pretrain_mix" / "valid.jsonl"
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr", "energy", "product")
@@ -30,12 +30,13 @@ MOST_SVG_BYTES = 64 * 1024  # larger ones do not belong in a repository
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="tiny-delta_net")
     parser.add_argument("--keep", default="0.25")
     parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "figures")
     options = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
 
-    model = st.open(MODEL)
+    model = st.open(MODELS / options.model)
     with tempfile.TemporaryDirectory() as directory:
         statistics = st.calibrate(model, CALIBRATION, tokens=48 * 512, methods=METHODS[2:])
         found, losses = {"original": analysis(model)}, {"original": loss(model)}
