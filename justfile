@@ -15,3 +15,12 @@ test:
 # Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (docs/scale.md).
 bench-prune DIRECTORY:
     python experiments/bench_prune.py {{DIRECTORY}}
+
+# Cost of calibration beside the bare model, its memory, and the time of selection (docs/calibration-cost.md).
+bench-calibrate:
+    OMP_NUM_THREADS=1 python experiments/bench_calibrate.py
+
+# Every method on MODEL: NLL, KL and recall after the cut; goes on where it stopped (docs/methods.md).
+compare-methods MODEL TEXT TEST *OPTIONS:
+    python experiments/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/methods.jsonl {{OPTIONS}}
+    python experiments/plot_methods.py docs/methods.jsonl docs/methods.md
