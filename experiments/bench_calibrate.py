@@ -10,7 +10,6 @@ in CPU seconds, which a busy machine disturbs least. Prints Markdown.
 from __future__ import annotations
 
 import argparse
-import os
 import subprocess
 import sys
 import tempfile
@@ -92,7 +91,8 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
     def calibrating() -> None:
         calibration._hear(live, model, sums, batches, 0, None, lambda done, total: None)
 
-    bare(), calibrating()  # warm up
+    for warm_up in (bare, calibrating):
+        warm_up()
     times = [(cpu_seconds(bare), cpu_seconds(calibrating)) for _ in range(rounds)]
     return min(t[0] for t in times), min(t[1] for t in times)
 
@@ -100,10 +100,14 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
 def peak_memory(directory: Path, count: int) -> float:
     """MB, of a process that calibrates `count` sequences for every method."""
     command = [sys.executable, __file__, "--calibrate", directory, "--sequences", count]
-    process = subprocess.Popen(list(map(str, command)), stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0, command
-    return usage.ru_maxrss * 1024 / 1e6
+    result = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
+    return float(result.stdout.splitlines()[-1])
+
+
+def own_peak() -> float:
+    """MB, from the kernel. (A child's ru_maxrss would begin at its parent's size.)"""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 
 
 def selection_seconds(layers: int = 45, heads: int = 16, channels: int = 128) -> float:
@@ -135,6 +139,7 @@ def main() -> None:
         data = random_sequences(options.sequences)
         every = (*FORWARD, "grad")
         st.calibrate(st.open(options.calibrate), data, methods=every, batch_size=BATCH)
+        print(own_peak())
         return
     print("| model | pass | bare | calibrating | ratio |")
     print("|---|---|---:|---:|---:|")

@@ -4,9 +4,10 @@
         --results docs/methods.jsonl [--calibration text half recall]
 
 Calibrates once per calibration data, prunes through the product into a temporary directory and adds
-one line per cut to the results; lines that are there already are not measured again. The test text
-is encoded whole and cut into windows of 256 that each start from an empty state. Recall is MQAR
-(see mqar.py), for models with a vocabulary of at least 252. Logits must be `lm_head(hidden)`.
+one line per cut to the results; lines that are there already, on as many windows, are not measured
+again. The test text is encoded whole and cut into windows of 256 tokens, each from an empty state.
+Recall is MQAR (see mqar.py), for models with a vocabulary of at least 252. Logits must be
+`lm_head(hidden)`.
 """
 
 from __future__ import annotations
@@ -78,10 +79,13 @@ def recall_sequences(vocab: int, tokens: int) -> Sequences:
 def calibrated(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
     """Sums over `SEQUENCES` x `LENGTH` tokens: of text, of recall, or half of each."""
     tokens = SEQUENCES * LENGTH // (2 if kind == "half" else 1)
-    recall = recall_sequences(model.config.get("vocab_size", 0), tokens) if kind != "text" else None
-    sources = {"text": [text], "recall": [recall], "half": [text, recall]}[kind]
+    sources: list[Path | Sequences] = []
+    if kind != "recall":
+        sources.append(text)
+    if kind != "text":
+        sources.append(recall_sequences(model.config["vocab_size"], tokens))
     return st.merge(
-        st.calibrate(model, source, tokens=tokens, length=LENGTH, methods=CALIBRATED)  # type: ignore[arg-type]
+        st.calibrate(model, source, tokens=tokens, length=LENGTH, methods=CALIBRATED)
         for source in sources
     )
 
@@ -91,9 +95,9 @@ class Judge:
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
         ids = load_tokenizer(model)(test.read_text(), add_special_tokens=False)["input_ids"]
-        windows = torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).reshape(-1, WINDOW)
-        self.batches = windows[:count].split(BATCH)
-        self.original = st.load(model)
+        windows = torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).reshape(-1, WINDOW)[:count]
+        self.batches = [windows[i : i + BATCH] for i in range(0, len(windows), BATCH)]
+        self.windows, self.original = count, st.load(model)
         with torch.inference_mode():
             self.hidden = [hidden(self.original, batch) for batch in self.batches]
 
@@ -116,8 +120,7 @@ class Judge:
         first = nll[: FIRST // BATCH].mean()
         figures = {"nll": nll.mean(), "nll_first": first, "kl": kl.mean()}
         rounded = {name: round(float(value), 5) for name, value in figures.items()}
-        windows = sum(len(batch) for batch in self.batches)
-        return {**rounded, "recall": recall, "windows": windows}
+        return {**rounded, "recall": recall, "windows": self.windows}
 
 
 def hidden(live: Any, ids: Tensor) -> Tensor:
@@ -175,7 +178,8 @@ def main() -> None:
     if options.results.exists():
         done = [json.loads(line) for line in options.results.read_text().splitlines()]
     rows = cases(options)
-    missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
+    enough = [old for old in done if old["windows"] >= options.windows]
+    missing = [row for row in rows if not any(row.items() <= old.items() for old in enough)]
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with (
         options.results.open("a") as results,
