@@ -30,6 +30,7 @@ from statetrim.methods import find_method
 from statetrim.tap import mixers
 
 VOCABULARY, LENGTH, BATCH, BATCHES = 8192, 512, 2, 1
+MEMORY_LENGTH, FEW, MANY = 128, 8, 128  # 4 and 64 batches: the first ones alone hold no sums yet
 FORWARD = ("drrqr", "s_wanda", "energy", "product")
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": 1024, "num_hidden_layers": 4}
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -59,9 +60,9 @@ def build(model_type: str, directory: Path) -> Path:
     return directory
 
 
-def random_sequences(count: int) -> Sequences:
+def random_sequences(count: int, length: int) -> Sequences:
     generator = torch.Generator().manual_seed(0)
-    ids = torch.randint(VOCABULARY, (count, LENGTH), generator=generator, dtype=torch.int32)
+    ids = torch.randint(VOCABULARY, (count, length), generator=generator, dtype=torch.int32)
     return Sequences(ids, {"text": "random ids", "count": count})
 
 
@@ -75,7 +76,7 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
     """Best CPU seconds of the bare passes and of the calibrating ones."""
     model, live = st.open(directory), st.load(directory)
     parts = calibration._parts(methods)
-    batches: list[Tensor] = random_sequences(BATCH * BATCHES).batches(BATCH)
+    batches: list[Tensor] = random_sequences(BATCH * BATCHES, LENGTH).batches(BATCH)
     backward = "grad" in methods
     modules = mixers(live, model)
     if backward:
@@ -136,7 +137,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     if options.calibrate:
-        data = random_sequences(options.sequences)
+        data = random_sequences(options.sequences, MEMORY_LENGTH)
         every = (*FORWARD, "grad")
         st.calibrate(st.open(options.calibrate), data, methods=every, batch_size=BATCH)
         print(own_peak())
@@ -157,9 +158,9 @@ def main() -> None:
                 print(f"| `{model_type}` | {name} | {cells} |", flush=True)
         print("\n| model | tokens | peak memory |\n|---|---:|---:|")
         for model_type in CONFIGS:
-            for count in (2, 32):
+            for count in (FEW, MANY):
                 peak = peak_memory(Path(root) / model_type, count)
-                print(f"| `{model_type}` | {count * LENGTH:,} | {peak:.0f} MB |", flush=True)
+                print(f"| `{model_type}` | {count * MEMORY_LENGTH:,} | {peak:.0f} MB |", flush=True)
     print(f"\nSelection, DRRQR, 720 heads of 128 channels: {selection_seconds():.1f} s")
 
 
