@@ -35,3 +35,12 @@ bench-analyze:
 # The pictures and the table of docs/rank-analysis.md, from the reference model in ../shared.
 figures:
     python experiments/figures_reference.py
+
+# Cost of calibration beside the bare model, its memory, and the time of selection (docs/calibration-cost.md).
+bench-calibrate:
+    OMP_NUM_THREADS=1 python experiments/bench_calibrate.py
+
+# Every method on MODEL: NLL, KL and recall after the cut; goes on where it stopped (docs/methods.md).
+compare-methods MODEL TEXT TEST *OPTIONS:
+    python experiments/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/methods.jsonl {{OPTIONS}}
+    python experiments/plot_methods.py docs/methods.jsonl docs/methods.md

@@ -15,8 +15,8 @@ from torch import Tensor
 
 import statetrim as st
 import tiny
-from statetrim.data import sequences
-from statetrim.loading import load
+from statetrim.data import Sequences, sequences
+from statetrim.loading import load, load_tokenizer
 from statetrim.statistics import PARTS, Statistics
 from statetrim.tap import mixers
 
@@ -286,3 +286,14 @@ def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: P
     close(whole, st.calibrate(model, text, methods=wanted, layerwise=True, **SETTINGS), 1e-12)
     with pytest.raises(st.StatetrimError, match="'grad' needs the whole model in memory"):
         st.calibrate(model, text, methods=["grad"], layerwise=True, **SETTINGS)
+
+
+def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    data = sequences(text, load_tokenizer(model), tokens=320, length=20)
+    ready = st.calibrate(model, data, methods=ALL, batch_size=4)
+    close(st.calibrate(model, text, methods=ALL, **SETTINGS), ready, 0.0)
+    assert ready.lineage["data"] == [data.lineage]
+    recall = Sequences(torch.arange(48, dtype=torch.int32).reshape(4, 12), {"text": "ids"})
+    both = st.merge([ready, st.calibrate(model, recall, methods=ALL, batch_size=4)])
+    assert next(iter(both.layers.values())).tokens == 368

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from .accumulation import Sums
 from .checkpoint import Checkpoint, with_weights
-from .data import sequences
+from .data import Sequences, sequences
 from .errors import StatetrimError
 from .loading import load, load_tokenizer
 from .methods import find_method
@@ -32,7 +32,7 @@ Progress = Callable[[int, int], None]
 
 def calibrate(
     model: Checkpoint,
-    text: str | Path,
+    text: str | Path | Sequences,
     *,
     tokens: int = 2**18,
     methods: Sequence[str] = ("drrqr",),
@@ -48,6 +48,8 @@ def calibrate(
 ) -> Statistics:
     """Run `tokens` of `text` through the model, after `skip`, and sum what `methods` need.
 
+    Ready `Sequences` (token ids that are no text, say) are all run, as they are.
+
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
     from which `resume` goes on. Under torchrun each process takes its share of the batches, and all
     return the whole sums. `layerwise` streams the weights from disk, for models larger than memory.
@@ -57,8 +59,11 @@ def calibrate(
         raise StatetrimError(
             "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
         )
-    tokenizer = load_tokenizer(with_weights(model))
-    data = sequences(text, tokenizer, tokens=tokens, length=length, skip=skip)
+    if isinstance(text, Sequences):
+        data = text
+    else:
+        tokenizer = load_tokenizer(with_weights(model))
+        data = sequences(text, tokenizer, tokens=tokens, length=length, skip=skip)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
@@ -71,7 +76,7 @@ def calibrate(
     batches = ranks.share(data.batches(batch_size))
     if not batches:
         raise StatetrimError(
-            f"{data.tokens} tokens in batches of {batch_size} x {length} leave process "
+            f"{data.tokens} tokens in batches of {batch_size} sequences leave process "
             f"{ranks.rank} without work; start fewer processes or make smaller batches"
         )
     partial = _Partial(Path(out), ranks, lineage, resume, save_seconds) if out else None

@@ -1,0 +1,199 @@
+"""What does a cut cost? Every method, width and score on one checkpoint, without recovery.
+
+    python experiments/compare_methods.py MODEL --text train.jsonl --test wiki.valid.raw \\
+        --results docs/methods.jsonl [--calibration text half recall]
+
+Calibrates once per calibration data, prunes through the product into a temporary directory and adds
+one line per cut to the results; lines that are there already, on as many windows, are not measured
+again. The test text is encoded whole and cut into windows of 256 tokens, each from an empty state.
+Recall is MQAR (see mqar.py), for models with a vocabulary of at least 252. Logits must be
+`lm_head(hidden)`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+from torch.nn import functional
+
+import mqar
+import statetrim as st
+from statetrim.data import Sequences
+from statetrim.loading import load_tokenizer
+
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {
+    "rand": ("rand", {}),
+    "l1": ("l1", {}),
+    "s_wanda": ("s_wanda", {}),
+    "grad": ("grad", {}),
+    "drrqr": ("drrqr", {}),
+    "drrqr normalized": ("drrqr", {"normalized": True}),
+    "energy": ("energy", {}),
+    "product": ("product", {}),
+}
+CALIBRATED = ("s_wanda", "grad", "drrqr", "energy", "product")
+PAIRS = (8, 16, 32, 63)
+WINDOW, FIRST, BATCH = 256, 128, 8
+SEQUENCES, LENGTH = 128, 512
+SEEDS = 3  # where random enters
+
+Row = dict[str, Any]
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    """What identifies a line of the results, in the order of measuring."""
+    name = options.name or options.model.resolve().name
+    found: list[Row] = [{"model": name, "method": "none", "keep": 1.0}]
+    for calibration in options.calibration:
+        for score in options.scores:
+            for keep in options.keep:
+                for method in options.methods:
+                    row = {"model": name, "calibration": calibration, "method": method}
+                    if METHODS[method][0] != "rand":
+                        found.append(row | {"score": score, "keep": keep, "seed": 0})
+                    elif score == "qk" and calibration == "text":
+                        seeds = range(SEEDS)
+                        found += [row | {"score": None, "keep": keep, "seed": s} for s in seeds]
+    return found
+
+
+def recall_sequences(vocab: int, tokens: int) -> Sequences:
+    """Recall with the most pairs; other sequences than those that are tested."""
+    pairs = max(PAIRS)
+    generator = torch.Generator().manual_seed(99)
+    ids = mqar.batch(vocab, pairs, tokens // (4 * pairs), generator)[0].int()
+    digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
+    return Sequences(ids, {"text": f"MQAR, {pairs} pairs", "digest": digest})
+
+
+def calibrated(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
+    """Sums over `SEQUENCES` x `LENGTH` tokens: of text, of recall, or half of each."""
+    tokens = SEQUENCES * LENGTH // (2 if kind == "half" else 1)
+    sources: list[Path | Sequences] = []
+    if kind != "recall":
+        sources.append(text)
+    if kind != "text":
+        sources.append(recall_sequences(model.config["vocab_size"], tokens))
+    return st.merge(
+        st.calibrate(model, source, tokens=tokens, length=LENGTH, methods=CALIBRATED)
+        for source in sources
+    )
+
+
+class Judge:
+    """Measures models beside the original, on the same windows and the same recall sequences."""
+
+    def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
+        ids = load_tokenizer(model)(test.read_text(), add_special_tokens=False)["input_ids"]
+        windows = torch.tensor(ids[: len(ids) // WINDOW * WINDOW]).reshape(-1, WINDOW)[:count]
+        self.batches = [windows[i : i + BATCH] for i in range(0, len(windows), BATCH)]
+        self.windows, self.original = count, st.load(model)
+        with torch.inference_mode():
+            self.hidden = [hidden(self.original, batch) for batch in self.batches]
+
+    @torch.inference_mode()
+    def measure(self, live: Any) -> Row:
+        """Means over the predicted tokens: NLL, the same of the first windows, KL from the original
+        to `live`; and the recall accuracy by the number of pairs."""
+        nlls, kls = [], []
+        for batch, original in zip(self.batches, self.hidden, strict=True):
+            ours = log_p(live, original if live is self.original else hidden(live, batch))
+            theirs = log_p(self.original, original)
+            nlls.append(functional.nll_loss(ours.flatten(0, 1), batch[:, 1:].flatten()))
+            kls.append((theirs.exp() * (theirs - ours)).sum(-1).mean())
+        nll, kl = torch.stack(nlls).double(), torch.stack(kls).double()
+        recall = {
+            str(pairs): round(mqar.accuracy(live, pairs, rows=32), 4)
+            for pairs in PAIRS
+            if live.config.vocab_size >= 4 * max(PAIRS)
+        }
+        first = nll[: FIRST // BATCH].mean()
+        figures = {"nll": nll.mean(), "nll_first": first, "kl": kl.mean()}
+        rounded = {name: round(float(value), 5) for name, value in figures.items()}
+        return {**rounded, "recall": recall, "windows": self.windows}
+
+
+def hidden(live: Any, ids: Tensor) -> Tensor:
+    states: Tensor = live.model(input_ids=ids, use_cache=False).last_hidden_state
+    return states[:, :-1]
+
+
+def log_p(live: Any, states: Tensor) -> Tensor:
+    logits: Tensor = live.lm_head(states)
+    return logits.float().log_softmax(-1)
+
+
+def measured(model: st.Checkpoint, rows: list[Row], text: Path, judge: Judge) -> Iterator[Row]:
+    """The rows with their figures, one at a time; the same channels are measured only once."""
+    heard, known = dict[str, st.Statistics](), dict[str, Row]()
+    for row in rows:
+        if row["method"] == "none":
+            yield row | judge.measure(judge.original)
+            continue
+        method, choices = METHODS[row["method"]]
+        if row["score"] is not None:
+            choices = choices | {"score": row["score"]}
+        if method in CALIBRATED and row["calibration"] not in heard:
+            heard[row["calibration"]] = calibrated(model, text, row["calibration"])
+        statistics = heard[row["calibration"]] if method in CALIBRATED else None
+        plan = st.select(
+            model, method, row["keep"], seed=row["seed"], statistics=statistics, **choices
+        )
+        channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
+        if channels not in known:
+            with tempfile.TemporaryDirectory() as directory:
+                small = st.prune(model, plan, out=Path(directory) / "small")
+                known[channels] = judge.measure(st.load(small))
+        swaps = sum(sum(note.get("swaps", [])) for note in plan.notes.values())
+        yield row | known[channels] | ({"swaps": swaps} if method == "drrqr" else {})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="calibration text")
+    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
+    parser.add_argument("--results", type=Path, default=Path("docs/methods.jsonl"))
+    parser.add_argument("--name", help="of the model in the results; default: its directory's")
+    parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    parser.add_argument("--keep", nargs="+", type=float, default=[0.75, 0.5, 0.25])
+    parser.add_argument("--scores", nargs="+", choices=["qk", "q", "k"], default=["qk", "q", "k"])
+    kinds = ["text", "half", "recall"]
+    parser.add_argument("--calibration", nargs="+", choices=kinds, default=["text"])
+    parser.add_argument("--windows", type=int, default=320, help="of the test text")
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    done: list[Row] = []
+    if options.results.exists():
+        done = [json.loads(line) for line in options.results.read_text().splitlines()]
+    rows = cases(options)
+    enough = [old for old in done if old["windows"] >= options.windows]
+    missing = [row for row in rows if not any(row.items() <= old.items() for old in enough)]
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with (
+        options.results.open("a") as results,
+        Progress(*columns, TimeRemainingColumn(), disable=not sys.stdout.isatty()) as bar,
+    ):
+        task = bar.add_task("methods", total=len(rows), completed=len(rows) - len(missing))
+        if missing:
+            model = st.open(options.model)
+            judge = Judge(model, options.test, options.windows)
+            for row in measured(model, missing, options.text, judge):
+                results.write(json.dumps(row) + "\n")
+                results.flush()
+                bar.update(task, advance=1, description=f"{row['method']} {row['keep']:.0%}")
+
+
+if __name__ == "__main__":
+    main()
