@@ -132,3 +132,14 @@ def test_models_whose_config_cannot_say_it_are_refused_with_the_reason(
     (tmp_path / "config.json").write_text(json.dumps({"model_type": model_type}))
     with pytest.raises(st.StatetrimError, match=f"{model_type} cannot be pruned: .{{20,}}"):
         st.select(st.open(tmp_path), "l1", 64)
+
+
+def test_the_stored_dtype_counts_before_the_config_and_small_sizes_stay_readable(
+    checkpoint: Any,
+) -> None:
+    model = checkpoint("mamba2")
+    report = st.inspect(st.open(model))
+    assert report.conv_dtype == "float32"
+    assert report.before.conv_bytes == 4 * st.open(model).geometry.conv_numel
+    shown = run("inspect", model).stdout
+    assert "KiB" in shown and "0.0 MiB" not in shown

@@ -323,7 +323,7 @@ def _hidden() -> bool:
 
 
 def mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB"
+    return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.1f} KiB"
 
 
 def _row(table: Table, name: str, value: str) -> None:

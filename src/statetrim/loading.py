@@ -76,12 +76,7 @@ def load(
     with _own_kernels_only():
         from transformers import AutoModelForCausalLM
 
-        if runtime.name == "fla":
-            import fla  # noqa: F401  (registers its model types)
-        elif runtime.name == "portable":
-            from . import portable
-
-            portable.register()
+        _register(runtime)
         auto: Any = AutoModelForCausalLM
         live, info = auto.from_pretrained(
             checkpoint.path,
@@ -108,10 +103,22 @@ def _offloaded(layerwise: bool) -> dict[str, Any]:
     return {"device_map": {"": "disk"}, "offload_folder": folder}
 
 
+def _register(runtime: Runtime) -> None:
+    """Make transformers' Auto classes know the model types of this runtime."""
+    if runtime.name == "fla":
+        import fla  # noqa: F401  (registers its model types)
+    elif runtime.name == "portable":
+        from . import portable
+
+        portable.register()
+
+
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The model's own tokenizer; never another's, and never remote code."""
     from transformers import AutoTokenizer
 
+    with _own_kernels_only():
+        _register(runtime_for(checkpoint.config["model_type"]))
     try:
         return AutoTokenizer.from_pretrained(
             checkpoint.path, local_files_only=True, trust_remote_code=False

@@ -9,6 +9,7 @@ from .geometry import KERNEL_TILE, Geometry, resolve_keep
 
 FP32 = 4
 _CONV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,11 @@ def _total_layers(model: Checkpoint) -> int | None:
 
 
 def _dtype(model: Checkpoint) -> str:
-    """The model's dtype, bfloat16 where the config does not say."""
+    """The model's dtype: of its weights, else by its config, else bfloat16."""
+    stored = [tensor for _, tensor in model.tensors.values()]
+    largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
+    if largest is not None and largest.dtype in _STORED:
+        return _STORED[largest.dtype]
     text = model.config.get("text_config")
     for config in (model.config, text if isinstance(text, dict) else {}):
         dtype = config.get("dtype") or config.get("torch_dtype")
