@@ -8,16 +8,15 @@ tokenizer folder and text file given, prints Markdown, and removes the checkpoin
 
 import argparse
 import json
-import os
 import shutil
-import subprocess
 import sys
-import time
 from pathlib import Path
 
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
+
+from bench_prune import timed
 
 WIDTH = {"hidden_size": 2560, "intermediate_size": 9728}
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
@@ -71,11 +70,8 @@ def main() -> None:
     out = root / "statistics.safetensors"
     command = [sys.executable, "-m", "statetrim", "calibrate", root / "model", "--layerwise"]
     command += ["--text", options.text, "--tokens", "1k", "--for", "drrqr,s_wanda", "-o", out]
-    start = time.perf_counter()
-    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0
-    seconds, peak = time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e9
+    seconds, megabytes = timed(*command)
+    peak = megabytes / 1e3
     print("| weights | tokens | peak memory | time |\n|---:|---:|---:|---:|")
     print(f"| {gigabytes:.1f} GB | 1,024 | {peak:.2f} GB | {seconds:.0f} s |")
     shutil.rmtree(root)

@@ -12,7 +12,6 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 from statistics import median
 
@@ -95,14 +94,24 @@ def write_checkpoint(directory: Path, gigabytes: float) -> int:
     return total
 
 
+# A process counts the peak of whoever started it as its own, so the starter must be small.
+LAUNCH = """
+import os, subprocess, sys, time
+start = time.perf_counter()
+process = subprocess.Popen(sys.argv[1:], stdout=subprocess.DEVNULL)
+_, status, usage = os.wait4(process.pid, 0)
+os.sync()
+print(time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e6)
+sys.exit(status != 0)
+"""
+
+
 def timed(*command: str | Path) -> tuple[float, float]:
     """Seconds until the result is on the disk, and the command's peak memory in MB."""
-    start = time.perf_counter()
-    process = subprocess.Popen([str(part) for part in command], stdout=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    assert status == 0, command
-    os.sync()
-    return time.perf_counter() - start, usage.ru_maxrss * 1024 / 1e6
+    launch = [sys.executable, "-c", LAUNCH, *map(str, command)]
+    done = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True)
+    seconds, peak = done.stdout.split()
+    return float(seconds), float(peak)
 
 
 def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
