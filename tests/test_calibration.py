@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -297,3 +298,23 @@ def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, 
     recall = Sequences(torch.arange(48, dtype=torch.int32).reshape(4, 12), {"text": "ids"})
     both = st.merge([ready, st.calibrate(model, recall, methods=ALL, batch_size=4)])
     assert next(iter(both.layers.values())).tokens == 368
+
+
+def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    heard = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    first, *_ = heard.layers
+    for method, part in (
+        ("drrqr", "key_gram"),
+        ("grad", "key_gradient"),
+        ("s_wanda", "input_square"),
+    ):
+        sums = getattr(heard.layers[first], part)
+        for spoiled in (None, sums[..., :-1], sums * float("nan")):
+            layer = replace(heard.layers[first], **{part: spoiled})
+            statistics = Statistics({**heard.layers, first: layer}, heard.lineage)
+            with pytest.raises(st.StatetrimError, match=part):
+                st.select(model, method, 6, statistics=statistics)
+    for tolerance in (1.0, "much"):
+        with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot go on"):
+            st.select(model, "drrqr", 6, statistics=heard, tolerance=tolerance)

@@ -1,6 +1,8 @@
 """Which runtime a model gets here, and that what is loaded is what was stored."""
 
+import json
 import logging
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -61,6 +63,16 @@ def test_a_missing_tensor_is_an_error_not_a_random_weight(checkpoint: Any, tmp_p
     (tmp_path / "config.json").write_text((source / "config.json").read_text())
     with pytest.raises(st.StatetrimError, match=r"1 missing tensors, the first is model\.norm"):
         st.load(tmp_path)
+
+
+def test_an_option_the_runtime_lacks_is_one_sentence(checkpoint: Any, tmp_path: Path) -> None:
+    """An fla hybrid: portable has no softmax layers."""
+    copy = shutil.copytree(checkpoint("delta_net"), tmp_path / "hybrid")
+    config = json.loads((copy / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 4}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(st.StatetrimError, match="does not load in portable: attn: softmax layers"):
+        st.load(copy)
 
 
 @pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla is an empty shell without triton")

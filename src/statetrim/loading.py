@@ -78,15 +78,21 @@ def load(
 
         _register(runtime)
         auto: Any = AutoModelForCausalLM
-        live, info = auto.from_pretrained(
-            checkpoint.path,
-            dtype=dtype or "auto",
-            use_safetensors=True,
-            trust_remote_code=False,
-            local_files_only=True,
-            output_loading_info=True,
-            **_offloaded(layerwise),
-        )
+        try:
+            live, info = auto.from_pretrained(
+                checkpoint.path,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **_offloaded(layerwise),
+            )
+        except (ValueError, OSError) as error:  # an option that this runtime does not have
+            reason = str(error).partition("\n")[0][:300]
+            raise StatetrimError(
+                f"{checkpoint.path} does not load in {runtime.name}: {reason}"
+            ) from error
     _check_loaded(info, checkpoint.path)
     live.statetrim_runtime = runtime
     live.statetrim_device = torch.device(device)  # of the inputs; offloaded weights claim "meta"

@@ -47,6 +47,7 @@ def select(
         if not bool(query.isfinite().all() and key.isfinite().all()):
             raise StatetrimError(f"layer {layer} has query or key weights that are not finite")
         evidence = Evidence(query, key, _generator(seed, layer), heard)
+        _check_heard(evidence, chosen, layer)
         kept[layer] = _select_layer(model.geometry, evidence, chosen, width, options)
         if evidence.notes:
             notes[str(layer)] = evidence.notes
@@ -69,7 +70,10 @@ def select(
 def _select_layer(
     geometry: Geometry, evidence: Evidence, method: Method, keep: int, options: dict[str, Any]
 ) -> Tensor:
-    kept = method.select(evidence, keep, **options)
+    try:
+        kept = method.select(evidence, keep, **options)
+    except (ValueError, TypeError) as error:  # an option of the wrong kind, or numbers beyond use
+        raise StatetrimError(f"method {method.name!r} cannot go on: {error}") from error
     heads, channels = geometry.num_k_heads, geometry.head_k_dim
     if (
         not isinstance(kept, Tensor)
@@ -106,6 +110,24 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     if set(statistics.layers) != set(model.geometry.layers):
         raise StatetrimError("the statistics do not cover the model's linear-attention layers")
+
+
+def _check_heard(evidence: Evidence, method: Method, layer: int) -> None:
+    """Statistics may be a stranger's: each sum must be there, finite, of the weights' shape."""
+    heads, channels, _, hidden = evidence.query_weight.shape
+    for part in method.needs:
+        expected = {
+            "input_square": (hidden,),
+            "query_gradient": tuple(evidence.query_weight.shape),
+            "key_gradient": tuple(evidence.key_weight.shape),
+            "output_square": None,
+        }.get(part, (heads, channels, channels))
+        value = getattr(evidence.statistics, part)
+        fits = value is not None and (expected is None or tuple(value.shape) == expected)
+        if not fits or not bool(value.isfinite().all()):
+            raise StatetrimError(
+                f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
+            )
 
 
 def _check_options(method: Method, options: dict[str, Any]) -> None:
