@@ -14,7 +14,7 @@ from math import ceil, floor, isfinite, log10
 from torch import Tensor
 
 WIDTH = 420
-LEFT, RIGHT, TOP, BOTTOM = 52, 14, 12, 40
+LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 46
 STYLES = 4  # of lines, in report.css
 KEPT_COLOUR = bytes((0x2F, 0x86, 0xC9))  # visible on a light and on a dark ground
 MOST_CELLS = 4096
@@ -61,13 +61,14 @@ def line_chart(
         y_ticks = _decades(min(ys), max(ys))
     else:
         y_ticks = _ticks(0.0 if from_zero else min(ys), max(ys))
-    x_ticks = _ticks(min(xs), max(xs), most=5)
+    x_low, x_high = min(xs), max(xs)
+    if marks or x_low == x_high:  # room around the outermost marks
+        room = 0.04 * (x_high - x_low) or _room(x_low)
+        x_low, x_high = x_low - room, x_high + room
+    x_ticks = [tick for tick in _ticks(x_low, x_high, most=5) if x_low <= tick <= x_high]
     legend = kept if len(kept) > 1 else []
-    top = TOP + 16 * len(legend)
+    top = TOP + 18 * len(legend)
     height = top + 190 + BOTTOM
-    x_low, x_high = min(xs[0], *xs, x_ticks[0]), max(*xs, x_ticks[-1], xs[0])
-    if x_low == x_high:
-        x_low, x_high = x_low - 0.5, x_high + 0.5
     place = (lambda v: log10(max(v, 1e-300))) if log else (lambda v: v)
     y_low, y_high = place(y_ticks[0]), place(y_ticks[-1])
 
@@ -83,14 +84,15 @@ def line_chart(
         parts.append(_line(LEFT, at_y(value), WIDTH - RIGHT, at_y(value), "grid"))
         parts.append(_text(LEFT - 6, at_y(value) + 4, show_y(value), "faint end"))
     for value in x_ticks:
-        parts.append(_text(at_x(value), top + 206, show_x(value), "faint middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, top + 222, x, "middle"))
+        parts.append(_text(at_x(value), top + 208, show_x(value), "faint middle"))
+    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, top + 228, x, "middle"))
     parts.append(
-        f'<text class="middle" transform="translate(11 {top + 95}) rotate(-90)">{escape(y)}</text>'
+        f'<text class="middle" transform="translate(12 {top + 95}) rotate(-90)">{escape(y)}</text>'
     )
     for number, one in enumerate(legend):
-        parts.append(_line(LEFT, 9 + 16 * number, LEFT + 26, 9 + 16 * number, _stroke(number)))
-        parts.append(_text(LEFT + 32, 13 + 16 * number, _short(one.name, 52)))
+        row = 9 + 18 * number
+        parts.append(_line(LEFT, row, LEFT + 26, row, _stroke(number)))
+        parts.append(_text(LEFT + 32, row + 4, _short(one.name, 46)))
     for number, one in enumerate(kept):
         path = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in one.points)
         parts.append(f'<polyline class="{_stroke(number)}" points="{path}"/>')
@@ -112,23 +114,23 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float]], title: str, 
         return ""
     ticks = _ticks(min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows)))
     low, high = ticks[0], ticks[-1]
-    bottom = TOP + 34 * len(rows)
+    bottom = TOP + 40 * len(rows)
 
     def at(value: float) -> float:
-        return 12 + (value - low) / (high - low) * (WIDTH - 24)
+        return 24 + (value - low) / (high - low) * (WIDTH - 48)
 
-    parts = [
-        _line(at(value), TOP, at(value), bottom, "zero" if value == 0 else "grid")
-        for value in ticks
-    ]
-    parts += [_text(at(value), bottom + 15, f"{value:g}", "faint middle") for value in ticks]
-    parts.append(_text(WIDTH / 2, bottom + 32, x, "middle"))
+    parts = [_text(at(value), bottom + 15, f"{value:g}", "faint middle") for value in ticks]
+    parts.append(_text(WIDTH / 2, bottom + 34, x, "middle"))
     for number, (label, estimate, least, most) in enumerate(rows):
-        y = TOP + 34 * number
-        parts.append(_text(12, y + 11, _short(label, 62)))
-        parts.append(_line(at(least), y + 22, at(most), y + 22, "bar s0"))
-        parts.append(f'<circle class="f0" cx="{at(estimate):.1f}" cy="{y + 22}" r="4.5"/>')
-    return _svg(bottom + 38, title, parts)
+        y = TOP + 40 * number
+        parts.append(_text(4, y + 11, _short(label, 56)))
+        for value in ticks:
+            parts.append(
+                _line(at(value), y + 17, at(value), y + 33, "zero" if value == 0 else "grid")
+            )
+        parts.append(_line(at(least), y + 25, at(most), y + 25, "bar s0"))
+        parts.append(f'<circle class="f0" cx="{at(estimate):.1f}" cy="{y + 25}" r="4.5"/>')
+    return _svg(bottom + 40, title, parts)
 
 
 def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> str:
@@ -138,8 +140,8 @@ def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> str:
         return ""
     parts = []
     for number, (label, value, shown) in enumerate(rows):
-        y, width = 6 + 42 * number, (WIDTH - 110) * value / most
-        parts.append(_text(2, y + 11, _short(label, 62)))
+        y, width = 6 + 42 * number, (WIDTH - 120) * value / most
+        parts.append(_text(2, y + 11, _short(label, 56)))
         parts.append(
             f'<rect class="f{min(number, 1)}" x="2" y="{y + 17}" width="{max(1.0, width):.1f}" '
             f'height="15" rx="2"/>'
@@ -239,13 +241,18 @@ def _short(text: str, most: int) -> str:
 
 def _ticks(low: float, high: float, most: int = 6) -> list[float]:
     """Round numbers from at or below `low` to at or above `high`."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-200):
+        low, high = low - _room(low), high + _room(high)
     rough = (high - low) / most
     power = 10.0 ** floor(log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
     first, last = floor(low / step + 1e-9), ceil(high / step - 1e-9)
-    return [round(n * step, 12) for n in range(first, last + 1)]
+    return [float(f"{n * step:.12g}") for n in range(first, last + 1)]
+
+
+def _room(value: float) -> float:
+    """What to leave on either side of a single value."""
+    return max(abs(value) * 0.1, 1e-9)
 
 
 def _decades(low: float, high: float) -> list[float]:

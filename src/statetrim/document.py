@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from string import Template
 
-NUMERIC = re.compile(r"none|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|x|MiB|KiB|points|nats|ms|s))?")
+NUMERIC = re.compile(r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|x|MiB|KiB|points|nats|ms|s))?")
 
 
 @dataclass(frozen=True)
@@ -107,7 +108,10 @@ class Document:
 
 
 def _section_html(section: Section) -> str:
-    inner = "".join(map(_block_html, section.blocks))
+    inner = ""
+    for pictures, blocks in groupby(section.blocks, key=lambda block: isinstance(block, Picture)):
+        html = "".join(map(_block_html, blocks))
+        inner += f'<div class="figures">{html}</div>' if pictures else html
     return (
         f'<section aria-labelledby="{section.anchor}">'
         f'<h2 id="{section.anchor}">{escape(section.title)}</h2>{inner}</section>'
@@ -119,7 +123,7 @@ def _block_html(block: Block) -> str:
         kind = f' class="{block.kind}"' if block.kind else ""
         return f"<p{kind}>{escape(block.text)}</p>"
     if isinstance(block, Command):
-        lines = "\n".join(escape(line) for line in block.lines)
+        lines = "".join(f"<span>{escape(line)}\n</span>" for line in block.lines)
         return f'<pre tabindex="0"><code>{lines}</code></pre>'
     if isinstance(block, Picture):
         caption = f"<figcaption>{escape(block.caption)}</figcaption>"
@@ -155,7 +159,9 @@ def _table_html(table: Table) -> str:
 
 
 def _aligned(table: Table, column: int) -> str:
-    return ' class="number"' if _numeric(table, column) else ""
+    if _numeric(table, column):
+        return ' class="number"'
+    return ' class="words"' if max((len(row[column]) for row in table.rows), default=0) > 24 else ""
 
 
 def _numeric(table: Table, column: int) -> bool:

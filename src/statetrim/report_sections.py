@@ -180,11 +180,9 @@ def _quality(found: Findings) -> Iterator[Block]:
         )
         return
     judged = list(_judged(scores))
-    yield Table(
-        ("task", "metric", "samples", *scores.models, "against the original"),
-        list(_score_rows(scores, judged)),
-        caption=f"Scores; the original is {scores.baseline}; 95% intervals, paired by sample",
-    )
+    header = ("task", "metric", "samples", *scores.models)
+    yield Text(f"The original is {scores.baseline}. Intervals are of 95%, paired by sample.")
+    yield Table((*header, "against the original"), list(_main_rows(scores, judged)))
     for unit, words in (
         ("share", "percentage points lost"),
         ("perplexity", "rise of perplexity, % of the original's"),
@@ -208,6 +206,15 @@ def _quality(found: Findings) -> Iterator[Block]:
                 f"Mean recall of {model}: {moved.estimate:+.2f} points, between {moved.low:+.2f} "
                 f"and {moved.high:+.2f}."
             )
+    main = {(verdict.task, verdict.metric) for verdict in judged}
+    others = [
+        _cells(scores, task, metric)
+        for task in scores.tasks
+        for metric in scores.metrics(task)
+        if (task, metric) not in main
+    ]
+    if others:
+        yield Table(header, others, caption="All other metrics", folded=True)
     yield Text(
         "There are several verdicts here and no correction for that: one in twenty would be wrong "
         "by chance."
@@ -221,19 +228,19 @@ def _judged(scores: Scores) -> Iterator[Verdict]:
             yield judge(scores, model, task, metric)
 
 
-def _score_rows(scores: Scores, judged: list[Verdict]) -> Iterator[tuple[str, ...]]:
-    for task in scores.tasks:
-        for metric in scores.metrics(task):
-            cells = [scores.find(model, task, metric) for model in scores.models]
-            said = [
-                verdict.sentence
-                if len(scores.models) == 2
-                else f"{verdict.model}: {verdict.sentence}"
-                for verdict in judged
-                if (verdict.task, verdict.metric) == (task, metric)
-            ]
-            count = str(len(cells[0].samples))
-            yield (task, metric, count, *map(score_text, cells), "; ".join(said))
+def _main_rows(scores: Scores, judged: list[Verdict]) -> Iterator[tuple[str, ...]]:
+    for task, metric in dict.fromkeys((verdict.task, verdict.metric) for verdict in judged):
+        said = [
+            verdict.sentence if len(scores.models) == 2 else f"{verdict.model}: {verdict.sentence}"
+            for verdict in judged
+            if (verdict.task, verdict.metric) == (task, metric)
+        ]
+        yield (*_cells(scores, task, metric), "; ".join(said))
+
+
+def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
+    found = [scores.find(model, task, metric) for model in scores.models]
+    return (task, metric, str(len(found[0].samples)), *map(score_text, found))
 
 
 def _case(scores: Scores, verdict: Verdict) -> str:
@@ -334,16 +341,6 @@ def _ranks(found: Findings) -> Iterator[Block]:
         ),
         "Share of the largest possible rank in use after each token; mean over layers and heads.",
     )
-    top = max(float(part.mean_utilization.nan_to_num().max()) for part in looked.values())
-    for name, part in looked.items():
-        chart = heat_map(
-            part.mean_utilization,
-            list(map(str, part.layers)),
-            f"Rank in use {name}, by layer and head, in percent",
-            top,
-        )
-        if chart:
-            yield Picture(chart, f"Rank in use {name}, in %: a row a layer, a column a head.")
     fullest = int(analysis.mean_utilization.nan_to_num().argmax())
     row, head = divmod(fullest, analysis.geometry.num_v_heads)
     layer = list(analysis.layers)[row]
@@ -365,6 +362,16 @@ def _ranks(found: Findings) -> Iterator[Block]:
             f"Singular values of the fullest head (layer {layer}, head {head}): a steep fall means "
             f"that few directions carry the memory.",
         )
+    top = max(float(part.mean_utilization.nan_to_num().max()) for part in looked.values())
+    for name, part in looked.items():
+        chart = heat_map(
+            part.mean_utilization,
+            list(map(str, part.layers)),
+            f"Rank in use {name}, by layer and head, in percent",
+            top,
+        )
+        if chart:
+            yield Picture(chart, f"Rank in use {name}, in %: a row a layer, a column a head.")
     yield Table(
         ("layer", *looked, "κ keys", "κ queries"),
         [
@@ -415,12 +422,12 @@ def _recovery(found: Findings) -> Iterator[Block]:
         return
     options = _mapping(record.get("options"))
     yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
-    curve = [p for p in _dicts(record.get("curve")) if number(p.get("loss"))]
-    names = [n for n in ("loss", "ce", "kl") if all(number(p.get(n)) for p in curve)]
+    curve = [p for p in _dicts(record.get("curve")) if number(p.get("step"))]
+    names = [n for n in ("loss", "ce", "kl") if curve and all(number(p.get(n)) for p in curve)]
     series = [
         Series(
             name,
-            _thinned([Point(float(p.get("step", i)), float(p[name])) for i, p in enumerate(curve)]),
+            _thinned([Point(float(p["step"]), float(p[name])) for p in curve]),
         )
         for name in names
     ]
@@ -516,7 +523,7 @@ def change(before: float, after: float) -> str:
 
 
 def number(value: Any) -> bool:
-    return type(value) in (int, float) and isfinite(value)
+    return type(value) in (int, float) and abs(value) < 1e300
 
 
 def _percent(value: float) -> str:
