@@ -19,7 +19,15 @@ STAGES = {
     "benchmarking",
     "reporting",
 }
-TOP = {"cli", "trim", "console", "model_card", "__init__", "__main__"}  # may see several stages
+TOP = {
+    "cli",
+    "demo",
+    "trim",
+    "console",
+    "model_card",
+    "__init__",
+    "__main__",
+}  # may see several stages
 LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
 HEAVY_ALLOWED = {
     "cli": {"typer"},
