@@ -205,6 +205,10 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(help="Directory with the tasks' files; without it, the hub.")
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text of your own, for the task 'text'.")
+    ] = None,
+    skip: Annotated[str, typer.Option(help="Tokens of that text to pass over first.")] = "0",
     limit: Annotated[
         int | None, typer.Option(help="Only the first samples of each task, for a quick look.")
     ] = None,
@@ -214,6 +218,9 @@ def evaluate(
         typer.Option(help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points)."),
     ] = None,
     engine: Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")] = "hf",
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -230,9 +237,12 @@ def evaluate(
             baseline=baseline,
             tasks=[name.strip() for name in tasks.split(",")],
             data=data,
+            text=text,
+            skip=_count(skip),
             limit=limit,
             batch_size=batch_size,
             engine=engine,  # type: ignore[arg-type]
+            layerwise=layerwise,
             out=output,
             resume=resume,
             progress=progress,
