@@ -57,10 +57,10 @@ def evaluate(
 ) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
-    The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples of
-    each task only. `layerwise` streams the weights from disk, for the tasks that do without lm-eval.
-    With `out` the scores are written there, and each finished task to `OUT.partial`, from which
-    `resume` goes on.
+    The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
+    of each task only. `layerwise` streams the weights from disk, for the tasks that do without
+    lm-eval. With `out` the scores are written there, and each finished task to `OUT.partial`, from
+    which `resume` goes on.
     """
     chosen = find_tasks(tasks)
     asking = [task for task in chosen if task.kind not in WITHOUT_HARNESS]
