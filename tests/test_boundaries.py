@@ -19,11 +19,21 @@ STAGES = {
     "benchmarking",
     "reporting",
 }
-TOP = {"cli", "trim", "console", "model_card", "__init__", "__main__"}  # may see several stages
+TOP = {
+    "cli",
+    "trimming",
+    "sweeping",
+    "console",
+    "trim_console",
+    "model_card",
+    "__init__",
+    "__main__",
+}  # may see several stages
 LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
 HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
+    "trim_console": {"rich"},
     "data": {"datasets"},
     "harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},

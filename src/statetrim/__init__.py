@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from .selection import select
     from .serving import StateReport, inspect
     from .statistics import LayerStatistics, Statistics, merge
+    from .sweep_file import Sweep
+    from .sweeping import sweep
+    from .trimming import trim
     from .version import __version__
 
 _HOME = {
@@ -41,6 +44,7 @@ _HOME = {
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
+    "Sweep": "sweep_file",
     "Score": "scores",
     "Scores": "scores",
     "analyze": "analysis",
@@ -55,7 +59,9 @@ _HOME = {
     "prune": "pruning",
     "rows": "geometry",
     "select": "selection",
+    "sweep": "sweeping",
     "top": "method",
+    "trim": "trimming",
 }
 _RENAMED = {"open": "open_checkpoint"}
 
@@ -73,6 +79,7 @@ __all__ = [
     "StateReport",
     "StatetrimError",
     "Statistics",
+    "Sweep",
     "__version__",
     "analyze",
     "calibrate",
@@ -86,7 +93,9 @@ __all__ = [
     "prune",
     "rows",
     "select",
+    "sweep",
     "top",
+    "trim",
 ]
 
 

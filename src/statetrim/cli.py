@@ -11,6 +11,7 @@ import typer
 
 from .errors import StatetrimError
 
+DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 app = typer.Typer(
     name="statetrim",
     help="Shrink the recurrent state of linear-attention models after training.",
@@ -36,6 +37,90 @@ def _options(
 
 
 _state = {"traceback": False}
+
+
+@app.command()
+def trim(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    keep: Annotated[
+        str | None, typer.Option(help="Channels to keep per key head (64), or the fraction (0.5).")
+    ] = None,
+    keep_values: Annotated[
+        str | None, typer.Option(help="Channels to keep per value head, or the fraction.")
+    ] = None,
+    square: Annotated[
+        str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
+    ] = None,
+    state_mib_per_sequence: Annotated[
+        float | None, typer.Option(help="Instead: the most a sequence's state may take.")
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Instead: sequences to hold at once, in --memory-gib.")
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Memory for their states, beside the weights.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
+    ] = None,
+    text: Annotated[
+        str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
+    ] = DEFAULT_TEXT,
+    tokens: Annotated[str, typer.Option(help="How many tokens to calibrate on.")] = "256k",
+    method: Annotated[str, typer.Option(help="How channels are chosen.")] = "drrqr",
+    tasks: Annotated[str, typer.Option(help="What is measured, with commas.")] = "text,mqar",
+    data: Annotated[
+        Path | None, typer.Option(help="Directory with the files of other tasks.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Samples of each task.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
+    no_control: Annotated[
+        bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
+    ] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
+    ] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Cut a model, check it, measure what was lost, and report: everything in one command."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
+    from dataclasses import replace
+
+    from . import sweeping, trim_console, trimming
+    from .estimate import Machine
+    from .job import Job, steps
+
+    base = Job(
+        _open(model, family),
+        None,
+        text=text,
+        tokens=_count(tokens),
+        method=method,
+        tasks=tuple(name.strip() for name in tasks.split(",")),
+        data=data,
+        limit=limit,
+        batch_size=batch_size,
+        control=not no_control,
+        layerwise=layerwise or None,
+    )
+    if sweep is not None:
+        found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
+        trim_console.show_sweep(found, str(output), as_json=as_json)
+        return
+    wanted = _wanted(
+        base.model, keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib
+    )
+    job = replace(base, keep=wanted[0], keep_values=wanted[1])
+    if not as_json or dry_run:
+        trim_console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
+    if not dry_run:
+        small = trimming.run(job, output, trim_console.Spoken())
+        trim_console.show_trimmed(job, small, as_json=as_json)
 
 
 @app.command()
@@ -328,12 +413,23 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(format="%(message)s", level=logging.ERROR)
     logging.getLogger("statetrim").setLevel(logging.INFO)
+    logging.getLogger("statetrim").addFilter(_once)
     try:
         app()
     except StatetrimError as error:
         _fail(error, 2)
     except OSError as error:
         _fail(error, 1)
+
+
+_told: set[str] = set()
+
+
+def _once(record: logging.LogRecord) -> bool:
+    """A run that loads models ten times says once where they run."""
+    new = record.getMessage() not in _told
+    _told.add(record.getMessage())
+    return new
 
 
 def _fail(error: Exception, code: int) -> None:
@@ -353,6 +449,39 @@ def _open(model: str, family: Path | None) -> Any:
     from .families import family_from_file
 
     return open_checkpoint(model, family_from_file(family) if family else None)
+
+
+def _wanted(
+    model: Any,
+    keep: str | None,
+    keep_values: str | None,
+    square: str | None,
+    state_mib: float | None,
+    sequences: int | None,
+    memory_gib: float | None,
+) -> tuple[str | int | None, str | int | None]:
+    """What to keep of keys and of values, from the one of several wishes that was made."""
+    from .budget import MIB, share_of, widest_that_fits
+    from .serving import StateSize, stored_dtype
+
+    if (sequences is None) != (memory_gib is None):
+        raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
+    wishes = [keep is not None or keep_values is not None, square, state_mib, sequences]
+    if sum(bool(wish) for wish in wishes) != 1:
+        raise StatetrimError(
+            "say once what to keep: --keep 64 (and --keep-values), --square 64, "
+            "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
+        )
+    if square is not None:
+        return square, square
+    if state_mib is None and sequences is None:
+        return keep, keep_values
+    most = state_mib * MIB if state_mib is not None else share_of(memory_gib or 0.0, sequences or 0)
+    dtype = stored_dtype(model)
+    found = widest_that_fits(
+        model.geometry, most, lambda geometry: StateSize.of(geometry, dtype).total, square=False
+    )
+    return found.head_k_dim, None
 
 
 def _parse_options(pairs: list[str]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
 _EFFICIENCY = 0.3  # of the matrix product's speed that a whole model reaches
 _SECONDS_PER_LAYER = 2e-3  # of a batch, whatever its size: kernels are started one by one
 _ROOM = 0.7  # of the free memory that weights may take, the rest is for activations
-_FP32 = 4
+PROGRAM = 600 * 2**20  # bytes that Python, torch and transformers take themselves
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,9 @@ def weight_bytes(model: Checkpoint) -> int:
     return sum(tensor.nbytes for _, tensor in model.tensors.values())
 
 
-def reading(model: Checkpoint, tokens: int, batch_size: int, length: int, machine: Machine) -> float:
+def reading(
+    model: Checkpoint, tokens: int, batch_size: int, length: int, machine: Machine
+) -> float:
     """Seconds in which the model reads `tokens`, streamed from disk where it must be."""
     batches = max(1, tokens // (batch_size * length))
     seconds = 2 * _active(model) * tokens / (_EFFICIENCY * machine.flops)
@@ -87,8 +89,9 @@ def _active(model: Checkpoint) -> float:
     config = text if isinstance(text, dict) else model.config
     chosen = config.get("num_experts_per_tok")
     there = config.get("num_experts") or config.get("num_local_experts")
-    both = isinstance(chosen, int) and isinstance(there, int) and there > 0
-    share = chosen / there if both else 1.0
+    share = 1.0
+    if isinstance(chosen, int) and isinstance(there, int) and there > 0:
+        share = chosen / there
     return sum(
         prod(tensor.shape) * (share if ".experts." in name else 1.0)
         for name, (_, tensor) in model.tensors.items()

@@ -4,9 +4,13 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .scores import Scores
+from .verdicts import verdicts
+
 if TYPE_CHECKING:
     from .pruning import Surgery
 
+_MEASURED = "<!-- measured by statetrim -->"
 _CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
 
 
@@ -43,6 +47,25 @@ def model_card(surgery: "Surgery", original: str) -> str:
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
     return "\n".join(lines) + "\n"
+
+
+def with_measurements(card: str, scores: Scores) -> str:
+    """The card with what was measured at its end; a second time it takes the place of the first."""
+    lines = [
+        _MEASURED,
+        "",
+        "## Measured",
+        "",
+        "| task | metric | " + " | ".join(scores.models) + " |",
+    ]
+    lines.append("|---|---|" + "---:|" * len(scores.models))
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            cells = [f"{scores.find(model, task, metric).value:.4g}" for model in scores.models]
+            lines.append(f"| {task} | {metric} | {' | '.join(cells)} |")
+    lines += ["", "Against the original, on the same samples (95% intervals, paired):", ""]
+    lines += [f"- {v.task}, {v.metric}, {v.model}: {v.sentence}" for v in verdicts(scores)]
+    return card.partition(_MEASURED)[0].rstrip() + "\n\n" + "\n".join(lines) + "\n"
 
 
 def _source(path: Path) -> tuple[str, list[str]]:

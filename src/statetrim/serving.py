@@ -21,6 +21,10 @@ class StateSize:
     state_bytes: int  # recurrent state, fp32 in every engine by default
     conv_bytes: int  # convolution state, in the model's dtype
 
+    @property
+    def total(self) -> int:
+        return self.state_bytes + self.conv_bytes
+
     @staticmethod
     def of(geometry: Geometry, conv_dtype: str) -> "StateSize":
         return StateSize(
@@ -53,7 +57,7 @@ class StateReport:
 
 def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateReport:
     """Describe a model's state, and what it would be with `keep` key channels per head."""
-    dtype = _dtype(model)
+    dtype = stored_dtype(model)
     after = None
     warnings = []
     refusal = model.family.refusal(model.config)
@@ -110,7 +114,7 @@ def _total_layers(model: Checkpoint) -> int | None:
     return None
 
 
-def _dtype(model: Checkpoint) -> str:
+def stored_dtype(model: Checkpoint) -> str:
     """The model's dtype: of its weights, else by its config, else bfloat16."""
     stored = [tensor for _, tensor in model.tensors.values()]
     largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
