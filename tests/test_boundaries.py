@@ -39,6 +39,9 @@ HEAVY_ALLOWED = {
     "tasks/__init__": {"datasets"},
     "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
+    "adapters": {"peft"},
+    "training": {"transformers"},
+    "recovery_console": {"rich"},
 }
 
 

@@ -9,6 +9,8 @@ from ..json_file import integers
 
 MIXERS = ("model.layers.{layer}.attn",)
 
+PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
+
 VALUE_PATH = (
     "v_proj.weight",
     "v_conv1d.weight",

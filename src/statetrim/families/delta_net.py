@@ -3,7 +3,14 @@
 from ..errors import StatetrimError
 from ..family import MOST_HEADS, Config, Family, checked, count, number
 from ..geometry import ChannelRows, Geometry
-from ._fla import MIXERS, VALUE_PATH, conv_fields, linear_layers, separate_projections
+from ._fla import (
+    MIXERS,
+    PROJECTIONS,
+    VALUE_PATH,
+    conv_fields,
+    linear_layers,
+    separate_projections,
+)
 
 
 class DeltaNet(Family):
@@ -11,6 +18,7 @@ class DeltaNet(Family):
     mixers = MIXERS
     untouched = VALUE_PATH
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
+    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)

@@ -4,6 +4,7 @@ from ..family import MOST_CHANNELS, MOST_HEADS, Config, Family, checked, count, 
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
     MIXERS,
+    PROJECTIONS,
     VALUE_PATH,
     conv_fields,
     expand_v,
@@ -24,6 +25,7 @@ class GatedDeltaNet(Family):
         "fused_recurrent_comba",
         "chunk_gated_delta_product",
     )
+    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=6, most=MOST_HEADS)

@@ -4,7 +4,7 @@ from torch import Tensor
 
 from ..family import MOST_HEADS, Config, Family, checked, count
 from ..geometry import ChannelRows, Geometry, Role, rows
-from ._fla import MIXERS, VALUE_PATH, conv_fields, linear_layers
+from ._fla import MIXERS, PROJECTIONS, VALUE_PATH, conv_fields, linear_layers
 from .delta_net import head_dim
 
 
@@ -14,6 +14,7 @@ class GLA(Family):
     untouched = (*VALUE_PATH, "gk_proj.0.weight", "g_norm_swish_gate.weight", "g_norm.weight")
     kernels = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
     normalizes_keys = False
+    projections = (*PROJECTIONS, "gk_proj.0", "gk_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=4, most=MOST_HEADS)

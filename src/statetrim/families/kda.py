@@ -2,7 +2,7 @@
 
 from ..family import MOST_HEADS, Config, Family, count
 from ..geometry import ChannelRows, Geometry, rows
-from ._fla import MIXERS, VALUE_PATH, linear_layers, separate_projections
+from ._fla import MIXERS, PROJECTIONS, VALUE_PATH, linear_layers, separate_projections
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
 
 
@@ -17,6 +17,7 @@ class KDA(Family):
         "g_proj.1.bias",
     )
     kernels = ("chunk_kda", "fused_recurrent_kda")
+    projections = (*PROJECTIONS, "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)

@@ -12,7 +12,7 @@ from ..family import (
     layers_of_kind,
 )
 from ..geometry import ChannelRows, Geometry
-from ._fla import separate_projections
+from ._fla import PROJECTIONS, separate_projections
 from ._linear_fields import KERNELS, resized_linear
 
 
@@ -31,6 +31,10 @@ class OlmoHybrid(Family):
         "o_proj.weight",
     )
     kernels = KERNELS
+    projections = PROJECTIONS
+    joined = {  # noqa: RUF012
+        "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    }
 
     def geometry(self, config: Config) -> Geometry:
         hidden = count(config, "hidden_size", default=3840)

@@ -16,6 +16,7 @@ class Qwen3Next(Family):
         "out_proj.weight",
     )
     kernels = KERNELS
+    projections = ("in_proj_qkvz", "in_proj_ba", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(config)
