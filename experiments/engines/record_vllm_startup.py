@@ -95,14 +95,16 @@ def start(case: dict[str, int]) -> None:
         )
     core = llm.llm_engine.engine_core.engine_core
     groups = core.scheduler.kv_cache_config.kv_cache_groups
-    states = [group.kv_cache_spec for group in groups if hasattr(group.kv_cache_spec, "shapes")]
+    specs = [group.kv_cache_spec for group in groups]
+    states = [spec for spec in specs if hasattr(spec, "shapes")]
+    softmax = [spec for spec in specs if not hasattr(spec, "shapes")]
     cache = llm.llm_engine.vllm_config.cache_config
     said = {
         "version": __version__,
         "state_shapes": [list(shape) for shape in states[0].shapes],
         "state_dtypes": [str(dtype).removeprefix("torch.") for dtype in states[0].dtypes],
         "page_bytes": states[0].page_size_bytes,
-        "block_size": cache.block_size,
+        "block_size": softmax[0].block_size,
         "blocks": core.scheduler.kv_cache_config.num_blocks,
         "concurrency": cache.kv_cache_max_concurrency,
         "groups": len(groups),

@@ -44,17 +44,24 @@ def inspect(
     keep: Annotated[
         str | None, typer.Option(help="Channels to keep per key head (64) or the fraction (0.5).")
     ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each sequence, with --memory-gib (4096).")
+    ] = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show a model's recurrent state, and what it would be after a cut."""
-    from . import console, serving
+    """Show a model's recurrent state, what it would be after a cut, and who serves that."""
+    from . import console, console_serving, serving
 
-    report = serving.inspect(_open(model, family), keep)
+    report = serving.inspect(_open(model, family), keep, memory_gib=memory_gib, context=context)
     if as_json:
         console.show_json(report.as_json())
     else:
         console.show_report(report)
+        console_serving.show_deployment(report.deployment, cut=report.after is not None)
 
 
 @app.command()
