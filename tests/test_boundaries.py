@@ -17,13 +17,23 @@ STAGES = {
     "evaluation",
     "analysis",
     "benchmarking",
+    "load_testing",
     "reporting",
 }
-TOP = {"cli", "trim", "console", "model_card", "__init__", "__main__"}  # may see several stages
+TOP = {
+    "cli",
+    "trim",
+    "console",
+    "console_serving",
+    "model_card",
+    "__init__",
+    "__main__",
+}  # may see several stages
 LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
 HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
+    "console_serving": {"rich"},
     "data": {"datasets"},
     "harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},

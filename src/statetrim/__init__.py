@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .analysis import analyze
     from .analysis_file import Analysis
+    from .benchmarking import benchmark
     from .calibration import calibrate
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from .selection import select
     from .serving import StateReport, inspect
     from .statistics import LayerStatistics, Statistics, merge
+    from .timings import Timing, Timings
     from .version import __version__
 
 _HOME = {
@@ -43,7 +45,10 @@ _HOME = {
     "Statistics": "statistics",
     "Score": "scores",
     "Scores": "scores",
+    "Timing": "timings",
+    "Timings": "timings",
     "analyze": "analysis",
+    "benchmark": "benchmarking",
     "calibrate": "calibration",
     "evaluate": "evaluation",
     "inspect": "serving",
@@ -73,8 +78,11 @@ __all__ = [
     "StateReport",
     "StatetrimError",
     "Statistics",
+    "Timing",
+    "Timings",
     "__version__",
     "analyze",
+    "benchmark",
     "calibrate",
     "evaluate",
     "inspect",

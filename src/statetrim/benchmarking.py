@@ -19,7 +19,7 @@ from .loading import load
 from .peak_memory import peak_of
 from .stopwatch import Laps, Work, clock_name, laps
 from .tap import mixers
-from .timings import Timing, Timings
+from .timings import Timing, Timings, distinct
 from .version import __version__
 
 MOST_BATCH = 4096
@@ -79,7 +79,8 @@ def benchmark(
     lengths = _checked(lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS), MOST_LENGTH, "length")
     _checked([rounds], MOST_ROUNDS, "number of rounds")
     runners = [_runner(model, dtype) for model in [baseline, *models]]
-    runners = _with_distinct_names(runners)
+    for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
+        runner.name = name
     settings = [(batch, length) for length in lengths for batch in batches]
     records: list[Timing] = []
     with torch.inference_mode():
@@ -225,16 +226,6 @@ def _peaks(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
 
 def _read_and_decode(runner: _Runner, ids: Tensor) -> None:
     _decode(runner, ids)()
-
-
-def _with_distinct_names(runners: list[_Runner]) -> list[_Runner]:
-    """Directories may share a name; the second to have it gets a number."""
-    seen: dict[str, int] = {}
-    for runner in runners:
-        seen[runner.name] = seen.get(runner.name, 0) + 1
-        if seen[runner.name] > 1:
-            runner.name = f"{runner.name} ({seen[runner.name]})"
-    return runners
 
 
 def _checked(values: Sequence[int], most: int, what: str) -> tuple[int, ...]:

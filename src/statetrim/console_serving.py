@@ -1,15 +1,21 @@
 """What a person sees of engines, capacity and timings."""
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from .concurrency import Capacity
 from .deployment import Deployment
 from .engines import Compatibility
+from .timings import Timing, Timings
 
 _out = Console(markup=False)
+_err = Console(stderr=True, markup=False)
 
 
 def show_deployment(found: Deployment, *, cut: bool) -> None:
@@ -89,3 +95,58 @@ def _times(first: Capacity, one: Capacity) -> str:
     if one is first or not one.vllm or not first.vllm:
         return ""
     return f" ({one.vllm.sequences / first.vllm.sequences:.2f}x)"
+
+
+def show_timings(timings: Timings, where: str, *, as_json: bool) -> None:
+    if as_json:
+        print(json.dumps(timings.as_json() | {"output": where}, indent=2))
+        return
+    table = Table(title="Timings", title_justify="left")
+    for name in ("", "batch", "length"):
+        table.add_column(name, justify="right" if name else "left")
+    for model in timings.models:
+        table.add_column(model, justify="right", overflow="fold")
+    rows: dict[tuple[str, int | None, int | None], dict[str, Timing]] = {}
+    for record in timings.records:
+        rows.setdefault((record.metric, record.batch, record.length), {})[record.model] = record
+    for (metric, batch, length), cells in rows.items():
+        found = [cells.get(model) for model in timings.models]
+        unit = next(record.unit for record in found if record)
+        first = found[0].value if found[0] else 0.0
+        table.add_row(
+            f"{metric}, {unit}",
+            "" if batch is None else str(batch),
+            "" if length is None else str(length),
+            *[_timing_cell(record, first, index) for index, record in enumerate(found)],
+        )
+    _out.print(table)
+    for label, lines in timings.lineage.get("log", {}).items():
+        for line in lines:
+            _out.print(f"{label}: {line}", highlight=False, soft_wrap=True)
+    _out.print(f"medians, (ratio to the first model); written to {where}", highlight=False)
+
+
+def _timing_cell(record: Timing | None, first: float, index: int) -> str:
+    if record is None:
+        return ""
+    value = f"{record.value:,.0f}" if record.value >= 100 else f"{record.value:.3g}"
+    ratio = record.ratio
+    if ratio is None and index and first:
+        ratio = record.value / first
+    return value if ratio is None else f"{value} ({ratio:.2f}x)"
+
+
+@contextmanager
+def settings_progress() -> Iterator[Any]:
+    """Yields a function of what is being timed, how much is done, and how much there is."""
+    if not _err.is_terminal:
+        yield lambda label, done, total: _err.print(
+            f"{label} ({done} of {total} done)", highlight=False
+        )
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=_err, transient=True) as progress:
+        task = progress.add_task("loading", total=None)
+        yield lambda label, done, total: progress.update(
+            task, description=label, completed=done, total=total
+        )

@@ -1,5 +1,6 @@
 """Timings: what models took, held and served, as records that can be put beside one another."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -79,6 +80,15 @@ class Timings:
         if not names or not models or not isinstance(lineage, dict):
             raise StatetrimError(f"{path} is not what statetrim benchmark writes")
         return cls(models, records, lineage)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Directories may share a name; the second to have it gets a number."""
+    found: list[str] = []
+    for name in names:
+        twins = sum(other == name or other.startswith(f"{name} (") for other in found)
+        found.append(f"{name} ({twins + 1})" if twins else name)
+    return found
 
 
 def _record(stored: dict[str, Any]) -> Timing:
