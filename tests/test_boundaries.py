@@ -17,6 +17,7 @@ STAGES = {
     "evaluation",
     "analysis",
     "benchmarking",
+    "load_testing",
     "reporting",
 }
 TOP = {
@@ -25,6 +26,7 @@ TOP = {
     "sweeping",
     "console",
     "trim_console",
+    "console_serving",
     "model_card",
     "__init__",
     "__main__",
@@ -34,6 +36,7 @@ HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
     "trim_console": {"rich"},
+    "console_serving": {"rich"},
     "data": {"datasets"},
     "harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},

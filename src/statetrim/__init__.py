@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .analysis import analyze
     from .analysis_file import Analysis
+    from .benchmarking import benchmark
     from .calibration import calibrate
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from .statistics import LayerStatistics, Statistics, merge
     from .sweep_file import Sweep
     from .sweeping import sweep
+    from .timings import Timing, Timings
     from .trimming import trim
     from .version import __version__
 
@@ -48,7 +50,10 @@ _HOME = {
     "Sweep": "sweep_file",
     "Score": "scores",
     "Scores": "scores",
+    "Timing": "timings",
+    "Timings": "timings",
     "analyze": "analysis",
+    "benchmark": "benchmarking",
     "calibrate": "calibration",
     "evaluate": "evaluation",
     "inspect": "serving",
@@ -82,8 +87,11 @@ __all__ = [
     "StatetrimError",
     "Statistics",
     "Sweep",
+    "Timing",
+    "Timings",
     "__version__",
     "analyze",
+    "benchmark",
     "calibrate",
     "evaluate",
     "inspect",

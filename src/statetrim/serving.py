@@ -4,6 +4,8 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from .checkpoint import Checkpoint
+from .deployment import Deployment, deployment
+from .errors import StatetrimError
 from .family import resized_config
 from .geometry import KERNEL_TILE, Geometry, resolve_keep
 
@@ -50,13 +52,25 @@ class StateReport:
     before: StateSize
     after: StateSize | None
     warnings: list[str]
+    deployment: Deployment
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateReport:
-    """Describe a model's state, and what it would be with `keep` key channels per head."""
+def inspect(
+    model: Checkpoint,
+    keep: int | float | str | None = None,
+    *,
+    memory_gib: float | None = None,
+    context: int | None = None,
+) -> StateReport:
+    """Describe a model's state, and what it would be with `keep` key channels per head.
+
+    With `memory_gib` of cache it also tells how many sequences of `context` tokens fit.
+    """
+    if context is not None and memory_gib is None:
+        raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
     dtype = stored_dtype(model)
     after = None
     warnings = []
@@ -84,6 +98,7 @@ def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateRe
         before=StateSize.of(model.geometry, dtype),
         after=StateSize.of(after, dtype) if after else None,
         warnings=warnings,
+        deployment=deployment(model, after, dtype=dtype, memory_gib=memory_gib, context=context),
     )
 
 
