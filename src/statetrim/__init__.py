@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .pruning import prepare, prune
     from .recovery import recover
+    from .reporting import report
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
@@ -64,6 +65,7 @@ _HOME = {
     "prepare": "pruning",
     "prune": "pruning",
     "recover": "recovery",
+    "report": "reporting",
     "rows": "geometry",
     "select": "selection",
     "sweep": "sweeping",
@@ -102,6 +104,7 @@ __all__ = [
     "prepare",
     "prune",
     "recover",
+    "report",
     "rows",
     "select",
     "sweep",

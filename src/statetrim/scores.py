@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass, field
 from math import exp
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -100,16 +100,51 @@ class Scores:
         if stored.get("format") != FORMAT:
             raise StatetrimError(f"{path} is not scores of format {FORMAT}")
         try:
-            return cls(
-                stored["models"], [read_score(s) for s in stored["scores"]], stored["lineage"]
-            )
+            models, lineage = stored["models"], stored["lineage"]
+            scores = [read_score(score) for score in stored["scores"]]
         except (KeyError, TypeError):
             raise StatetrimError(f"{path} is not what statetrim evaluate writes") from None
+        if (
+            not isinstance(models, list)
+            or not models
+            or not all(isinstance(model, str) for model in models)
+            or not isinstance(lineage, dict)
+            or not all(map(_sound, scores))
+        ):
+            raise StatetrimError(f"{path} is not what statetrim evaluate writes")
+        return cls(models, scores, lineage)
 
 
 def read_score(stored: dict[str, Any]) -> Score:
     names = Score.__dataclass_fields__
     return Score(**{name: stored[name] for name in names})
+
+
+def _sound(score: Score) -> bool:
+    """Whether a stranger's score has the fields' types, and samples that give a value."""
+    return (
+        all(isinstance(name, str) for name in (score.model, score.task, score.metric))
+        and score.unit in get_args(Unit)
+        and isinstance(score.higher_is_better, bool)
+        and _numbers(score.samples)
+        and (
+            score.weights is None
+            or (
+                _numbers(score.weights)
+                and len(score.weights) == len(score.samples)
+                and min(score.weights) >= 0
+                and sum(score.weights) > 0
+            )
+        )
+    )
+
+
+def _numbers(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(type(value) in (int, float) and abs(value) < 1e300 for value in values)
+    )
 
 
 def _tensor(values: list[float]) -> Tensor:

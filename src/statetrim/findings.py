@@ -1,0 +1,147 @@
+"""What a report is made from: artifacts of strangers, each recognised by what stands in it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .analysis_file import FORMAT as ANALYSIS
+from .analysis_file import Analysis
+from .checkpoint import Checkpoint, inside, open_checkpoint
+from .errors import StatetrimError
+from .geometry import Geometry
+from .json_file import MIB, read_object
+from .plan import FORMAT as PLAN
+from .plan import Plan
+from .scores import FORMAT as SCORES
+from .scores import MOST_BYTES, Scores
+
+RECORDS = "statetrim"  # where a checkpoint keeps how it was made
+MOST_RECORD_BYTES = 24 * MIB
+RECORD_KINDS = {
+    "statetrim prune": "prune",
+    "statetrim recover": "recovery",
+    "statetrim timings": "timings",
+    "statetrim sweep": "sweep",
+}
+
+
+@dataclass
+class Findings:
+    """All that is known of one cut; what was not given is None or empty."""
+
+    before: Checkpoint | None = None
+    after: Checkpoint | None = None
+    plan: Plan | None = None
+    scores: Scores | None = None
+    analysis: Analysis | None = None
+    timings: dict[str, Any] | None = None
+    recovery: dict[str, Any] | None = None
+    sweep: dict[str, Any] | None = None
+    prune: dict[str, Any] | None = None
+    sources: dict[str, str] = field(default_factory=dict)  # what -> the file it came from
+
+    @property
+    def geometry_before(self) -> Geometry | None:
+        if self.before is not None:
+            return self.before.geometry
+        return self.analysis.baseline.geometry if self.analysis and self.analysis.baseline else None
+
+    @property
+    def geometry_after(self) -> Geometry | None:
+        if self.after is not None:
+            return self.after.geometry
+        if self.before is not None and self.plan is not None:
+            return self.plan.resized(self.before.geometry)
+        return self.analysis.geometry if self.analysis else None
+
+    @property
+    def mismatches(self) -> Iterator[str]:
+        """Artifacts that do not belong together, each in a sentence."""
+        source = None if self.plan is None else self.plan.lineage.get("source")
+        if source and self.prune and self.prune.get("source") != source:
+            yield "the plan was made for another model than the one the checkpoint was cut from"
+        if source and self.before is not None and self.before.digest != source:
+            yield f"the plan was not made for {self.before.path.name}"
+        analysed = self.analysis.lineage.get("source") if self.analysis else None
+        if analysed and self.after is not None and analysed != self.after.digest:
+            yield "the analysis looked at other weights than this checkpoint's"
+
+
+def gather(artifacts: Sequence[str | Path]) -> Findings:
+    """Read artifacts in any order: JSON files of statetrim, and checkpoints before and after."""
+    if not artifacts:
+        raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
+    found = Findings()
+    for artifact in map(Path, artifacts):
+        if artifact.is_dir():
+            _read_checkpoint(found, artifact)
+        else:
+            _read(found, artifact)
+    if found.after is not None:
+        own = Plan.load(inside(found.after.path, f"{RECORDS}/plan.json"))
+        if found.plan is None:
+            _put(found, "plan", own, found.after.path / RECORDS / "plan.json")
+        elif not _same(own, found.plan):
+            raise StatetrimError(
+                f"{found.sources['plan']} is not the plan that {found.after.path} was cut by"
+            )
+    return found
+
+
+def _read_checkpoint(found: Findings, path: Path) -> None:
+    model = open_checkpoint(path)
+    if not (path / RECORDS / "prune.json").exists():
+        _put(found, "before", model, path)
+        return
+    _put(found, "after", model, path)
+    for name in ("prune.json", "recover.json"):
+        if (path / RECORDS / name).exists():
+            _read(found, inside(path, f"{RECORDS}/{name}"))
+
+
+def _read(found: Findings, path: Path) -> None:
+    kind = read_object(path, MOST_BYTES).get("format")
+    if kind == PLAN:
+        _put(found, "plan", Plan.load(path), path)
+    elif kind == ANALYSIS:
+        _put(found, "analysis", Analysis.load(path), path)
+    elif type(kind) is int and kind == SCORES:
+        _put(found, "scores", Scores.load(path), path)
+    elif isinstance(kind, str) and kind in RECORD_KINDS:
+        _put(found, RECORD_KINDS[kind], read_object(path, MOST_RECORD_BYTES), path)
+    else:
+        raise StatetrimError(
+            f"{path} is no artifact a report knows; give a checkpoint, or what select, evaluate, "
+            f"analyze, benchmark, recover or trim --sweep wrote"
+        )
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return all(
+        set(a) == set(b) and all(a[layer].equal(b[layer]) for layer in a)
+        for a, b in (
+            (one.kept, other.kept),
+            (one.kept_values or {}, other.kept_values or {}),
+        )
+    )
+
+
+def _put(found: Findings, name: str, value: Any, path: Path) -> None:
+    if getattr(found, name) is not None:
+        raise StatetrimError(
+            f"{path} and {found.sources[name]} are both {NAMES.get(name, name)}; a report is of one"
+        )
+    setattr(found, name, value)
+    found.sources[name] = str(path)
+
+
+NAMES = {
+    "before": "checkpoints that statetrim did not cut",
+    "after": "cut checkpoints",
+    "plan": "plans",
+    "analysis": "analyses",
+    "prune": "records of a cut",
+    "recovery": "records of a recovery",
+    "sweep": "sweeps",
+}
