@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .family import Family
     from .geometry import ChannelRows, Geometry, rows
     from .loading import load
-    from .method import Evidence, needs, top
+    from .method import Evidence, ValueEvidence, needs, serves, top
     from .plan import Plan
     from .pruning import prepare, prune
     from .scores import Score, Scores
@@ -38,6 +38,7 @@ _HOME = {
     "Plan": "plan",
     "StateReport": "serving",
     "StatetrimError": "errors",
+    "ValueEvidence": "method",
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
@@ -55,6 +56,7 @@ _HOME = {
     "prune": "pruning",
     "rows": "geometry",
     "select": "selection",
+    "serves": "method",
     "top": "method",
 }
 _RENAMED = {"open": "open_checkpoint"}
@@ -73,6 +75,7 @@ __all__ = [
     "StateReport",
     "StatetrimError",
     "Statistics",
+    "ValueEvidence",
     "__version__",
     "analyze",
     "calibrate",
@@ -86,6 +89,7 @@ __all__ = [
     "prune",
     "rows",
     "select",
+    "serves",
     "top",
 ]
 
