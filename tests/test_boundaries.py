@@ -29,6 +29,9 @@ HEAVY_ALLOWED = {
     "tasks/__init__": {"datasets"},
     "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
+    "adapters": {"peft"},
+    "training": {"transformers"},
+    "recovery_console": {"rich"},
 }
 
 

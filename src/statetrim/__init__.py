@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .method import Evidence, ValueEvidence, needs, serves, top
     from .plan import Plan
     from .pruning import prepare, prune
+    from .recovery import recover
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
@@ -54,6 +55,7 @@ _HOME = {
     "open": "checkpoint",
     "prepare": "pruning",
     "prune": "pruning",
+    "recover": "recovery",
     "rows": "geometry",
     "select": "selection",
     "serves": "method",
@@ -87,6 +89,7 @@ __all__ = [
     "open",
     "prepare",
     "prune",
+    "recover",
     "rows",
     "select",
     "serves",

@@ -1,7 +1,7 @@
 """The contract of a model family: arithmetic over `config.json`, never a weight."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from .errors import StatetrimError
@@ -24,7 +24,10 @@ class Family(ABC):
     the decoder layer. Under such a prefix every tensor is claimed by `channels` or named in
     `untouched`; anything else is refused. `kernels` are the names by which the live model's module
     calls its recurrence: that is where calibration listens. `normalizes_keys` tells whether the
-    kernel divides q and k by their L2 norms.
+    kernel divides q and k by their L2 norms. `projections` are the linear modules of a live mixer,
+    which recovery adapts. `joined` names parameters that the live model makes of several tensors,
+    one after the other. `fused_training` tells that a mixer in training mode hands its weights to
+    one kernel, past any adapter on them.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -32,6 +35,9 @@ class Family(ABC):
     untouched: ClassVar[tuple[str, ...]]
     kernels: ClassVar[tuple[str, ...]] = ()
     normalizes_keys: ClassVar[bool] = True
+    projections: ClassVar[tuple[str, ...]] = ()
+    joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    fused_training: ClassVar[bool] = False
 
     @abstractmethod
     def geometry(self, config: Config) -> Geometry:

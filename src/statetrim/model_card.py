@@ -1,9 +1,9 @@
 """The README.md of a pruned checkpoint: what was cut, from what, and how."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from .geometry import Geometry
 from .plan import Plan
@@ -51,6 +51,29 @@ def model_card(surgery: "Surgery", original: str) -> str:
     ]
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
+    return "\n".join(lines) + "\n"
+
+
+def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
+    """The card of the model that was recovered, with what was done to it added at the end."""
+    options, coverage = record["options"], record["coverage"]
+    first, last = record["curve"][0], record["curve"][-1]
+    teacher = (
+        "distilled from the original model" if record["teacher"] else "trained without a teacher"
+    )
+    how = "one mixer at a time, " if options["layerwise"] else ""
+    lines = [
+        original.rstrip() or f"# {name}",
+        "",
+        "## Recovery",
+        "",
+        f"This checkpoint was then {teacher}, {how}with `statetrim recover`: "
+        f"{last['tokens']:,} tokens, LoRA of rank {options['rank']} on {coverage['projections']} "
+        f"projections of {coverage['layers']} linear-attention layers, {coverage['convolutions']} "
+        f"convolutions trained whole; merged into the weights. All other tensors are unchanged, "
+        f"byte for byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the whole "
+        f"curve is in `statetrim/recover.json`.",
+    ]
     return "\n".join(lines) + "\n"
 
 

@@ -187,6 +187,29 @@ def rewrite_shard(
                     progress(len(block))
 
 
+def patch_shard(
+    shard: Shard,
+    target: BinaryIO,
+    replacements: Mapping[str, Callable[[Tensor], Tensor]],
+    progress: Progress,
+) -> None:
+    """Copy `shard` to `target`, and write new values over some of its tensors, in their dtype.
+
+    Each replacement is given the old value; one tensor is in memory at a time.
+    """
+    with shard.path.open("rb") as source:
+        _copy(source, target, 0, os.fstat(source.fileno()).st_size, progress)
+        for tensor in shard.tensors:
+            if tensor.name in replacements:
+                before = read_tensor(source, tensor)
+                after = replacements[tensor.name](before).to(before.dtype)
+                assert after.shape == before.shape, tensor.name
+                buffer = bytearray(tensor.nbytes)
+                torch.frombuffer(buffer, dtype=before.dtype).reshape(before.shape).copy_(after)
+                target.seek(tensor.start)
+                target.write(buffer)
+
+
 def _header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
     """Length and JSON, padded with spaces so that the data begin at a multiple of 8."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}

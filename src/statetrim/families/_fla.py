@@ -11,6 +11,8 @@ from ..json_file import integers
 
 MIXERS = ("model.layers.{layer}.attn",)
 
+PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
+
 HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 """Write strength and decay: a number a head, whatever its channels."""
 

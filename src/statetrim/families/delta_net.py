@@ -6,6 +6,7 @@ from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
     MIXERS,
+    PROJECTIONS,
     conv_fields,
     linear_layers,
     separate_projections,
@@ -18,6 +19,7 @@ class DeltaNet(Family):
     mixers = MIXERS
     untouched = HEAD_GATES
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
+    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)

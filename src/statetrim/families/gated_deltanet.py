@@ -5,6 +5,7 @@ from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
     MIXERS,
+    PROJECTIONS,
     conv_fields,
     expand_v,
     head_v_dim,
@@ -25,6 +26,7 @@ class GatedDeltaNet(Family):
         "fused_recurrent_comba",
         "chunk_gated_delta_product",
     )
+    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=6, most=MOST_HEADS)

@@ -4,7 +4,14 @@ from torch import Tensor
 
 from ..family import MOST_HEADS, Config, Family, checked, count
 from ..geometry import ChannelRows, Geometry, Role, rows
-from ._fla import HEAD_GATES, MIXERS, conv_fields, linear_layers, value_projection
+from ._fla import (
+    HEAD_GATES,
+    MIXERS,
+    PROJECTIONS,
+    conv_fields,
+    linear_layers,
+    value_projection,
+)
 from .delta_net import head_dim
 
 
@@ -14,6 +21,7 @@ class GLA(Family):
     untouched = (*HEAD_GATES, "gk_proj.0.weight")
     kernels = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
     normalizes_keys = False
+    projections = (*PROJECTIONS, "gk_proj.0", "gk_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=4, most=MOST_HEADS)

@@ -2,7 +2,7 @@
 
 from ..family import MOST_HEADS, Config, Family, count
 from ..geometry import ChannelRows, Geometry, rows
-from ._fla import HEAD_GATES, MIXERS, linear_layers, separate_projections
+from ._fla import HEAD_GATES, MIXERS, PROJECTIONS, linear_layers, separate_projections
 from ._refused import GATE_RANK
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
 
@@ -22,6 +22,7 @@ class KDA(Family):
         "g_proj.1.bias",
     )
     kernels = ("chunk_kda", "fused_recurrent_kda")
+    projections = (*PROJECTIONS, "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)

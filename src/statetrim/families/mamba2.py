@@ -107,6 +107,8 @@ class Mamba2(Family):
     )
     kernels = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     normalizes_keys = False
+    projections = ("in_proj", "out_proj")
+    fused_training = True
 
     def geometry(self, config: Config) -> Geometry:
         fields = FIELDS[config["model_type"]]

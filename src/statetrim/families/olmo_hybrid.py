@@ -12,7 +12,7 @@ from ..family import (
     layers_of_kind,
 )
 from ..geometry import ChannelRows, Geometry
-from ._fla import HEAD_GATES, separate_projections, separate_values
+from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
 from ._linear_fields import KERNELS, resized_linear
 
 
@@ -21,6 +21,10 @@ class OlmoHybrid(Family):
     mixers = ("model.layers.{layer}.linear_attn",)
     untouched = HEAD_GATES
     kernels = KERNELS
+    projections = PROJECTIONS
+    joined = {  # noqa: RUF012
+        "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    }
 
     def geometry(self, config: Config) -> Geometry:
         hidden = count(config, "hidden_size", default=3840)

@@ -27,6 +27,7 @@ class Qwen35(Family):
         "dt_bias",
     )
     kernels = KERNELS
+    projections = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(self._text(config))

@@ -20,6 +20,7 @@ class Qwen3Next(Family):
         "dt_bias",
     )
     kernels = KERNELS
+    projections = ("in_proj_qkvz", "in_proj_ba", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(config)
