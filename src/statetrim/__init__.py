@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from .family import Family
     from .geometry import ChannelRows, Geometry, rows
     from .loading import load
-    from .method import Evidence, needs, top
+    from .method import Evidence, ValueEvidence, needs, serves, top
     from .plan import Plan
     from .pruning import prepare, prune
     from .recovery import recover
@@ -45,6 +45,7 @@ _HOME = {
     "Plan": "plan",
     "StateReport": "serving",
     "StatetrimError": "errors",
+    "ValueEvidence": "method",
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
@@ -69,6 +70,7 @@ _HOME = {
     "rows": "geometry",
     "select": "selection",
     "sweep": "sweeping",
+    "serves": "method",
     "top": "method",
     "trim": "trimming",
 }
@@ -91,6 +93,7 @@ __all__ = [
     "Sweep",
     "Timing",
     "Timings",
+    "ValueEvidence",
     "__version__",
     "analyze",
     "benchmark",
@@ -107,6 +110,7 @@ __all__ = [
     "report",
     "rows",
     "select",
+    "serves",
     "sweep",
     "top",
     "trim",

@@ -25,6 +25,15 @@ FamilyFile = Annotated[
     Path | None, typer.Option("--family", help="Your own Python file that defines FAMILY.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Keep = Annotated[
+    str | None, typer.Option(help="Channels to keep per key head (64), or the fraction (0.5).")
+]
+KeepValues = Annotated[
+    str | None, typer.Option(help="Channels to keep per value head, or the fraction.")
+]
+Square = Annotated[
+    str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
+]
 
 
 @app.callback()
@@ -43,15 +52,9 @@ _state = {"traceback": False}
 def trim(
     model: Model,
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
-    keep: Annotated[
-        str | None, typer.Option(help="Channels to keep per key head (64), or the fraction (0.5).")
-    ] = None,
-    keep_values: Annotated[
-        str | None, typer.Option(help="Channels to keep per value head, or the fraction.")
-    ] = None,
-    square: Annotated[
-        str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
-    ] = None,
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
     state_mib_per_sequence: Annotated[
         float | None, typer.Option(help="Instead: the most a sequence's state may take.")
     ] = None,
@@ -126,9 +129,9 @@ def trim(
 @app.command()
 def inspect(
     model: Model,
-    keep: Annotated[
-        str | None, typer.Option(help="Channels to keep per key head (64) or the fraction (0.5).")
-    ] = None,
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
     memory_gib: Annotated[
         float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
     ] = None,
@@ -141,7 +144,9 @@ def inspect(
     """Show a model's recurrent state, what it would be after a cut, and who serves that."""
     from . import console, console_serving, serving
 
-    report = serving.inspect(_open(model, family), keep, memory_gib=memory_gib, context=context)
+    opened = _open(model, family)
+    wanted = _widths(opened, keep, keep_values, square)
+    report = serving.inspect(opened, *wanted, memory_gib=memory_gib, context=context)
     if as_json:
         console.show_json(report.as_json())
     else:
@@ -213,8 +218,10 @@ def merge(
 @app.command()
 def select(
     model: Model,
-    keep: Annotated[str, typer.Option(help="Channels to keep per key head (64), or a fraction.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
     statistics: Annotated[
         Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
     ] = None,
@@ -222,6 +229,12 @@ def select(
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
+    ] = None,
+    value_method: Annotated[
+        str, typer.Option(help="The same for value channels: readout_greedy, readout_energy, ...")
+    ] = "readout_l1",
+    value_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the value method.")
     ] = None,
     family: FamilyFile = None,
     as_json: Json = False,
@@ -232,10 +245,14 @@ def select(
 
     _refuse_existing(output)
     opened = _open(model, family)
+    keys, values = _widths(opened, keep, keep_values, square)
     plan = selection.select(
         opened,
         method,
-        keep,
+        keys,
+        keep_values=values,
+        value_method=value_method,
+        value_options=_parse_options(value_option or []),
         seed=seed,
         statistics=Statistics.load(statistics) if statistics else None,
         progress=console.layers_progress("selecting"),
@@ -243,9 +260,17 @@ def select(
     )
     plan.save(output)
     if as_json:
-        console.show_json({"plan": str(output), "method": plan.method, "keep": plan.keep})
+        console.show_json(
+            {
+                "plan": str(output),
+                "method": plan.method,
+                "keep": plan.keep,
+                "value_method": plan.value_method,
+                "keep_values": plan.keep_values,
+            }
+        )
     else:
-        console.show_plan(plan, opened.geometry.head_k_dim, str(output))
+        console.show_plan(plan, opened.geometry, str(output))
 
 
 @app.command()
@@ -277,6 +302,7 @@ def prune(
                 "dry_run": dry_run,
                 "tensors_cut": len(surgery.cuts),
                 "head_k_dim": [opened.geometry.head_k_dim, surgery.geometry.head_k_dim],
+                "head_v_dim": [opened.geometry.head_v_dim, surgery.geometry.head_v_dim],
                 "state_bytes": [opened.geometry.state_numel * 4, surgery.geometry.state_numel * 4],
                 "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
                 "parameters": [opened.parameters, surgery.parameters_after],
@@ -660,16 +686,28 @@ def _wanted(
             "say once what to keep: --keep 64 (and --keep-values), --square 64, "
             "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
         )
-    if square is not None:
-        return square, square
     if state_mib is None and sequences is None:
-        return keep, keep_values
+        return _widths(model, keep, keep_values, square)
     most = state_mib * MIB if state_mib is not None else share_of(memory_gib or 0.0, sequences or 0)
     dtype = stored_dtype(model)
     found = widest_that_fits(
         model.geometry, most, lambda geometry: StateSize.of(geometry, dtype).total, square=False
     )
     return found.head_k_dim, None
+
+
+def _widths(
+    model: Any, keep: str | None, keep_values: str | None, square: str | None
+) -> tuple[str | None, str | None]:
+    """What to keep of keys and of values."""
+    from .geometry import resolve_square
+
+    if square is None:
+        return keep, keep_values
+    if keep or keep_values:
+        raise StatetrimError("--square says what to keep of both axes; leave out the other two")
+    keys, values = resolve_square(square, model.geometry)
+    return str(keys) if keys else None, str(values) if values else None
 
 
 def _parse_options(pairs: list[str]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ _MOST_ROWS = 2**20  # heads x channels: row tables stay small for hostile config
 
 
 class Family(ABC):
-    """How one kind of model lays its key and query channels out in its tensors.
+    """How one kind of model lays its key, query and value channels out in its tensors.
 
     `mixers` are the name prefixes under which a linear layer's tensors stand, with `{layer}` for
     the decoder layer. Under such a prefix every tensor is claimed by `channels` or named in
@@ -45,7 +45,7 @@ class Family(ABC):
 
     @abstractmethod
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Every tensor of a mixer that holds key or query channels, and which rows they are."""
+        """Every tensor of a mixer that holds channels of the state, and which rows they are."""
 
     @abstractmethod
     def resized(self, config: Config, geometry: Geometry) -> Config:
@@ -53,6 +53,10 @@ class Family(ABC):
 
     def refusal(self, config: Config) -> str | None:
         """Why a checkpoint with this config cannot be pruned, or None when it can."""
+        return None
+
+    def value_refusal(self, config: Config) -> str | None:
+        """Why its values cannot be cut, or None when they can (and `channels` claims them)."""
         return None
 
 

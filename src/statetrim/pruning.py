@@ -1,7 +1,9 @@
 """Checkpoint + Plan -> a smaller checkpoint, shard by shard, with no model in memory.
 
-All is worked out and checked from the headers before a byte is written. The result grows in
-`OUT.partial` and takes its name last; a rerun after a crash keeps the shards that were finished.
+All is worked out and checked from the headers before a byte is written. Where values are cut, the
+output norm's weight, which all heads of a layer share while they keep different channels, moves
+into the output projection first (`_folded`). The result grows in `OUT.partial` and takes its name
+last; a rerun after a crash keeps the shards that were finished.
 """
 
 import errno
@@ -9,13 +11,15 @@ import hashlib
 import json
 import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import CONFIG, INDEX, Checkpoint, open_checkpoint, with_weights
+import torch
+
+from .checkpoint import CONFIG, INDEX, Checkpoint, check_values, open_checkpoint, with_weights
 from .errors import StatetrimError
 from .family import Config, resized_config
 from .geometry import Geometry, survivors
@@ -94,12 +98,8 @@ def prepare(model: Checkpoint, plan: Plan) -> Surgery:
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"
         )
-    axes = {claim.axis for owner in model.claims.values() for claim in owner.claims}
-    if plan.kept_values is not None and "value" not in axes:
-        raise StatetrimError(
-            "the plan lists value channels, which cannot be cut yet; set 'kept_values' and "
-            "'keep_values' to null"
-        )
+    if plan.kept_values is not None:
+        check_values(model)
     after = plan.resized(model.geometry)
     config = resized_config(model.family, model.config, after)
     cuts = {
@@ -107,9 +107,28 @@ def prepare(model: Checkpoint, plan: Plan) -> Surgery:
         for name, owner in model.claims.items()
         if (masks := survivors(owner.claims, plan.layer(owner.layer)))
     }
+    if plan.kept_values is not None:
+        cuts |= _folded(model, cuts)
     surgery = Surgery(model, plan, after, config, cuts)
     surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
     return surgery
+
+
+def _folded(model: Checkpoint, cuts: dict[str, Cut]) -> dict[str, Cut]:
+    """The cuts of every shared norm and output projection, with the one folded into the other."""
+    norms = {
+        owner.layer: name
+        for name, owner in model.claims.items()
+        if owner.claims[0].role == "shared_norm"
+    }
+    folded = {name: replace(cuts[name], value=1.0) for name in norms.values()}
+    for name, owner in model.claims.items():
+        if owner.claims[0].role == "o_proj" and owner.layer in norms:
+            factors = torch.ones(owner.claims[0].size, dtype=torch.float64)
+            for claim in owner.claims:
+                factors[claim.rows] = model.tensor(norms[owner.layer]).double()
+            folded[name] = replace(cuts[name], columns=factors)
+    return folded
 
 
 def prune(

@@ -70,9 +70,12 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Which rows and columns of one tensor stay: dimension -> mask [size]."""
+    """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
+    be multiplied by its factor; after, all entries may be replaced by one value."""
 
     masks: Mapping[int, Tensor]
+    columns: Tensor | None = None  # [columns], float64
+    value: float | None = None
 
     def shape(self, before: Sequence[int]) -> tuple[int, ...]:
         return tuple(
@@ -242,10 +245,14 @@ def _cut_blocks(file: BufferedReader, tensor: TensorInfo, cut: Cut) -> Iterator[
     row = 0
     for block in _blocks(file, tensor, BLOCK_BYTES):
         kept = block
+        if cut.columns is not None:
+            kept = (block.double() * cut.columns).to(block.dtype)
         for dim, mask in cut.masks.items():
             part = mask[row : row + len(block)] if dim == 0 else mask
             kept = kept.index_select(dim, part.nonzero().squeeze(1))
         row += len(block)
+        if cut.value is not None:
+            kept = torch.full_like(kept, cut.value)
         if kept.numel():
             buffer = bytearray(kept.numel() * kept.element_size())
             torch.frombuffer(buffer, dtype=kept.dtype).reshape(kept.shape).copy_(kept)
