@@ -3,6 +3,7 @@
     python experiments/train_tiny.py delta_net OUT --text train.jsonl --tokenizer FOLDER
     python experiments/train_tiny.py gated_deltanet OUT --text train.jsonl --tokenizer FOLDER
     python experiments/train_tiny.py qwen3_5 OUT --text train.jsonl --tokenizer FOLDER
+    python experiments/train_tiny.py qwen3_next OUT --text train.jsonl --tokenizer FOLDER
     python experiments/train_tiny.py delta_net OUT --preset fixture
 
 Recall (MQAR) starts with two pairs and gains more whenever the model answers the present ones. OUT
@@ -31,6 +32,8 @@ from transformers import AutoTokenizer, PreTrainedModel
 import mqar
 from statetrim import portable
 
+KINDS = ("delta_net", "gated_deltanet", "qwen3_5", "qwen3_next")
+
 
 @dataclass(frozen=True)
 class Recipe:
@@ -40,6 +43,7 @@ class Recipe:
     vocab_size: int = 4096
     hidden_size: int = 128
     num_heads: int = 2
+    value_heads_per_key: int = 1  # of the Qwen kinds
     head_dim: int = 64
     num_layers: int = 2
     intermediate_size: int = 384
@@ -108,9 +112,9 @@ def build(recipe: Recipe) -> PreTrainedModel:
         remember_longer(model, recipe.longest_decay_step)
         open_gates(model, "g_proj.weight", recipe.gate_opening)
         return model
-    if recipe.kind == "qwen3_5":
-        return qwen3_5(recipe, common)
-    raise ValueError(f"kind {recipe.kind!r} is not one of delta_net, gated_deltanet, qwen3_5.")
+    if recipe.kind in ("qwen3_5", "qwen3_next"):
+        return qwen(recipe, common)
+    raise ValueError(f"kind {recipe.kind!r} is not one of {', '.join(KINDS)}.")
 
 
 def remember_longer(model: nn.Module, longest_step: float) -> None:
@@ -138,26 +142,30 @@ def open_gates(model: PreTrainedModel, gate: str, opening: float) -> None:
                 parameter[:, 0] = opening
 
 
-def qwen3_5(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
-    """Qwen3.5's layout in transformers' own class: three linear layers to one softmax layer."""
+def qwen(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
+    """A Qwen layout in transformers' own class: three linear layers to one softmax layer."""
     # transformers takes fla's kernels whenever fla can be imported, and they cannot run on a CPU.
     sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
-    from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
+    from transformers import AutoConfig, AutoModelForCausalLM
 
-    config = Qwen3_5TextConfig(
+    new = recipe.kind == "qwen3_5"
+    config = AutoConfig.for_model(
+        "qwen3_5_text" if new else "qwen3_next",
         num_attention_heads=recipe.num_heads,
         num_key_value_heads=recipe.num_heads,
         head_dim=recipe.hidden_size // recipe.num_heads,
         linear_num_key_heads=recipe.num_heads,
-        linear_num_value_heads=recipe.num_heads,
+        linear_num_value_heads=recipe.num_heads * recipe.value_heads_per_key,
         linear_key_head_dim=recipe.head_dim,
         linear_value_head_dim=recipe.head_dim,
         max_position_embeddings=2048,
+        **({} if new else {"num_experts": 0}),  # a router's flips would hide what is compared
         **common,
     )
-    model = Qwen3_5ForCausalLM(config)
+    model = AutoModelForCausalLM.from_config(config)
     remember_longer(model, recipe.longest_decay_step)
-    open_gates(model, "in_proj_z.weight", recipe.gate_opening)
+    if new:  # in Qwen3-Next the gates stand in one tensor with q, k and v
+        open_gates(model, "in_proj_z.weight", recipe.gate_opening)
     return model
 
 
@@ -321,7 +329,7 @@ def train(run: Run, save_every: float = 60.0, log_every: int = 50) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("kind", choices=["delta_net", "gated_deltanet", "qwen3_5"])
+    parser.add_argument("kind", choices=KINDS)
     parser.add_argument("out", type=Path)
     parser.add_argument("--preset", choices=PRESETS, default="standard")
     parser.add_argument("--text", type=Path, help="a .jsonl with a field 'text', or plain text")

@@ -1,12 +1,14 @@
 """Runs the command line in forked children, so that torch is imported once for many processes.
 
 Reads a job as JSON per line, answers with JSON per line:
-    {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null}
+    {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null,
+     "kill_when": a path that must appear first, or null}
     {"code": exit code or minus the signal, "seconds": ..., "cpu_seconds": ..., "peak": bytes,
      "err": ..., "out": ...}
 Importing torch starts no threads, and this process runs nothing of it: forking is safe.
 """
 
+import importlib
 import json
 import os
 import shutil
@@ -50,6 +52,9 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         pid = os.fork()
         if pid == 0:
             child(job["arguments"], job["free"], [out, err])
+        if job["kill_when"] is not None:
+            while not Path(job["kill_when"]).exists() and not ended(pid):
+                time.sleep(0.001)
         if job["kill_after"] is not None:
             time.sleep(job["kill_after"])
             os.kill(pid, signal.SIGKILL)
@@ -69,24 +74,39 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-class Forker:
-    """The other end: starts this file and talks to it."""
+def ended(pid: int) -> bool:
+    """Whether the child is dead, without taking its status."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, pid, options) is not None
 
-    def __init__(self) -> None:
+
+class Forker:
+    """The other end: starts this file and talks to it; `modules` are imported before any fork."""
+
+    def __init__(self, *modules: str) -> None:
         import subprocess
 
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))],
+            [sys.executable, str(Path(__file__)), *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
         )
 
     def run(
-        self, arguments: list[str], kill_after: float | None = None, free: int | None = None
+        self,
+        arguments: list[str],
+        kill_after: float | None = None,
+        free: int | None = None,
+        kill_when: Path | None = None,
     ) -> dict[str, Any]:
         assert self.process.stdin and self.process.stdout
-        job = {"arguments": arguments, "kill_after": kill_after, "free": free}
+        job = {
+            "arguments": arguments,
+            "kill_after": kill_after,
+            "free": free,
+            "kill_when": None if kill_when is None else str(kill_when),
+        }
         print(json.dumps(job), file=self.process.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())
         return reply
@@ -99,6 +119,8 @@ class Forker:
 
 
 if __name__ == "__main__":
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
     for line in sys.stdin:
         reply = answer(json.loads(line))
         print(json.dumps(reply), flush=True)

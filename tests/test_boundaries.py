@@ -17,13 +17,17 @@ STAGES = {
     "evaluation",
     "analysis",
     "benchmarking",
+    "load_testing",
     "reporting",
 }
 TOP = {
     "cli",
     "demo",
-    "trim",
+    "trimming",
+    "sweeping",
     "console",
+    "trim_console",
+    "console_serving",
     "model_card",
     "__init__",
     "__main__",
@@ -32,11 +36,16 @@ LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
 HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
+    "trim_console": {"rich"},
+    "console_serving": {"rich"},
     "data": {"datasets"},
     "harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
     "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
+    "adapters": {"peft"},
+    "training": {"transformers"},
+    "recovery_console": {"rich"},
 }
 
 

@@ -15,10 +15,12 @@ import pytest
 import torch
 
 import statetrim as st
+import tiny
 from refusal import check_refusal, run
 from statetrim import harness
+from statetrim.data import sequences
 from statetrim.loading import load, load_tokenizer
-from statetrim.readout import Readout, divergence
+from statetrim.readout import Readout, compare
 from statetrim.tasks import SUITES, TASKS, pages
 
 SHARED = Path(__file__).parents[2] / "shared"
@@ -266,13 +268,41 @@ def test_mistakes_are_one_sentence(
 def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> None:
     before, after = (load(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
     ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
-    kl, same = divergence(Readout(before), Readout(after), ids, chunk=7)
+    found = compare(Readout(before), Readout(after), ids, chunk=7)
     with torch.no_grad():
         p, q = (live(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after))
-    assert torch.allclose(kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
-    assert torch.equal(same, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
-    nothing, all_same = divergence(Readout(before), Readout(before), ids, chunk=16)
-    assert float(nothing.max()) == 0.0 and float(all_same.min()) == 1.0
+    assert torch.allclose(found.kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
+    assert torch.equal(found.same, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
+    foretold = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
+    assert torch.allclose(found.log_likelihood, foretold, rtol=1e-5)
+    alone = Readout(before)
+    itself = compare(alone, alone, ids, chunk=16)
+    assert float(itself.kl.max()) == 0.0 and float(itself.same.min()) == 1.0
+
+
+def test_own_text_is_read_by_both_whole_or_streamed(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Perplexity as transformers' own loss gives it, on the tokens after `skip`."""
+    text = tmp_path / "text.jsonl"
+    tiny.write_text(text, 2**13)
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small")
+    options: dict[str, Any] = {"tasks": ["text"], "text": text, "skip": 100, "limit": 3}
+    whole = st.evaluate([small], baseline=model, **options)
+    streamed = st.evaluate([small], baseline=model, layerwise=True, **options)
+    ids = sequences(text, load_tokenizer(model), tokens=3 * 512, skip=100).ids.long()
+    for name, checkpoint_ in zip(whole.models, (model, small), strict=True):
+        live = load(checkpoint_)
+        with torch.no_grad():
+            expected = math.exp(float(live(input_ids=ids, labels=ids).loss))
+        for scores in (whole, streamed):
+            assert scores.find(name, "text", "perplexity").value == pytest.approx(
+                expected, rel=1e-5
+            )
+    assert whole.find(whole.models[1], "text", "kl").value > 1e-6
+    with pytest.raises(st.StatetrimError, match="go together"):
+        st.evaluate([small], baseline=model, tasks=["text"])
 
 
 def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Path]) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .analysis import analyze
     from .analysis_file import Analysis
+    from .benchmarking import benchmark
     from .calibration import calibrate
     from .checkpoint import Checkpoint
     from .checkpoint import open_checkpoint as open
@@ -19,14 +20,19 @@ if TYPE_CHECKING:
     from .family import Family
     from .geometry import ChannelRows, Geometry, rows
     from .loading import load
-    from .method import Evidence, needs, top
+    from .method import Evidence, ValueEvidence, needs, serves, top
     from .plan import Plan
     from .pruning import prepare, prune
+    from .recovery import recover
     from .reporting import report
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
     from .statistics import LayerStatistics, Statistics, merge
+    from .sweep_file import Sweep
+    from .sweeping import sweep
+    from .timings import Timing, Timings
+    from .trimming import trim
     from .version import __version__
 
 _HOME = {
@@ -39,12 +45,17 @@ _HOME = {
     "Plan": "plan",
     "StateReport": "serving",
     "StatetrimError": "errors",
+    "ValueEvidence": "method",
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
+    "Sweep": "sweep_file",
     "Score": "scores",
     "Scores": "scores",
+    "Timing": "timings",
+    "Timings": "timings",
     "analyze": "analysis",
+    "benchmark": "benchmarking",
     "calibrate": "calibration",
     "evaluate": "evaluation",
     "inspect": "serving",
@@ -54,10 +65,14 @@ _HOME = {
     "open": "checkpoint",
     "prepare": "pruning",
     "prune": "pruning",
+    "recover": "recovery",
     "report": "reporting",
     "rows": "geometry",
     "select": "selection",
+    "sweep": "sweeping",
+    "serves": "method",
     "top": "method",
+    "trim": "trimming",
 }
 _RENAMED = {"open": "open_checkpoint"}
 
@@ -75,8 +90,13 @@ __all__ = [
     "StateReport",
     "StatetrimError",
     "Statistics",
+    "Sweep",
+    "Timing",
+    "Timings",
+    "ValueEvidence",
     "__version__",
     "analyze",
+    "benchmark",
     "calibrate",
     "evaluate",
     "inspect",
@@ -86,10 +106,14 @@ __all__ = [
     "open",
     "prepare",
     "prune",
+    "recover",
     "report",
     "rows",
     "select",
+    "serves",
+    "sweep",
     "top",
+    "trim",
 ]
 
 

@@ -107,7 +107,8 @@ def _hear(
     if backward:
         _train_projections_only(live, model, modules)
     on_input = sums.on_input if "input_square" in sums.parts else None
-    with tap(live, model, sums.on_call, on_input):
+    on_readout = sums.on_readout if "readout_gram" in sums.parts else None
+    with tap(live, model, sums.on_call, on_input, on_readout):
         for number, batch in enumerate(batches[done:], start=done + 1):
             if backward:
                 _backward(live, batch)

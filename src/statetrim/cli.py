@@ -11,6 +11,7 @@ import typer
 
 from .errors import StatetrimError
 
+DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 app = typer.Typer(
     name="statetrim",
     help="Shrink the recurrent state of linear-attention models after training.",
@@ -24,6 +25,15 @@ FamilyFile = Annotated[
     Path | None, typer.Option("--family", help="Your own Python file that defines FAMILY.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Keep = Annotated[
+    str | None, typer.Option(help="Channels to keep per key head (64), or the fraction (0.5).")
+]
+KeepValues = Annotated[
+    str | None, typer.Option(help="Channels to keep per value head, or the fraction.")
+]
+Square = Annotated[
+    str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
+]
 
 
 @app.callback()
@@ -39,22 +49,109 @@ _state = {"traceback": False}
 
 
 @app.command()
+def trim(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
+    state_mib_per_sequence: Annotated[
+        float | None, typer.Option(help="Instead: the most a sequence's state may take.")
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Instead: sequences to hold at once, in --memory-gib.")
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Memory for their states, beside the weights.")
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
+    ] = None,
+    text: Annotated[
+        str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
+    ] = DEFAULT_TEXT,
+    tokens: Annotated[str, typer.Option(help="How many tokens to calibrate on.")] = "256k",
+    method: Annotated[str, typer.Option(help="How channels are chosen.")] = "drrqr",
+    tasks: Annotated[str, typer.Option(help="What is measured, with commas.")] = "text,mqar",
+    data: Annotated[
+        Path | None, typer.Option(help="Directory with the files of other tasks.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Samples of each task.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
+    no_control: Annotated[
+        bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
+    ] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
+    ] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Cut a model, check it, measure what was lost, and report: everything in one command."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
+    from dataclasses import replace
+
+    from . import sweeping, trim_console, trimming
+    from .estimate import Machine
+    from .job import Job, steps
+
+    base = Job(
+        _open(model, family),
+        None,
+        text=text,
+        tokens=_count(tokens),
+        method=method,
+        tasks=tuple(name.strip() for name in tasks.split(",")),
+        data=data,
+        limit=limit,
+        batch_size=batch_size,
+        control=not no_control,
+        layerwise=layerwise or None,
+    )
+    if sweep is not None:
+        found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
+        trim_console.show_sweep(found, str(output), as_json=as_json)
+        return
+    wanted = _wanted(
+        base.model, keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib
+    )
+    job = replace(base, keep=wanted[0], keep_values=wanted[1])
+    if not as_json or dry_run:
+        trim_console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
+    if not dry_run:
+        small = trimming.run(job, output, trim_console.Spoken())
+        trim_console.show_trimmed(job, small, as_json=as_json)
+
+
+@app.command()
 def inspect(
     model: Model,
-    keep: Annotated[
-        str | None, typer.Option(help="Channels to keep per key head (64) or the fraction (0.5).")
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each sequence, with --memory-gib (4096).")
     ] = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show a model's recurrent state, and what it would be after a cut."""
-    from . import console, serving
+    """Show a model's recurrent state, what it would be after a cut, and who serves that."""
+    from . import console, console_serving, serving
 
-    report = serving.inspect(_open(model, family), keep)
+    opened = _open(model, family)
+    wanted = _widths(opened, keep, keep_values, square)
+    report = serving.inspect(opened, *wanted, memory_gib=memory_gib, context=context)
     if as_json:
         console.show_json(report.as_json())
     else:
         console.show_report(report)
+        console_serving.show_deployment(report.deployment, cut=report.after is not None)
 
 
 @app.command()
@@ -121,8 +218,10 @@ def merge(
 @app.command()
 def select(
     model: Model,
-    keep: Annotated[str, typer.Option(help="Channels to keep per key head (64), or a fraction.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
     statistics: Annotated[
         Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
     ] = None,
@@ -130,6 +229,12 @@ def select(
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
+    ] = None,
+    value_method: Annotated[
+        str, typer.Option(help="The same for value channels: readout_greedy, readout_energy, ...")
+    ] = "readout_l1",
+    value_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the value method.")
     ] = None,
     family: FamilyFile = None,
     as_json: Json = False,
@@ -140,10 +245,14 @@ def select(
 
     _refuse_existing(output)
     opened = _open(model, family)
+    keys, values = _widths(opened, keep, keep_values, square)
     plan = selection.select(
         opened,
         method,
-        keep,
+        keys,
+        keep_values=values,
+        value_method=value_method,
+        value_options=_parse_options(value_option or []),
         seed=seed,
         statistics=Statistics.load(statistics) if statistics else None,
         progress=console.layers_progress("selecting"),
@@ -151,9 +260,17 @@ def select(
     )
     plan.save(output)
     if as_json:
-        console.show_json({"plan": str(output), "method": plan.method, "keep": plan.keep})
+        console.show_json(
+            {
+                "plan": str(output),
+                "method": plan.method,
+                "keep": plan.keep,
+                "value_method": plan.value_method,
+                "keep_values": plan.keep_values,
+            }
+        )
     else:
-        console.show_plan(plan, opened.geometry.head_k_dim, str(output))
+        console.show_plan(plan, opened.geometry, str(output))
 
 
 @app.command()
@@ -185,6 +302,7 @@ def prune(
                 "dry_run": dry_run,
                 "tensors_cut": len(surgery.cuts),
                 "head_k_dim": [opened.geometry.head_k_dim, surgery.geometry.head_k_dim],
+                "head_v_dim": [opened.geometry.head_v_dim, surgery.geometry.head_v_dim],
                 "state_bytes": [opened.geometry.state_numel * 4, surgery.geometry.state_numel * 4],
                 "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
                 "parameters": [opened.parameters, surgery.parameters_after],
@@ -205,6 +323,10 @@ def evaluate(
     data: Annotated[
         Path | None, typer.Option(help="Directory with the tasks' files; without it, the hub.")
     ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text of your own, for the task 'text'.")
+    ] = None,
+    skip: Annotated[str, typer.Option(help="Tokens of that text to pass over first.")] = "0",
     limit: Annotated[
         int | None, typer.Option(help="Only the first samples of each task, for a quick look.")
     ] = None,
@@ -214,6 +336,9 @@ def evaluate(
         typer.Option(help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points)."),
     ] = None,
     engine: Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")] = "hf",
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -230,9 +355,12 @@ def evaluate(
             baseline=baseline,
             tasks=[name.strip() for name in tasks.split(",")],
             data=data,
+            text=text,
+            skip=_count(skip),
             limit=limit,
             batch_size=batch_size,
             engine=engine,  # type: ignore[arg-type]
+            layerwise=layerwise,
             out=output,
             resume=resume,
             progress=progress,
@@ -312,6 +440,165 @@ def analyze(
 
 
 @app.command()
+def recover(
+    model: Annotated[str, typer.Argument(help="The pruned checkpoint.")],
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
+    ] = None,
+    tokens: Annotated[str, typer.Option(help="How many tokens to train on.")] = "64m",
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    batch_size: Annotated[int, typer.Option(help="Sequences per step, in all processes.")] = 16,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences run at a time in a process; less memory.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Rank of the LoRA adapters.")] = 16,
+    alpha: Annotated[int, typer.Option(help="Their scale times their rank.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="The highest; it falls to a tenth.")] = 1e-4,
+    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
+    also: Annotated[
+        str, typer.Option(help="Adapt more than linear attention: softmax, mlp, or both.")
+    ] = "",
+    mixed_precision: Annotated[
+        bool, typer.Option("--mixed-precision", help="Compute in bfloat16 where that is safe.")
+    ] = False,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Train the teacher instead, by the same recipe.")
+    ] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Repair one mixer at a time, for huge models.")
+    ] = False,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the adapters' first values.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between two saved states.")] = 100,
+    report_to: Annotated[
+        str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Distil the original model into a pruned one, and write an ordinary checkpoint."""
+    from . import recovery_console as console
+    from .ranks import is_lead
+    from .recovery import recover as run
+
+    opened = _open(model, family)
+    with console.training_progress() as (announce, progress):
+        recovered = run(
+            opened,
+            teacher=_open(teacher, family) if teacher else None,
+            text=text,
+            tokens=_count(tokens),
+            out=output,
+            length=length,
+            skip=_count(skip),
+            rank=rank,
+            alpha=alpha,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            temperature=temperature,
+            also=_names(also),
+            mixed_precision=mixed_precision,
+            gradient_checkpointing=gradient_checkpointing,
+            control=control,
+            layerwise=layerwise,
+            shard=shard,
+            seed=seed,
+            save_every=save_every,
+            report_to=_names(report_to),
+            resume=resume,
+            announce=announce,
+            progress=progress,
+        )
+    if is_lead():
+        console.show_recovery(recovered, str(output), as_json=as_json)
+
+
+@app.command()
+def benchmark(
+    models: Annotated[list[str], typer.Argument(help="Checkpoint directories to time.")],
+    baseline: Annotated[str, typer.Option(help="The model before the cut.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
+    batch_sizes: Annotated[
+        str | None, typer.Option(help="Such as 1,16,64 (GPU: 32, as in the paper).")
+    ] = None,
+    lengths: Annotated[
+        str | None, typer.Option(help="Tokens of a prompt, such as 256,2k (GPU: 2k).")
+    ] = None,
+    rounds: Annotated[int, typer.Option(help="Turns that each model takes.")] = 7,
+    dtype: Annotated[
+        str | None, typer.Option(help="float32, float16 or bfloat16; else as stored.")
+    ] = None,
+    engine: Annotated[
+        str | None, typer.Option(help="'vllm' starts a vLLM server on loopback instead.")
+    ] = None,
+    engine_python: Annotated[
+        Path | None, typer.Option(help="Python of the environment that vLLM is in.")
+    ] = None,
+    requests: Annotated[int, typer.Option(help="With --engine: sequences sent at once.")] = 64,
+    memory_gib: Annotated[float, typer.Option(help="With --engine: its cache.")] = 0.25,
+    prefix_caching: Annotated[
+        bool, typer.Option("--prefix-caching", help="With --engine: as vLLM has it by default.")
+    ] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Time models in turns, or count how many sequences a vLLM server holds."""
+    from . import benchmarking, console_serving, load_testing
+    from .vllm_server import Load
+
+    _refuse_existing(output)
+    sizes = None if batch_sizes is None else [_count(part) for part in batch_sizes.split(",")]
+    tokens = None if lengths is None else [_count(part) for part in lengths.split(",")]
+    if dtype not in (None, "float32", "float16", "bfloat16"):
+        raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
+    if engine not in (None, "vllm"):
+        raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
+    opened = [_open(model, family) for model in (baseline, *models)]
+    with console_serving.settings_progress() as progress:
+        if engine:
+            timings = load_testing.benchmark_served(
+                opened[1:],
+                baseline=opened[0],
+                python=engine_python or Path(sys.executable),
+                loads=[
+                    Load(
+                        requests=requests,
+                        length=length,
+                        memory=int(memory_gib * 2**30),
+                        prefix_caching=prefix_caching,
+                    )
+                    for length in tokens or [1024]
+                ],
+                progress=progress,
+            )
+        else:
+            timings = benchmarking.benchmark(
+                opened[1:],
+                baseline=opened[0],
+                batches=sizes,
+                lengths=tokens,
+                rounds=rounds,
+                dtype=dtype,
+                progress=progress,
+            )
+    timings.save(output)
+    console_serving.show_timings(timings, str(output), as_json=as_json)
+
+
+@app.command()
 def report(
     artifacts: Annotated[
         list[Path],
@@ -360,12 +647,23 @@ def main() -> None:
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     logging.basicConfig(format="%(message)s", level=logging.ERROR)
     logging.getLogger("statetrim").setLevel(logging.INFO)
+    logging.getLogger("statetrim").addFilter(_once)
     try:
         app()
     except StatetrimError as error:
         _fail(error, 2)
     except OSError as error:
         _fail(error, 1)
+
+
+_told: set[str] = set()
+
+
+def _once(record: logging.LogRecord) -> bool:
+    """A run that loads models ten times says once where they run."""
+    new = record.getMessage() not in _told
+    _told.add(record.getMessage())
+    return new
 
 
 def _fail(error: Exception, code: int) -> None:
@@ -387,6 +685,51 @@ def _open(model: str, family: Path | None) -> Any:
     return open_checkpoint(model, family_from_file(family) if family else None)
 
 
+def _wanted(
+    model: Any,
+    keep: str | None,
+    keep_values: str | None,
+    square: str | None,
+    state_mib: float | None,
+    sequences: int | None,
+    memory_gib: float | None,
+) -> tuple[str | int | None, str | int | None]:
+    """What to keep of keys and of values, from the one of several wishes that was made."""
+    from .budget import MIB, share_of, widest_that_fits
+    from .serving import StateSize, stored_dtype
+
+    if (sequences is None) != (memory_gib is None):
+        raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
+    wishes = [keep is not None or keep_values is not None, square, state_mib, sequences]
+    if sum(bool(wish) for wish in wishes) != 1:
+        raise StatetrimError(
+            "say once what to keep: --keep 64 (and --keep-values), --square 64, "
+            "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
+        )
+    if state_mib is None and sequences is None:
+        return _widths(model, keep, keep_values, square)
+    most = state_mib * MIB if state_mib is not None else share_of(memory_gib or 0.0, sequences or 0)
+    dtype = stored_dtype(model)
+    found = widest_that_fits(
+        model.geometry, most, lambda geometry: StateSize.of(geometry, dtype).total, square=False
+    )
+    return found.head_k_dim, None
+
+
+def _widths(
+    model: Any, keep: str | None, keep_values: str | None, square: str | None
+) -> tuple[str | None, str | None]:
+    """What to keep of keys and of values."""
+    from .geometry import resolve_square
+
+    if square is None:
+        return keep, keep_values
+    if keep or keep_values:
+        raise StatetrimError("--square says what to keep of both axes; leave out the other two")
+    keys, values = resolve_square(square, model.geometry)
+    return str(keys) if keys else None, str(values) if values else None
+
+
 def _parse_options(pairs: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -400,6 +743,10 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             options[name] = text
     return options
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _count(text: str) -> int:

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from . import harness, recall
 from .checkpoint import Checkpoint, open_checkpoint
+from .data import sequences
 from .errors import StatetrimError
 from .json_file import read_object, write_object
 from .loading import load, load_tokenizer
-from .readout import Readout, divergence
+from .readout import Readout, compare
 from .scores import MOST_BYTES, Score, Scores, read_score
-from .tasks import Row, Task, define, find_tasks, pages, prepare_rows
+from .tasks import TASKS, WITHOUT_HARNESS, Row, Task, define, find_tasks, pages, prepare_rows
 from .version import __version__
 
 MQAR_ROWS = 64
@@ -44,23 +45,30 @@ def evaluate(
     baseline: str | Path | Checkpoint,
     tasks: Sequence[str] = ("offline",),
     data: str | Path | None = None,
+    text: str | Path | None = None,
+    skip: int = 0,
     limit: int | None = None,
     batch_size: int = 8,
     engine: Engine = "hf",
+    layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
     progress: Progress = lambda model, task, done, total: None,
 ) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
-    `limit` takes the first samples of each task only. With `out` the scores are written there, and
-    each finished task to `OUT.partial`, from which `resume` goes on.
+    The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
+    of each task only. `layerwise` streams the weights from disk, for the tasks that do without
+    lm-eval. With `out` the scores are written there, and each finished task to `OUT.partial`, from
+    which `resume` goes on.
     """
     chosen = find_tasks(tasks)
-    harness.quiet()
+    asking = [task for task in chosen if task.kind not in WITHOUT_HARNESS]
+    if asking:
+        harness.quiet()
     opened = [_open(model) for model in (baseline, *models)]
     names = _names(opened)
-    _check(chosen, engine, limit, batch_size)
+    _check(chosen, engine, limit, batch_size, text, layerwise)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
         folder = Path(data) if data is not None else None
@@ -68,10 +76,11 @@ def evaluate(
         plain = [json.dumps(t("The quick brown fox, 42.")["input_ids"]) for t in tokenizers]
         if len(set(plain)) > 1:
             raise StatetrimError("the models have different tokenizers, so they cannot be compared")
-        work = [_prepare(task, folder, tokenizers[0], limit, scratch) for task in chosen]
+        source = _Source(folder, text, skip, limit)
+        work = [_prepare(task, source, tokenizers[0], scratch) for task in chosen]
         shared = {
             "statetrim": __version__,
-            "lm_eval": harness.version(),
+            "lm_eval": harness.version() if asking else None,
             "engine": engine,
             "limit": limit,
             "baseline": _fingerprint(opened[0]),
@@ -85,7 +94,9 @@ def evaluate(
         }
         found: list[Score] = []
         for number, (name, model) in enumerate(zip(names, opened, strict=True)):
-            runner = _Runner(name, model, opened[0], tokenizers[number], batch_size, engine)
+            runner = _Runner(
+                name, model, opened[0], tokenizers[number], batch_size, engine, layerwise
+            )
             for item in work:
                 done = kept[number, item.task.name]
                 if done is None:
@@ -115,21 +126,37 @@ class _Work:
     ids: Tensor | None = None
 
 
-def _prepare(
-    task: Task, data: Path | None, tokenizer: Any, limit: int | None, scratch: Path
-) -> _Work:
+@dataclass(frozen=True)
+class _Source:
+    """Where samples come from, and how many are taken."""
+
+    data: Path | None
+    text: str | Path | None
+    skip: int
+    limit: int | None
+
+
+def _prepare(task: Task, source: _Source, tokenizer: Any, scratch: Path) -> _Work:
+    data, limit = source.data, source.limit
     if task.kind == "mqar":
         return _Work(task, f"seeded, loads {recall.LOADS}, {limit or MQAR_ROWS} rows")
-    if task.kind == "agreement":
-        ids = _agreement_ids(task, data, tokenizer, limit)
+    if task.kind in ("agreement", "text"):
+        if task.kind == "text":
+            assert source.text is not None
+            count = (limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
+            ids = sequences(
+                source.text, tokenizer, tokens=count, length=AGREEMENT_LENGTH, skip=source.skip
+            ).ids
+        else:
+            ids = _agreement_ids(task, data, tokenizer, limit)
         return _Work(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
     stock = harness.stock_tasks()
     if data is None and task.kind == "stock":
         return _Work(task, "hub", (stock / task.stock).parent)
-    source = task.file(data) if data is not None else None
-    rows: list[Row] = prepare_rows(task, source, _spans(tokenizer), limit)
+    file = task.file(data) if data is not None else None
+    rows: list[Row] = prepare_rows(task, file, _spans(tokenizer), limit)
     if not rows:
-        raise StatetrimError(f"{source or task.hub} holds no rows for {task.name}")
+        raise StatetrimError(f"{file or task.hub} holds no rows for {task.name}")
     directory = scratch / task.name
     directory.mkdir()
     define(task, rows, directory, stock)
@@ -148,9 +175,10 @@ class _Runner:
         tokenizer: Any,
         batch_size: int,
         engine: Engine,
+        layerwise: bool,
     ) -> None:
         self.name, self.model, self.baseline, self.tokenizer = name, model, baseline, tokenizer
-        self.batch_size, self.engine = batch_size, engine
+        self.batch_size, self.engine, self.layerwise = batch_size, engine, layerwise
         self.live: Any = None
         self.lm: Any = None
 
@@ -164,7 +192,7 @@ class _Runner:
         if task.kind == "mqar":
             return self._mqar(limit or MQAR_ROWS, report)
         if work.ids is not None:
-            return self._agreement(work.ids, report)
+            return self._reading(task, work.ids, report)
         assert work.directory is not None
         return harness.run(self._lm(), self.name, task, work.directory, limit, report)
 
@@ -176,7 +204,7 @@ class _Runner:
 
     def _model(self) -> Any:
         if self.live is None:
-            self.live = load(self.model)
+            self.live = load(self.model, layerwise=self.layerwise)
         return self.live
 
     def _lm(self) -> Any:
@@ -203,21 +231,32 @@ class _Runner:
         means = [sum(column) / len(column) for column in zip(*near, strict=True)]
         return [self._share("mqar", "accuracy", means), *found]
 
-    def _agreement(self, ids: Tensor, report: harness.Progress) -> list[Score]:
-        kl, same = torch.zeros(len(ids)), torch.ones(len(ids))
-        if self.model is not self.baseline:
-            before, after = Readout(load(self.baseline)), Readout(self._model())
-            parts = []
-            for part in torch.split(ids, self.batch_size):
-                parts.append(divergence(before, after, part.long()))
-                report(min(len(parts) * self.batch_size, len(ids)), len(ids))
-            kl, same = (torch.cat(column) for column in zip(*parts, strict=True))
+    def _reading(self, task: Task, ids: Tensor, report: harness.Progress) -> list[Score]:
+        """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
+        after = Readout(self._model())
+        original = self.model is self.baseline
+        before = after if original else Readout(load(self.baseline, layerwise=self.layerwise))
+        parts = []
+        for part in torch.split(ids, self.batch_size):
+            parts.append(compare(before, after, part.long()))
+            report(min(len(parts) * self.batch_size, len(ids)), len(ids))
+        kl, likelihood = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("kl", "log_likelihood")
+        )
         if not bool(kl.isfinite().all()):
             raise StatetrimError(f"{self.name} gives logits that are not numbers")
-        return [
-            Score(self.name, "agreement", "kl", "nats", False, kl.tolist()),
-            self._share("agreement", "top1", same.tolist()),
+        same = torch.cat([part.same for part in parts]).tolist()
+        scores = [
+            Score(self.name, task.name, "kl", "nats", False, kl.tolist()),
+            self._share(task.name, "top1", same),
         ]
+        if task.kind == "text":
+            words = [float(ids.shape[1] - 1)] * len(ids)  # tokens that were foretold
+            read = Score(
+                self.name, "text", "perplexity", "perplexity", False, likelihood.tolist(), words
+            )
+            scores.insert(0, read)
+        return scores
 
     def _share(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, "share", True, samples)
@@ -286,7 +325,14 @@ def _names(models: list[Checkpoint]) -> list[str]:
     return names
 
 
-def _check(tasks: list[Task], engine: Engine, limit: int | None, batch_size: int) -> None:
+def _check(
+    tasks: list[Task],
+    engine: Engine,
+    limit: int | None,
+    batch_size: int,
+    text: str | Path | None,
+    layerwise: bool,
+) -> None:
     if engine not in ("hf", "vllm"):
         raise StatetrimError(f"there is no engine {engine!r}; choose hf or vllm")
     if limit is not None and limit < 2:
@@ -295,9 +341,16 @@ def _check(tasks: list[Task], engine: Engine, limit: int | None, batch_size: int
         )
     if batch_size < 1:
         raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
-    inner = next((task.name for task in tasks if task.kind in ("mqar", "agreement")), None)
+    if (text is not None) != (TASKS["text"] in tasks):
+        raise StatetrimError("the task 'text' and --text SOURCE go together; give both or neither")
+    inner = next((task.name for task in tasks if task.kind in WITHOUT_HARNESS), None)
     if engine == "vllm" and inner:
         raise StatetrimError(f"{inner} reads the model's own logits, so it needs --engine hf")
+    outer = next((task.name for task in tasks if task.kind not in WITHOUT_HARNESS), None)
+    if layerwise and outer:
+        raise StatetrimError(
+            f"{outer} needs the whole model in memory; layerwise runs {', '.join(WITHOUT_HARNESS)}"
+        )
 
 
 def _fingerprint(model: Checkpoint) -> str:

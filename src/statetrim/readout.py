@@ -1,6 +1,7 @@
 """A live model's logits at chosen positions, so that they need never be held at all of them."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,14 +20,15 @@ class Readout:
     def __init__(self, live: Any) -> None:
         self.live, self.head = live, live.get_output_embeddings()
         self.vocabulary = int(self.head.weight.shape[0])
-        probe = torch.arange(_PROBE, device=live.device).unsqueeze(0) % self.vocabulary
+        self.device = live.statetrim_device
+        probe = torch.arange(_PROBE, device=self.device).unsqueeze(0) % self.vocabulary
         with torch.inference_mode():
             whole, short = live(input_ids=probe, use_cache=False).logits, self._short(probe)
             self.plain = torch.allclose(whole, short(torch.arange(_PROBE)), rtol=1e-3, atol=1e-3)
 
     def at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         """Run ids [rows, time]; gives float32 logits [rows, n, vocabulary] at n places."""
-        ids = ids.to(self.live.device)
+        ids = ids.to(self.device)
         if self.plain:
             return self._short(ids)
         logits = self.live(input_ids=ids, use_cache=False).logits
@@ -38,21 +40,32 @@ class Readout:
         return lambda places: self.head(hidden[:, places.to(hidden.device)]).float()
 
 
-def divergence(
-    before: Readout, after: Readout, ids: Tensor, chunk: int = 128
-) -> tuple[Tensor, Tensor]:
-    """KL(before || after) in nats and top-1 agreement, means over each row's tokens, [rows] each.
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """How a model reads sequences, beside the original; float64 [rows] each."""
 
-    Both models read ids [rows, time]; logits exist for `chunk` positions at a time.
+    kl: Tensor  # KL(original || model) in nats, mean over the row's tokens
+    same: Tensor  # share of tokens with the same most likely successor
+    log_likelihood: Tensor  # of the row's tokens after the first, summed, by the model
+
+
+def compare(before: Readout, after: Readout, ids: Tensor, chunk: int = 128) -> Comparison:
+    """Both models read ids [rows, time]; logits exist for `chunk` positions at a time.
+
+    With the same readout twice the model runs once, and is only read for its likelihood.
     """
     rows, time = ids.shape
-    kl = torch.zeros(rows, dtype=torch.float64)
-    same = torch.zeros(rows, dtype=torch.float64)
+    kl, same, likelihood = (torch.zeros(rows, dtype=torch.float64) for _ in range(3))
     with torch.inference_mode():
-        old, new = before.at(ids), after.at(ids)
+        new = after.at(ids)
+        old = new if before is after else before.at(ids)
         for start in range(0, time, chunk):
             places = torch.arange(start, min(start + chunk, time))
-            p, q = old(places).log_softmax(-1), new(places).log_softmax(-1)
+            q = new(places).log_softmax(-1)
+            p = q if before is after else old(places).log_softmax(-1)
             kl += (p.exp() * (p - q)).sum((-1, -2)).double().cpu()
             same += (p.argmax(-1) == q.argmax(-1)).sum(-1).double().cpu()
-    return (kl / time).clamp_min(0.0), same / time
+            following = ids[:, start + 1 : start + 1 + len(places)].to(q.device).unsqueeze(-1)
+            known = q[:, : following.shape[1]].gather(-1, following).squeeze(-1)
+            likelihood += known.sum(-1).double().cpu()
+    return Comparison((kl / time).clamp_min(0.0), same / time, likelihood)

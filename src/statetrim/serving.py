@@ -3,7 +3,9 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, check_values
+from .deployment import Deployment, deployment
+from .errors import StatetrimError
 from .family import resized_config
 from .geometry import KERNEL_TILE, Geometry, resolve_keep
 
@@ -20,6 +22,10 @@ class StateSize:
     head_v_dim: int
     state_bytes: int  # recurrent state, fp32 in every engine by default
     conv_bytes: int  # convolution state, in the model's dtype
+
+    @property
+    def total(self) -> int:
+        return self.state_bytes + self.conv_bytes
 
     @staticmethod
     def of(geometry: Geometry, conv_dtype: str) -> "StateSize":
@@ -46,28 +52,41 @@ class StateReport:
     before: StateSize
     after: StateSize | None
     warnings: list[str]
+    deployment: Deployment
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
 
 
-def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateReport:
-    """Describe a model's state, and what it would be with `keep` key channels per head."""
-    dtype = _dtype(model)
+def inspect(
+    model: Checkpoint,
+    keep: int | float | str | None = None,
+    keep_values: int | float | str | None = None,
+    *,
+    memory_gib: float | None = None,
+    context: int | None = None,
+) -> StateReport:
+    """Describe a model's state, and what it would be with `keep` key channels and `keep_values`
+    value channels per head.
+
+    With `memory_gib` of cache it also tells how many sequences of `context` tokens fit.
+    """
+    if context is not None and memory_gib is None:
+        raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
+    dtype = stored_dtype(model)
     after = None
     warnings = []
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
-    elif keep is not None:
-        resized = model.geometry.resized(resolve_keep(keep, model.geometry.head_k_dim))
-        resized_config(model.family, model.config, resized)
-        after = resized
-        if resized.head_k_dim % KERNEL_TILE:
-            warnings.append(
-                f"kernels pad {resized.head_k_dim} channels to a multiple of {KERNEL_TILE}: "
-                f"memory shrinks, time does not"
-            )
+    elif keep is not None or keep_values is not None:
+        after = _resized(model, keep, keep_values)
+        for width in sorted({after.head_k_dim, after.head_v_dim}):
+            if width % KERNEL_TILE:
+                warnings.append(
+                    f"kernels pad {width} channels to a multiple of {KERNEL_TILE}: "
+                    f"memory shrinks, time does not"
+                )
     return StateReport(
         model_type=str(model.config.get("model_type")),
         layers=len(model.geometry.layers),
@@ -80,7 +99,22 @@ def inspect(model: Checkpoint, keep: int | float | str | None = None) -> StateRe
         before=StateSize.of(model.geometry, dtype),
         after=StateSize.of(after, dtype) if after else None,
         warnings=warnings,
+        deployment=deployment(model, after, dtype=dtype, memory_gib=memory_gib, context=context),
     )
+
+
+def _resized(
+    model: Checkpoint, keep: int | float | str | None, keep_values: int | float | str | None
+) -> Geometry:
+    geometry = model.geometry
+    if keep_values is not None:
+        check_values(model)
+    after = geometry.resized(
+        None if keep is None else resolve_keep(keep, geometry.head_k_dim),
+        None if keep_values is None else resolve_keep(keep_values, geometry.head_v_dim),
+    )
+    resized_config(model.family, model.config, after)
+    return after
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:
@@ -110,7 +144,7 @@ def _total_layers(model: Checkpoint) -> int | None:
     return None
 
 
-def _dtype(model: Checkpoint) -> str:
+def stored_dtype(model: Checkpoint) -> str:
     """The model's dtype: of its weights, else by its config, else bfloat16."""
     stored = [tensor for _, tensor in model.tensors.values()]
     largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)

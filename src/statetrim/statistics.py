@@ -34,6 +34,9 @@ class LayerStatistics:
     query_gradient: Tensor | None = None  # [heads, channels, copies, hidden]: of the summed loss
     key_gradient: Tensor | None = None
     output_square: Tensor | None = None  # [value heads]: mean square of the read-out, summed
+    readout_gram: Tensor | None = (
+        None  # [value heads, channels, channels]: a'a behind norm and gate
+    )
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
         sums: dict[str, Any] = {"tokens": self.tokens + other.tokens}

@@ -8,7 +8,7 @@ import functools
 import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -42,6 +42,14 @@ class MixerInput:
     hidden: Tensor  # [batch, time, hidden]
 
 
+@dataclass(frozen=True, eq=False)
+class ReadOut:
+    """What a layer's output projection is given: the state's answer behind norm and gate."""
+
+    layer: int
+    values: Tensor  # [batch, time, value heads x value channels]
+
+
 def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
     """The live mixer module of every linear-attention layer."""
     leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
@@ -57,17 +65,38 @@ def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
     return found
 
 
+def output_projections(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
+    """The live output projection of every linear-attention layer, by the family's claims."""
+    claims = checkpoint.family.channels(checkpoint.config, checkpoint.geometry)
+    name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
+    if name is None:
+        raise StatetrimError(
+            f"family {type(checkpoint.family).__name__} does not say where values are read out"
+        )
+    leaf = name.removesuffix(".weight")
+    return {i: mixer.get_submodule(leaf) for i, mixer in mixers(model, checkpoint).items()}
+
+
 @contextmanager
 def tap(
     model: nn.Module,
     checkpoint: Checkpoint,
     on_call: Callable[[KernelCall], None],
     on_input: Callable[[MixerInput], None] | None = None,
+    on_readout: Callable[[ReadOut], None] | None = None,
+    only: Mapping[int, Tensor] | None = None,
+    layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
-    """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard."""
+    """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard.
+
+    With `only` (kept channels [key heads, keep] for each layer) the kernels read and write as if
+    the other channels were not there. Where `layers` are given, only those are expected to run.
+    """
     modules = mixers(model, checkpoint)
-    listener = _Listener(checkpoint, on_call, on_input)
+    listener = _Listener(checkpoint, on_call, on_input, only or {})
     with ExitStack() as stack:
+        if on_readout is not None:
+            stack.enter_context(_readouts(model, checkpoint, on_readout))
         for layer, module in modules.items():
             enter = module.register_forward_pre_hook(
                 functools.partial(listener.enter, layer), with_kwargs=True
@@ -82,11 +111,35 @@ def tap(
                 stack.callback(setattr, home, name, kernel)
                 setattr(home, name, listener.wrap(name, kernel))
         yield
-    silent = sorted(set(checkpoint.geometry.layers) - listener.heard)
+    expected = checkpoint.geometry.layers if layers is None else layers
+    silent = sorted(set(expected) - listener.heard)
     if silent:
         raise StatetrimError(
             f"layers {silent[:5]} never called a recurrence kernel that statetrim knows, so "
             f"nothing was recorded for them"
+        )
+
+
+@contextmanager
+def _readouts(
+    model: nn.Module, checkpoint: Checkpoint, on_readout: Callable[[ReadOut], None]
+) -> Iterator[None]:
+    heard: set[int] = set()
+
+    def listen(layer: int, module: nn.Module, args: Any) -> None:
+        heard.add(layer)
+        on_readout(ReadOut(layer, args[0].detach()))
+
+    with ExitStack() as stack:
+        for layer, module in output_projections(model, checkpoint).items():
+            hook = module.register_forward_pre_hook(functools.partial(listen, layer))
+            stack.callback(hook.remove)
+        yield
+    silent = sorted(set(checkpoint.geometry.layers) - heard)
+    if silent:
+        raise StatetrimError(
+            f"layers {silent[:5]} never called their output projection, so nothing was recorded "
+            f"for their values"
         )
 
 
@@ -98,8 +151,9 @@ class _Listener:
         checkpoint: Checkpoint,
         on_call: Callable[[KernelCall], None],
         on_input: Callable[[MixerInput], None] | None,
+        only: Mapping[int, Tensor],
     ) -> None:
-        self.geometry = checkpoint.geometry
+        self.geometry, self.only = checkpoint.geometry, only
         self.on_call, self.on_input = on_call, on_input
         self.layer: int | None = None
         self.heard: set[int] = set()
@@ -116,7 +170,14 @@ class _Listener:
 
         @functools.wraps(kernel)
         def listening(*args: Any, **kwargs: Any) -> Any:
+            if self.layer in self.only:
+                bound = signature.bind(*args, **kwargs)
+                for side in (query, key):
+                    bound.arguments[side] = self._masked(bound.arguments[side])
+                args, kwargs = bound.args, bound.kwargs
             result = kernel(*args, **kwargs)
+            if self.layer in self.only and (query, key) != ("C", "B"):
+                result = self._rescaled(result)
             given = _arguments(signature, args, kwargs)
             output = result[0] if isinstance(result, tuple) else result
             self._report(name, given, given[query], given[key], output)
@@ -140,6 +201,17 @@ class _Listener:
                     given,
                 )
             )
+
+    def _masked(self, x: Tensor) -> Tensor:
+        """x [..., heads, channels], in which transformers may have repeated the key heads."""
+        kept = self.only[self.layer]  # type: ignore[index]
+        mask = torch.zeros(len(kept), x.shape[-1]).scatter_(1, kept, 1.0).to(x)
+        return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
+
+    def _rescaled(self, result: Any) -> Any:
+        """Delta-rule kernels divide by the square root of the width they see; Mamba-2's do not."""
+        factor = (self.geometry.head_k_dim / self.only[self.layer].shape[1]) ** 0.5  # type: ignore[index]
+        return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
 
     def _key_heads(self, x: Tensor) -> Tensor:
         """transformers repeats q and k for every value head before the kernel; fla does not."""

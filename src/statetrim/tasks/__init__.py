@@ -1,7 +1,8 @@
 """The tasks by name: where their rows lie, how they become prompts, which lm-eval definition runs.
 
-`stock.yaml` puts a stock task of lm-eval on a local file; `recall.yaml` is ours. Two more kinds
-need the model's logits rather than text, and run without lm-eval: `mqar` and `agreement`.
+`stock.yaml` puts a stock task of lm-eval on a local file; `recall.yaml` is ours. Three more kinds
+need the model's logits rather than text, and run without lm-eval: `mqar`, `agreement` and `text`,
+which is the user's own.
 """
 
 import json
@@ -16,7 +17,7 @@ from typing import Any, Literal
 from .. import recall
 from ..errors import StatetrimError
 
-Kind = Literal["stock", "recall", "mqar", "agreement"]
+Kind = Literal["stock", "recall", "mqar", "agreement", "text"]
 Row = dict[str, Any]
 
 _HERE = Path(__file__).parent
@@ -89,13 +90,17 @@ TASKS: dict[str, Task] = {
         _recall("kv_retrieval", "kv_retrieval/*75_keys.jsonl"),
         Task("mqar", "mqar", "accuracy", "recall"),
         Task("agreement", "agreement", "kl", "agreement", "wikitext-2-raw/wiki.test.raw"),
+        Task("text", "text", "perplexity", "perplexity"),
     )
 }
 SUITES = {
     "likelihood": [name for name, task in TASKS.items() if task.kind == "stock"],
     "recall": ["drop", "fda", "nq", "squad", "swde", "triviaqa"],
-    "offline": [name for name in TASKS if name not in ("fda", "swde", "triviaqa")],
+    "offline": [name for name in TASKS if name not in ("fda", "swde", "triviaqa", "text")],
 }
+
+
+WITHOUT_HARNESS = ("mqar", "agreement", "text")
 
 
 def find_tasks(names: Sequence[str]) -> list[Task]:

