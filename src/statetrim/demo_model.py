@@ -18,7 +18,7 @@ from . import recall
 
 VOCABULARY = 512
 FIRST_PAIRS, MOST_PAIRS = 2, 16
-STEPS, TOKENS_PER_STEP, WARMUP, LEARNING_RATE = 250, 2048, 50, 5e-3
+STEPS, TOKENS_PER_STEP, WARMUP, LEARNING_RATE = 250, 1024, 50, 5e-3
 DOCUMENT = 4 * MOST_PAIRS + 1  # tokens of a written document, its end included
 
 Progress = Callable[[int, int], None]
