@@ -114,7 +114,8 @@ def test_five_kills_and_the_same_result(checkpoint: Load, text: Path, tmp_path: 
         assert lines and lines[-1].startswith(stage), "the stage had been finished too early"
         assert not out.exists()
         seen.append("".join(lines))
-    assert not re.search(r"^(calibrate|select by drrqr|prune .pruned.) \.\.\.", seen[-1], flags=re.MULTILINE)
+    repeated = r"^(calibrate|select by drrqr|prune .pruned.) \.\.\."
+    assert not re.search(repeated, seen[-1], flags=re.MULTILINE)
     code, err, printed = run([*command[3:5], "--keep", "5", *command[7:], "-o", str(out), "--json"])
     check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
     ends = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
