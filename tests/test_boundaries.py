@@ -22,6 +22,7 @@ STAGES = {
 }
 TOP = {
     "cli",
+    "demo",
     "trimming",
     "sweeping",
     "console",

@@ -24,6 +24,8 @@ from statetrim.reporting import compose
 EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NASTY = "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 VOID = {"meta", "img"}
+ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json",
+       "timings.json", "recover.json", "trim.json")  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -69,15 +71,17 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     sweep = {
         "format": "statetrim sweep",
         "version": 1,
+        "model": "MODEL",
+        "lineage": {},
         "points": [
             {
                 "keep": keep,
-                "keep_values": None,
+                "keep_values": 8,
                 "method": method,
                 "state_bytes": keep * 2**20,
                 "scores": {
-                    "mqar": {"value": 0.5, "low": 0.4, "high": None, "unit": "share"},
-                    "kl": {"value": 1 / keep, "low": 0.9 / keep, "high": 1.1 / keep, "unit": "n"},
+                    "mqar accuracy": measured(0.5, 0.4, None, "share"),
+                    "agreement kl": measured(1 / keep, 0.9 / keep, 1.1 / keep, "nats"),
                 },
             }
             for keep in (4, 6, 8)
@@ -85,7 +89,32 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
         ],
     }
     (folder / "sweep.json").write_text(json.dumps(sweep))
+    write_records(folder, "MODEL")
     return folder
+
+
+def measured(value: Any, low: Any, high: Any, unit: str) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "unit": unit, "higher_is_better": True}
+
+
+def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
+    """What benchmark, recover and trim write, with `text` wherever there is text."""
+    timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
+    timing |= {"spread": None, "ratio": 0.5, "ratio_spread": None}
+    infinite = timing | {"value": "inf", "ratio": "nan"}
+    records = {
+        "timings": {"models": [text], "records": [timing, infinite], "lineage": {"x": text}},
+        "recover": {
+            "options": {text: text},
+            "curve": [{"step": n, "loss": 2.0 - n, "ce": 1.0, "kl": 1.0} for n in (0, 1)]
+            + [{"step": step}, []],
+        },
+        "trim": {"warnings": [text, 3], "checks": {"sliced_against_masked": 1e-7, text: text}},
+    }
+    for name, record in records.items():
+        content = {"format": f"statetrim {name}", "version": 1, "statetrim": text, **record}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return [folder / f"{name}.json" for name in records]
 
 
 def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
@@ -107,8 +136,7 @@ def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
 
 @pytest.fixture(scope="module")
 def full(artifacts: Path, tmp_path_factory: Any) -> Path:
-    names = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json")
-    return st.report([artifacts / n for n in names], tmp_path_factory.mktemp("out") / "report")
+    return st.report([artifacts / n for n in ALL], tmp_path_factory.mktemp("out") / "report")
 
 
 def check_page(html: str) -> Page:
@@ -155,6 +183,9 @@ def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None
         assert f"{model.parameters:,}" in text
     assert "100.0% → 50.0%" in text
     assert "loss of 50.00" in text
+    assert "2.5 (0.50x)" in text
+    assert "Warning: MODEL." in text and "1.0e-07" in text
+    assert "0.1667 to" not in text and "0.15 to 0.1833" in text  # an interval of the sweep
     kept = st.Plan.load(artifacts / "plan.json").kept[0][0].tolist()
     shown = re.search(r"\| 0 \| 0 \| ([-0-9, ]+) \|", full.with_suffix(".md").read_text())
     assert shown
@@ -202,17 +233,14 @@ def hostile(artifacts: Path, folder: Path) -> list[Path]:
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     write_scores(folder / "scores.json", name=NASTY, task=NASTY)
-    point = {"keep": NASTY, "method": NASTY, "state_bytes": 10, "scores": {NASTY: {"value": 1.0}}}
-    sweep = {"format": "statetrim sweep", "points": [point, 3, {"state_bytes": "x"}]}
-    (folder / "sweep.json").write_text(json.dumps(sweep))
-    curve = [
-        {"step": 0, "loss": 2.0, "ce": 1.0, "kl": NASTY},
-        {"step": NASTY, "loss": 1.0},
-        [],
-        {"step": 10**400},
+    point = {"keep": NASTY, "keep_values": NASTY, "method": NASTY, "state_bytes": 10}
+    points = [
+        point | {"scores": {NASTY: measured(1.0, NASTY, 2.0, NASTY), "x": measured("1", 0, 1, "")}},
+        point | {"state_bytes": "x", "scores": {}},
     ]
-    recovery = {"format": "statetrim recover", "options": {NASTY: NASTY}, "curve": curve}
-    (folder / "recover.json").write_text(json.dumps(recovery))
+    sweep = {"format": "statetrim sweep", "version": 1, "model": NASTY, "points": points}
+    (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))
+    write_records(folder, NASTY, 10**400)
     return sorted(folder.glob("*.json"))
 
 
@@ -304,8 +332,7 @@ def test_a_large_plan_still_fits_in_two_megabytes(tmp_path: Path) -> None:
 
 
 def test_the_command_line_makes_the_same_page(artifacts: Path, full: Path, tmp_path: Path) -> None:
-    names = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json")
-    command = [sys.executable, "-m", "statetrim", "report", *(str(artifacts / n) for n in names)]
+    command = [sys.executable, "-m", "statetrim", "report", *(str(artifacts / n) for n in ALL)]
     done = subprocess.run(
         [*command, "-o", "out", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
     )

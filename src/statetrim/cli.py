@@ -640,6 +640,26 @@ def report(
         print(f"written to {page} and {page.with_suffix('.md').name} beside it")
 
 
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Directory for the models and the report.")
+    ] = Path("statetrim-demo"),
+) -> None:
+    """Train a tiny model here, cut it by three methods, and show what each costs."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from . import console
+    from . import demo as walk
+
+    logging.getLogger("statetrim").setLevel(logging.ERROR)
+
+    def command(arguments: list[str], quiet: bool) -> None:
+        with console.muted(quiet):
+            app(arguments, standalone_mode=False)
+
+    walk.run(output, command, console.show_line, console.steps_progress("training"))
+
+
 def main() -> None:
     """Run the command line: a user's mistake is one sentence and exit code 2."""
     # Our own progress and notes, not those of the libraries underneath.

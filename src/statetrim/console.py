@@ -232,6 +232,38 @@ def tokens_progress(label: str) -> Iterator[Any]:
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
+def show_line(text: str) -> None:
+    """A command or a remark between tables."""
+    _out.print(text, style="bold" if text.startswith("$") else "dim", highlight=False)
+
+
+@contextmanager
+def muted(quiet: bool) -> Iterator[None]:
+    """Tables are not shown."""
+    _out.quiet = quiet
+    try:
+        yield
+    finally:
+        _out.quiet = False
+
+
+@contextmanager
+def steps_progress(label: str) -> Iterator[Any]:
+    """Yields a function to call with the steps done and in all; in a log, a line a quarter."""
+    if _hidden():
+
+        def line(done: int, total: int) -> None:
+            if total >= 4 and done % (total // 4) == 0:
+                _err.print(f"{label}: step {done} of {total}", highlight=False)
+
+        yield line
+        return
+    columns = (TextColumn(label), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=_err, transient=True) as progress:
+        task = progress.add_task(label, total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
 def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
     found = verdicts(scores)
     if as_json:

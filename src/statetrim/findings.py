@@ -15,15 +15,20 @@ from .plan import FORMAT as PLAN
 from .plan import Plan
 from .scores import FORMAT as SCORES
 from .scores import MOST_BYTES, Scores
+from .sweep_file import FORMAT as SWEEP
+from .sweep_file import Sweep
+from .timings import FORMAT as TIMINGS
+from .timings import Timings
 
 RECORDS = "statetrim"  # where a checkpoint keeps how it was made
 MOST_RECORD_BYTES = 24 * MIB
 RECORD_KINDS = {
     "statetrim prune": "prune",
     "statetrim recover": "recovery",
-    "statetrim timings": "timings",
-    "statetrim sweep": "sweep",
+    "statetrim trim": "trim",
 }
+WITHIN = ("prune", "recover", "trim", "scores", "analysis", "timings")
+"""What a checkpoint may hold beside its plan; what the user gives counts more."""
 
 
 @dataclass
@@ -35,10 +40,11 @@ class Findings:
     plan: Plan | None = None
     scores: Scores | None = None
     analysis: Analysis | None = None
-    timings: dict[str, Any] | None = None
+    timings: Timings | None = None
+    sweep: Sweep | None = None
     recovery: dict[str, Any] | None = None
-    sweep: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
+    trim: dict[str, Any] | None = None
     sources: dict[str, str] = field(default_factory=dict)  # what -> the file it came from
 
     @property
@@ -79,25 +85,29 @@ def gather(artifacts: Sequence[str | Path]) -> Findings:
         else:
             _read(found, artifact)
     if found.after is not None:
-        own = Plan.load(inside(found.after.path, f"{RECORDS}/plan.json"))
-        if found.plan is None:
-            _put(found, "plan", own, found.after.path / RECORDS / "plan.json")
-        elif not _same(own, found.plan):
-            raise StatetrimError(
-                f"{found.sources['plan']} is not the plan that {found.after.path} was cut by"
-            )
+        _read_records(found, found.after.path)
     return found
 
 
 def _read_checkpoint(found: Findings, path: Path) -> None:
-    model = open_checkpoint(path)
-    if not (path / RECORDS / "prune.json").exists():
-        _put(found, "before", model, path)
-        return
-    _put(found, "after", model, path)
-    for name in ("prune.json", "recover.json"):
-        if (path / RECORDS / name).exists():
-            _read(found, inside(path, f"{RECORDS}/{name}"))
+    cut = (path / RECORDS / "plan.json").exists()
+    _put(found, "after" if cut else "before", open_checkpoint(path), path)
+
+
+def _read_records(found: Findings, path: Path) -> None:
+    """What the cut checkpoint says of itself."""
+    own = Plan.load(inside(path, f"{RECORDS}/plan.json"))
+    if found.plan is None:
+        _put(found, "plan", own, path / RECORDS / "plan.json")
+    elif not _same(own, found.plan):
+        raise StatetrimError(f"{found.sources['plan']} is not the plan that {path} was cut by")
+    recovered = (path / RECORDS / "recover.json").exists()
+    for name in WITHIN:
+        field_name = "recovery" if name == "recover" else name
+        stale = recovered and name in ("trim", "scores", "analysis", "timings")  # of before that
+        file = path / RECORDS / f"{name}.json"
+        if file.exists() and getattr(found, field_name) is None and not stale:
+            _read(found, inside(path, f"{RECORDS}/{name}.json"))
 
 
 def _read(found: Findings, path: Path) -> None:
@@ -108,6 +118,10 @@ def _read(found: Findings, path: Path) -> None:
         _put(found, "analysis", Analysis.load(path), path)
     elif type(kind) is int and kind == SCORES:
         _put(found, "scores", Scores.load(path), path)
+    elif kind == TIMINGS:
+        _put(found, "timings", Timings.load(path), path)
+    elif kind == SWEEP:
+        _put(found, "sweep", Sweep.load(path), path)
     elif isinstance(kind, str) and kind in RECORD_KINDS:
         _put(found, RECORD_KINDS[kind], read_object(path, MOST_RECORD_BYTES), path)
     else:
@@ -143,5 +157,6 @@ NAMES = {
     "analysis": "analyses",
     "prune": "records of a cut",
     "recovery": "records of a recovery",
+    "trim": "records of a trim",
     "sweep": "sweeps",
 }

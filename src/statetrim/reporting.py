@@ -7,7 +7,8 @@ from .document import Document
 from .errors import StatetrimError
 from .findings import Findings, gather
 from .json_file import write_text
-from .report_sections import change, score_text, sections, size
+from .sections import sections
+from .sections.wording import change, score_text, size
 from .tasks import TASKS
 from .version import __version__
 

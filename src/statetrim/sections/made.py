@@ -1,0 +1,112 @@
+"""How it came about: training after the cut, commands, lineage."""
+
+import shlex
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ..charts import Point, Series, line_chart
+from ..document import Block, Command, Picture, Table, Text
+from ..findings import Findings
+from .wording import brief, dicts, mapping, missing, number, thinned
+
+
+def recovered(found: Findings) -> Iterator[Block]:
+    record = found.recovery
+    if record is None:
+        yield from missing(
+            "No training followed the cut.",
+            "statetrim recover SMALL --teacher MODEL --text text.jsonl -o RECOVERED",
+        )
+        return
+    options = mapping(record.get("options"))
+    yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
+    curve = [p for p in dicts(record.get("curve")) if number(p.get("step"))]
+    names = [n for n in ("loss", "ce", "kl") if curve and all(number(p.get(n)) for p in curve)]
+    series = [
+        Series(
+            name,
+            thinned([Point(float(p["step"]), float(p[name])) for p in curve]),
+        )
+        for name in names
+    ]
+    chart = line_chart(series, "Loss by training step", x="step", y="nats per token")
+    if chart:
+        yield Picture(chart, "Loss while training after the cut, in nats per token.")
+        yield Table(
+            ("", *names),
+            [
+                (when, *(f"{float(point[name]):.4f}" for name in names))
+                for when, point in (("first", curve[0]), ("last", curve[-1]))
+            ],
+        )
+
+
+def reproduce(found: Findings) -> Iterator[Block]:
+    plan = found.plan
+    if plan is None:
+        yield Text("Without a plan there is nothing to say how this was made.", "missing")
+        return
+    heard = mapping(plan.lineage.get("statistics"))
+    lines = []
+    for data in dicts(heard.get("data")):
+        count, length = data.get("count"), data.get("length")
+        if type(count) is int and type(length) is int:
+            lines.append(
+                f"statetrim calibrate MODEL --text {_quoted(data.get('text'))} --tokens "
+                f"{count * length} --length {length} --skip {_quoted(data.get('skip'))} "
+                f"--batch-size {_quoted(heard.get('batch_size'))} --for {_quoted(plan.method)} "
+                f"-o statistics.safetensors"
+            )
+    options = "".join(
+        f" --option {_quoted(f'{name}={_option(value)}')}" for name, value in plan.options.items()
+    )
+    statistics = " --statistics statistics.safetensors" if heard else ""
+    lines.append(
+        f"statetrim select MODEL --method {_quoted(plan.method)} --keep {_quoted(plan.requested)} "
+        f"--seed {plan.seed}{options}{statistics} -o plan.json"
+    )
+    lines.append("statetrim prune MODEL plan.json -o SMALL")
+    yield Text(
+        f"MODEL is the original checkpoint (digest {brief(plan.lineage.get('source'))}). The same "
+        f"model, text and options give the same plan, and the same plan the same bytes."
+    )
+    yield Command(lines)
+
+
+def lineage(found: Findings) -> Iterator[Block]:
+    for sentence in found.mismatches:
+        yield Text(f"These artifacts do not belong together: {sentence}.", "note")
+    records: dict[str, Mapping[str, Any]] = {}
+    if found.plan:
+        records["plan"] = found.plan.lineage
+    if found.analysis:
+        records["analysis"] = found.analysis.lineage
+    for name in ("scores", "timings", "sweep"):
+        if getattr(found, name):
+            records[name] = mapping(getattr(found, name).lineage)
+    for name in ("prune", "trim", "recovery"):
+        if getattr(found, name):
+            records[name] = getattr(found, name)
+    rows = [
+        (
+            name,
+            found.sources.get(name, ""),
+            brief(record.get("statetrim")),
+            brief(record.get("source") or record.get("student") or record.get("baseline")),
+        )
+        for name, record in records.items()
+    ]
+    rows += [
+        (f"checkpoint {name}", found.sources[name], "", brief(model.digest))
+        for name, model in (("before", found.before), ("after", found.after))
+        if model is not None and model.shards
+    ]
+    yield Table(("artifact", "file", "statetrim", "model digest"), rows)
+
+
+def _quoted(value: Any) -> str:
+    return shlex.quote(" ".join(str(value).split()))
+
+
+def _option(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
