@@ -44,6 +44,7 @@ HEAVY_ALLOWED = {
     "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
     "adapters": {"peft"},
+    "layerwise": {"accelerate", "transformers"},
     "training": {"transformers"},
     "recovery_console": {"rich"},
 }
