@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .pruning import prepare, prune
     from .recovery import recover
+    from .refitting import refit
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
@@ -56,6 +57,7 @@ _HOME = {
     "prepare": "pruning",
     "prune": "pruning",
     "recover": "recovery",
+    "refit": "refitting",
     "rows": "geometry",
     "select": "selection",
     "serves": "method",
@@ -90,6 +92,7 @@ __all__ = [
     "prepare",
     "prune",
     "recover",
+    "refit",
     "rows",
     "select",
     "serves",
