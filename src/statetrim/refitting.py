@@ -95,7 +95,8 @@ def fitted(sums: LayerStatistics, damping: float) -> Tensor:
     mean_square = float(gram.diagonal().mean())
     damped = gram + damping * mean_square * torch.eye(len(gram), dtype=gram.dtype)
     factor, failed = torch.linalg.cholesky_ex(damped)
-    if int(failed):
+    rounding = len(gram) * torch.finfo(gram.dtype).eps * damped.diagonal().max()
+    if int(failed) or bool(factor.diagonal().square().min() <= rounding):
         raise StatetrimError(
             "the read-out's channels depend on one another on this text, so the fit is not unique; "
             "give more tokens or a larger damping, such as 1e-6"
