@@ -14,6 +14,7 @@ STAGES = {
     "selection",
     "pruning",
     "recovery",
+    "refitting",
     "evaluation",
     "analysis",
     "benchmarking",

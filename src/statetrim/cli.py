@@ -185,6 +185,9 @@ def calibrate(
     methods: Annotated[
         str, typer.Option("--for", help="The methods to collect for, such as drrqr,grad.")
     ] = "drrqr",
+    original: Annotated[
+        str | None, typer.Option(help="The model before the cut: collect what refit needs.")
+    ] = None,
     tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 256k.")] = "256k",
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
@@ -207,6 +210,7 @@ def calibrate(
         statistics = run(
             opened,
             text,
+            original=_open(original, family) if original else None,
             tokens=_count(tokens),
             methods=[name.strip() for name in methods.split(",")],
             length=length,
@@ -330,6 +334,32 @@ def prune(
         )
     else:
         console.show_surgery(surgery, str(output), done=not dry_run)
+
+
+@app.command()
+def refit(
+    model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    statistics: Annotated[
+        Path | None, typer.Option(help="What calibrate --original wrote for this checkpoint.")
+    ] = None,
+    damping: Annotated[
+        float, typer.Option(help="Ridge, relative to the mean square of the channels.")
+    ] = 1e-8,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
+    from . import console
+    from .refitting import refit as run
+    from .statistics import Statistics
+
+    opened = _open(model, family)
+    heard = Statistics.load(statistics) if statistics else None
+    size = sum(shard.path.stat().st_size for shard in opened.shards)
+    with console.bytes_progress("refitting", size) as progress:
+        fitted = run(opened, heard, out=output, damping=damping, progress=progress)
+    console.show_refit(fitted, str(output), as_json=as_json)
 
 
 @app.command()
