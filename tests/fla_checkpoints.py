@@ -30,6 +30,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
 }
 KEEP = 7  # truncation of expand_v and odd widths must not matter
+KEEP_VALUES = 5
+NO_VALUES = {"kda"}
 
 
 def main(command: str, directory: Path) -> None:

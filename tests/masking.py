@@ -4,35 +4,57 @@ It shares nothing with our row tables: it masks activations, not weights.
 """
 
 import inspect
+import re
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from statetrim import Geometry, Plan
+
 GATED_DELTA = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 FLA = ("delta_rule", "gated_delta_rule", "kda")
 PORTABLE = tuple(f"{form}_{rule}" for rule in FLA for form in ("chunk", "fused_recurrent"))
 MAMBA = ("mamba2_chunk_scan", "mamba2_selective_state_update")
+_OUTPUT = re.compile(r".*layers\.(\d+)\.(?:\w+\.)*(?:linear_attn|attn|mixer|mamba)\.(?:o|out)_proj")
 
 
 @contextmanager
-def masked(model: torch.nn.Module, kept: dict[int, Tensor], channels: int) -> Iterator[None]:
-    """Within, every kernel call of `model` sees only the kept channels of its layer's q and k."""
+def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[None]:
+    """Within, every kernel of `model` sees only the kept channels of its layer's q and k, and gives
+    only the kept ones of the values, of which alone the output norm takes its mean."""
     module = sys.modules[type(model).__module__]
+    names = kernel_names(module)
+    layers = _turns(sorted(plan.kept))
+    with ExitStack() as stack:
+        for name in names:
+            kernel = getattr(module, name)
+            stack.callback(setattr, module, name, kernel)
+            setattr(module, name, _wrap(kernel, plan, layers, before))
+        if plan.keep_values is not None:
+            # The norm divides by the width it has, so what goes in is larger by the root of that
+            # ratio (see _wrap), and what comes out is too.
+            shrink = (plan.keep_values / before.head_v_dim) ** 0.5
+            for projection in output_projections(model, plan):
+                hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
+                stack.callback(hook.remove)
+        yield
+
+
+def kernel_names(module: Any) -> list[str]:
     names = [name for name in GATED_DELTA + PORTABLE + MAMBA if hasattr(module, name)]
     assert names, f"{module.__name__} has no kernel this oracle knows"
-    layers = _turns(sorted(kept))
-    originals = {name: getattr(module, name) for name in names}
-    try:
-        for name in names:
-            setattr(module, name, _wrap(originals[name], kept, layers, channels))
-        yield
-    finally:
-        for name, original in originals.items():
-            setattr(module, name, original)
+    return names
+
+
+def output_projections(model: torch.nn.Module, plan: Plan) -> list[torch.nn.Module]:
+    matches = [(_OUTPUT.fullmatch(name), module) for name, module in model.named_modules()]
+    found = [module for match, module in matches if match and int(match.group(1)) in plan.kept]
+    assert len(found) == len(plan.kept)
+    return found
 
 
 def _turns(layers: list[int]) -> Iterator[int]:
@@ -42,7 +64,7 @@ def _turns(layers: list[int]) -> Iterator[int]:
 
 
 def _wrap(
-    kernel: Callable[..., Any], kept: dict[int, Tensor], layers: Iterator[int], channels: int
+    kernel: Callable[..., Any], plan: Plan, layers: Iterator[int], before: Geometry
 ) -> Callable[..., Any]:
     signature = inspect.signature(kernel)
     pairs = (("query", "key"), ("q", "k"), ("B", "C"))
@@ -50,19 +72,26 @@ def _wrap(
     delta = names != ("B", "C")
 
     def call(*args: Any, **kwargs: Any) -> Any:
-        table = kept[next(layers)]
-        heads, keep = table.shape
-        mask = torch.zeros(heads, channels).scatter_(1, table, 1.0)
+        layer = next(layers)
+        table = plan.kept[layer]
+        mask = _mask(table, before.head_k_dim)
         bound = signature.bind(*args, **kwargs)
         for name in names:
             value = bound.arguments[name]  # [..., heads (perhaps repeated), channels]
-            repeat = value.shape[-2] // heads
+            repeat = value.shape[-2] // len(table)
             bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)
         result = kernel(*bound.args, **bound.kwargs)
-        if not delta:
-            return result
-        # The kernel scales by the width it sees, which is smaller in the pruned model.
-        output, state = result
-        return output * (channels / keep) ** 0.5, state
+        output, *rest = result if isinstance(result, tuple) else (result,)
+        if delta:
+            # The kernel scales by the width it sees, which is smaller in the pruned model.
+            output = output * (before.head_k_dim / plan.keep) ** 0.5
+        if plan.kept_values is not None and plan.keep_values is not None:
+            values = _mask(plan.kept_values[layer], before.head_v_dim)
+            output = output * values * (before.head_v_dim / plan.keep_values) ** 0.5
+        return (output, *rest) if isinstance(result, tuple) else output
 
     return call
+
+
+def _mask(table: Tensor, channels: int) -> Tensor:
+    return torch.zeros(len(table), channels).scatter_(1, table, 1.0)

@@ -43,15 +43,15 @@ def tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[
     for layer in geometry.layers:
         for claim in family.channels(config, geometry):
             name = f"{family.mixers[0].format(layer=layer)}.{claim.tensor}"
-            tail = (
-                (1, geometry.conv_width)
-                if claim.role.endswith("conv")
-                else ()
-                if name.endswith("bias")
-                else (HIDDEN,)
-            )
+            shape: tuple[int, ...] = (claim.size, HIDDEN)
+            if claim.role.endswith("conv"):
+                shape = (claim.size, 1, geometry.conv_width)
+            elif claim.role.endswith("norm") or name.endswith("bias"):
+                shape = (claim.size,)
+            elif claim.dim == 1:
+                shape = (HIDDEN, claim.size)
             if name not in found:
-                found[name] = torch.randn(claim.size, *tail, generator=generator).to(dtype)
+                found[name] = torch.randn(shape, generator=generator).to(dtype)
     found["model.embed_tokens.weight"] = torch.randn(64, HIDDEN, generator=generator).to(dtype)
     return found
 

@@ -14,6 +14,7 @@ STAGES = {
     "selection",
     "pruning",
     "recovery",
+    "refitting",
     "evaluation",
     "analysis",
     "benchmarking",
@@ -39,6 +40,9 @@ HEAVY_ALLOWED = {
     "tasks/__init__": {"datasets"},
     "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
+    "adapters": {"peft"},
+    "training": {"transformers"},
+    "recovery_console": {"rich"},
 }
 
 

@@ -18,6 +18,7 @@ import statetrim as st
 import tiny
 from statetrim.data import Sequences, sequences
 from statetrim.loading import load, load_tokenizer
+from statetrim.methods import method_names
 from statetrim.statistics import PARTS, Statistics
 from statetrim.tap import mixers
 
@@ -33,7 +34,7 @@ KERNELS = (
         for rule in ("delta_rule", "gated_delta_rule", "kda")
     ),
 )
-ALL = ("drrqr", "grad", "s_wanda", "energy", "product")
+ALL = ("drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy")
 SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4}
 
 
@@ -47,12 +48,18 @@ def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[s
     """Every kernel call's q and k and every mixer's input, kept whole."""
     home = sys.modules[type(next(iter(modules.values()))).__module__]
     kernels = {name: getattr(home, name) for name in KERNELS if hasattr(home, name)}
-    seen: dict[str, list[Tensor]] = {"q": [], "k": [], "x": []}
+    seen: dict[str, list[Tensor]] = {"q": [], "k": [], "x": [], "a": []}
     handles = [
         module.register_forward_pre_hook(
             lambda _, args, kwargs: seen["x"].append(args[0] if args else kwargs["hidden_states"]),
             with_kwargs=True,
         )
+        for module in modules.values()
+    ]
+    handles += [
+        next(
+            m for n, m in module.named_children() if n in ("o_proj", "out_proj")
+        ).register_forward_pre_hook(lambda _, args: seen["a"].append(args[0]))
         for module in modules.values()
     ]
 
@@ -107,6 +114,11 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
         assert sums.tokens == SETTINGS["tokens"]
         x = seen["x"][number].detach().double()
         torch.testing.assert_close(sums.input_square, x.square().sum((0, 1)), rtol=1e-5, atol=0)
+        read = seen["a"][number].detach().unflatten(-1, (geometry.num_v_heads, -1))
+        assert sums.readout_gram is not None
+        for head in range(geometry.num_v_heads):
+            expected = gram(read, head)
+            torch.testing.assert_close(sums.readout_gram[head], expected, rtol=1e-4, atol=1e-4)
         for side, values in (("query", seen["q"]), ("key", seen["k"])):
             value = values[number].detach()
             value = value[:, :, :: value.shape[2] // geometry.num_k_heads]
@@ -171,9 +183,14 @@ def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: P
     parts = [Statistics.load(tmp_path / name) for name in ("a.safetensors", "b.safetensors")]
     merged = st.merge(parts)
     close(whole, merged, 1e-12)
-    for method in ALL:
-        first, second = (st.select(model, method, 6, statistics=s) for s in (whole, merged))
+    for method in method_names("key"):
+        choice: dict[str, Any] = {"keep_values": 4, "value_method": "readout_greedy"}
+        first, second = (
+            st.select(model, method, 6, statistics=s, **choice) for s in (whole, merged)
+        )
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept)
+        assert first.kept_values and second.kept_values
+        assert all(torch.equal(first.kept_values[i], second.kept_values[i]) for i in first.kept)
     with pytest.raises(st.StatetrimError, match="would count twice"):
         st.merge([parts[0], parts[0]])
     other = st.calibrate(model, text, methods=["drrqr"], **half)
@@ -217,8 +234,8 @@ def save(self, sums, batches):
         os.kill(os.getpid(), signal.SIGKILL)
 calibration._Partial.save = save
 st.calibrate(st.open(sys.argv[1]), sys.argv[2], tokens=320, length=20, batch_size=4,
-             methods=["drrqr", "grad", "s_wanda", "energy", "product"], out=sys.argv[3],
-             resume=True, save_seconds=0)
+             methods=["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"],
+             out=sys.argv[3], resume=True, save_seconds=0)
 """
 
 
@@ -282,7 +299,7 @@ def test_a_layer_that_is_never_heard_is_an_error(
 def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: Path) -> None:
     """Fused experts (qwen3_next) and fused convolutions (olmo_hybrid) included."""
     model = st.open(checkpoint(model_type))
-    wanted = ["drrqr", "s_wanda"]
+    wanted = ["drrqr", "s_wanda", "readout_greedy"]
     whole = st.calibrate(model, text, methods=wanted, **SETTINGS)
     close(whole, st.calibrate(model, text, methods=wanted, layerwise=True, **SETTINGS), 1e-12)
     with pytest.raises(st.StatetrimError, match="'grad' needs the whole model in memory"):
@@ -308,13 +325,22 @@ def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: 
         ("drrqr", "key_gram"),
         ("grad", "key_gradient"),
         ("s_wanda", "input_square"),
+        ("readout_greedy", "readout_gram"),
     ):
         sums = getattr(heard.layers[first], part)
         for spoiled in (None, sums[..., :-1], sums * float("nan")):
             layer = replace(heard.layers[first], **{part: spoiled})
             statistics = Statistics({**heard.layers, first: layer}, heard.lineage)
+            values = part == "readout_gram"
             with pytest.raises(st.StatetrimError, match=part):
-                st.select(model, method, 6, statistics=statistics)
+                st.select(
+                    model,
+                    "l1" if values else method,
+                    6,
+                    keep_values=4 if values else None,
+                    value_method=method,
+                    statistics=statistics,
+                )
     for tolerance in (1.0, "much"):
         with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot go on"):
             st.select(model, "drrqr", 6, statistics=heard, tolerance=tolerance)

@@ -11,7 +11,7 @@ import torch
 
 import statetrim as st
 import tiny
-from fla_checkpoints import CONFIGS, KEEP
+from fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, NO_VALUES
 
 WORKER = Path(__file__).with_name("fla_checkpoints.py")
 
@@ -35,6 +35,12 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
+def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
+    """Keys and, where the family can, values."""
+    values = None if model.config["model_type"] in NO_VALUES else KEEP_VALUES
+    return st.select(model, "rand", KEEP, keep_values=values, value_method="rand", seed=seed)
+
+
 @pytest.fixture(scope="module")
 def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What fla's own classes say of every pruned checkpoint."""
@@ -42,7 +48,7 @@ def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
     for model_type in CONFIGS:
         model = st.open(original / model_type)
         assert len(model.shards) >= 2
-        st.prune(model, st.select(model, "rand", KEEP, seed=5), pruned / model_type)
+        st.prune(model, random_plan(model, seed=5), pruned / model_type)
     return run("load", pruned)
 
 
@@ -54,29 +60,32 @@ def test_fla_loads_a_pruned_checkpoint_with_no_key_mismatch(
     report = loaded[model_type]
     assert report["class"].startswith("fla.models."), report
     assert report["mismatches"] == {}
-    assert (report["head_k_dim"], report["head_v_dim"]) == (KEEP, before.head_v_dim)
+    values = before.head_v_dim if model_type in NO_VALUES else KEEP_VALUES
+    assert (report["head_k_dim"], report["head_v_dim"]) == (KEEP, values)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_every_width_reads_back_from_the_edited_config(model_type: str, original: Path) -> None:
     model = st.open(original / model_type)
     for keep in range(1, model.geometry.head_k_dim):
-        after = model.geometry.resized(keep)
-        assert model.family.geometry(model.family.resized(model.config, after)) == after
+        for keep_values in range(1, model.geometry.head_v_dim + 1):
+            after = model.geometry.resized(keep, keep_values)
+            assert model.family.geometry(model.family.resized(model.config, after)) == after
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
-def test_the_same_channels_go_from_queries_keys_and_gates(model_type: str, original: Path) -> None:
+def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, original: Path) -> None:
     """Mark every row with its channel; after the cut each head shows its kept channels."""
     model = st.open(original / model_type)
-    plan = st.select(model, "rand", KEEP, seed=9)
+    plan = random_plan(model, seed=9)
     surgery = st.prepare(model, plan)
     for name, owner in model.claims.items():
-        mask = surgery.cuts[name].masks[0]
         for claim in owner.claims:
-            survivors = mask[claim.rows]  # [heads, channels]
-            expected = torch.zeros_like(survivors).scatter_(1, plan.kept[owner.layer], True)
-            assert torch.equal(survivors, expected), (name, claim.role)
+            if claim.role != "shared_norm":
+                survivors = surgery.cuts[name].masks[claim.dim][claim.rows]  # [heads, channels]
+                kept = plan.layer(owner.layer)[claim.axis]
+                expected = torch.zeros_like(survivors).scatter_(1, kept, True)
+                assert torch.equal(survivors, expected), (name, claim.role)
 
 
 def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Path) -> None:
@@ -84,13 +93,13 @@ def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Pat
 
     config = json.loads((original / "delta_net" / "config.json").read_text())
     config["attn"] = {"layers": [1], "num_heads": 4}
-    (tmp_path / "config.json").write_text(json.dumps(config))
     softmax = {"q_proj", "k_proj", "v_proj", "o_proj"}
-    linear = softmax | {"b_proj", "q_conv1d", "k_conv1d", "v_conv1d"}
+    linear = softmax | {"b_proj", "q_conv1d", "k_conv1d", "v_conv1d", "o_norm"}
+    config["expand_v"] = 1.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = {"conv1d": (48, 1, 4), "norm": (12,), "proj": (48, 48)}
     tensors = {
-        f"model.layers.{layer}.attn.{name}.weight": torch.randn(48, 1, 4)
-        if "conv" in name
-        else torch.randn(48, 48)
+        f"model.layers.{layer}.attn.{name}.weight": torch.randn(shapes[name.split("_")[1]])
         for layer, names in (
             (0, linear),
             (1, {"q_proj", "k_proj", "v_proj", "o_proj"}),

@@ -27,6 +27,7 @@ import raw
 import statetrim as st
 from forker import Forker
 from refusal import check_refusal, fingerprint, run
+from statetrim.families import family_of
 from statetrim.json_file import parse_object
 from statetrim.shard import read_shard
 
@@ -682,10 +683,13 @@ for model_type in raw.CONFIGS:
     mixer = next(n for n in some if ".attn." in n or ".linear_attn." in n or ".mixer." in n or
                  ".mamba." in n)  # fmt: skip
     mixer = re.match(r".*\.(attn|linear_attn|mixer|mamba)\.", mixer).group()  # type: ignore[union-attr]
-    # Biases are optional; every other claimed tensor of the first layer must be there.
+    # Every claimed tensor of the first layer must be there, unless its claim says otherwise.
+    family = family_of(settings)
+    claimed = family.channels(settings, family.geometry(settings))
+    optional = {claim.tensor for claim in claimed if claim.optional}
     for name in some:
         leaf = name.removeprefix(mixer)
-        if name.startswith(mixer) and not (leaf.endswith(".bias") and "gk_proj" not in leaf):
+        if name.startswith(mixer) and leaf not in optional:
             add(f"{model_type} without {leaf}", weights(lambda w, n=name: w.pop(n)),
                 "lacks the tensor", model_type)  # fmt: skip
     for leaf in ("surprise.weight", "q_norm.weight", "in_proj_x.weight\nsecond line", ESCAPE):
@@ -807,12 +811,13 @@ for value in (7, 9, 0, -8, 8.0, "8", None, True, [8], 10**400):
 for value in (4, 0, "x", []):
     change = plan(lambda p, v=value: p.update(keep_values=v))
     add(f"plan keep_values = {value!r}", change, "says keep_values")
-add(
-    "plan cuts values",
-    plan(lambda p: p.update(keep_values=4, kept_values={"0": [[0, 1, 2, 3]] * 4,
-                                                        "2": [[0, 1, 2, 3]] * 4})),
-    "value channels",
-)  # fmt: skip
+for name, heads, says in (
+    ("too few heads", [[0, 1, 2, 3]] * 3, "4 heads of 4"),
+    ("channels beyond", [[0, 1, 2, 8]] * 4, "beyond 0 to 7"),
+    ("no order", [[1, 0, 2, 3]] * 4, "ascending"),
+):
+    change = plan(lambda p, h=heads: p.update(keep_values=4, kept_values={"0": h, "2": h}))
+    add(f"plan cuts values: {name}", change, says)
 for value in ({}, [], 3, "x"):
     change = plan(lambda p, v=value: p.update(kept_values=v))
     add(f"plan kept_values = {value!r}", change, "lists no kept")

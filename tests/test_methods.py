@@ -1,22 +1,31 @@
 """One contract, every method."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
 
 import statetrim as st
+from statetrim.geometry import Axis
 from statetrim.method import as_method, top
 from statetrim.methods import find_method, method_names
 from statetrim.statistics import LayerStatistics
 
 HEADS, CHANNELS, HIDDEN, KEEP = 3, 16, 10, 5
-SCORED = [name for name in method_names() if name != "rand"]
+SCORED = [name for name in method_names("key") if name != "rand"]
+EVERY: list[tuple[Axis, str]] = [
+    (axis, name) for axis in get_args(Axis) for name in method_names(axis)
+]
 
 
-def evidence(permutation: Tensor | None = None, copies: int = 1) -> st.Evidence:
+def evidence(
+    permutation: Tensor | None = None, copies: int = 1, axis: Axis = "key"
+) -> st.Evidence | st.ValueEvidence:
     """Random weights, gradients and activations, of which the Grams are made."""
     generator = torch.Generator().manual_seed(7)
     order = torch.arange(CHANNELS) if permutation is None else permutation
@@ -40,30 +49,95 @@ def evidence(permutation: Tensor | None = None, copies: int = 1) -> st.Evidence:
         key_unit_gram=gram(),
         query_gradient=rows(),
         key_gradient=rows(),
+        readout_gram=gram(),
     )
-    return st.Evidence(rows(), rows(), torch.Generator().manual_seed(1), statistics)
+    kind = st.Evidence if axis == "key" else st.ValueEvidence
+    return kind(rows(), rows(), torch.Generator().manual_seed(1), statistics)
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_shape_order_range_and_determinism(name: str) -> None:
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_shape_order_range_and_determinism(axis: Axis, name: str) -> None:
     select = find_method(name).select
-    kept = select(evidence(), KEEP)
+    kept = select(evidence(axis=axis), KEEP)
     assert kept.dtype == torch.int64 and tuple(kept.shape) == (HEADS, KEEP)
     assert (kept.diff(dim=1) > 0).all() and kept.min() >= 0 and kept.max() < CHANNELS
-    assert torch.equal(kept, select(evidence(), KEEP))
+    assert torch.equal(kept, select(evidence(axis=axis), KEEP))
 
 
-@pytest.mark.parametrize("name", SCORED)
-def test_permuting_the_channels_permutes_the_choice(name: str) -> None:
+@pytest.mark.parametrize(("axis", "name"), [pair for pair in EVERY if pair[1] != "rand"])
+def test_permuting_the_channels_permutes_the_choice(axis: Axis, name: str) -> None:
     permutation = torch.randperm(CHANNELS, generator=torch.Generator().manual_seed(2))
     select = find_method(name).select
-    kept, permuted = select(evidence(), KEEP), select(evidence(permutation), KEEP)
+    kept = select(evidence(axis=axis), KEEP)
+    permuted = select(evidence(permutation, axis=axis), KEEP)
     assert torch.equal(permutation[permuted].sort(dim=1).values, kept)
 
 
-@pytest.mark.parametrize("name", method_names())
-def test_several_projections_per_key_head_are_judged_together(name: str) -> None:
-    assert tuple(find_method(name).select(evidence(copies=3), KEEP).shape) == (HEADS, KEEP)
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_several_projections_per_head_are_judged_together(axis: Axis, name: str) -> None:
+    kept = find_method(name).select(evidence(copies=3, axis=axis), KEEP)
+    assert tuple(kept.shape) == (HEADS, KEEP)
+
+
+def output_error(given: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> float:
+    """What least squares on the kept channels leaves of the head's output, from its definition."""
+    gram = given.heard("readout_gram")[head].numpy()
+    weight = given.output_weight[head, :, 0].numpy()  # [channels, hidden]
+    values, vectors = np.linalg.eigh(gram)
+    features = (vectors * np.sqrt(values.clip(0))) @ vectors.T  # any matrix with this Gram
+    target, chosen = features @ weight, features[:, list(kept)]
+    fitted = np.linalg.lstsq(chosen, target, rcond=None)[0]
+    return float(((target - chosen @ fitted) ** 2).sum())
+
+
+def test_greedy_adds_the_channel_that_lowers_the_output_error_most() -> None:
+    given = evidence(axis="value")
+    assert isinstance(given, st.ValueEvidence)
+    kept = find_method("readout_greedy").select(given, KEEP)
+    for head in range(HEADS):
+        chosen: tuple[int, ...] = ()
+        for _ in range(KEEP):
+            left = [c for c in range(CHANNELS) if c not in chosen]
+            chosen += (min(left, key=lambda c: output_error(given, head, (*chosen, c))),)
+        assert kept[head].tolist() == sorted(chosen)
+
+
+def test_greedy_on_channels_that_say_the_same_keeps_one_of_them() -> None:
+    """A copy adds nothing, dead channels come last, and nothing divides by zero."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(100, 4, dtype=torch.float64, generator=generator)
+    rows = torch.stack([10 * rows[:, 0], 10 * rows[:, 0], rows[:, 1], rows[:, 2]], dim=1)
+    rows = torch.cat([rows, torch.zeros(100, 2, dtype=torch.float64)], dim=1)
+    weight = torch.randn(1, 6, 1, 5, dtype=torch.float64, generator=generator)
+    heard = LayerStatistics(100, readout_gram=(rows.mT @ rows).unsqueeze(0))
+    given = st.ValueEvidence(weight, weight, torch.Generator(), heard)
+    select = find_method("readout_greedy").select
+    assert select(given, 3).tolist() == [[0, 2, 3]]
+    assert select(given, 6).tolist() == [[0, 1, 2, 3, 4, 5]]
+    nothing = replace(given, statistics=LayerStatistics(1, readout_gram=0 * heard.readout_gram))  # type: ignore[operator]
+    assert select(nothing, 2).tolist() == [[0, 1]]
+
+
+def test_energy_of_a_value_channel_counts_how_it_is_read() -> None:
+    given = evidence(axis="value")
+    assert isinstance(given, st.ValueEvidence)
+    kept = find_method("readout_energy").select(given, KEEP)
+    for head in range(HEADS):
+        alone = [
+            float(given.heard("readout_gram")[head, c, c])
+            * sum(float(w) ** 2 for w in given.output_weight[head, c, 0])
+            for c in range(CHANNELS)
+        ]
+        best = sorted(range(CHANNELS), key=lambda c: alone[c], reverse=True)[:KEEP]
+        assert kept[head].tolist() == sorted(best)
+
+
+def test_a_method_of_the_other_axis_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    model = st.open(checkpoint("qwen3_next"))
+    with pytest.raises(st.StatetrimError, match=r"'drrqr' does not choose value.*readout_greedy"):
+        st.select(model, keep_values=4, value_method="drrqr")
+    with pytest.raises(st.StatetrimError, match=r"'readout_l1' does not choose key.*drrqr"):
+        st.select(model, "readout_l1", 4)
 
 
 @pytest.mark.parametrize("name", SCORED)

@@ -20,9 +20,11 @@ if TYPE_CHECKING:
     from .family import Family
     from .geometry import ChannelRows, Geometry, rows
     from .loading import load
-    from .method import Evidence, needs, top
+    from .method import Evidence, ValueEvidence, needs, serves, top
     from .plan import Plan
     from .pruning import prepare, prune
+    from .recovery import recover
+    from .refitting import refit
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
@@ -40,6 +42,7 @@ _HOME = {
     "Plan": "plan",
     "StateReport": "serving",
     "StatetrimError": "errors",
+    "ValueEvidence": "method",
     "__version__": "version",
     "LayerStatistics": "statistics",
     "Statistics": "statistics",
@@ -58,8 +61,11 @@ _HOME = {
     "open": "checkpoint",
     "prepare": "pruning",
     "prune": "pruning",
+    "recover": "recovery",
+    "refit": "refitting",
     "rows": "geometry",
     "select": "selection",
+    "serves": "method",
     "top": "method",
 }
 _RENAMED = {"open": "open_checkpoint"}
@@ -80,6 +86,7 @@ __all__ = [
     "Statistics",
     "Timing",
     "Timings",
+    "ValueEvidence",
     "__version__",
     "analyze",
     "benchmark",
@@ -92,8 +99,11 @@ __all__ = [
     "open",
     "prepare",
     "prune",
+    "recover",
+    "refit",
     "rows",
     "select",
+    "serves",
     "top",
 ]
 

@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from .checkpoint import Checkpoint
 from .geometry import ChannelRows
+from .shadow import Pair
 from .statistics import LayerStatistics, Statistics
-from .tap import KernelCall, MixerInput
+from .tap import KernelCall, MixerInput, ReadOut
 
 L2_EPS = 1e-6  # of every kernel that normalises q and k
 
@@ -35,6 +36,21 @@ class Sums:
 
     def on_input(self, seen: MixerInput) -> None:
         self._add(seen.layer, "input_square", seen.hidden.flatten(0, -2).double().square().sum(0))
+
+    def on_readout(self, seen: ReadOut) -> None:
+        claims = self.model.family.channels(self.model.config, self.model.geometry)
+        values = seen.values.flatten(0, -2).double()
+        for claim in claims:
+            if claim.role == "o_proj":
+                rows = values[:, claim.rows.to(values.device)].transpose(0, 1)
+                self._add(seen.layer, "readout_gram", _gram(rows))
+
+    def on_pair(self, pair: Pair) -> None:
+        values = pair.values.flatten(0, -2).double()
+        target = pair.target.flatten(0, -2).double()
+        self._add(pair.layer, "readout_moment", values.mT @ values)
+        self._add(pair.layer, "target_moment", target.mT @ values)
+        self._add(pair.layer, "target_square", target.square().sum().reshape(1))
 
     def on_gradients(self, mixers: Mapping[int, nn.Module]) -> None:
         """Take the gradients of the projection weights, by the family's row tables."""

@@ -31,10 +31,16 @@ _SAMPLE_BYTES = 4096
 _DIMENSIONS: dict[Role, int] = {
     "q_proj": 2,
     "k_proj": 2,
+    "v_proj": 2,
+    "o_proj": 2,
     "q_conv": 3,
     "k_conv": 3,
+    "v_conv": 3,
     "q_bias": 1,
     "k_bias": 1,
+    "v_bias": 1,
+    "norm": 1,
+    "shared_norm": 1,
 }
 
 
@@ -77,6 +83,11 @@ class Checkpoint:
         """
         return self._rows(layer, "q_proj"), self._rows(layer, "k_proj")
 
+    def values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Value projection rows and output projection columns, each [heads, channels, copies,
+        hidden], float64."""
+        return self._rows(layer, "v_proj"), self._rows(layer, "o_proj")
+
     def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Query and key convolution taps, each [heads, channels, copies, width], float64; None for
         models without a short convolution."""
@@ -89,7 +100,7 @@ class Checkpoint:
         for name, owner in self.claims.items():
             wanted = [claim for claim in owner.claims if claim.role == role]
             if owner.layer == layer and wanted:
-                weight = self.tensor(name)
+                weight = self.tensor(name).movedim(wanted[0].dim, 0)
                 copies += [weight[claim.rows].double() for claim in wanted]
         return torch.stack(copies, dim=2)
 
@@ -144,6 +155,19 @@ def with_weights(model: Checkpoint) -> Checkpoint:
             f"{model.path} holds no {SINGLE} and no {INDEX}; only safetensors weights can be cut"
         )
     model.claims  # noqa: B018  (checks every header against the family)
+    return model
+
+
+def check_values(model: Checkpoint) -> Checkpoint:
+    """`model`, once it is certain that its value channels can be cut."""
+    reason = model.family.value_refusal(model.config)
+    claimed = {claim.axis for claim in model.family.channels(model.config, model.geometry)}
+    if reason is None and "value" not in claimed:
+        reason = f"family {type(model.family).__name__} does not say where they lie"
+    if reason:
+        raise StatetrimError(
+            f"the values of {model.config.get('model_type')} cannot be cut: {reason}"
+        )
     return model
 
 
@@ -318,7 +342,7 @@ def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> No
             f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "
             f"prune the original weights and quantise the result"
         )
-    convolution = claim.role in ("q_conv", "k_conv")
+    convolution = claim.role in ("q_conv", "k_conv", "v_conv")
     dimensions = _DIMENSIONS.get(claim.role, len(tensor.shape))
     if len(tensor.shape) != dimensions or 0 in tensor.shape:
         raise StatetrimError(

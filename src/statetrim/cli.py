@@ -24,6 +24,15 @@ FamilyFile = Annotated[
     Path | None, typer.Option("--family", help="Your own Python file that defines FAMILY.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Keep = Annotated[
+    str | None, typer.Option(help="Channels to keep per key head (64), or the fraction (0.5).")
+]
+KeepValues = Annotated[
+    str | None, typer.Option(help="Channels to keep per value head, or the fraction.")
+]
+Square = Annotated[
+    str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
+]
 
 
 @app.callback()
@@ -41,9 +50,9 @@ _state = {"traceback": False}
 @app.command()
 def inspect(
     model: Model,
-    keep: Annotated[
-        str | None, typer.Option(help="Channels to keep per key head (64) or the fraction (0.5).")
-    ] = None,
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
     memory_gib: Annotated[
         float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
     ] = None,
@@ -56,7 +65,9 @@ def inspect(
     """Show a model's recurrent state, what it would be after a cut, and who serves that."""
     from . import console, console_serving, serving
 
-    report = serving.inspect(_open(model, family), keep, memory_gib=memory_gib, context=context)
+    opened = _open(model, family)
+    widths = _widths(opened, keep, keep_values, square)
+    report = serving.inspect(opened, *widths, memory_gib=memory_gib, context=context)
     if as_json:
         console.show_json(report.as_json())
     else:
@@ -75,6 +86,9 @@ def calibrate(
     methods: Annotated[
         str, typer.Option("--for", help="The methods to collect for, such as drrqr,grad.")
     ] = "drrqr",
+    original: Annotated[
+        str | None, typer.Option(help="The model before the cut: collect what refit needs.")
+    ] = None,
     tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 256k.")] = "256k",
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
@@ -97,6 +111,7 @@ def calibrate(
         statistics = run(
             opened,
             text,
+            original=_open(original, family) if original else None,
             tokens=_count(tokens),
             methods=[name.strip() for name in methods.split(",")],
             length=length,
@@ -128,8 +143,10 @@ def merge(
 @app.command()
 def select(
     model: Model,
-    keep: Annotated[str, typer.Option(help="Channels to keep per key head (64), or a fraction.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
     statistics: Annotated[
         Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
     ] = None,
@@ -137,6 +154,12 @@ def select(
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
+    ] = None,
+    value_method: Annotated[
+        str, typer.Option(help="The same for value channels: readout_greedy, readout_energy, ...")
+    ] = "readout_l1",
+    value_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the value method.")
     ] = None,
     family: FamilyFile = None,
     as_json: Json = False,
@@ -147,10 +170,14 @@ def select(
 
     _refuse_existing(output)
     opened = _open(model, family)
+    keys, values = _widths(opened, keep, keep_values, square)
     plan = selection.select(
         opened,
         method,
-        keep,
+        keys,
+        keep_values=values,
+        value_method=value_method,
+        value_options=_parse_options(value_option or []),
         seed=seed,
         statistics=Statistics.load(statistics) if statistics else None,
         progress=console.layers_progress("selecting"),
@@ -158,9 +185,17 @@ def select(
     )
     plan.save(output)
     if as_json:
-        console.show_json({"plan": str(output), "method": plan.method, "keep": plan.keep})
+        console.show_json(
+            {
+                "plan": str(output),
+                "method": plan.method,
+                "keep": plan.keep,
+                "value_method": plan.value_method,
+                "keep_values": plan.keep_values,
+            }
+        )
     else:
-        console.show_plan(plan, opened.geometry.head_k_dim, str(output))
+        console.show_plan(plan, opened.geometry, str(output))
 
 
 @app.command()
@@ -192,6 +227,7 @@ def prune(
                 "dry_run": dry_run,
                 "tensors_cut": len(surgery.cuts),
                 "head_k_dim": [opened.geometry.head_k_dim, surgery.geometry.head_k_dim],
+                "head_v_dim": [opened.geometry.head_v_dim, surgery.geometry.head_v_dim],
                 "state_bytes": [opened.geometry.state_numel * 4, surgery.geometry.state_numel * 4],
                 "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
                 "parameters": [opened.parameters, surgery.parameters_after],
@@ -199,6 +235,32 @@ def prune(
         )
     else:
         console.show_surgery(surgery, str(output), done=not dry_run)
+
+
+@app.command()
+def refit(
+    model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    statistics: Annotated[
+        Path | None, typer.Option(help="What calibrate --original wrote for this checkpoint.")
+    ] = None,
+    damping: Annotated[
+        float, typer.Option(help="Ridge, relative to the mean square of the channels.")
+    ] = 1e-8,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
+    from . import console
+    from .refitting import refit as run
+    from .statistics import Statistics
+
+    opened = _open(model, family)
+    heard = Statistics.load(statistics) if statistics else None
+    size = sum(shard.path.stat().st_size for shard in opened.shards)
+    with console.bytes_progress("refitting", size) as progress:
+        fitted = run(opened, heard, out=output, damping=damping, progress=progress)
+    console.show_refit(fitted, str(output), as_json=as_json)
 
 
 @app.command()
@@ -390,6 +452,93 @@ def benchmark(
     console_serving.show_timings(timings, str(output), as_json=as_json)
 
 
+@app.command()
+def recover(
+    model: Annotated[str, typer.Argument(help="The pruned checkpoint.")],
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
+    ] = None,
+    tokens: Annotated[str, typer.Option(help="How many tokens to train on.")] = "64m",
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    batch_size: Annotated[int, typer.Option(help="Sequences per step, in all processes.")] = 16,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences run at a time in a process; less memory.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Rank of the LoRA adapters.")] = 16,
+    alpha: Annotated[int, typer.Option(help="Their scale times their rank.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="The highest; it falls to a tenth.")] = 1e-4,
+    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
+    also: Annotated[
+        str, typer.Option(help="Adapt more than linear attention: softmax, mlp, or both.")
+    ] = "",
+    mixed_precision: Annotated[
+        bool, typer.Option("--mixed-precision", help="Compute in bfloat16 where that is safe.")
+    ] = False,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Train the teacher instead, by the same recipe.")
+    ] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Repair one mixer at a time, for huge models.")
+    ] = False,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the adapters' first values.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between two saved states.")] = 100,
+    report_to: Annotated[
+        str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Distil the original model into a pruned one, and write an ordinary checkpoint."""
+    from . import recovery_console as console
+    from .ranks import is_lead
+    from .recovery import recover as run
+
+    opened = _open(model, family)
+    with console.training_progress() as (announce, progress):
+        recovered = run(
+            opened,
+            teacher=_open(teacher, family) if teacher else None,
+            text=text,
+            tokens=_count(tokens),
+            out=output,
+            length=length,
+            skip=_count(skip),
+            rank=rank,
+            alpha=alpha,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            temperature=temperature,
+            also=_names(also),
+            mixed_precision=mixed_precision,
+            gradient_checkpointing=gradient_checkpointing,
+            control=control,
+            layerwise=layerwise,
+            shard=shard,
+            seed=seed,
+            save_every=save_every,
+            report_to=_names(report_to),
+            resume=resume,
+            announce=announce,
+            progress=progress,
+        )
+    if is_lead():
+        console.show_recovery(recovered, str(output), as_json=as_json)
+
+
 def main() -> None:
     """Run the command line: a user's mistake is one sentence and exit code 2."""
     # Our own progress and notes, not those of the libraries underneath.
@@ -424,6 +573,20 @@ def _open(model: str, family: Path | None) -> Any:
     return open_checkpoint(model, family_from_file(family) if family else None)
 
 
+def _widths(
+    model: Any, keep: str | None, keep_values: str | None, square: str | None
+) -> tuple[str | None, str | None]:
+    """What to keep of keys and of values."""
+    from .geometry import resolve_square
+
+    if square is None:
+        return keep, keep_values
+    if keep or keep_values:
+        raise StatetrimError("--square says what to keep of both axes; leave out the other two")
+    keys, values = resolve_square(square, model.geometry)
+    return str(keys) if keys else None, str(values) if values else None
+
+
 def _parse_options(pairs: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -437,6 +600,10 @@ def _parse_options(pairs: list[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             options[name] = text
     return options
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def _count(text: str) -> int:

@@ -1,7 +1,7 @@
 """What a person sees: tables on standard output, progress on standard error."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +20,9 @@ from torch import Tensor
 
 from .analysis_file import Analysis
 from .checkpoint import Checkpoint
+from .geometry import Geometry
+from .json_file import read_object
+from .output import ARTIFACTS, MOST_RECORD_BYTES
 from .plan import Plan
 from .pruning import Surgery
 from .scores import Score, Scores
@@ -41,7 +44,9 @@ def show_report(report: StateReport) -> None:
     table.add_column("")
     table.add_column("now", justify="right")
     if report.after:
-        table.add_column(f"keep {report.after.head_k_dim}", justify="right")
+        values = report.after.head_v_dim
+        also = f" x {values}" if values != report.before.head_v_dim else ""
+        table.add_column(f"keep {report.after.head_k_dim}{also}", justify="right")
         table.add_column("change", justify="right")
     _row(table, "linear-attention layers", f"{report.layers}{of}")
     _row(table, "key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
@@ -75,16 +80,26 @@ def show_report(report: StateReport) -> None:
         _err.print(f"note: {warning}", style="yellow", highlight=False)
 
 
-def show_plan(plan: Plan, before: int, where: str) -> None:
+def show_plan(plan: Plan, before: Geometry, where: str) -> None:
     table = Table(title="Plan", title_justify="left", show_header=False)
-    table.add_row("method", plan.method + "".join(f", {k}={v}" for k, v in plan.options.items()))
-    table.add_row("asked to keep", plan.requested)
-    table.add_row("keeps per key head", f"{plan.keep} of {before} channels")
-    heads = next(iter(plan.kept.values())).shape[0]
-    table.add_row("layers x key heads", f"{len(plan.kept)} x {heads}")
+    layers = len(plan.kept)
+    if plan.keep < before.head_k_dim:
+        table.add_row("method", _with_options(plan.method, plan.options))
+        table.add_row("asked to keep", plan.requested)
+        table.add_row("keeps per key head", f"{plan.keep} of {before.head_k_dim} channels")
+        table.add_row("layers x key heads", f"{layers} x {before.num_k_heads}")
+    if plan.value_method is not None:
+        table.add_row("method for values", _with_options(plan.value_method, plan.value_options))
+        table.add_row("asked to keep", str(plan.requested_values))
+        table.add_row("keeps per value head", f"{plan.keep_values} of {before.head_v_dim} channels")
+        table.add_row("layers x value heads", f"{layers} x {before.heads('value')}")
     table.add_row("seed", str(plan.seed))
     table.add_row("written to", where)
     _out.print(table)
+
+
+def _with_options(method: str, options: Mapping[str, Any]) -> str:
+    return method + "".join(f", {name}={value}" for name, value in options.items())
 
 
 def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
@@ -94,7 +109,11 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
     for name in ("", "before", "after", "change"):
         table.add_column(name, justify="right" if name else "left")
     rows = [
-        ("state per head, keys x values", before.head_k_dim, after.head_k_dim),
+        (
+            "state per head, keys x values",
+            before.head_k_dim * before.head_v_dim,
+            after.head_k_dim * after.head_v_dim,
+        ),
         ("recurrent state per sequence, fp32", before.state_numel * 4, after.state_numel * 4),
         ("weights", surgery.bytes_before, surgery.bytes_after),
         ("parameters", surgery.model.parameters, surgery.parameters_after),
@@ -112,6 +131,22 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
     verb = "written to" if done else "would go to"
     _out.print(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}", highlight=False)
+
+
+def show_refit(model: Checkpoint, where: str, *, as_json: bool) -> None:
+    """The part of every layer's output that is missed, before and after."""
+    layers = read_object(model.path / ARTIFACTS / "refit.json", MOST_RECORD_BYTES)["layers"]
+    if as_json:
+        show_json({"output": where, "layers": layers})
+        return
+    table = Table(title="Refitted: part of each layer's output missed", title_justify="left")
+    for name in ("layer", "before", "after", "change"):
+        table.add_column(name, justify="right")
+    for layer, error in layers.items():
+        before, after = error["before"], error["after"]
+        table.add_row(layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}")
+    _out.print(table)
+    _out.print(f"squares, on the text of the fit; written to {where}", highlight=False)
 
 
 def show_statistics(
@@ -134,7 +169,9 @@ def show_statistics(
     table.add_row("tokens", f"{tokens:,}")
     table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
     table.add_row("sums", ", ".join(sorted(statistics.parts)))
-    table.add_row("read-out energy, smallest layer", f"{min(energy):.3g} (the norm's eps: ~1e-6)")
+    if energy:
+        smallest = f"{min(energy):.3g} (the norm's eps: ~1e-6)"
+        table.add_row("read-out energy, smallest layer", smallest)
     table.add_row("written to", where)
     _out.print(table)
 

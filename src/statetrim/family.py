@@ -1,7 +1,7 @@
 """The contract of a model family: arithmetic over `config.json`, never a weight."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 from .errors import StatetrimError
@@ -18,13 +18,16 @@ _MOST_ROWS = 2**20  # heads x channels: row tables stay small for hostile config
 
 
 class Family(ABC):
-    """How one kind of model lays its key and query channels out in its tensors.
+    """How one kind of model lays its key, query and value channels out in its tensors.
 
     `mixers` are the name prefixes under which a linear layer's tensors stand, with `{layer}` for
     the decoder layer. Under such a prefix every tensor is claimed by `channels` or named in
     `untouched`; anything else is refused. `kernels` are the names by which the live model's module
     calls its recurrence: that is where calibration listens. `normalizes_keys` tells whether the
-    kernel divides q and k by their L2 norms.
+    kernel divides q and k by their L2 norms. `projections` are the linear modules of a live mixer,
+    which recovery adapts. `joined` names parameters that the live model makes of several tensors,
+    one after the other. `fused_training` tells that a mixer in training mode hands its weights to
+    one kernel, past any adapter on them.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -32,6 +35,9 @@ class Family(ABC):
     untouched: ClassVar[tuple[str, ...]]
     kernels: ClassVar[tuple[str, ...]] = ()
     normalizes_keys: ClassVar[bool] = True
+    projections: ClassVar[tuple[str, ...]] = ()
+    joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    fused_training: ClassVar[bool] = False
 
     @abstractmethod
     def geometry(self, config: Config) -> Geometry:
@@ -39,7 +45,7 @@ class Family(ABC):
 
     @abstractmethod
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Every tensor of a mixer that holds key or query channels, and which rows they are."""
+        """Every tensor of a mixer that holds channels of the state, and which rows they are."""
 
     @abstractmethod
     def resized(self, config: Config, geometry: Geometry) -> Config:
@@ -47,6 +53,10 @@ class Family(ABC):
 
     def refusal(self, config: Config) -> str | None:
         """Why a checkpoint with this config cannot be pruned, or None when it can."""
+        return None
+
+    def value_refusal(self, config: Config) -> str | None:
+        """Why its values cannot be cut, or None when they can (and `channels` claims them)."""
         return None
 
 

@@ -15,7 +15,11 @@ from torch import Tensor
 from .errors import StatetrimError
 
 Axis = Literal["key", "value"]
-Role = Literal["q_proj", "k_proj", "q_conv", "k_conv", "q_bias", "k_bias", "gate", "value"]
+Role = Literal[
+    "q_proj", "k_proj", "v_proj", "q_conv", "k_conv", "v_conv", "q_bias", "k_bias", "v_bias",
+    "gate", "norm", "shared_norm", "o_proj",
+]  # fmt: skip
+"""What a claimed tensor does. A `shared_norm` weighs the channels of every head alike."""
 Kept = Mapping[Axis, Tensor]
 """Kept channels of one layer: axis -> [heads, keep], ascending in each head."""
 
@@ -27,7 +31,8 @@ KERNEL_TILE = 16
 class Geometry:
     """The shape of the recurrent state: `num_v_heads` matrices of head_v_dim x head_k_dim a layer.
 
-    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group).
+    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). In
+    GLA the states of `shared_values` heads are written with the same values.
     `conv_key_heads` and `conv_value_heads` count the heads' worth of channels in the short
     convolution, which keeps its last `conv_width` inputs.
     """
@@ -40,6 +45,7 @@ class Geometry:
     conv_key_heads: int = 0
     conv_value_heads: int = 0
     conv_width: int = 0
+    shared_values: int = 1
 
     @property
     def state_numel(self) -> int:
@@ -53,7 +59,8 @@ class Geometry:
         return len(self.layers) * channels * self.conv_width
 
     def heads(self, axis: Axis) -> int:
-        return self.num_k_heads if axis == "key" else self.num_v_heads
+        """Heads that choose their channels along one axis of the state."""
+        return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
 
     def channels(self, axis: Axis) -> int:
         """Channels per head along one axis of the state."""
@@ -91,8 +98,11 @@ def survivors(claims: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
     masks: dict[int, Tensor] = {}
     for claim in claims:
         if claim.axis in kept:
+            table = kept[claim.axis]
+            if claim.role == "shared_norm":  # folded away: how many entries stay is all that counts
+                table = torch.arange(table.shape[1]).unsqueeze(0)
             pruned = torch.ones_like(claim.rows, dtype=torch.bool)
-            pruned.scatter_(1, kept[claim.axis], False)
+            pruned.scatter_(1, table, False)
             mask = masks.setdefault(claim.dim, torch.ones(claim.size, dtype=torch.bool))
             mask[claim.rows[pruned]] = False
     return masks
@@ -119,6 +129,20 @@ def resolve_keep(requested: int | float | str, channels: int) -> int:
             f"keeping {text} leaves all {channels} channels of every head, so nothing would change"
         )
     return keep
+
+
+def resolve_square(
+    requested: int | float | str, geometry: Geometry
+) -> tuple[int | None, int | None]:
+    """Key and value channels to keep so that a head's state becomes a square; None where an axis
+    has that width already."""
+    narrow = min(geometry.head_k_dim, geometry.head_v_dim)
+    oblong = geometry.head_k_dim != geometry.head_v_dim
+    width = narrow if oblong and str(requested) == str(narrow) else resolve_keep(requested, narrow)
+    return (
+        None if geometry.head_k_dim == width else width,
+        None if geometry.head_v_dim == width else width,
+    )
 
 
 def _from_fraction(text: str, channels: int) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .errors import StatetrimError
+from .geometry import Axis
 from .statistics import PARTS, LayerStatistics
 
 Score = Literal["qk", "q", "k"]
@@ -17,16 +18,10 @@ Score = Literal["qk", "q", "k"]
 Select = Callable[..., Tensor]
 
 
-@dataclass(frozen=True, eq=False)
-class Evidence:
-    """What a method may look at: one layer's projection weights, what calibration heard there, and
-    a seeded generator. In `notes` a method may leave what the plan should record of its work."""
+class _Heard:
+    """What the evidence of both axes has in common."""
 
-    query_weight: Tensor  # [heads, channels, copies, hidden], float64
-    key_weight: Tensor  # [heads, channels, copies, hidden], float64
-    generator: torch.Generator
-    statistics: LayerStatistics | None = None
-    notes: dict[str, Any] = field(default_factory=dict)
+    statistics: LayerStatistics | None
 
     def heard(self, part: str) -> Tensor:
         """One of calibration's sums; the method must have declared that it `needs` it."""
@@ -36,22 +31,57 @@ class Evidence:
         return value
 
 
+@dataclass(frozen=True, eq=False)
+class Evidence(_Heard):
+    """What a method may look at: one layer's projection weights, what calibration heard there, and
+    a seeded generator. In `notes` a method may leave what the plan should record of its work."""
+
+    query_weight: Tensor  # [heads, channels, copies, hidden], float64
+    key_weight: Tensor  # [heads, channels, copies, hidden], float64
+    generator: torch.Generator
+    statistics: LayerStatistics | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Heads and channels to choose from."""
+        return self.query_weight.shape[0], self.query_weight.shape[1]
+
+
+@dataclass(frozen=True, eq=False)
+class ValueEvidence(_Heard):
+    """The same for a method that serves the value axis."""
+
+    value_weight: Tensor  # [heads, channels, copies, hidden], float64
+    output_weight: Tensor  # [heads, channels, copies, hidden], float64
+    generator: torch.Generator
+    statistics: LayerStatistics | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Heads and channels to choose from."""
+        return self.value_weight.shape[0], self.value_weight.shape[1]
+
+
 @dataclass(frozen=True)
 class Method:
-    """`select(evidence, keep, **options) -> kept [heads, keep]`, with its options' defaults and the
-    sums of calibration it needs."""
+    """`select(evidence, keep, **options) -> kept [heads, keep]`, with its options' defaults, the
+    sums of calibration it needs and the axes of the state it serves."""
 
     name: str
     select: Select
     options: Mapping[str, Any]
     needs: tuple[str, ...]
+    axes: tuple[Axis, ...] = ("key",)
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
     """A method from a function whose options are keyword-only with defaults."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    return Method(name or select.__name__, select, options, getattr(select, "needs", ()))
+    axes: tuple[Axis, ...] = getattr(select, "axes", ("key",))
+    return Method(name or select.__name__, select, options, getattr(select, "needs", ()), axes)
 
 
 def needs(*parts: str) -> Callable[[Select], Select]:
@@ -61,6 +91,16 @@ def needs(*parts: str) -> Callable[[Select], Select]:
 
     def declare(select: Select) -> Select:
         select.needs = parts  # type: ignore[attr-defined]
+        return select
+
+    return declare
+
+
+def serves(*axes: Axis) -> Callable[[Select], Select]:
+    """Declare the axes whose channels a method can choose: key channels, unless it says so."""
+
+    def declare(select: Select) -> Select:
+        select.axes = axes  # type: ignore[attr-defined]
         return select
 
     return declare

@@ -30,6 +30,9 @@ class Plan:
     seed: int = 0
     options: Mapping[str, Any] = field(default_factory=dict)
     kept_values: Channels | None = None
+    requested_values: str | None = None
+    value_method: str | None = None
+    value_options: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)  # layer -> what the method reported
 
@@ -87,9 +90,12 @@ class Plan:
                 "version": VERSION,
                 "requested": self.requested,
                 "keep": self.keep,
+                "requested_values": self.requested_values,
                 "keep_values": self.keep_values,
                 "method": self.method,
                 "options": dict(self.options),
+                "value_method": self.value_method,
+                "value_options": dict(self.value_options),
                 "seed": self.seed,
                 "lineage": dict(self.lineage),
                 "notes": dict(self.notes),
@@ -117,6 +123,9 @@ class Plan:
             seed=_typed(fields, "seed", int, path),
             options=_typed(fields, "options", dict, path),
             kept_values=None if values is None else _tensors(values, path),
+            requested_values=_text(fields, "requested_values"),
+            value_method=_text(fields, "value_method"),
+            value_options=_typed({"value_options": {}} | fields, "value_options", dict, path),
             lineage=_typed(fields, "lineage", dict, path),
             notes=_typed({"notes": {}} | fields, "notes", dict, path),
         )
@@ -152,6 +161,11 @@ def _tensor(table: Any, layer: str, path: str | Path) -> Tensor:
     if not all(type(c) is int and 0 <= c < 2**31 for row in table for c in row):
         raise StatetrimError(f"{path}, layer {layer}: channels must be whole numbers from 0")
     return torch.tensor(table, dtype=torch.int64)
+
+
+def _text(fields: dict[str, Any], name: str) -> str | None:
+    value = fields.get(name)
+    return None if value is None else str(value)
 
 
 def _typed(fields: dict[str, Any], name: str, kind: type, path: str | Path) -> Any:

@@ -1,41 +1,46 @@
 """Checkpoint + Plan -> a smaller checkpoint, shard by shard, with no model in memory.
 
-All is worked out and checked from the headers before a byte is written. The result grows in
-`OUT.partial` and takes its name last; a rerun after a crash keeps the shards that were finished.
+All is worked out and checked from the headers before a byte is written. Where values are cut, the
+output norm's weight, which all heads of a layer share while they keep different channels, moves
+into the output projection first (`_folded`). The result grows in `OUT.partial` and takes its name
+last; a rerun after a crash keeps the shards that were finished.
 """
 
 import errno
-import fcntl
 import hashlib
 import json
-import os
 import shutil
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import CONFIG, INDEX, Checkpoint, inside, open_checkpoint, with_weights
+import torch
+
+from .checkpoint import CONFIG, INDEX, Checkpoint, check_values, open_checkpoint, with_weights
 from .errors import StatetrimError
 from .family import Config, resized_config
 from .geometry import Geometry, survivors
-from .json_file import MIB, read_object, write_object, write_text
+from .json_file import MIB, write_object, write_text
 from .model_card import model_card
+from .output import (
+    ARTIFACTS,
+    CARD,
+    already_done,
+    companions,
+    copy_companions,
+    finish,
+    newer,
+    sync_directory,
+    workplace,
+)
 from .plan import Plan
 from .shard import Cut, Progress, Shard, TensorInfo, rewrite_shard, rewritten
 from .version import __version__
 
-ARTIFACTS = "statetrim"
 RECORD = "prune.json"
-_WEIGHTS = {
-    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx",
-    ".pkl", ".pickle", ".npz", ".npy", ".tflite", ".joblib",
-}  # fmt: skip
-_CARD = "README.md"
 _SOURCE_CARD = f"{ARTIFACTS}/source_README.md"
 
 
@@ -57,20 +62,8 @@ class Surgery:
     @cached_property
     def companions(self) -> dict[str, Path]:
         """Files beside the weights that come along: where to, from where."""
-        top = sorted(p for p in self.model.path.iterdir() if not p.name.startswith("."))
-        templates = self.model.path / "additional_chat_templates"
-        inner = sorted(templates.iterdir()) if templates.is_dir() else []
-        names = [
-            str(path.relative_to(self.model.path))
-            for path in (*top, *inner)
-            if path.is_file()
-            and path.suffix.lower() not in _WEIGHTS
-            and path.name not in (CONFIG, ARTIFACTS)
-            and not path.name.endswith(".index.json")
-        ]
-        return {
-            _SOURCE_CARD if name == _CARD else name: inside(self.model.path, name) for name in names
-        }
+        found = companions(self.model)
+        return {_SOURCE_CARD if name == CARD else name: path for name, path in found.items()}
 
     @property
     def bytes_before(self) -> int:
@@ -105,12 +98,8 @@ def prepare(model: Checkpoint, plan: Plan) -> Surgery:
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"
         )
-    axes = {claim.axis for owner in model.claims.values() for claim in owner.claims}
-    if plan.kept_values is not None and "value" not in axes:
-        raise StatetrimError(
-            "the plan lists value channels, which cannot be cut yet; set 'kept_values' and "
-            "'keep_values' to null"
-        )
+    if plan.kept_values is not None:
+        check_values(model)
     after = plan.resized(model.geometry)
     config = resized_config(model.family, model.config, after)
     cuts = {
@@ -118,9 +107,28 @@ def prepare(model: Checkpoint, plan: Plan) -> Surgery:
         for name, owner in model.claims.items()
         if (masks := survivors(owner.claims, plan.layer(owner.layer)))
     }
+    if plan.kept_values is not None:
+        cuts |= _folded(model, cuts)
     surgery = Surgery(model, plan, after, config, cuts)
     surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
     return surgery
+
+
+def _folded(model: Checkpoint, cuts: dict[str, Cut]) -> dict[str, Cut]:
+    """The cuts of every shared norm and output projection, with the one folded into the other."""
+    norms = {
+        owner.layer: name
+        for name, owner in model.claims.items()
+        if owner.claims[0].role == "shared_norm"
+    }
+    folded = {name: replace(cuts[name], value=1.0) for name in norms.values()}
+    for name, owner in model.claims.items():
+        if owner.claims[0].role == "o_proj" and owner.layer in norms:
+            factors = torch.ones(owner.claims[0].size, dtype=torch.float64)
+            for claim in owner.claims:
+                factors[claim.rows] = model.tensor(norms[owner.layer]).double()
+            folded[name] = replace(cuts[name], columns=factors)
+    return folded
 
 
 def prune(
@@ -133,10 +141,10 @@ def prune(
     """
     out = Path(out)
     surgery = prepare(model, plan)
-    if out.exists() or out.is_symlink():
-        return _already_done(surgery, out)
+    if already_done(out, RECORD, surgery.record):
+        return open_checkpoint(out, model.family)
     partial = out.with_name(out.name + ".partial")
-    with _workplace(surgery, partial):
+    with workplace(partial, RECORD, surgery.record):
         _check_space(surgery, partial)
         try:
             _write_shards(surgery, partial, progress)
@@ -151,56 +159,8 @@ def prune(
             raise
         _check_result(surgery, partial)
         partial.rename(out)
-        _sync_directory(out.parent)
+        sync_directory(out.parent)
     return open_checkpoint(out, model.family)
-
-
-def _already_done(surgery: Surgery, out: Path) -> Checkpoint:
-    record = out / ARTIFACTS / RECORD
-    if record.is_file() and read_object(record, MIB) == surgery.record:
-        return open_checkpoint(out, surgery.model.family)
-    raise StatetrimError(
-        f"{out} exists already and is not overwritten; choose another name or move it"
-    )
-
-
-@contextmanager
-def _workplace(surgery: Surgery, partial: Path) -> Iterator[None]:
-    """`partial`, locked against a second process and known to belong to this very job."""
-    if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
-        raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
-    partial.mkdir(parents=True, exist_ok=True)
-    lock = os.open(partial, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not os.path.samestat(os.fstat(lock), partial.stat()):
-                raise FileNotFoundError  # the other process has just renamed it
-        except OSError:
-            raise StatetrimError(
-                f"another process is writing {partial}; wait for it or choose another output"
-            ) from None
-        _claim(surgery, partial)
-        yield
-    finally:
-        os.close(lock)
-
-
-def _claim(surgery: Surgery, partial: Path) -> None:
-    record = partial / ARTIFACTS / RECORD
-    if record.is_file():
-        before, now = read_object(record, MIB), surgery.record
-        differing = [name for name in now if before.get(name) != now[name]]
-        if differing:
-            raise StatetrimError(
-                f"{partial} is left from another job (its {differing[0]!r} differs); "
-                f"remove it or choose another output"
-            )
-    elif any(path.suffix != ".tmp" for path in partial.rglob("*") if path.is_file()):
-        raise StatetrimError(f"{partial} holds files that statetrim did not write; move it away")
-    else:
-        record.parent.mkdir(exist_ok=True)
-        write_object(record, surgery.record)
 
 
 def _check_space(surgery: Surgery, partial: Path) -> None:
@@ -225,28 +185,17 @@ def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
         pending: list[Future[None]] = []
         for shard, tensors in surgery.shards:
             target = partial / shard.path.name
-            if target.exists() and not _newer(shard.path, target):
+            if target.exists() and not newer(shard.path, target):
                 progress(sum(tensor.nbytes for tensor in tensors))
                 continue
             beside = target.with_name(target.name + ".tmp")
             with beside.open("wb") as file:
                 rewrite_shard(shard, file, surgery.cuts, progress)
-            pending.append(syncing.submit(_finish, beside, target))
+            pending.append(syncing.submit(finish, beside, target))
             while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
                 pending.pop(0).result()
         for future in pending:
             future.result()
-
-
-def _newer(source: Path, target: Path) -> bool:
-    """Whether the source changed after the target was written, as it may between two runs."""
-    return source.stat().st_mtime_ns > target.stat().st_mtime_ns
-
-
-def _finish(beside: Path, target: Path) -> None:
-    with beside.open("rb") as file:
-        os.fsync(file.fileno())
-    beside.replace(target)
 
 
 def _write_the_rest(surgery: Surgery, partial: Path) -> None:
@@ -258,14 +207,9 @@ def _write_the_rest(surgery: Surgery, partial: Path) -> None:
         if "total_parameters" in metadata:
             metadata["total_parameters"] = surgery.parameters_after
         write_object(partial / INDEX, model.index | {"metadata": metadata})
-    for name, source in surgery.companions.items():
-        target = partial / name
-        target.parent.mkdir(exist_ok=True)
-        beside = target.with_name(target.name + ".tmp")
-        shutil.copyfile(source, beside)
-        _finish(beside, target)
+    copy_companions(surgery.companions, partial)
     surgery.plan.save(artifacts / "plan.json")
-    write_text(partial / _CARD, model_card(surgery, _front_matter(surgery)))
+    write_text(partial / CARD, model_card(surgery, _front_matter(surgery)))
     write_object(partial / CONFIG, surgery.config)
 
 
@@ -282,11 +226,3 @@ def _check_result(surgery: Surgery, partial: Path) -> None:
     result = with_weights(open_checkpoint(partial, surgery.model.family))
     assert result.geometry == surgery.geometry
     assert set(result.tensors) == set(surgery.model.tensors)
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

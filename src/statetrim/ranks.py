@@ -1,5 +1,6 @@
 """The processes of a torchrun launch: who takes which batch, and sums over all of them."""
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
@@ -9,6 +10,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 T = TypeVar("T")
+
+
+def is_lead() -> bool:
+    """Whether this process is the one that speaks; joins nothing."""
+    return int(os.environ.get("RANK", "0")) == 0
 
 
 @dataclass(frozen=True)

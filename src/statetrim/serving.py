@@ -3,7 +3,7 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from .checkpoint import Checkpoint
+from .checkpoint import Checkpoint, check_values
 from .deployment import Deployment, deployment
 from .errors import StatetrimError
 from .family import resized_config
@@ -57,11 +57,13 @@ class StateReport:
 def inspect(
     model: Checkpoint,
     keep: int | float | str | None = None,
+    keep_values: int | float | str | None = None,
     *,
     memory_gib: float | None = None,
     context: int | None = None,
 ) -> StateReport:
-    """Describe a model's state, and what it would be with `keep` key channels per head.
+    """Describe a model's state, and what it would be with `keep` key channels and `keep_values`
+    value channels per head; and who would serve that.
 
     With `memory_gib` of cache it also tells how many sequences of `context` tokens fit.
     """
@@ -73,15 +75,14 @@ def inspect(
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
-    elif keep is not None:
-        resized = model.geometry.resized(resolve_keep(keep, model.geometry.head_k_dim))
-        resized_config(model.family, model.config, resized)
-        after = resized
-        if resized.head_k_dim % KERNEL_TILE:
-            warnings.append(
-                f"kernels pad {resized.head_k_dim} channels to a multiple of {KERNEL_TILE}: "
-                f"memory shrinks, time does not"
-            )
+    elif keep is not None or keep_values is not None:
+        after = _resized(model, keep, keep_values)
+        for width in sorted({after.head_k_dim, after.head_v_dim}):
+            if width % KERNEL_TILE:
+                warnings.append(
+                    f"kernels pad {width} channels to a multiple of {KERNEL_TILE}: "
+                    f"memory shrinks, time does not"
+                )
     return StateReport(
         model_type=str(model.config.get("model_type")),
         layers=len(model.geometry.layers),
@@ -96,6 +97,20 @@ def inspect(
         warnings=warnings,
         deployment=deployment(model, after, dtype=dtype, memory_gib=memory_gib, context=context),
     )
+
+
+def _resized(
+    model: Checkpoint, keep: int | float | str | None, keep_values: int | float | str | None
+) -> Geometry:
+    geometry = model.geometry
+    if keep_values is not None:
+        check_values(model)
+    after = geometry.resized(
+        None if keep is None else resolve_keep(keep, geometry.head_k_dim),
+        None if keep_values is None else resolve_keep(keep_values, geometry.head_v_dim),
+    )
+    resized_config(model.family, model.config, after)
+    return after
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:

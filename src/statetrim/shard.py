@@ -70,9 +70,12 @@ class Shard:
 
 @dataclass(frozen=True, eq=False)
 class Cut:
-    """Which rows and columns of one tensor stay: dimension -> mask [size]."""
+    """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
+    be multiplied by its factor; after, all entries may be replaced by one value."""
 
     masks: Mapping[int, Tensor]
+    columns: Tensor | None = None  # [columns], float64
+    value: float | None = None
 
     def shape(self, before: Sequence[int]) -> tuple[int, ...]:
         return tuple(
@@ -184,6 +187,29 @@ def rewrite_shard(
                     progress(len(block))
 
 
+def patch_shard(
+    shard: Shard,
+    target: BinaryIO,
+    replacements: Mapping[str, Callable[[Tensor], Tensor]],
+    progress: Progress,
+) -> None:
+    """Copy `shard` to `target`, and write new values over some of its tensors, in their dtype.
+
+    Each replacement is given the old value; one tensor is in memory at a time.
+    """
+    with shard.path.open("rb") as source:
+        _copy(source, target, 0, os.fstat(source.fileno()).st_size, progress)
+        for tensor in shard.tensors:
+            if tensor.name in replacements:
+                before = read_tensor(source, tensor)
+                after = replacements[tensor.name](before).to(before.dtype)
+                assert after.shape == before.shape, tensor.name
+                buffer = bytearray(tensor.nbytes)
+                torch.frombuffer(buffer, dtype=before.dtype).reshape(before.shape).copy_(after)
+                target.seek(tensor.start)
+                target.write(buffer)
+
+
 def _header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
     """Length and JSON, padded with spaces so that the data begin at a multiple of 8."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
@@ -219,10 +245,14 @@ def _cut_blocks(file: BufferedReader, tensor: TensorInfo, cut: Cut) -> Iterator[
     row = 0
     for block in _blocks(file, tensor, BLOCK_BYTES):
         kept = block
+        if cut.columns is not None:
+            kept = (block.double() * cut.columns).to(block.dtype)
         for dim, mask in cut.masks.items():
             part = mask[row : row + len(block)] if dim == 0 else mask
             kept = kept.index_select(dim, part.nonzero().squeeze(1))
         row += len(block)
+        if cut.value is not None:
+            kept = torch.full_like(kept, cut.value)
         if kept.numel():
             buffer = bytearray(kept.numel() * kept.element_size())
             torch.frombuffer(buffer, dtype=kept.dtype).reshape(kept.shape).copy_(kept)

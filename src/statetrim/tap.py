@@ -42,6 +42,14 @@ class MixerInput:
     hidden: Tensor  # [batch, time, hidden]
 
 
+@dataclass(frozen=True, eq=False)
+class ReadOut:
+    """What a layer's output projection is given: the state's answer behind norm and gate."""
+
+    layer: int
+    values: Tensor  # [batch, time, value heads x value channels]
+
+
 def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
     """The live mixer module of every linear-attention layer."""
     leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
@@ -57,17 +65,32 @@ def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
     return found
 
 
+def output_projections(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
+    """The live output projection of every linear-attention layer, by the family's claims."""
+    claims = checkpoint.family.channels(checkpoint.config, checkpoint.geometry)
+    name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
+    if name is None:
+        raise StatetrimError(
+            f"family {type(checkpoint.family).__name__} does not say where values are read out"
+        )
+    leaf = name.removesuffix(".weight")
+    return {i: mixer.get_submodule(leaf) for i, mixer in mixers(model, checkpoint).items()}
+
+
 @contextmanager
 def tap(
     model: nn.Module,
     checkpoint: Checkpoint,
     on_call: Callable[[KernelCall], None],
     on_input: Callable[[MixerInput], None] | None = None,
+    on_readout: Callable[[ReadOut], None] | None = None,
 ) -> Iterator[None]:
     """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard."""
     modules = mixers(model, checkpoint)
     listener = _Listener(checkpoint, on_call, on_input)
     with ExitStack() as stack:
+        if on_readout is not None:
+            stack.enter_context(_readouts(model, checkpoint, on_readout))
         for layer, module in modules.items():
             enter = module.register_forward_pre_hook(
                 functools.partial(listener.enter, layer), with_kwargs=True
@@ -87,6 +110,29 @@ def tap(
         raise StatetrimError(
             f"layers {silent[:5]} never called a recurrence kernel that statetrim knows, so "
             f"nothing was recorded for them"
+        )
+
+
+@contextmanager
+def _readouts(
+    model: nn.Module, checkpoint: Checkpoint, on_readout: Callable[[ReadOut], None]
+) -> Iterator[None]:
+    heard: set[int] = set()
+
+    def listen(layer: int, module: nn.Module, args: Any) -> None:
+        heard.add(layer)
+        on_readout(ReadOut(layer, args[0].detach()))
+
+    with ExitStack() as stack:
+        for layer, module in output_projections(model, checkpoint).items():
+            hook = module.register_forward_pre_hook(functools.partial(listen, layer))
+            stack.callback(hook.remove)
+        yield
+    silent = sorted(set(checkpoint.geometry.layers) - heard)
+    if silent:
+        raise StatetrimError(
+            f"layers {silent[:5]} never called their output projection, so nothing was recorded "
+            f"for their values"
         )
 
 

@@ -2,6 +2,8 @@
 
 import math
 
+from torch import Tensor
+
 from ..errors import StatetrimError
 from ..family import MOST_LAYERS, Config, count, flag
 from ..geometry import ChannelRows, Geometry, rows
@@ -9,18 +11,10 @@ from ..json_file import integers
 
 MIXERS = ("model.layers.{layer}.attn",)
 
-VALUE_PATH = (
-    "v_proj.weight",
-    "v_conv1d.weight",
-    "v_conv1d.bias",
-    "g_proj.weight",
-    "b_proj.weight",
-    "a_proj.weight",
-    "A_log",
-    "dt_bias",
-    "o_norm.weight",
-    "o_proj.weight",
-)
+PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
+
+HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
+"""Write strength and decay: a number a head, whatever its channels."""
 
 
 def linear_layers(config: Config, default: int) -> tuple[int, ...]:
@@ -77,6 +71,34 @@ def separate_projections(geometry: Geometry, key_copies: int = 1) -> list[Channe
                     optional=True,
                 ),
             ]
+    return claims
+
+
+def separate_values(geometry: Geometry, copies: int = 1) -> list[ChannelRows]:
+    """Claims on v_proj, its convolution, the output gate, the norm and the columns of o_proj.
+
+    `copies` value projections stand one after the other in v_proj (DeltaProduct's steps).
+    """
+    heads, dim = geometry.num_v_heads, geometry.head_v_dim
+    table, block = rows(heads, dim), heads * dim
+    claims = [
+        ChannelRows("g_proj.weight", "gate", table, block, axis="value", optional=True),
+        ChannelRows("o_norm.weight", "shared_norm", rows(1, dim), dim, axis="value"),
+        ChannelRows("o_proj.weight", "o_proj", table, block, axis="value", dim=1),
+    ]
+    for copy in range(copies):
+        claims += value_projection(geometry, table + copy * block, copies * block)
+    return claims
+
+
+def value_projection(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRows]:
+    """Claims on v_proj and, where there is one, its convolution and that one's bias."""
+    claims = [ChannelRows("v_proj.weight", "v_proj", table, size, axis="value")]
+    if geometry.conv_width:
+        claims += [
+            ChannelRows("v_conv1d.weight", "v_conv", table, size, axis="value"),
+            ChannelRows("v_conv1d.bias", "v_bias", table, size, axis="value", optional=True),
+        ]
     return claims
 
 

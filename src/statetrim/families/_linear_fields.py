@@ -49,11 +49,22 @@ def resized_linear(config: Config, geometry: Geometry) -> Config:
     }
 
 
-def contiguous_q_k(geometry: Geometry) -> tuple[ChannelRows, ChannelRows]:
+def contiguous_q_k_v(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, ChannelRows]:
     """Claims on the convolution over all of q, then all of k, then all of v."""
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
-    size = 2 * heads * dim + geometry.num_v_heads * geometry.head_v_dim
+    values = rows(geometry.num_v_heads, geometry.head_v_dim, start=2 * heads * dim)
+    size = 2 * heads * dim + values.numel()
     return (
         ChannelRows("conv1d.weight", "q_conv", rows(heads, dim), size),
         ChannelRows("conv1d.weight", "k_conv", rows(heads, dim, start=heads * dim), size),
+        ChannelRows("conv1d.weight", "v_conv", values, size, axis="value"),
     )
+
+
+def norm_and_output(geometry: Geometry) -> list[ChannelRows]:
+    """Claims on what stands behind the recurrence."""
+    table, dim = rows(geometry.num_v_heads, geometry.head_v_dim), geometry.head_v_dim
+    return [
+        ChannelRows("norm.weight", "shared_norm", rows(1, dim), dim, axis="value"),
+        ChannelRows("out_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1),
+    ]

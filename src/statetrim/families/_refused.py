@@ -1,8 +1,13 @@
 """Linear-attention model types whose stock code cannot hold a state with fewer key channels."""
 
+GATE_RANK = (
+    "the decay gate and the output gate are products of two matrices, and the value width is their "
+    "inner rank, so fewer value channels would change the gates as well"
+)
 ONE_WIDTH = (
     "one config field sets the width of queries, keys and values together, so a stock config "
-    "cannot say that only keys shrink; an fla 'kda' checkpoint can be pruned instead"
+    "cannot say that only keys shrink, and the inner rank of its two gates as well, so that "
+    "a square cut would change the gates; an fla 'kda' checkpoint can be pruned instead"
 )
 _HEADS_FROM_WIDTH = (
     "fla computes the number of heads from the widths, so a narrower key changes the head count"

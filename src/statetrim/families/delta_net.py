@@ -3,14 +3,23 @@
 from ..errors import StatetrimError
 from ..family import MOST_HEADS, Config, Family, checked, count, number
 from ..geometry import ChannelRows, Geometry
-from ._fla import MIXERS, VALUE_PATH, conv_fields, linear_layers, separate_projections
+from ._fla import (
+    HEAD_GATES,
+    MIXERS,
+    PROJECTIONS,
+    conv_fields,
+    linear_layers,
+    separate_projections,
+    separate_values,
+)
 
 
 class DeltaNet(Family):
     model_types = ("delta_net",)
     mixers = MIXERS
-    untouched = VALUE_PATH
+    untouched = HEAD_GATES
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
+    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)
@@ -26,7 +35,7 @@ class DeltaNet(Family):
         )
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        return separate_projections(geometry)
+        return separate_projections(geometry) + separate_values(geometry)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         hidden = count(config, "hidden_size", default=2048)

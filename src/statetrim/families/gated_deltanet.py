@@ -3,20 +3,22 @@
 from ..family import MOST_CHANNELS, MOST_HEADS, Config, Family, checked, count, number
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
+    HEAD_GATES,
     MIXERS,
-    VALUE_PATH,
+    PROJECTIONS,
     conv_fields,
     expand_v,
     head_v_dim,
     linear_layers,
     separate_projections,
+    separate_values,
 )
 
 
 class GatedDeltaNet(Family):
     model_types = ("gated_deltanet", "comba", "gated_deltaproduct")
     mixers = MIXERS
-    untouched = (*VALUE_PATH, "D", "decay")  # the last two are Comba's, one number a head
+    untouched = (*HEAD_GATES, "D", "decay")  # the last two are Comba's, one number a head
     kernels = (
         "chunk_gated_delta_rule",
         "fused_recurrent_gated_delta_rule",
@@ -24,6 +26,7 @@ class GatedDeltaNet(Family):
         "fused_recurrent_comba",
         "chunk_gated_delta_product",
     )
+    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=6, most=MOST_HEADS)
@@ -41,7 +44,8 @@ class GatedDeltaNet(Family):
         )
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        return separate_projections(geometry, key_copies=householder_steps(config))
+        steps = householder_steps(config)
+        return separate_projections(geometry, steps) + separate_values(geometry, steps)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)

@@ -4,16 +4,24 @@ from torch import Tensor
 
 from ..family import MOST_HEADS, Config, Family, checked, count
 from ..geometry import ChannelRows, Geometry, Role, rows
-from ._fla import MIXERS, VALUE_PATH, conv_fields, linear_layers
+from ._fla import (
+    HEAD_GATES,
+    MIXERS,
+    PROJECTIONS,
+    conv_fields,
+    linear_layers,
+    value_projection,
+)
 from .delta_net import head_dim
 
 
 class GLA(Family):
     model_types = ("gla",)
     mixers = MIXERS
-    untouched = (*VALUE_PATH, "gk_proj.0.weight", "g_norm_swish_gate.weight", "g_norm.weight")
+    untouched = (*HEAD_GATES, "gk_proj.0.weight")
     kernels = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
     normalizes_keys = False
+    projections = (*PROJECTIONS, "gk_proj.0", "gk_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=4, most=MOST_HEADS)
@@ -25,6 +33,7 @@ class GLA(Family):
                 num_v_heads=heads,  # keys and values are repeated: one state per query head
                 head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
                 head_v_dim=head_dim(config, "expand_v", heads),
+                shared_values=heads // key_heads or 1,
                 **conv_fields(config, heads + key_heads, key_heads, default=False),
             )
         )
@@ -50,10 +59,28 @@ class GLA(Family):
                 ("k_conv1d.weight", "k_conv", keys, key_size, False),
                 ("k_conv1d.bias", "k_bias", keys, key_size, True),
             ]
-        return [
+        keys_and_queries = [
             ChannelRows(name, role, table, size, optional=optional)
             for name, role, tables, size, optional in parts
             for table in tables
+        ]
+        return keys_and_queries + self._values(geometry)
+
+    def _values(self, geometry: Geometry) -> list[ChannelRows]:
+        """A group of heads shares its values; gate and output projection know every head."""
+        heads, dim, group = geometry.heads("value"), geometry.head_v_dim, geometry.shared_values
+        size = geometry.num_v_heads * dim
+        claims = value_projection(geometry, rows(heads, dim), heads * dim)
+        for member in range(group):
+            table = rows(heads, dim, start=member * dim, stride=group * dim)
+            claims += [
+                ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
+                ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),
+            ]
+        # fla has one of the two norms, by how it fuses, and perhaps none with a weight.
+        return claims + [
+            ChannelRows(name, "shared_norm", rows(1, dim), dim, axis="value", optional=True)
+            for name in ("g_norm_swish_gate.weight", "g_norm.weight")
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:

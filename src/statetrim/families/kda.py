@@ -2,7 +2,8 @@
 
 from ..family import MOST_HEADS, Config, Family, count
 from ..geometry import ChannelRows, Geometry, rows
-from ._fla import MIXERS, VALUE_PATH, linear_layers, separate_projections
+from ._fla import HEAD_GATES, MIXERS, PROJECTIONS, linear_layers, separate_projections
+from ._refused import GATE_RANK
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
 
 
@@ -10,13 +11,18 @@ class KDA(Family):
     model_types = ("kda",)
     mixers = MIXERS
     untouched = (
-        *(name for name in VALUE_PATH if name != "dt_bias"),
+        *(name for name in HEAD_GATES if name != "dt_bias"),
+        "v_proj.weight",
+        "v_conv1d.weight",
+        "v_conv1d.bias",
+        "o_norm.weight",
         "f_proj.0.weight",
         "g_proj.0.weight",
         "g_proj.1.weight",
         "g_proj.1.bias",
     )
     kernels = ("chunk_kda", "fused_recurrent_kda")
+    projections = (*PROJECTIONS, "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)
@@ -43,7 +49,13 @@ class KDA(Family):
             for name in ("f_proj.1.weight", "dt_bias")
             for member in range(group)
         ]
-        return separate_projections(geometry) + gates
+        # Values cannot be cut, but where they are read is known, so that calibration can listen.
+        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
+        return [*separate_projections(geometry), *gates, output]
+
+    def value_refusal(self, config: Config) -> str | None:
+        return GATE_RANK
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)

@@ -5,6 +5,8 @@ in_proj: [ gate | x | B | C | dt ], convolution: [ x | B | C ], each B and C pac
 
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from ..errors import StatetrimError
 from ..family import (
     MOST_CHANNELS,
@@ -101,12 +103,12 @@ class Mamba2(Family):
         "A_log",
         "D",
         "dt_bias",
-        "norm.weight",
-        "out_proj.weight",
         "out_proj.bias",
     )
     kernels = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     normalizes_keys = False
+    projections = ("in_proj", "out_proj")
+    fused_training = True
 
     def geometry(self, config: Config) -> Geometry:
         fields = FIELDS[config["model_type"]]
@@ -146,10 +148,63 @@ class Mamba2(Family):
                 ChannelRows("conv1d.weight", taps, in_conv, conv),
                 ChannelRows("conv1d.bias", bias, in_conv, conv, optional=True),
             ]
-        return claims
+        return claims + self._values(geometry, projection, conv)
+
+    def _values(self, geometry: Geometry, projection: int, conv: int) -> list[ChannelRows]:
+        """x, its gate, the norm (a weight for every channel of every head) and out_proj."""
+        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        inner = table.numel()
+        found: list[tuple[str, Role, Tensor, int, bool]] = [
+            ("in_proj.weight", "gate", table, projection, False),
+            ("in_proj.weight", "v_proj", table + inner, projection, False),
+            ("in_proj.bias", "gate", table, projection, True),
+            ("in_proj.bias", "v_bias", table + inner, projection, True),
+            ("conv1d.weight", "v_conv", table, conv, False),
+            ("conv1d.bias", "v_bias", table, conv, True),
+            ("norm.weight", "norm", table, inner, True),
+        ]
+        return [
+            *(
+                ChannelRows(name, role, where, size, axis="value", optional=optional)
+                for name, role, where, size, optional in found
+            ),
+            ChannelRows("out_proj.weight", "o_proj", table, inner, axis="value", dim=1),
+        ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        return config | {FIELDS[config["model_type"]].state: geometry.head_k_dim}
+        fields = FIELDS[config["model_type"]]
+        edited = config | {fields.state: geometry.head_k_dim}
+        if geometry.head_v_dim == _heads(config, fields)[1]:
+            return edited
+        edited |= {fields.heads: geometry.num_v_heads}
+        if fields.head_dim:
+            edited |= {fields.head_dim: geometry.head_v_dim}
+        if "mamba_headdim" in config:  # Zamba2 computes it, but takes a stored one instead
+            edited |= {"mamba_headdim": geometry.head_v_dim}
+        return edited | _inner_width(config, fields, geometry)
+
+
+def _inner_width(config: Config, fields: Fields, geometry: Geometry) -> Config:
+    """The fields that must agree with heads times their width; `expand` must be whole."""
+    inner = geometry.num_v_heads * geometry.head_v_dim
+    if config["model_type"] == "nemotron_h":
+        return {}  # reads the two widths and nothing else
+    if fields.inner is not None:
+        return {fields.inner: inner}
+    hidden = count(config, "hidden_size")
+    if inner % hidden:
+        raise StatetrimError(
+            f"a stock {config['model_type']} config gives heads times their width as a whole "
+            f"multiple of hidden_size = {hidden}, so value channels can only be cut to "
+            f"{_widths(hidden, geometry.num_v_heads, _heads(config, fields)[1])} per head"
+        )
+    return {fields.expand: inner // hidden}
+
+
+def _widths(hidden: int, heads: int, channels: int) -> str:
+    """The widths below `channels` at which `heads` heads are a whole multiple of `hidden`."""
+    found = [str(width) for width in range(1, channels) if heads * width % hidden == 0]
+    return " or ".join(found) or "none below what they have"
 
 
 def _heads(config: Config, fields: Fields) -> tuple[int, int]:

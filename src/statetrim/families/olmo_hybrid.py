@@ -12,25 +12,19 @@ from ..family import (
     layers_of_kind,
 )
 from ..geometry import ChannelRows, Geometry
-from ._fla import separate_projections
+from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
 from ._linear_fields import KERNELS, resized_linear
 
 
 class OlmoHybrid(Family):
     model_types = ("olmo_hybrid",)
     mixers = ("model.layers.{layer}.linear_attn",)
-    untouched = (
-        "v_proj.weight",
-        "v_conv1d.weight",
-        "g_proj.weight",
-        "a_proj.weight",
-        "b_proj.weight",
-        "A_log",
-        "dt_bias",
-        "o_norm.weight",
-        "o_proj.weight",
-    )
+    untouched = HEAD_GATES
     kernels = KERNELS
+    projections = PROJECTIONS
+    joined = {  # noqa: RUF012
+        "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    }
 
     def geometry(self, config: Config) -> Geometry:
         hidden = count(config, "hidden_size", default=3840)
@@ -58,7 +52,7 @@ class OlmoHybrid(Family):
         )
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        return separate_projections(geometry)
+        return separate_projections(geometry) + separate_values(geometry)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         # Both fields always: an absent value dim would follow the smaller key dim.

@@ -3,8 +3,14 @@
 from dataclasses import replace
 
 from ..family import Config, Family, section
-from ..geometry import ChannelRows, Geometry
-from ._linear_fields import KERNELS, contiguous_q_k, linear_geometry, resized_linear
+from ..geometry import ChannelRows, Geometry, rows
+from ._linear_fields import (
+    KERNELS,
+    contiguous_q_k_v,
+    linear_geometry,
+    norm_and_output,
+    resized_linear,
+)
 
 
 class Qwen35(Family):
@@ -15,26 +21,29 @@ class Qwen35(Family):
         "model.language_model.layers.{layer}.linear_attn",
     )
     untouched = (
-        "in_proj_z.weight",
         "in_proj_a.weight",
         "in_proj_b.weight",
         "A_log",
         "dt_bias",
-        "norm.weight",
-        "out_proj.weight",
     )
     kernels = KERNELS
+    projections = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(self._text(config))
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        q_conv, k_conv = contiguous_q_k(geometry)
+        q_conv, k_conv, v_conv = contiguous_q_k_v(geometry)
+        gate = rows(geometry.num_v_heads, geometry.head_v_dim)
         return [
             replace(q_conv, tensor="in_proj_qkv.weight", role="q_proj"),
             replace(k_conv, tensor="in_proj_qkv.weight", role="k_proj"),
+            replace(v_conv, tensor="in_proj_qkv.weight", role="v_proj"),
             q_conv,
             k_conv,
+            v_conv,
+            ChannelRows("in_proj_z.weight", "gate", gate, gate.numel(), axis="value"),
+            *norm_and_output(geometry),
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:

@@ -2,7 +2,13 @@
 
 from ..family import Config, Family
 from ..geometry import ChannelRows, Geometry, rows
-from ._linear_fields import KERNELS, contiguous_q_k, linear_geometry, resized_linear
+from ._linear_fields import (
+    KERNELS,
+    contiguous_q_k_v,
+    linear_geometry,
+    norm_and_output,
+    resized_linear,
+)
 
 
 class Qwen3Next(Family):
@@ -12,10 +18,9 @@ class Qwen3Next(Family):
         "in_proj_ba.weight",
         "A_log",
         "dt_bias",
-        "norm.weight",
-        "out_proj.weight",
     )
     kernels = KERNELS
+    projections = ("in_proj_qkvz", "in_proj_ba", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
         return linear_geometry(config)
@@ -23,12 +28,20 @@ class Qwen3Next(Family):
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # in_proj_qkvz, per key head: [ q | k | v of its value heads | z of its value heads ]
         heads, dim = geometry.num_k_heads, geometry.head_k_dim
-        block = 2 * dim + 2 * geometry.head_v_dim * geometry.num_v_heads // heads
+        values = geometry.head_v_dim * geometry.num_v_heads // heads
+        block = 2 * dim + 2 * values
         name, size = "in_proj_qkvz.weight", heads * block
+        v, z = (
+            rows(heads, values, start, stride=block).reshape(-1, geometry.head_v_dim)
+            for start in (2 * dim, 2 * dim + values)
+        )
         return [
             ChannelRows(name, "q_proj", rows(heads, dim, stride=block), size),
             ChannelRows(name, "k_proj", rows(heads, dim, start=dim, stride=block), size),
-            *contiguous_q_k(geometry),
+            ChannelRows(name, "v_proj", v, size, axis="value"),
+            ChannelRows(name, "gate", z, size, axis="value"),
+            *contiguous_q_k_v(geometry),
+            *norm_and_output(geometry),
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:

@@ -6,11 +6,14 @@ import pkgutil
 from pathlib import Path
 
 from ..errors import StatetrimError
+from ..geometry import Axis
 from ..method import Method, Select, as_method
 
 
-def method_names() -> list[str]:
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+def method_names(axis: Axis | None = None) -> list[str]:
+    """Every method, or those that serve one axis."""
+    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return [name for name in names if axis is None or axis in find_method(name).axes]
 
 
 def find_method(method: str | Select) -> Method:

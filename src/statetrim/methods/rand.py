@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from ..method import Evidence, top
+from ..method import Evidence, ValueEvidence, serves, top
 
 
-def select(evidence: Evidence, keep: int) -> Tensor:
-    heads, channels = evidence.query_weight.shape[:2]
-    return top(torch.rand(heads, channels, generator=evidence.generator), keep)
+@serves("key", "value")
+def select(evidence: Evidence | ValueEvidence, keep: int) -> Tensor:
+    return top(torch.rand(evidence.shape, generator=evidence.generator), keep)

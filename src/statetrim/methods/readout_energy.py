@@ -1,0 +1,16 @@
+"""Read-out energy: what a value channel contributes to the layer's output, on its own.
+
+Its mean square behind norm and gate, times the squares of the output weights that read it: Wanda's
+product of weight and activation, for whole columns (FLAP), without cancellation between channels.
+"""
+
+from torch import Tensor
+
+from ..method import ValueEvidence, needs, serves, top
+
+
+@serves("value")
+@needs("readout_gram")
+def select(evidence: ValueEvidence, keep: int) -> Tensor:
+    energy = evidence.heard("readout_gram").diagonal(dim1=-2, dim2=-1)
+    return top(energy * evidence.output_weight.square().sum(dim=(-2, -1)), keep)
