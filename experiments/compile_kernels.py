@@ -12,12 +12,14 @@ fast; and of several autotuning configurations only the first is compiled.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import datetime
 import importlib.metadata
 import json
 import subprocess
 import sys
 import tempfile
+import traceback
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -94,13 +96,21 @@ def pretend_gpu(architecture: int) -> list[str]:
     )  # fmt: skip
     torch.cuda._exchange_device = lambda device: -1  # type: ignore[attr-defined]
     torch.cuda._maybe_exchange_device = lambda device: -1  # type: ignore[attr-defined]
-    torch.accelerator.device_index = torch.autograd.profiler.record_function  # any context manager
+    torch.accelerator.device_index = contextlib.nullcontext  # type: ignore[assignment]
+    torch.cuda.device = contextlib.nullcontext  # type: ignore[assignment,misc]
     return compiled
 
 
 def vllm(keys: int, values: int) -> None:
     """Prefill: post-convolution, chunks; decode: packed, and by sequence."""
     import torch
+    import triton
+    import vllm.triton_utils
+
+    # Without a GPU vLLM puts placeholders here, which its kernels then import.
+    vllm.triton_utils.HAS_TRITON = True
+    vllm.triton_utils.triton, vllm.triton_utils.tl = triton, triton.language
+    vllm.triton_utils.tldevice = triton.language.extra.libdevice
     from vllm.third_party.flash_linear_attention import ops
 
     tensors = inputs(keys, values)
@@ -235,6 +245,7 @@ def attempt(engine: str, architecture: int, shapes: list[list[int]]) -> None:
                 sglang(keys, values, interleaved=engine == "sglang-next")
         except Exception as problem:
             error = root_cause(problem)
+            traceback.print_exc()
         found = {"shape": [keys, values], "kernels": sorted(set(compiled)), "error": error}
         print("FOUND " + json.dumps(found), flush=True)
 

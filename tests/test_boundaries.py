@@ -14,6 +14,7 @@ STAGES = {
     "selection",
     "pruning",
     "recovery",
+    "refitting",
     "evaluation",
     "analysis",
     "benchmarking",
@@ -44,6 +45,7 @@ HEAVY_ALLOWED = {
     "figures": {"matplotlib"},
     "loading": {"transformers", "fla"},
     "adapters": {"peft"},
+    "layerwise": {"accelerate", "transformers"},
     "training": {"transformers"},
     "recovery_console": {"rich"},
 }

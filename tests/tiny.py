@@ -140,12 +140,17 @@ def stock_class(model_type: str) -> Any:
 portable.register()  # fla's own classes cannot run here
 
 
-def build(model_type: str, directory: Path, shard_size: str = "40KB") -> Path:
+def build(
+    model_type: str,
+    directory: Path,
+    shard_size: str = "40KB",
+    **changed: Any,
+) -> Path:
     """Save a random checkpoint whose activations are of order one, in several shards."""
     from transformers import AutoConfig
 
     torch.manual_seed(0)
-    config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
+    config = AutoConfig.for_model(model_type, **(CONFIGS[model_type] | changed))
     model = stock_class(model_type).from_config(config)
     randomize(model)
     model.save_pretrained(directory, max_shard_size=shard_size)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from .pruning import prepare, prune
     from .recovery import recover
     from .reporting import report
+    from .refitting import refit
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
@@ -67,6 +68,7 @@ _HOME = {
     "prune": "pruning",
     "recover": "recovery",
     "report": "reporting",
+    "refit": "refitting",
     "rows": "geometry",
     "select": "selection",
     "sweep": "sweeping",
@@ -108,6 +110,7 @@ __all__ = [
     "prune",
     "recover",
     "report",
+    "refit",
     "rows",
     "select",
     "serves",

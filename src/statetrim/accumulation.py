@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from .checkpoint import Checkpoint
 from .geometry import ChannelRows
+from .shadow import Pair
 from .statistics import LayerStatistics, Statistics
 from .tap import KernelCall, MixerInput, ReadOut
 
@@ -43,6 +44,13 @@ class Sums:
             if claim.role == "o_proj":
                 rows = values[:, claim.rows.to(values.device)].transpose(0, 1)
                 self._add(seen.layer, "readout_gram", _gram(rows))
+
+    def on_pair(self, pair: Pair) -> None:
+        values = pair.values.flatten(0, -2).double()
+        target = pair.target.flatten(0, -2).double()
+        self._add(pair.layer, "readout_moment", values.mT @ values)
+        self._add(pair.layer, "target_moment", target.mT @ values)
+        self._add(pair.layer, "target_square", target.square().sum().reshape(1))
 
     def on_gradients(self, mixers: Mapping[int, nn.Module]) -> None:
         """Take the gradients of the projection weights, by the family's row tables."""

@@ -6,6 +6,7 @@ many, in one go or after a crash, the same numbers are added.
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ from .errors import StatetrimError
 from .loading import load, load_tokenizer
 from .methods import find_method
 from .ranks import Ranks
-from .statistics import Statistics
+from .shadow import check_kin, shadow
+from .statistics import REFIT_PARTS, Statistics
 from .tap import mixers, tap
 from .version import __version__
 
@@ -34,6 +36,7 @@ def calibrate(
     model: Checkpoint,
     text: str | Path | Sequences,
     *,
+    original: Checkpoint | None = None,
     tokens: int = 2**18,
     methods: Sequence[str] = ("drrqr",),
     length: int = 512,
@@ -50,11 +53,19 @@ def calibrate(
 
     Ready `Sequences` (token ids that are no text, say) are all run, as they are.
 
+    With `original`, the model before the cut, it is the original that runs, each of its layers'
+    inputs goes through this model's layer as well, and the sums are those that `refit` needs:
+    8 bytes x n (n + hidden size) a layer, n being value heads x value channels of the cut model.
+
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
     from which `resume` goes on. Under torchrun each process takes its share of the batches, and all
     return the whole sums. `layerwise` streams the weights from disk, for models larger than memory.
     """
-    parts = _parts(methods)
+    if original is None:
+        parts = _parts(methods)
+    else:
+        check_kin(with_weights(original), model)
+        parts = sorted(REFIT_PARTS)
     if layerwise and GRADIENTS & set(parts):
         raise StatetrimError(
             "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
@@ -71,7 +82,7 @@ def calibrate(
         "dtype": str(dtype) if dtype else "stored",
         "batch_size": batch_size,
         "data": [data.lineage],
-    }
+    } | ({} if original is None else {"original": original.digest})
     ranks, sums = Ranks.of_this_process(), Sums(model, parts)
     batches = ranks.share(data.batches(batch_size))
     if not batches:
@@ -83,12 +94,25 @@ def calibrate(
     done = partial.restore(sums) if partial else 0
     if batches[done:]:
         live = load(model, dtype=dtype, layerwise=layerwise)
-        _hear(live, model, sums, batches, done, partial, progress)
+        if original is None:
+            with _listening(live, model, sums):
+                _hear(live, model, sums, batches, done, partial, progress)
+        else:
+            first = load(original, dtype=dtype, layerwise=layerwise)
+            with shadow(first, original, live, model, sums.on_pair):
+                _hear(first, original, sums, batches, done, partial, progress)
     sums.tokens = ranks.add(sums.tensors, sums.tokens)
     statistics = sums.statistics(lineage)
     if partial:
         partial.finish(statistics)
     return statistics
+
+
+def _listening(live: nn.Module, model: Checkpoint, sums: Sums) -> AbstractContextManager[None]:
+    """Within, what the model's kernels and projections are given is added to `sums`."""
+    on_input = sums.on_input if "input_square" in sums.parts else None
+    on_readout = sums.on_readout if "readout_gram" in sums.parts else None
+    return tap(live, model, sums.on_call, on_input, on_readout)
 
 
 def _hear(
@@ -106,19 +130,16 @@ def _hear(
     modules = mixers(live, model)
     if backward:
         _train_projections_only(live, model, modules)
-    on_input = sums.on_input if "input_square" in sums.parts else None
-    on_readout = sums.on_readout if "readout_gram" in sums.parts else None
-    with tap(live, model, sums.on_call, on_input, on_readout):
-        for number, batch in enumerate(batches[done:], start=done + 1):
-            if backward:
-                _backward(live, batch)
-                sums.on_gradients(modules)
-            else:
-                _forward(live, batch)
-            sums.tokens += batch.numel()
-            if partial:
-                partial.save(sums, number)
-            progress(sums.tokens, total)
+    for number, batch in enumerate(batches[done:], start=done + 1):
+        if backward:
+            _backward(live, batch)
+            sums.on_gradients(modules)
+        else:
+            _forward(live, batch)
+        sums.tokens += batch.numel()
+        if partial:
+            partial.save(sums, number)
+        progress(sums.tokens, total)
 
 
 def _forward(live: Any, batch: Tensor) -> None:

@@ -64,6 +64,12 @@ def trim(
     memory_gib: Annotated[
         float | None, typer.Option(help="Memory for their states, beside the weights.")
     ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--for", help="Cut so that vllm, sglang, transformers, mlx or llamacpp serves it."
+        ),
+    ] = None,
     sweep: Annotated[
         str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
     ] = None,
@@ -71,7 +77,13 @@ def trim(
         str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
     ] = DEFAULT_TEXT,
     tokens: Annotated[str, typer.Option(help="How many tokens to calibrate on.")] = "256k",
-    method: Annotated[str, typer.Option(help="How channels are chosen.")] = "drrqr",
+    method: Annotated[str, typer.Option(help="How key channels are chosen.")] = "drrqr",
+    value_method: Annotated[
+        str, typer.Option(help="How value channels are chosen.")
+    ] = "readout_greedy",
+    recover: Annotated[
+        str, typer.Option(help="Tokens to recover on after the cut, such as 64m; 0 for none.")
+    ] = "0",
     tasks: Annotated[str, typer.Option(help="What is measured, with commas.")] = "text,mqar",
     data: Annotated[
         Path | None, typer.Option(help="Directory with the files of other tasks.")
@@ -81,6 +93,7 @@ def trim(
     no_control: Annotated[
         bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
     ] = False,
+    no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
     layerwise: Annotated[
         bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
     ] = False,
@@ -96,7 +109,7 @@ def trim(
 
     from . import sweeping, trim_console, trimming
     from .estimate import Machine
-    from .job import Job, steps
+    from .job import Job, for_engine, steps
 
     base = Job(
         _open(model, family),
@@ -104,21 +117,28 @@ def trim(
         text=text,
         tokens=_count(tokens),
         method=method,
+        value_method=value_method,
+        recover=_count(recover),
         tasks=tuple(name.strip() for name in tasks.split(",")),
         data=data,
         limit=limit,
         batch_size=batch_size,
         control=not no_control,
+        benchmark=not no_benchmark,
         layerwise=layerwise or None,
     )
     if sweep is not None:
         found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
         trim_console.show_sweep(found, str(output), as_json=as_json)
         return
+    if engine and not any((keep, keep_values, square, state_mib_per_sequence, sequences)):
+        keep = "0.5"
     wanted = _wanted(
         base.model, keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib
     )
     job = replace(base, keep=wanted[0], keep_values=wanted[1])
+    job = for_engine(job, engine) if engine else job
+    job.check()
     if not as_json or dry_run:
         trim_console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
     if not dry_run:
@@ -165,6 +185,9 @@ def calibrate(
     methods: Annotated[
         str, typer.Option("--for", help="The methods to collect for, such as drrqr,grad.")
     ] = "drrqr",
+    original: Annotated[
+        str | None, typer.Option(help="The model before the cut: collect what refit needs.")
+    ] = None,
     tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 256k.")] = "256k",
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
@@ -187,6 +210,7 @@ def calibrate(
         statistics = run(
             opened,
             text,
+            original=_open(original, family) if original else None,
             tokens=_count(tokens),
             methods=[name.strip() for name in methods.split(",")],
             length=length,
@@ -310,6 +334,32 @@ def prune(
         )
     else:
         console.show_surgery(surgery, str(output), done=not dry_run)
+
+
+@app.command()
+def refit(
+    model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    statistics: Annotated[
+        Path | None, typer.Option(help="What calibrate --original wrote for this checkpoint.")
+    ] = None,
+    damping: Annotated[
+        float, typer.Option(help="Ridge, relative to the mean square of the channels.")
+    ] = 1e-8,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
+    from . import console
+    from .refitting import refit as run
+    from .statistics import Statistics
+
+    opened = _open(model, family)
+    heard = Statistics.load(statistics) if statistics else None
+    size = sum(shard.path.stat().st_size for shard in opened.shards)
+    with console.bytes_progress("refitting", size) as progress:
+        fitted = run(opened, heard, out=output, damping=damping, progress=progress)
+    console.show_refit(fitted, str(output), as_json=as_json)
 
 
 @app.command()

@@ -21,6 +21,8 @@ from torch import Tensor
 from .analysis_file import Analysis
 from .checkpoint import Checkpoint
 from .geometry import Geometry
+from .json_file import read_object
+from .output import ARTIFACTS, MOST_RECORD_BYTES
 from .plan import Plan
 from .pruning import Surgery
 from .scores import Score, Scores
@@ -131,6 +133,22 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
     _out.print(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}", highlight=False)
 
 
+def show_refit(model: Checkpoint, where: str, *, as_json: bool) -> None:
+    """The part of every layer's output that is missed, before and after."""
+    layers = read_object(model.path / ARTIFACTS / "refit.json", MOST_RECORD_BYTES)["layers"]
+    if as_json:
+        show_json({"output": where, "layers": layers})
+        return
+    table = Table(title="Refitted: part of each layer's output missed", title_justify="left")
+    for name in ("layer", "before", "after", "change"):
+        table.add_column(name, justify="right")
+    for layer, error in layers.items():
+        before, after = error["before"], error["after"]
+        table.add_row(layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}")
+    _out.print(table)
+    _out.print(f"squares, on the text of the fit; written to {where}", highlight=False)
+
+
 def show_statistics(
     statistics: Statistics, model: Checkpoint, where: str, *, as_json: bool
 ) -> None:
@@ -151,7 +169,9 @@ def show_statistics(
     table.add_row("tokens", f"{tokens:,}")
     table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
     table.add_row("sums", ", ".join(sorted(statistics.parts)))
-    table.add_row("read-out energy, smallest layer", f"{min(energy):.3g} (the norm's eps: ~1e-6)")
+    if energy:
+        smallest = f"{min(energy):.3g} (the norm's eps: ~1e-6)"
+        table.add_row("read-out energy, smallest layer", smallest)
     table.add_row("written to", where)
     _out.print(table)
 

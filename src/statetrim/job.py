@@ -5,7 +5,9 @@ from pathlib import Path
 from typing import Any
 
 from . import estimate
-from .checkpoint import Checkpoint, with_weights
+from .checkpoint import Checkpoint, check_values, with_weights
+from .engines import Shape, propose
+from .errors import StatetrimError
 from .estimate import Machine, Step
 from .family import resized_config
 from .geometry import Geometry, resolve_keep
@@ -15,6 +17,7 @@ from .version import __version__
 
 CONTROL = "rand"
 SEQUENCE = 512  # tokens of a sequence that is evaluated
+RECOVERED_BATCH = 16  # sequences a step
 
 
 @dataclass(frozen=True)
@@ -29,10 +32,13 @@ class Job:
     length: int = 512
     batch_size: int = 8
     method: str = "drrqr"
+    value_method: str = "readout_greedy"
+    recover: int = 0  # tokens to recover on, after those of calibration; 0: as it was cut
     tasks: tuple[str, ...] = ("text", "mqar")
     data: str | Path | None = None  # where the rows of other tasks lie
     limit: int = 32  # samples of each task
     control: bool = True  # whether a random cut is measured as well
+    benchmark: bool = True  # whether both models are timed
     seed: int = 0
     layerwise: bool | None = None  # None: where two models do not fit into memory
 
@@ -59,19 +65,39 @@ class Job:
         values = (
             None if self.keep_values is None else resolve_keep(self.keep_values, before.head_v_dim)
         )
+        if values is not None:
+            check_values(self.model)
         after = before.resized(keys, values)
         resized_config(self.model.family, self.model.config, after)
         return after
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is written."""
-        assert self.after != self.model.geometry
-        find_method(self.method)
+        if self.after == self.model.geometry:
+            raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
         find_tasks(self.tasks)
+        self.heard_methods  # noqa: B018  (unknown ones are refused)
 
     @property
-    def calibrates(self) -> bool:
-        return bool(find_method(self.method).needs)
+    def methods(self) -> list[str]:
+        """One for each axis that is cut."""
+        axes = ((self.keep, self.method), (self.keep_values, self.value_method))
+        return [method for keep, method in axes if keep is not None]
+
+    @property
+    def heard_methods(self) -> list[str]:
+        """The methods that need calibration."""
+        return [method for method in self.methods if find_method(method).needs]
+
+    @property
+    def measured_from(self) -> int:
+        """Tokens of the text that calibration has seen; what follows is new to the model."""
+        return self.tokens if self.heard_methods else 0
+
+    @property
+    def trained_from(self) -> int:
+        """Tokens of the text that calibration or evaluation read; recovery takes what follows."""
+        return self.measured_from + self.limit * SEQUENCE
 
     @property
     def streamed(self) -> bool:
@@ -80,8 +106,36 @@ class Job:
             return self.layerwise
         return estimate.needs_streaming(self.model, 2, estimate.free_memory())
 
+    @property
+    def times(self) -> bool:
+        """Timing streamed weights would time the disk."""
+        return self.benchmark and not self.streamed
+
     def with_layerwise_decided(self) -> "Job":
         return replace(self, layerwise=self.streamed)
+
+
+ENGINES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "transformers": "transformers",
+    "mlx": "MLX-LM",
+    "llamacpp": "llama.cpp",
+}
+
+
+def for_engine(job: Job, engine: str) -> Job:
+    """The job with the shape that `engine` serves best, of no more state than was asked for."""
+    if engine not in ENGINES:
+        raise StatetrimError(f"there is no engine {engine!r}; choose {', '.join(ENGINES)}")
+    before, asked = job.model.geometry, Shape.of(job.after)
+    kind = str(job.model.config.get("model_type"))
+    shape = propose(kind, before, asked.head_k_dim, asked.head_v_dim, engine=ENGINES[engine])
+    return replace(
+        job,
+        keep=None if shape.head_k_dim == before.head_k_dim else shape.head_k_dim,
+        keep_values=None if shape.head_v_dim == before.head_v_dim else shape.head_v_dim,
+    )
 
 
 def steps(job: Job, machine: Machine) -> list[Step]:
@@ -91,13 +145,14 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     held = 0 if job.streamed else nbytes
     program = estimate.PROGRAM
     found = []
-    if job.calibrates:
+    methods = " and ".join(job.methods)
+    if job.heard_methods:
         gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
         seconds = estimate.reading(model, job.tokens, job.batch_size, job.length, machine)
-        does = f"{job.tokens:,} tokens of {job.text}, for {job.method}"
+        does = f"{job.tokens:,} tokens of {job.text}"
         found.append(Step("calibrate", does, seconds, program + held + gram, gram))
     heads = len(after.layers) * after.num_k_heads
-    found.append(Step("select", f"{job.method}, {heads} heads", heads * 0.01))
+    found.append(Step("select", f"{methods}, {heads} heads", heads * 0.01))
     shape = f"{after.head_k_dim} x {after.head_v_dim}"
     found.append(
         Step("prune", f"state {shape}", estimate.copying(nbytes), 64 * 2**20, nbytes),
@@ -106,11 +161,19 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     found.append(
         Step("check", "sliced equals masked, prefill equals decode", 4 * read, program + 4 * held)
     )
-    models = 3 if job.control and job.method != CONTROL else 2
+    if job.recover:
+        # Forward and backward of the student, forward of the teacher.
+        seconds = 4 * estimate.reading(model, job.recover, RECOVERED_BATCH, job.length, machine)
+        does = f"{job.recover:,} tokens, distilled from the original"
+        found.append(Step("recover", does, seconds, program + 3 * held, 2 * nbytes))
+    models = 2 + bool(job.recover) + (job.control and job.method != CONTROL)
     tokens = job.limit * SEQUENCE * len(job.tasks)
     seconds = (2 * models - 1) * estimate.reading(model, tokens, 8, SEQUENCE, machine)
     does = f"{', '.join(job.tasks)} on {models} models, {job.limit} samples a task"
-    found.append(Step("evaluate", does, seconds, program + 2 * held, nbytes if models == 3 else 0))
+    found.append(Step("evaluate", does, seconds, program + 2 * held, nbytes))
+    if job.times:
+        seconds = 60 * estimate.reading(model, 64 * 16, 16, 64, machine)
+        found.append(Step("benchmark", "both, in turns", seconds, program + 2 * held))
     found.append(Step("report", "one page", 5.0))
     return found
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from .checkpoint import CONFIG, Checkpoint, inside
+from .checkpoint import CONFIG, INDEX, Checkpoint, inside
 from .errors import StatetrimError
 from .json_file import MIB, read_object, write_object
 
@@ -47,6 +47,27 @@ def copy_companions(files: Mapping[str, Path], directory: Path) -> None:
         beside = target.with_name(target.name + ".tmp")
         shutil.copyfile(source, beside)
         finish(beside, target)
+
+
+def copy_unchanged(model: Checkpoint, directory: Path, record: str) -> str:
+    """Everything of `model` but weights and card: config, index, tokenizer, records of earlier
+    stages (not of another run of this one, which has the file name `record`).
+
+    Gives the beginning of its card; empty where there is none.
+    """
+    files = companions(model)
+    artifacts = model.path / ARTIFACTS
+    inner = sorted(artifacts.iterdir()) if artifacts.is_dir() else []
+    earlier = [p.name for p in inner if p.suffix in (".json", ".md") and p.name != record]
+    names = [f"{ARTIFACTS}/{name}" for name in earlier]
+    names += [name for name in (CONFIG, INDEX) if (model.path / name).exists()]
+    files |= {name: inside(model.path, name) for name in names}
+    card = files.pop(CARD, None)
+    copy_companions(files, directory)
+    if card is None:
+        return ""
+    with card.open(errors="replace") as file:
+        return file.read(MIB)
 
 
 def already_done(out: Path, name: str, record: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ for byte. It grows in `OUT.partial`, where the training state is kept too.
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -207,7 +207,20 @@ class _Job:
 
     def alone(self, resume: bool, out: Path) -> None:
         """One mixer after the other, in one process."""
-        raise NotImplementedError
+        from .layerwise import Layerwise, Recipe
+
+        assert self.teacher is not None
+        recipe = Recipe(**{f.name: getattr(self.options, f.name) for f in fields(Recipe)})
+        batches = self.data.batches(self.options.batch_size)
+        _check_resume(self.partial, resume)
+        with workplace(self.partial, RECORD, self.record):
+            if not self._finished():
+                directory = self.partial / TRAINING
+                job = Layerwise(self.student, self.teacher, directory, recipe)
+                result = job.run(batches, self.progress)
+                self.announce(result.adapters.coverage)
+                self.write(result.adapters, result.trained, result.curve)
+            _publish(self.partial, out)
 
     def _live(
         self, device: torch.device, gradient_checkpointing: bool, sharded: bool
@@ -251,7 +264,7 @@ class _Job:
         return "curve" in read_object(self.partial / ARTIFACTS / RECORD, MOST_RECORD_BYTES)
 
     def write(
-        self, adapters: Adapters, trained: Mapping[str, Tensor], curve: list[dict[str, float]]
+        self, adapters: Adapters, trained: Mapping[str, Tensor], curve: list[dict[str, Any]]
     ) -> None:
         """The checkpoint's files with the trained tensors replaced; the record last."""
         replacements: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -316,7 +329,8 @@ def _check(options: Options, small: Checkpoint, teacher: Checkpoint | None, shar
         )
     if not options.temperature > 0 or not 0 <= options.warm_up < 1:
         raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
-    if options.layerwise and (teacher is None or sharded or options.also):
+    alone = not dist.is_torchelastic_launched()
+    if options.layerwise and (teacher is None or sharded or options.also or not alone):
         raise StatetrimError(
             "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
             "one process"

@@ -34,9 +34,11 @@ class LayerStatistics:
     query_gradient: Tensor | None = None  # [heads, channels, copies, hidden]: of the summed loss
     key_gradient: Tensor | None = None
     output_square: Tensor | None = None  # [value heads]: mean square of the read-out, summed
-    readout_gram: Tensor | None = (
-        None  # [value heads, channels, channels]: a'a behind norm and gate
-    )
+    readout_gram: Tensor | None = None  # [value heads, channels, channels]: behind norm and gate
+    # Of a cut layer with n read-out channels in all, a', and the layer before the cut, y:
+    readout_moment: Tensor | None = None  # [n, n]: a'a'
+    target_moment: Tensor | None = None  # [hidden, n]: ya'
+    target_square: Tensor | None = None  # [1]: y's squares
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
         sums: dict[str, Any] = {"tokens": self.tokens + other.tokens}
@@ -50,6 +52,8 @@ class LayerStatistics:
         return LayerStatistics(**sums)
 
 
+REFIT_PARTS = ("readout_moment", "target_moment", "target_square")
+"""What `refit` needs: sums over a cut model and its original side by side."""
 PARTS = tuple(part.name for part in fields(LayerStatistics) if part.name != "tokens")
 
 

@@ -8,13 +8,15 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from . import console
+from . import console, recovery_console
 from .checkpoint import Checkpoint
+from .deployment import deployment
 from .estimate import Step
-from .job import Job
+from .job import ENGINES, Job
 from .json_file import MIB, read_object
 from .output import ARTIFACTS
 from .scores import Scores
+from .serving import stored_dtype
 from .sweep_file import Measured, Sweep
 from .trimming import RECORD
 from .watch import Watch
@@ -42,6 +44,9 @@ class Spoken(Watch):
 
     def bytes(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
         return console.bytes_progress(label, total)
+
+    def training(self) -> AbstractContextManager[tuple[Callable[..., None], Callable[..., None]]]:
+        return recovery_console.training_progress()
 
     def tasks(self) -> AbstractContextManager[Callable[[str, str, int, int], None]]:
         return console.tasks_progress()
@@ -108,12 +113,26 @@ def show_trimmed(job: Job, small: Checkpoint, *, as_json: bool) -> None:
         "",
         "load it:   AutoModelForCausalLM.from_pretrained("
         f"{str(small.path)!r}){_needs(checks['runtime'])}",
-        f"serve it:  statetrim inspect {small.path}",
+        *_serving(small),
         f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}",
     ):
         _out.print(line, highlight=False, soft_wrap=True)
     for warning in found["warnings"]:
         _err.print(f"warning: {warning}", style="yellow", highlight=False, soft_wrap=True)
+
+
+def _serving(small: Checkpoint) -> list[str]:
+    """A command for each engine that takes this shape, and the names of those that do not."""
+    found = deployment(small, None, dtype=stored_dtype(small))
+    serving = [
+        f"serve it:  {command.replace('MODEL', str(small.path))}   # {engine}"
+        for engine, command in found.commands.items()
+        if engine in ENGINES.values()
+    ]
+    refused = sorted({line.engine for line in found.engines if line.verdict == "refused"})
+    if refused:
+        serving.append(f"refused by {', '.join(refused)}: statetrim inspect {small.path} says why")
+    return serving or [f"serve it:  statetrim inspect {small.path}"]
 
 
 def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:

@@ -1,4 +1,4 @@
-"""The one command: calibrate, select, prune, check, evaluate, report, each from the one before.
+"""The one command: calibrate, select, prune, check, recover, evaluate, benchmark, report.
 
 Stages meet through their artifacts in `OUT.partial`. A finished artifact has its final name, so a
 rerun of the same job goes on after it, and another job's directory is refused. The result takes
@@ -11,17 +11,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from .benchmarking import benchmark
 from .calibration import calibrate
 from .checkpoint import Checkpoint, open_checkpoint
 from .checks import check_cut
 from .estimate import free_memory, needs_streaming
 from .evaluation import evaluate
-from .job import CONTROL, Job
+from .job import CONTROL, RECOVERED_BATCH, Job
 from .json_file import MIB, read_object, write_object, write_text
 from .model_card import with_measurements
 from .output import ARTIFACTS, CARD, already_done, sync_directory, workplace
 from .plan import Plan
 from .pruning import prepare, prune
+from .recovery import recover
+from .reporting import report
 from .scores import Scores
 from .selection import select
 from .statistics import Statistics
@@ -65,24 +68,68 @@ class Run:
 
     def finish(self, out: Path, record: dict[str, Any]) -> None:
         plan = self.plan()
-        small = self.pruned("pruned", plan)
-        checks = self.checks(plan, small)
+        pruned = self.pruned("pruned", plan)
+        checks = self.checks(plan, pruned)
+        small = self.recovered(pruned) if self.job.recover else pruned
         scored = self.directory / "scores.json"
         if not scored.exists():
-            self.scores([small, *self.control()], scored)
+            between = [pruned] if small is not pruned else []
+            self.scores([small, *between, *self.control()], scored)
+        if self.job.times:
+            self.timings(small)
         scores, home = Scores.load(scored), small.path / ARTIFACTS
-        for name in ("statistics.safetensors", "scores.json"):
+        for name in ("statistics.safetensors", "scores.json", "timings.json"):
             if (self.directory / name).exists():
                 _link(self.directory / name, home / name)
         card = small.path / CARD
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores))
         write_object(home / RECORD, {**record, "checks": checks, "warnings": warnings(scores)})
+        self.report(small.path)
         small.path.rename(out)
         sync_directory(out.parent)
 
+    def report(self, small: Path) -> None:
+        home = small / ARTIFACTS
+        made = [home / name for name in ("scores.json", "timings.json")]
+        self.watch.begins("report")
+        shutil.rmtree(home / "report", ignore_errors=True)  # half of one, from a killed run
+        report([self.job.model.path, small, *filter(Path.exists, made)], home / "report")
+
+    def recovered(self, pruned: Checkpoint) -> Checkpoint:
+        job, out = self.job, self.directory / "recovered"
+
+        def make() -> None:
+            with self.watch.training() as (announce, progress):
+                recover(
+                    pruned,
+                    teacher=job.model,
+                    text=job.text,
+                    tokens=job.recover,
+                    skip=job.trained_from,
+                    length=job.length,
+                    batch_size=RECOVERED_BATCH,
+                    layerwise=bool(job.layerwise),
+                    seed=job.seed,
+                    out=out,
+                    resume=True,
+                    announce=announce,
+                    progress=progress,
+                )
+
+        self._stage("recover", out, make)
+        return open_checkpoint(out, job.model.family)
+
+    def timings(self, small: Checkpoint) -> None:
+        path = self.directory / "timings.json"
+
+        def make() -> None:
+            benchmark([small], baseline=self.job.model, rounds=3, out=path)
+
+        self._stage("benchmark", path, make)
+
     def statistics(self) -> Statistics | None:
         job, path = self.job, self.directory / "statistics.safetensors"
-        if not job.calibrates:
+        if not job.heard_methods:
             return None
 
         def make() -> None:
@@ -91,7 +138,7 @@ class Run:
                     job.model,
                     job.text,
                     tokens=job.tokens,
-                    methods=[job.method],
+                    methods=job.heard_methods,
                     length=job.length,
                     batch_size=job.batch_size,
                     layerwise=bool(job.layerwise),
@@ -105,20 +152,21 @@ class Run:
 
     def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
         job, path = self.job, self.directory / name
-        chosen = method or job.method
         statistics = None if method else self.statistics()
 
         def make() -> None:
             select(
                 job.model,
-                chosen,
+                method or job.method,
                 job.keep,
+                keep_values=job.keep_values,
+                value_method=method or job.value_method,
                 seed=job.seed,
                 statistics=statistics,
                 progress=self.watch.layers("selecting"),
             ).save(path)
 
-        self._stage(f"select by {chosen}", path, make)
+        self._stage(f"select by {method or ' and '.join(job.methods)}", path, make)
         return Plan.load(path)
 
     def pruned(self, name: str, plan: Plan) -> Checkpoint:
@@ -128,7 +176,7 @@ class Run:
             with self.watch.bytes("pruning", size) as progress:
                 prune(self.job.model, plan, out, progress=progress)
 
-        self._stage(f"prune to {plan.keep} channels", out, make)
+        self._stage(f"prune ({name})", out, make)
         return open_checkpoint(out, self.job.model.family)
 
     def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
@@ -159,7 +207,7 @@ class Run:
                     tasks=job.tasks,
                     data=job.data,
                     text=job.text if "text" in job.tasks else None,
-                    skip=job.tokens,  # not what it was calibrated on
+                    skip=job.measured_from,
                     limit=job.limit,
                     batch_size=job.batch_size,
                     layerwise=bool(job.layerwise),
@@ -180,7 +228,7 @@ class Run:
 
 def warnings(scores: Scores) -> list[str]:
     """What a user should know before serving the cut model, which is the second of the scores."""
-    small, *controls = scores.models[1:]
+    small, controls = scores.models[1], [name for name in scores.models if name == CONTROL]
     found = []
     change = recall_change(scores, small)
     if change is not None and change.high < 0:

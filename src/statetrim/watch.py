@@ -20,6 +20,9 @@ class Watch:
     def bytes(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
         return nullcontext(lambda count: None)
 
+    def training(self) -> AbstractContextManager[tuple[Callable[..., None], Callable[..., None]]]:
+        return nullcontext((lambda coverage: None, lambda moment: None))
+
     def tasks(self) -> AbstractContextManager[Callable[[str, str, int, int], None]]:
         return nullcontext(lambda model, task, done, total: None)
 

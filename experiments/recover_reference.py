@@ -1,0 +1,127 @@
+"""What does recovery bring back? Methods and widths on one checkpoint, before and after, and the
+dense control: the original given the same recovery.
+
+    python experiments/recover_reference.py MODEL --text train.jsonl --test wiki.valid.raw \\
+        --work WORK [--results docs/recovery.jsonl] [--tokens 393216]
+
+Calibrates once, prunes and recovers through the product below WORK, and adds one line per run to
+the results. Runs that are there already are not repeated, and a run that was stopped goes on.
+Recovery reads other text than calibration did. NLL, KL and recall are measured as in
+compare_methods.py.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers.utils import logging as transformers_logging
+
+import statetrim as st
+from compare_methods import CALIBRATED, Judge, calibrated
+
+METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
+CALIBRATION_TOKENS = 128 * 512
+
+Row = dict[str, Any]
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    """What identifies a line of the results; the control first."""
+    recipe = {
+        "model": options.name or options.model.resolve().name,
+        "tokens": options.tokens,
+        "learning_rate": options.learning_rate,
+    }
+    found = [{**recipe, "method": "none", "keep": 1.0}]
+    for keep in options.keep:
+        found += [{**recipe, "method": method, "keep": keep} for method in options.methods]
+    return found
+
+
+def pruned(model: st.Checkpoint, row: Row, heard: dict[str, st.Statistics], options: Any) -> Path:
+    """The directory of the cut checkpoint; made if it is not there."""
+    out: Path = options.work / f"{row['model']}-{row['method']}-{row['keep']}"
+    if not out.exists():
+        needs = row["method"] in CALIBRATED
+        if needs and not heard:
+            heard["text"] = calibrated(model, options.text, "text")
+        statistics = heard["text"] if needs else None
+        st.prune(model, st.select(model, row["method"], row["keep"], statistics=statistics), out)
+    return out
+
+
+def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> st.Checkpoint:
+    rate = f"{row['tokens']}-{row['learning_rate']:g}"
+    out = options.work / f"{row['model']}-{row['method']}-{row['keep']}-recovered-{rate}"
+    last = [0.0]
+
+    def tell(moment: Any) -> None:
+        if time.monotonic() - last[0] > 20 or moment.step == moment.steps:
+            last[0] = time.monotonic()
+            print(f"  {moment.step}/{moment.steps} loss {moment.loss:.4f}", flush=True)
+
+    return st.recover(
+        small,
+        teacher=model,
+        text=options.text,
+        tokens=row["tokens"],
+        length=options.length,
+        skip=CALIBRATION_TOKENS,
+        learning_rate=row["learning_rate"],
+        control=row["method"] == "none",
+        save_every=20,
+        out=out,
+        resume=True,
+        progress=tell,
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="calibration and recovery text")
+    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
+    parser.add_argument("--work", type=Path, required=True, help="where checkpoints are kept")
+    parser.add_argument("--results", type=Path, default=Path("docs/recovery.jsonl"))
+    parser.add_argument("--name", help="of the model in the results; default: its directory's")
+    parser.add_argument("--methods", nargs="+", default=list(METHODS))
+    parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.25])
+    parser.add_argument("--tokens", type=int, default=96 * 16 * 256)
+    parser.add_argument("--length", type=int, default=256)
+    parser.add_argument("--learning-rate", type=float, default=2e-3)
+    parser.add_argument("--windows", type=int, default=320, help="of the test text")
+    options = parser.parse_args()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    done: list[Row] = []
+    if options.results.exists():
+        done = [json.loads(line) for line in options.results.read_text().splitlines()]
+    missing = [row for row in cases(options) if not any(row.items() <= old.items() for old in done)]
+    if not missing:
+        return
+    model, heard = st.open(options.model), dict[str, st.Statistics]()
+    judge = Judge(model, options.test, options.windows)
+    for row in missing:
+        print(f"{row['method']} {row['keep']:.0%}", flush=True)
+        dense = row["method"] == "none"
+        small = model if dense else st.open(pruned(model, row, heard, options))
+        before = judge.measure(judge.original if dense else st.load(small))
+        began = time.monotonic()
+        recovered = run(model, row, small, options)
+        seconds = round(time.monotonic() - began)
+        after = judge.measure(st.load(recovered))
+        line = row | {"length": options.length, "before": before, "after": after}
+        with options.results.open("a") as results:
+            results.write(json.dumps(line | {"seconds": seconds}) + "\n")
+        print(f"  NLL {before['nll']} -> {after['nll']}, {seconds} s", flush=True)
+
+
+if __name__ == "__main__":
+    main()
