@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from .plan import Plan
     from .pruning import prepare, prune
     from .recovery import recover
-    from .reporting import report
     from .refitting import refit
+    from .reporting import report
     from .scores import Score, Scores
     from .selection import select
     from .serving import StateReport, inspect
@@ -109,8 +109,8 @@ __all__ = [
     "prepare",
     "prune",
     "recover",
-    "report",
     "refit",
+    "report",
     "rows",
     "select",
     "serves",

@@ -101,13 +101,24 @@ def _read_records(found: Findings, path: Path) -> None:
         _put(found, "plan", own, path / RECORDS / "plan.json")
     elif not _same(own, found.plan):
         raise StatetrimError(f"{found.sources['plan']} is not the plan that {path} was cut by")
-    recovered = (path / RECORDS / "recover.json").exists()
-    for name in WITHIN:
-        field_name = "recovery" if name == "recover" else name
-        stale = recovered and name in ("trim", "scores", "analysis", "timings")  # of before that
-        file = path / RECORDS / f"{name}.json"
-        if file.exists() and getattr(found, field_name) is None and not stale:
+    there = [name for name in WITHIN if (path / RECORDS / f"{name}.json").exists()]
+    for name in there[:] if _measured_before_recovery(path) else ():
+        if name not in ("prune", "recover"):
+            there.remove(name)
+    for name in there:
+        if getattr(found, "recovery" if name == "recover" else name) is None:
             _read(found, inside(path, f"{RECORDS}/{name}.json"))
+
+
+def _measured_before_recovery(path: Path) -> bool:
+    """Whether a checkpoint was trained after its scores were taken, which then are not its own."""
+    if not (path / RECORDS / "recover.json").exists():
+        return False
+    if (path / RECORDS / "source_recover.json").exists():
+        return True
+    if not (path / RECORDS / "trim.json").exists():
+        return True
+    return not read_object(inside(path, f"{RECORDS}/trim.json"), MOST_RECORD_BYTES).get("recover")
 
 
 def _read(found: Findings, path: Path) -> None:
