@@ -241,7 +241,8 @@ def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_p
         assert low <= narrow.scores[name].value <= high
     assert whole.scores["text kl"].value == 0 < wide.scores["text kl"].value
     files = {path.name for path in out.iterdir()}
-    assert "sweep.json" in files and len([name for name in files if "plan-" in name]) == 2
+    assert {"sweep.json", "sweep.svg", "report"} <= files
+    assert len([name for name in files if "plan-" in name]) == 2
     assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
     assert st.Sweep.load(out / "sweep.json") == found
     plan = st.Plan.load(next(out.glob("plan-4x*.json")))
