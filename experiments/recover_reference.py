@@ -2,7 +2,7 @@
 dense control: the original given the same recovery.
 
     python experiments/recover_reference.py MODEL --text train.jsonl --test wiki.valid.raw \\
-        --work WORK [--results docs/recovery.jsonl] [--tokens 393216]
+        --work WORK [--results docs/recovery.jsonl] [--tokens 98304]
 
 Calibrates once, prunes and recovers through the product below WORK, and adds one line per run to
 the results. Runs that are there already are not repeated, and a run that was stopped goes on.
@@ -91,10 +91,10 @@ def main() -> None:
     parser.add_argument("--name", help="of the model in the results; default: its directory's")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.25])
-    parser.add_argument("--tokens", type=int, default=96 * 16 * 256)
+    parser.add_argument("--tokens", type=int, default=24 * 16 * 256)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--windows", type=int, default=320, help="of the test text")
+    parser.add_argument("--windows", type=int, default=128, help="of the test text")
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

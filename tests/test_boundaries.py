@@ -43,6 +43,7 @@ HEAVY_ALLOWED = {
     "harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
     "figures": {"matplotlib"},
+    "sweep_figure": {"matplotlib"},
     "loading": {"transformers", "fla"},
     "adapters": {"peft"},
     "layerwise": {"accelerate", "transformers"},

@@ -154,8 +154,8 @@ def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
     heard = st.calibrate(small, text, original=model, **SETTINGS)
     before = layer_errors(small, heard)
     after = layer_errors(st.refit(small, heard, out=tmp_path / "out", damping=0.0), heard)
-    # The scale falls by the root of 2 for every token, so (1 - 1/sqrt(2))^2 of the squares is missed
-    # before, and nothing after; but for tokens whose read-out is so small that eps counts.
+    # The scale falls by the root of 2 for every token, so (1 - 1/sqrt(2))^2 of the squares is
+    # missed before, and nothing after; but for tokens whose read-out is so small that eps counts.
     assert all(error == pytest.approx(0.0858, rel=0.02) for error in before.values())
     assert all(abs(error) < 3e-4 for error in after.values())
 

@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 @pytest.fixture(scope="module")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.jsonl"
-    tiny.write_text(path, 2**12)
+    tiny.write_text(path, 2**14)
     return path
 
 
@@ -61,7 +61,7 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     from transformers import PreTrainedTokenizerFast
 
     # For some types transformers takes a tokenizer class of its own, which knows no word of ours.
-    for stage in ("calibration", "evaluation"):
+    for stage in ("calibration", "evaluation", "trimming"):
         monkeypatch.setattr(
             f"statetrim.{stage}.load_tokenizer",
             lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
@@ -83,11 +83,13 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
 
 
 def result(path: Path) -> dict[str, Any]:
-    """Everything that a rerun must give again, byte for byte."""
+    """Everything that a rerun must give again, byte for byte; a report tells where it lies."""
+    assert (path / "statetrim" / "report" / "report.html").exists()
     return {
         name: content
         for name, (_, _, content, _) in fingerprint(path).items()
-        if not name.endswith(".json") or name.endswith(("plan.json", "trim.json", "config.json"))
+        if "report" not in name
+        and (not name.endswith(".json") or name.endswith(("plan.json", "trim.json", "config.json")))
     } | {"scores": st.Scores.load(path / "statetrim" / "scores.json").scores}
 
 
@@ -139,7 +141,7 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     small = st.open(out)
     assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (16, 16)
     found = {file.name for file in (out / "statetrim").iterdir()}
-    assert {"recover.json", "timings.json", "report"} <= found
+    assert {"refit.json", "recover.json", "timings.json", "report"} <= found
     said = json.loads(printed)
     assert said["scores"]["models"] == ["model", "recovered", "pruned", "rand"]
     assert said["checks"]["sliced_against_masked"] < 1e-4
@@ -182,6 +184,8 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
         (["--sweep", "6,6"], "shapes that all differ"),
         (["--keep", "6", "--method", "nonsense"], "nonsense"),
         (["--keep", "12"], "nothing would change"),
+        (["--keep", "6", "--recover", "1m"], "fewer than the"),
+        (["--keep", "6", "--for", "abacus"], "no engine 'abacus'; choose vllm"),
     ],
 )
 def test_mistakes_are_one_sentence(
@@ -237,7 +241,8 @@ def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_p
         assert low <= narrow.scores[name].value <= high
     assert whole.scores["text kl"].value == 0 < wide.scores["text kl"].value
     files = {path.name for path in out.iterdir()}
-    assert "sweep.json" in files and len([name for name in files if "plan-" in name]) == 2
+    assert {"sweep.json", "sweep.svg", "report"} <= files
+    assert len([name for name in files if "plan-" in name]) == 2
     assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
     assert st.Sweep.load(out / "sweep.json") == found
     plan = st.Plan.load(next(out.glob("plan-4x*.json")))

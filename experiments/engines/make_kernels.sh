@@ -10,8 +10,8 @@ sglang=${3:-0.5.23}
 "$target/bin/pip" install --quiet --upgrade pip
 # Triton 3.9 has no block pointers any more, which SGLang's chunk kernels need.
 "$target/bin/pip" install --quiet torch==2.13.0 triton==3.8.0 numpy transformers==5.19.0 \
-    cachetools cbor2 cloudpickle einops msgspec openai-harmony orjson pillow psutil pybase64 pydantic \
-    python-json-logger pyzmq regex requests setuptools
+    aiohttp cachetools cbor2 cloudpickle einops ipython msgspec openai-harmony orjson pillow psutil pybase64 pydantic \
+    python-json-logger pyzmq regex requests setuptools starlette
 # Only their Python files matter here: none of their compiled parts is run.
 "$target/bin/pip" install --quiet --no-deps "vllm==$vllm" "sglang==$sglang"
 "$target/bin/python" -c 'import torch, triton; print("kernels compile with triton", triton.__version__)'

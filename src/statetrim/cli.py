@@ -81,6 +81,10 @@ def trim(
     value_method: Annotated[
         str, typer.Option(help="How value channels are chosen.")
     ] = "readout_greedy",
+    refit: Annotated[
+        bool | None,
+        typer.Option(help="Fit output projections anew; else only where values are cut."),
+    ] = None,
     recover: Annotated[
         str, typer.Option(help="Tokens to recover on after the cut, such as 64m; 0 for none.")
     ] = "0",
@@ -118,6 +122,7 @@ def trim(
         tokens=_count(tokens),
         method=method,
         value_method=value_method,
+        refit=refit,
         recover=_count(recover),
         tasks=tuple(name.strip() for name in tasks.split(",")),
         data=data,

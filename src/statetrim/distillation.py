@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from .logit_head import LogitHead
 
-CHUNK_LOGITS = 2**24
-"""Logits of one model held at a time: 64 MiB in float32."""
+CHUNK_LOGITS = {"cpu": 2**20, "cuda": 2**24}
+"""Logits of one model held at a time: as many as fit a CPU cache, or keep a GPU busy."""
 
 
 class Distillation(nn.Module):
@@ -97,7 +97,7 @@ class _ChunkedLoss(torch.autograd.Function):
         if taught is not None:
             assert teacher_head is not None
             teacher_weight, teacher_bias = teacher_head.weight, teacher_head.bias
-        chunk = chunk or max(16, CHUNK_LOGITS // len(weight))
+        chunk = chunk or max(16, CHUNK_LOGITS.get(hidden.device.type, 2**24) // len(weight))
         wanted = ctx.needs_input_grad[0]
         gradient = torch.empty_like(hidden) if wanted else None
         parts = torch.zeros(2, dtype=torch.float64, device=hidden.device)
@@ -109,7 +109,7 @@ class _ChunkedLoss(torch.autograd.Function):
                 teaching = teacher_head.logits(taught[here], teacher_weight, teacher_bias)
             slope = _chunk(logits, targets[here], teaching, temperature, parts, wanted)
             if gradient is not None:
-                gradient[here] = head.backward(slope / count, logits, weight).to(gradient.dtype)
+                gradient[here] = head.backward(slope, logits, weight).div_(count)
         parts = (parts / count).float()
         if gradient is not None:
             ctx.save_for_backward(gradient)
@@ -130,7 +130,10 @@ def _chunk(
     parts: Tensor,
     differentiate: bool,
 ) -> Tensor:
-    """Add the chunk's sums to `parts`; returns the gradient by its logits (overwritable)."""
+    """Add the chunk's sums to `parts`; returns the gradient by its logits, if wanted.
+
+    In place wherever possible: these are the largest tensors of a step. `teaching` is used up.
+    """
     rows = torch.arange(len(targets), device=targets.device)
     log_q = logits.log_softmax(-1)
     parts[0] -= log_q[rows, targets].sum(dtype=torch.float64)
@@ -140,9 +143,9 @@ def _chunk(
         slope[rows, targets] -= 1
     if teaching is not None:
         warm_q = (logits / temperature).log_softmax(-1)
-        warm_p = (teaching / temperature).log_softmax(-1)
-        p = warm_p.exp()
-        parts[1] += (p * (warm_p - warm_q)).sum(-1).sum(dtype=torch.float64)
+        warm_p = teaching.div_(temperature).log_softmax(-1)
+        p = torch.exp(warm_p, out=teaching)
+        parts[1] += torch.linalg.vecdot(p, warm_p.sub_(warm_q)).sum(dtype=torch.float64)
         if differentiate:
-            slope += temperature * (warm_q.exp_() - p)
+            slope.add_(warm_q.exp_().sub_(p), alpha=temperature)
     return slope

@@ -74,7 +74,7 @@ def save_all(analyses: Mapping[str, Analysis], directory: str | Path) -> list[Pa
 def utilization_curves(analyses: Mapping[str, Analysis]) -> Figure:
     """Rank utilization by token, mean over layers and heads, one line an analysis."""
     first = next(iter(analyses.values()))
-    with _figure(7.0, 3.9) as figure:
+    with drawn(7.0, 3.9) as figure:
         axes = figure.add_subplot()
         for label, analysis, line in _lines(analyses):
             width = f"{label} ({analysis.widest})" if len(analyses) > 1 else label
@@ -86,7 +86,7 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Figure:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=None))
         if len(analyses) > 1:
             _legend_beside(figure, axes, "model (largest rank)")
-        _caption(
+        captioned(
             figure,
             "How to read it: effective rank of the state, as a share of the largest rank it could "
             "have, after each token; mean over layers, heads and sequences. Lines with the same "
@@ -105,7 +105,7 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Figure:
                 f"{label} has no layer {layer} with a head {head}; its linear layers are "
                 f"{', '.join(map(str, analysis.layers))[:80]}, each with heads 0 to {heads - 1}"
             )
-    with _figure(8.0, 4.1) as figure:
+    with drawn(8.0, 4.1) as figure:
         left, right = figure.subplots(1, 2)
         lowest, highest = BINS, 0
         for label, analysis, line in _lines(analyses):
@@ -132,7 +132,7 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Figure:
         right.set_ylabel("singular values per state and bin")
         figure.suptitle(f"State spectrum of layer {layer}, head {head}", fontsize=10)
         _legend_beside(figure, left, None)
-        _caption(
+        captioned(
             figure,
             "How to read it: left, the singular values of the head's state in order, each averaged "
             "over tokens after the burn-in; a steep fall means few directions carry the memory. "
@@ -148,7 +148,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Figure:
     top = max(float(panel.nan_to_num().max()) for panel in panels.values())
     layers, heads = next(iter(panels.values())).shape
     width = min(11.0, 1.6 + len(panels) * (1.0 + 0.5 * min(heads, MOST_NUMBERED)))
-    with _figure(max(5.0, width), 2.3 + 0.3 * min(layers, 24)) as figure:
+    with drawn(max(5.0, width), 2.3 + 0.3 * min(layers, 24)) as figure:
         axes = figure.subplots(1, len(panels), squeeze=False)[0]
         for place, (label, panel) in zip(axes, panels.items(), strict=True):
             image = place.imshow(panel.numpy(), cmap=SEQUENTIAL, vmin=0, vmax=top, aspect="auto")
@@ -160,7 +160,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Figure:
         bar = figure.colorbar(image, ax=list(axes), format=PercentFormatter(1.0), pad=0.02)
         bar.set_label("rank utilization")
         bar.outline.set_visible(False)
-        _caption(
+        captioned(
             figure,
             "How to read it: one cell is one head; its colour is the share of the largest possible "
             "rank that its state uses, on average after the burn-in. Dark heads keep little.",
@@ -173,7 +173,7 @@ def filter_picture(analysis: Analysis) -> Figure:
     layers = _spread(list(analysis.layers), MOST_FILTER_LAYERS)
     if analysis.geometry.conv_width == 0:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
-    with _figure(8.6, 1.6 + 1.15 * len(layers)) as figure:
+    with drawn(8.6, 1.6 + 1.15 * len(layers)) as figure:
         grid = figure.subplots(len(layers), 2, squeeze=False)
         for row, layer in enumerate(layers):
             found = analysis.layers[layer]
@@ -188,7 +188,7 @@ def filter_picture(analysis: Analysis) -> Figure:
         bar = figure.colorbar(image, ax=grid, pad=0.02)
         bar.set_label("tap of the unit filter")
         bar.outline.set_visible(False)
-        _caption(
+        captioned(
             figure,
             "How to read it: every column is the filter of one channel, oldest token at the top, "
             "lines part the heads. Stripes that run through a head are filters its channels share. "
@@ -258,7 +258,8 @@ def _legend_beside(figure: Figure, axes: Axes, title: str | None) -> None:
     )
 
 
-def _caption(figure: Figure, text: str) -> None:
+def captioned(figure: Figure, text: str) -> None:
+    """How to read it, below."""
     characters = int(figure.get_figwidth() * 16.5)
     lines = "\n".join(textwrap.wrap(text, characters))
     figure.supxlabel(lines, fontsize=8, x=0.015, ha="left", color="#444444")
@@ -279,7 +280,7 @@ def _chance(width: int) -> float:
 
 
 @contextmanager
-def _figure(width: float, height: float) -> Iterator[Figure]:
+def drawn(width: float, height: float) -> Iterator[Figure]:
     """A figure of our style, drawn without pyplot: no window, no state left behind."""
     with matplotlib.rc_context(STYLE):
         yield Figure(figsize=(width, height))

@@ -33,6 +33,7 @@ class Job:
     batch_size: int = 8
     method: str = "drrqr"
     value_method: str = "readout_greedy"
+    refit: bool | None = None  # None: where values are cut, as the norm's scale changes there
     recover: int = 0  # tokens to recover on, after those of calibration; 0: as it was cut
     tasks: tuple[str, ...] = ("text", "mqar")
     data: str | Path | None = None  # where the rows of other tasks lie
@@ -79,6 +80,13 @@ class Job:
         self.heard_methods  # noqa: B018  (unknown ones are refused)
 
     @property
+    def read_tokens(self) -> int:
+        """Tokens of the text that the whole run reads."""
+        if self.recover:
+            return self.trained_from + self.recover
+        return self.trained_from if "text" in self.tasks else self.measured_from
+
+    @property
     def methods(self) -> list[str]:
         """One for each axis that is cut."""
         axes = ((self.keep, self.method), (self.keep_values, self.value_method))
@@ -90,9 +98,13 @@ class Job:
         return [method for method in self.methods if find_method(method).needs]
 
     @property
+    def refits(self) -> bool:
+        return self.keep_values is not None if self.refit is None else self.refit
+
+    @property
     def measured_from(self) -> int:
         """Tokens of the text that calibration has seen; what follows is new to the model."""
-        return self.tokens if self.heard_methods else 0
+        return self.tokens if self.heard_methods or self.refits else 0
 
     @property
     def trained_from(self) -> int:
@@ -161,6 +173,12 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     found.append(
         Step("check", "sliced equals masked, prefill equals decode", 4 * read, program + 4 * held)
     )
+    if job.refits:
+        seconds = 2 * estimate.reading(model, job.tokens, job.batch_size, job.length, machine)
+        width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
+        moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
+        does = "output projections, in closed form"
+        found.append(Step("refit", does, seconds, program + 2 * held + moments, nbytes + moments))
     if job.recover:
         # Forward and backward of the student, forward of the teacher.
         seconds = 4 * estimate.reading(model, job.recover, RECOVERED_BATCH, job.length, machine)

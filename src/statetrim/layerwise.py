@@ -214,8 +214,8 @@ class _Apprentice:
         self.optimizer.step()
         self.schedule.step()
         line = {"layer": self.layer, "step": len(self.curve) + 1, "tokens": tokens}
-        self.curve.append(line | {"loss": float(loss), "learning_rate": rate})
-        return float(loss)
+        self.curve.append(line | {"loss": float(loss.detach()), "learning_rate": rate})
+        return float(loss.detach())
 
     def save(self, target: Path) -> None:
         """What was learned, and all that is needed to write it back; then the mixer is let go."""

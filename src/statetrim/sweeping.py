@@ -3,6 +3,7 @@
 A cut is on disk only while it is measured; what stays is its plan, its scores and the picture.
 """
 
+import importlib.util
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,6 +14,7 @@ from .checkpoint import Checkpoint, open_checkpoint
 from .errors import StatetrimError
 from .job import Job
 from .output import already_done, sync_directory, workplace
+from .reporting import report
 from .scores import Score, Scores
 from .sweep_file import Measured, Point, Sweep
 from .trimming import Run
@@ -56,10 +58,23 @@ def run(job: Job, shapes: Sequence[str], out: str | Path, watch: Watch) -> Sweep
             ]
             original = points[0][0]
             cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
-            Sweep(job.model.path.resolve().name, [original, *cuts], record).save(partial / FILE)
+            found = Sweep(job.model.path.resolve().name, [original, *cuts], record)
+            found.save(partial / FILE)
+            _draw(found, partial)
             partial.rename(out)
             sync_directory(out.parent)
     return Sweep.load(out / FILE)
+
+
+def _draw(found: Sweep, directory: Path) -> None:
+    """The picture, where matplotlib is installed, and the page, which draws its own."""
+    shutil.rmtree(directory / "report", ignore_errors=True)  # half of one, from a killed run
+    report([directory / FILE], directory / "report")
+    if importlib.util.find_spec("matplotlib") is not None:
+        from .figures import save
+        from .sweep_figure import sweep_figure
+
+        save(sweep_figure(found), directory / "sweep")
 
 
 def _measure(job: Job, directory: Path, watch: Watch) -> tuple[Point, Point]:
@@ -76,8 +91,13 @@ def _measure(job: Job, directory: Path, watch: Watch) -> tuple[Point, Point]:
 
 
 def _of_shape(job: Job, shape: str) -> Job:
-    keys, by, values = shape.strip().partition("x")
-    return replace(job, keep=keys or None, keep_values=values if by else None)
+    keys, _, values = shape.strip().partition("x")
+    before = job.model.geometry
+    return replace(
+        job,
+        keep=None if keys == str(before.head_k_dim) else keys,  # 128x64 cuts values alone
+        keep_values=None if values in ("", str(before.head_v_dim)) else values,
+    )
 
 
 def _point(job: Job, scores: Scores, number: int) -> Point:

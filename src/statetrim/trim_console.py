@@ -149,7 +149,7 @@ def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:
         table.add_row(shape, console.mib(point.state_bytes), *cells)
     _out.print(table)
     _out.print(
-        f"intervals of 95%, paired with the original; plans and scores are in {where}",
+        f"intervals of 95%, paired with the original; plans, scores and the picture are in {where}",
         highlight=False,
         soft_wrap=True,
     )

@@ -15,15 +15,18 @@ from .benchmarking import benchmark
 from .calibration import calibrate
 from .checkpoint import Checkpoint, open_checkpoint
 from .checks import check_cut
+from .data import sequences
 from .estimate import free_memory, needs_streaming
 from .evaluation import evaluate
-from .job import CONTROL, RECOVERED_BATCH, Job
+from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
 from .json_file import MIB, read_object, write_object, write_text
+from .loading import load_tokenizer
 from .model_card import with_measurements
 from .output import ARTIFACTS, CARD, already_done, sync_directory, workplace
 from .plan import Plan
 from .pruning import prepare, prune
 from .recovery import recover
+from .refitting import refit
 from .reporting import report
 from .scores import Scores
 from .selection import select
@@ -33,6 +36,7 @@ from .verdicts import recall_change
 from .watch import Watch
 
 RECORD = "trim.json"
+_QUICKLY_COUNTED = 2**23  # tokens; more would take longer than it is worth
 
 
 def trim(
@@ -52,11 +56,13 @@ def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
     partial = out.with_name(out.name + ".partial")
     if not already_done(out, RECORD, record):
         job.check()
+        _check_text(job)
         with workplace(partial, RECORD, record):
             Run(job.with_layerwise_decided(), partial, watch).finish(out, record)
     if partial.exists():
         with workplace(partial, RECORD, record):  # ours, and nobody's at work in it
             shutil.rmtree(partial)
+    _report(job.model, out, watch)
     return open_checkpoint(out, job.model.family)
 
 
@@ -70,7 +76,8 @@ class Run:
         plan = self.plan()
         pruned = self.pruned("pruned", plan)
         checks = self.checks(plan, pruned)
-        small = self.recovered(pruned) if self.job.recover else pruned
+        fitted = self.refitted(pruned) if self.job.refits else pruned
+        small = self.recovered(fitted) if self.job.recover else fitted
         scored = self.directory / "scores.json"
         if not scored.exists():
             between = [pruned] if small is not pruned else []
@@ -84,16 +91,35 @@ class Run:
         card = small.path / CARD
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores))
         write_object(home / RECORD, {**record, "checks": checks, "warnings": warnings(scores)})
-        self.report(small.path)
         small.path.rename(out)
         sync_directory(out.parent)
 
-    def report(self, small: Path) -> None:
-        home = small / ARTIFACTS
-        made = [home / name for name in ("scores.json", "timings.json")]
-        self.watch.begins("report")
-        shutil.rmtree(home / "report", ignore_errors=True)  # half of one, from a killed run
-        report([self.job.model.path, small, *filter(Path.exists, made)], home / "report")
+    def refitted(self, pruned: Checkpoint) -> Checkpoint:
+        """The output projections fitted anew to the read-out that is left."""
+        job, out = self.job, self.directory / "refitted"
+        path = self.directory / "refit-statistics.safetensors"
+
+        def hear() -> None:
+            with self.watch.tokens("calibrating for the refit") as progress:
+                calibrate(
+                    pruned,
+                    job.text,
+                    original=job.model,
+                    tokens=job.tokens,
+                    length=job.length,
+                    batch_size=job.batch_size,
+                    layerwise=bool(job.layerwise),
+                    out=path,
+                    resume=True,
+                    progress=progress,
+                )
+
+        def make() -> None:
+            self._stage("calibrate for the refit", path, hear)
+            refit(pruned, Statistics.load(path), out=out)
+
+        self._stage("refit", out, make)
+        return open_checkpoint(out, job.model.family)
 
     def recovered(self, pruned: Checkpoint) -> Checkpoint:
         job, out = self.job, self.directory / "recovered"
@@ -224,6 +250,25 @@ class Run:
         else:
             self.watch.begins(name)
             make()
+
+
+def _check_text(job: Job) -> None:
+    """A local text that is too short is refused now, not after an hour of calibration."""
+    if Path(job.text).exists() and SEQUENCE <= job.read_tokens <= _QUICKLY_COUNTED:
+        sequences(job.text, load_tokenizer(job.model), tokens=job.read_tokens, length=SEQUENCE)
+
+
+def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
+    """Last, because it names the result by its place; a killed run's rerun makes up for it."""
+    home = out / ARTIFACTS
+    if (home / "report").exists():
+        return
+    watch.begins("report")
+    made = [home / name for name in ("scores.json", "timings.json")]
+    beside = home / "report.partial"
+    shutil.rmtree(beside, ignore_errors=True)
+    report([model.path, out, *filter(Path.exists, made)], beside)
+    beside.rename(home / "report")
 
 
 def warnings(scores: Scores) -> list[str]:

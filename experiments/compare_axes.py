@@ -1,0 +1,200 @@
+"""Keys, values or both? Cuts of both axes of the state at equal bytes, on one checkpoint.
+
+    python experiments/compare_axes.py MODEL --text train.jsonl --test wiki.valid.raw \\
+        --method product --value-method readout_greedy --results docs/two-axes.jsonl
+
+For every part of the state's bytes it cuts key channels alone, value channels alone, both to a
+square, and both with more of either; measures each as it is, after a refit of the output
+projections, and after a short recovery of the refitted model; and adds a line to the results for
+each. Lines that are there already are not measured again. NLL and KL are over windows of 256 tokens
+of the test text, recall is MQAR (mqar.py); intervals are 95 %, paired by window and by sequence.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterator
+from fractions import Fraction
+from math import exp, isqrt
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import mqar
+import statetrim as st
+from compare_methods import Judge, hidden, log_p
+from statetrim.geometry import Geometry
+from statetrim.paired import Pairs, difference_interval
+
+PARTS = ("1/4", "1/16", "1/2", "3/8")
+SHAPES = ("key", "value", "square", "more keys", "more values")
+STEPS = ("cut", "refit", "recovered")
+RECALL_PAIRS = (8, 16, 32)
+ROWS = 32  # recall sequences for each number of pairs
+CALIBRATION = {"tokens": 2**15, "length": 512}
+REFIT = {"tokens": 2**14, "length": 512}  # 64 tokens for each of at most 256 columns
+RECOVERY = {"tokens": 2**15, "length": 256, "batch_size": 8, "learning_rate": 1e-3}
+
+Row = dict[str, Any]
+
+
+def shape_of(kind: str, part: Fraction, geometry: Geometry) -> tuple[int, int]:
+    """Key and value channels whose product is at most `part` of the state, and next to it."""
+    keys, values = geometry.head_k_dim, geometry.head_v_dim
+    budget = int(part * keys * values)
+    if kind == "key":
+        return budget // values, values
+    if kind == "value":
+        return keys, budget // keys
+    side = isqrt(budget)
+    if kind == "square":
+        return side, side
+    wide = min(2 * side if part < Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
+    return (wide, budget // wide) if kind == "more keys" else (budget // wide, wide)
+
+
+class AxesJudge(Judge):
+    """The same judge, with the samples of every figure and intervals against the original's."""
+
+    def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
+        super().__init__(model, test, count)
+        self.dense = self.samples(self.original)
+
+    @torch.inference_mode()
+    def samples(self, live: Any) -> dict[str, Tensor]:
+        """Float64 [windows] of NLL and KL, and [sequences] of recall by the number of pairs."""
+        nll, kl = [], []
+        for batch, original in zip(self.batches, self.hidden, strict=True):
+            ours = log_p(live, original if live is self.original else hidden(live, batch))
+            theirs = log_p(self.original, original)
+            nll.append(functional.nll_loss(ours.mT, batch[:, 1:], reduction="none").mean(1))
+            kl.append((theirs.exp() * (theirs - ours)).sum(-1).mean(1))
+        found = {"nll": torch.cat(nll).double(), "kl": torch.cat(kl).double()}
+        for pairs in RECALL_PAIRS:
+            ids, asked = mqar.batch(
+                live.config.vocab_size, pairs, ROWS, torch.Generator().manual_seed(1234)
+            )
+            right = mqar.asked_logits(live, ids, asked).argmax(-1) == ids[:, asked + 1]
+            found[f"recall {pairs}"] = right.double().mean(1)
+        return found
+
+    def figures(self, live: Any) -> Row:
+        samples = self.dense if live is self.original else self.samples(live)
+        row: Row = {}
+        for name, after in samples.items():
+            before = torch.zeros_like(after) if name == "kl" else self.dense[name]
+            change = difference_interval([Pairs(before, after)])
+            row[name] = [round(float(after.mean()), 5), round(change.low, 5), round(change.high, 5)]
+        row["perplexity"] = round(exp(row["nll"][0]), 2)
+        return row
+
+
+def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
+    """What identifies a line, in the order of measuring."""
+    name = options.name or options.model.resolve().name
+    found: list[Row] = [{"model": name, "part": "1", "shape": "original", "step": "cut"}]
+    for step in options.steps:
+        for part in options.parts:
+            for kind in options.shapes:
+                keys, values = shape_of(kind, Fraction(part), geometry)
+                methods = {
+                    "key_method": None if kind == "value" else options.method,
+                    "value_method": None if kind == "key" else options.value_method,
+                }
+                row = {"model": name, "part": part, "shape": kind, "size": [keys, values]}
+                found.append({**row, **methods, "step": step})
+    return found
+
+
+class Workshop:
+    """Makes the checkpoints of one model: statistics once, each stage through the product."""
+
+    def __init__(self, model: st.Checkpoint, text: Path, methods: list[str], folder: Path) -> None:
+        self.model, self.text, self.folder = model, text, folder
+        known = folder / f"{model.digest[:12]}-{'-'.join(sorted(methods))}.safetensors"
+        if known.exists():
+            self.statistics = st.Statistics.load(known)
+        else:
+            self.statistics = st.calibrate(model, text, methods=methods, out=known, **CALIBRATION)
+
+    def made(self, row: Row) -> st.Checkpoint:
+        keys, values = row["size"]
+        name = f"{row['model']}-{keys}x{values}-{row['key_method']}-{row['value_method']}"
+        plan = st.select(
+            self.model,
+            row["key_method"] or "l1",
+            keys if row["key_method"] else None,
+            keep_values=values if row["value_method"] else None,
+            value_method=row["value_method"] or "readout_l1",
+            statistics=self.statistics,
+        )
+        small = st.prune(self.model, plan, self.folder / f"{name}-cut")
+        if row["step"] == "cut":
+            return small
+        heard = st.calibrate(small, self.text, original=self.model, **REFIT)
+        small = st.refit(small, heard, out=self.folder / f"{name}-refit")
+        if row["step"] == "refit":
+            return small
+        return st.recover(
+            small,
+            teacher=self.model,
+            text=self.text,
+            skip=CALIBRATION["tokens"],
+            out=self.folder / f"{name}-recovered",
+            resume=True,
+            **RECOVERY,
+        )
+
+
+def measured(rows: list[Row], workshop: Workshop, judge: AxesJudge) -> Iterator[Row]:
+    for row in rows:
+        if row["shape"] == "original":
+            yield row | judge.figures(judge.original)
+        else:
+            yield row | judge.figures(st.load(workshop.made(row)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="calibration text")
+    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
+    parser.add_argument("--results", type=Path, default=Path("docs/two-axes.jsonl"))
+    parser.add_argument("--name", help="of the model in the results; default: its directory's")
+    parser.add_argument("--method", default="energy", help="for key channels")
+    parser.add_argument("--value-method", default="readout_greedy")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), help="of the state's bytes")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--steps", nargs="+", choices=STEPS, default=list(STEPS))
+    parser.add_argument("--windows", type=int, default=48, help="of the test text")
+    parser.add_argument("--work", type=Path, help="keeps checkpoints and statistics for a next run")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    done: list[Row] = []
+    if options.results.exists():
+        done = [json.loads(line) for line in options.results.read_text().splitlines()]
+    model = st.open(options.model)
+    rows = cases(options, model.geometry)
+    missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
+    print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
+    if not missing:
+        return
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = options.work or Path(temporary)
+        folder.mkdir(exist_ok=True)
+        methods = [options.method, options.value_method]
+        workshop = Workshop(model, options.text, methods, folder)
+        judge = AxesJudge(model, options.test, options.windows)
+        for row in measured(missing, workshop, judge):
+            with options.results.open("a") as results:
+                results.write(json.dumps(row) + "\n")
+            print(row["part"], row["shape"], row["step"], row["perplexity"], flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,159 @@
+"""Small checkpoints as engines get them: hub layout, the original and its cuts.
+
+    just train-tiny qwen3_next TRAINED --text train.jsonl --tokenizer FOLDER \
+        --set head_dim=128 --set num_layers=4 --set value_heads_per_key=2 --set steps=250 \
+        --set longest_decay_step=0.005 --set recall_tokens=1024
+    python experiments/engines/make_models.py TRAINED OUT --text train.jsonl
+
+TRAINED is Qwen3-Next with 2 key heads and 4 value heads of 128 x 128. Qwen3.5 is the same network
+with q, k, v and z in other rows, so its checkpoint is made from those very weights. `wide` has
+Qwen3-Next's 16 and 32 heads and random weights: there only the size of its state matters.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
+
+import statetrim as st  # noqa: E402
+
+COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
+
+
+def hub_config(trained: Path) -> dict[str, object]:
+    """As the hub has it: transformers 5 saves what older readers look for elsewhere."""
+    config = json.loads((trained / "config.json").read_text())
+    rope = config.pop("rope_parameters")
+    config |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor")}
+    config |= {"decoder_sparse_step": 1, "mlp_only_layers": [], "full_attention_interval": 4}
+    config |= {"num_experts_per_tok": 0, "norm_topk_prob": True, "rope_scaling": None}
+    return config
+
+
+def qwen3_5_tensors(tensors: dict[str, Tensor], config: dict[str, object]) -> dict[str, Tensor]:
+    """Qwen3-Next's rows [q k v z] and [b a] of each key head, gathered by kind."""
+    heads = int(str(config["linear_num_key_heads"]))
+    group = int(str(config["linear_num_value_heads"])) // heads
+    keys, values = (int(str(config[f"linear_{kind}_head_dim"])) for kind in ("key", "value"))
+    found = {}
+    for name, tensor in tensors.items():
+        by_head = (
+            tensor.unflatten(0, (heads, -1))
+            if name.endswith(("qkvz.weight", "ba.weight"))
+            else tensor
+        )
+        if name.endswith("in_proj_qkvz.weight"):
+            q, k, v, z = by_head.split([keys, keys, group * values, group * values], dim=1)
+            joined = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
+            found[name.replace("qkvz", "qkv")] = joined.contiguous()
+            found[name.replace("qkvz", "z")] = z.flatten(0, 1).contiguous()
+        elif name.endswith("in_proj_ba.weight"):
+            b, a = by_head.split([group, group], dim=1)
+            found[name.replace("_ba.", "_b.")] = b.flatten(0, 1).contiguous()
+            found[name.replace("_ba.", "_a.")] = a.flatten(0, 1).contiguous()
+        else:
+            found[name] = tensor
+    return found
+
+
+def write(
+    folder: Path, config: dict[str, object], tensors: dict[str, Tensor], beside: Path
+) -> Path:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps(config, indent=2))
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    for name in COPIED:
+        if (beside / name).exists():
+            shutil.copy(beside / name, folder / name)
+    return folder
+
+
+def text_config(config: dict[str, object]) -> dict[str, object]:
+    """Qwen3.5's text model, alone."""
+    moe = ("num_experts", "moe", "shared_expert", "norm_topk", "decoder_sparse", "mlp_only")
+    kept = {name: value for name, value in config.items() if not name.startswith(moe)}
+    rope = {name: kept.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
+    kept.pop("rope_scaling", None)
+    return kept | {
+        "model_type": "qwen3_5_text",
+        "architectures": ["Qwen3_5ForCausalLM"],
+        "rope_parameters": {"rope_type": "default", **rope},
+    }
+
+
+def whole_config(text: dict[str, object]) -> dict[str, object]:
+    """Qwen3.5 as it is published: the text model inside."""
+    return {
+        "architectures": ["Qwen3_5ForConditionalGeneration"],
+        "model_type": "qwen3_5",
+        "tie_word_embeddings": text["tie_word_embeddings"],
+        "text_config": text,
+        "vision_config": {"depth": 1, "hidden_size": 16, "num_heads": 2},
+    }
+
+
+def wide(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """Qwen3-Next's heads; hidden size and vocabulary stay small."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+    softmax = {"num_attention_heads": 16, "num_key_value_heads": 2, "head_dim": 256}
+    config = text | heads | softmax
+    torch.manual_seed(0)
+    fields = {name: value for name, value in config.items() if name != "model_type"}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("qwen3_5_text", **fields))
+    tied = {"lm_head.weight"} if text["tie_word_embeddings"] else set()
+    tensors = {name: t for name, t in model.state_dict().items() if name not in tied}
+    return config, {
+        name: tensor.to(torch.bfloat16).contiguous() for name, tensor in tensors.items()
+    }
+
+
+def cut(model: Path, text: Path | None, keep: int, keep_values: int | None = None) -> Path:
+    """By drrqr where there is text, else by weights alone."""
+    opened = st.open(model)
+    method = "drrqr" if text else "l1"
+    heard = st.calibrate(opened, str(text), tokens=8192, methods=[method]) if text else None
+    plan = st.select(opened, method, keep=keep, keep_values=keep_values, statistics=heard)
+    shape = f"{keep}" if keep_values is None else f"{keep}x{keep_values}"
+    out = model.with_name(model.name.replace("-128", f"-{shape}"))
+    st.prune(opened, plan, out)
+    return out
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("trained", type=Path)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="what the cuts are chosen on")
+    arguments = parser.parse_args()
+    trained, out, text = arguments.trained, arguments.out, arguments.text
+    config, tensors = hub_config(trained), load_file(trained / "model.safetensors")
+    other = qwen3_5_tensors(tensors, config)
+    inner = text_config(config)
+    nested = {
+        name.replace("model.", "model.language_model.", 1): tensor for name, tensor in other.items()
+    }
+    next_model = write(out / "qwen3_next-128", config, tensors, trained)
+    published = write(out / "qwen3_5-128", whole_config(inner), nested, trained)
+    alone = write(out / "qwen3_5_text-128", inner, other, trained)
+    for model in (next_model, published):
+        for keep in (64, 32):
+            cut(model, text, keep)
+    cut(alone, text, 64, 64)
+    write(out / "wide-128", *wide(inner | {"dtype": "bfloat16"}), trained)
+    cut(out / "wide-128", None, 64, 64)
+    print(*sorted(path.name for path in out.iterdir() if path.is_dir()))
+
+
+if __name__ == "__main__":
+    main()
