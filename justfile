@@ -12,6 +12,19 @@ types:
 test:
     pytest -n 2 --dist loadfile
 
+# The documentation site, in site/; `mkdocs serve` shows it while you write.
+docs:
+    mkdocs build --strict
+
+# The pictures of docs/how-it-works.md, and the recording of the demo in the README.
+pictures:
+    python experiments/draw_pictures.py docs/figures
+    python experiments/record_demo.py docs/figures/demo.svg
+
+# Screenshots of a report in headless Chromium, with what is wrong with it.
+screenshots REPORT OUT:
+    python experiments/screenshots.py {{REPORT}} {{OUT}}
+
 # Calibrate, select, prune, evaluate and plot: one table for a model (docs/evaluation.md).
 evaluate-reference MODEL DATA OUT:
     python experiments/evaluate_reference.py {{MODEL}} {{DATA}} {{OUT}}

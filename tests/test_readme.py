@@ -1,30 +1,33 @@
-"""Every command in the README is run, in order, in one empty directory."""
+"""Every command in the README and the quickstart is run, in order, each page in an empty directory,
+from the built wheel in a fresh environment."""
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import tiny
+from wheel import ROOT, Fresh, fresh  # noqa: F401
 
-ROOT = Path(__file__).parents[1]
-SETUP = ("pip install",)  # what .ci/run and the packaging test do
+SETUP = ("pip install",)  # what the fixture did
+ELSEWHERE = ("statetrim demo",)  # test_demo.py
 
 
-def blocks(language: str) -> list[str]:
-    return re.findall(
-        rf"```{language}\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL
-    )
+def blocks(page: str, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
 def tiny_version(command: str) -> str:
-    """The README speaks of heads of 128 channels and long texts; the tiny model has heads of 12."""
+    """The pages speak of heads of 128 channels and long texts; the tiny model has heads of 12."""
     for said, meant in (
         ("--keep 64", "--keep 6"),
         ("keep=64", "keep=6"),
+        ("--keep-values 64", "--keep-values 6"),
+        ("--square 64", "--square 6"),
+        ("--sweep 96,64,48,32", "--sweep 8,6"),
+        ("--tokens 64k -o OUT", "--tokens 1k --limit 4 --no-benchmark -o OUT"),
         ("--tokens 64k", "--tokens 1k"),
         ("tokens=65536", "tokens=1024"),
     ):
@@ -32,33 +35,31 @@ def tiny_version(command: str) -> str:
     return command
 
 
-def test_the_readme_runs(checkpoint: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/quickstart.md"])
+def test_the_page_runs(
+    page: str,
+    checkpoint: Any,
+    tmp_path: Path,
+    fresh: Fresh,  # noqa: F811
+) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
-    tiny.write_text(tmp_path / "text.jsonl", 2**14)
+    tiny.write_text(tmp_path / "text.jsonl", 2**16)
     data = tmp_path / "DATA" / "squad"
     data.mkdir(parents=True)
     (data / "rows.jsonl").write_text('{"text": "w1 w2 w3", "value": "w4"}\n' * 4)
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     commands = [
         line.removeprefix("$ ").partition("#")[0].strip()
-        for block in blocks("console")
+        for block in blocks(page, "console")
         for line in block.splitlines()
         if line.startswith("$ ")
     ]
-    ours = [command for command in commands if not command.startswith(SETUP)]
+    ours = [command for command in commands if not command.startswith((*SETUP, *ELSEWHERE))]
     assert len(ours) >= 3
     for command in ours:
-        result = subprocess.run(
-            tiny_version(command),
-            shell=True,
-            cwd=tmp_path,
-            env={**os.environ, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        result = fresh.run(tiny_version(command), tmp_path)
         assert result.returncode == 0, (command, result.stderr)
-    for code in blocks("python"):
+    for number, code in enumerate(blocks(page, "python")):
         shutil.rmtree(tmp_path / "SMALL", ignore_errors=True)
-        program = tiny_version(code)
-        subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True)
+        (tmp_path / f"code{number}.py").write_text(tiny_version(code))
+        result = fresh.run(f"python code{number}.py", tmp_path)
+        assert result.returncode == 0, result.stderr

@@ -44,7 +44,7 @@ def report(artifacts: Sequence[str | Path], out: str | Path) -> Path:
 
 def compose(found: Findings) -> Document:
     """The document of these findings."""
-    model = found.after or found.before
+    model = found.before or found.after
     name = model.path.resolve().name if model else Path(next(iter(found.sources.values()))).stem
     before, after = found.geometry_before, found.geometry_after
     highlights = []
@@ -73,13 +73,15 @@ def compose(found: Findings) -> Document:
 
 
 def _quality_highlights(found: Findings) -> list[tuple[str, str]]:
-    """The main metric of up to three tasks, original and last model."""
+    """The main metric of up to three tasks, original and cut model."""
     scores = found.scores
     if scores is None or len(scores.models) < 2:
         return []
+    own = found.after.path.resolve().name if found.after else ""
+    model = own if own in scores.models[1:] else scores.models[1]
     shown = []
     for task in scores.tasks[:3]:
         metric = TASKS[task].metric if task in TASKS else scores.metrics(task)[0]
-        old, new = (scores.find(m, task, metric) for m in (scores.baseline, scores.models[-1]))
+        old, new = (scores.find(m, task, metric) for m in (scores.baseline, model))
         shown.append((f"{score_text(old)} → {score_text(new)}", f"{task}, {metric}"))
     return shown

@@ -1,0 +1,103 @@
+"""Parts of the site that are made from the source, so that they cannot fall behind it.
+
+A page asks for one by a comment: `<!-- commands -->`, `<!-- api -->`, or
+`<!-- messages: checkpoint shard -->` for the error messages of those modules.
+"""
+
+import ast
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+SOURCE = Path(__file__).parent / "src" / "statetrim"
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """What mkdocs calls for each page."""
+    for mark, make in (("<!-- commands -->", _commands), ("<!-- api -->", _api)):
+        if mark in markdown:
+            markdown = markdown.replace(mark, make())
+    return re.sub(r"<!-- messages: (.*?) -->", lambda found: _messages(found[1].split()), markdown)
+
+
+def _commands() -> str:
+    """Every command, its arguments and options, from the command line's own help."""
+    import typer
+
+    from statetrim.cli import app
+
+    parts = []
+    for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
+        words = "".join(f" {p.name.upper()}" for p in command.params if not _option(p))
+        needed = [p for p in command.params if _option(p) and p.required]
+        words += "".join(f" {_flag(p)} {p.name.upper()}" for p in needed)
+        lines = [f"## {name}", "", command.help or "", "", f"    statetrim {name}{words}", ""]
+        lines += ["| | | default |", "|---|---|---|"]
+        for parameter in command.params:
+            if parameter.name == "help":
+                continue
+            shown = _flag(parameter) if _option(parameter) else parameter.name.upper()
+            default = parameter.default if not callable(parameter.default) else ""
+            default = "" if default in (None, False, ()) or parameter.required else f"`{default}`"
+            help_text = (getattr(parameter, "help", "") or "").replace("|", "\\|")
+            lines.append(f"| `{shown}` | {help_text} | {default} |")
+        parts.append("\n".join(lines))
+    return "\n\n".join(parts)
+
+
+def _option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
+
+
+def _flag(parameter: Any) -> str:
+    return str(parameter.opts[0])
+
+
+def _api() -> str:
+    """A directive of mkdocstrings for each public name."""
+    import statetrim
+
+    names = [name for name in statetrim.__all__ if name != "__version__"]
+    functions = [name for name in names if name[0].islower()]
+    classes = [name for name in names if not name[0].islower()]
+
+    def directive(name: str) -> str:
+        home, real = statetrim._HOME[name], statetrim._RENAMED.get(name, name)
+        return f"::: statetrim.{home}.{real}"
+
+    return "\n\n".join(
+        ["## Functions", *map(directive, functions), "## Classes", *map(directive, classes)]
+    )
+
+
+def _messages(modules: list[str]) -> str:
+    """The sentences that the modules' errors are made of."""
+    found = sorted({text for module in modules for text in messages(SOURCE / f"{module}.py")})
+    return "\n".join(f"- {_escaped(text)}" for text in found)
+
+
+def messages(path: Path) -> Iterator[str]:
+    """The text of every StatetrimError in a module, with … where it names something."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "StatetrimError":
+            text = "".join(_pieces(node.args[0]))
+            if text.strip("… "):  # one that only passes on another's words says nothing here
+                yield text
+
+
+def _pieces(expression: ast.expr) -> Iterator[str]:
+    if isinstance(expression, ast.Constant):
+        yield str(expression.value)
+    elif isinstance(expression, ast.JoinedStr):
+        for value in expression.values:
+            yield from _pieces(value)
+    elif isinstance(expression, ast.BinOp):
+        yield from _pieces(expression.left)
+        yield from _pieces(expression.right)
+    else:
+        yield "…"
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*_`\[\]<>|])", r"\\\1", text)

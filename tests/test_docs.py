@@ -1,0 +1,76 @@
+"""The site's generated parts: every error message is on the troubleshooting page, every command and
+public name on its own."""
+
+import importlib.util
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    spec = importlib.util.spec_from_file_location("mkdocs_hooks", ROOT / "mkdocs_hooks.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def page(name: str) -> str:
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
+
+
+def test_every_module_that_raises_is_in_one_section_of_troubleshooting(hooks: Any) -> None:
+    raising = {
+        str(path.relative_to(hooks.SOURCE).with_suffix(""))
+        for path in hooks.SOURCE.rglob("*.py")
+        if list(hooks.messages(path))
+    }
+    listed = " ".join(re.findall(r"<!-- messages: (.*?) -->", page("troubleshooting.md"))).split()
+    assert len(listed) == len(set(listed))
+    assert set(listed) == raising, "docs/troubleshooting.md: name the module in a section"
+
+
+def test_messages_of_a_module_are_found(hooks: Any, tmp_path: Path) -> None:
+    source = tmp_path / "module.py"
+    source.write_text(
+        'raise StatetrimError(f"{path} is *missing*; " f"look in {where!r}" + more)\n'
+        "raise StatetrimError(error)\n"
+        "raise ValueError('not ours')\n"
+    )
+    assert list(hooks.messages(source)) == ["… is *missing*; look in ……"]
+    shown = hooks.on_page_markdown("<!-- messages: errors json_file -->")
+    assert "is not valid JSON" in shown
+
+
+def test_every_command_is_documented(hooks: Any) -> None:
+    import typer
+
+    from statetrim.cli import app
+
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    shown = hooks.on_page_markdown(page("commands.md"))
+    for name, command in commands.items():
+        assert f"\n## {name}\n" in shown
+        for parameter in command.params:
+            if parameter.name != "help":
+                assert getattr(parameter, "help", None), f"{name}: {parameter.name} has no help"
+
+
+def test_every_public_name_is_documented(hooks: Any) -> None:
+    shown = hooks.on_page_markdown(page("api.md"))
+    for name in set(statetrim.__all__) - {"__version__"}:
+        assert f".{statetrim._RENAMED.get(name, name)}\n" in shown + "\n", name
+
+
+def test_links_between_pages_lead_somewhere() -> None:
+    """In the README too, which the site's own check does not see."""
+    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}"
