@@ -215,6 +215,9 @@ def _geometry(fields: Any, path: Path) -> Geometry:
     sizes = {"num_k_heads": MOST_HEADS, "num_v_heads": MOST_HEADS}
     sizes |= {"head_k_dim": MOST_CHANNELS, "head_v_dim": MOST_CHANNELS, "conv_width": 1024}
     sizes |= {"conv_key_heads": MOST_TOKENS, "conv_value_heads": MOST_TOKENS}
+    sizes |= {"shared_values": MOST_HEADS}
+    if isinstance(fields, dict):
+        fields = {"shared_values": 1} | fields
     if not isinstance(fields, dict) or set(fields) != {*sizes, "layers"}:
         raise StatetrimError(f"{path} has no valid 'geometry'")
     for name, most in sizes.items():
