@@ -24,6 +24,7 @@ def tiny_version(command: str) -> str:
     """The README speaks of heads of 128 channels and long texts; the tiny model has heads of 12."""
     for said, meant in (
         ("--keep 64", "--keep 6"),
+        ("--square 64", "--square 4"),
         ("keep=64", "keep=6"),
         ("--tokens 64k", "--tokens 1k"),
         ("tokens=65536", "tokens=1024"),
