@@ -228,12 +228,13 @@ def test_warnings_are_about_recall_and_the_random_cut() -> None:
 
 
 def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    heard, out = Heard(), tmp_path / "sweep"
+    heard, out, shapes = Heard(), tmp_path / "sweep", ["8", "4", "10x4"]
     options = OPTIONS | {"text": text, "tasks": ("text",)}
-    found = st.sweep(checkpoint("qwen3_next"), ["8", "4"], out=out, watch=heard, **options)
-    assert heard.begun.count("calibrate") == 1 and heard.begun.count("evaluate") == 2
-    assert [point.keep for point in found.points] == [12, 8, 4]
-    whole, wide, narrow = found.points
+    found = st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=heard, **options)
+    assert heard.begun.count("calibrate") == 1 and heard.begun.count("evaluate") == 3
+    assert [point.keep for point in found.points] == [12, 8, 10, 4]
+    whole, wide, both, narrow = found.points
+    assert both.keep_values == 4 and heard.begun.count("refit") == 1
     assert wide.state_bytes * 3 == whole.state_bytes * 2
     for name in ("text perplexity", "text kl"):
         low, high = narrow.scores[name].low, narrow.scores[name].high
@@ -242,11 +243,11 @@ def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_p
     assert whole.scores["text kl"].value == 0 < wide.scores["text kl"].value
     files = {path.name for path in out.iterdir()}
     assert {"sweep.json", "sweep.svg", "report"} <= files
-    assert len([name for name in files if "plan-" in name]) == 2
+    assert len([name for name in files if "plan-" in name]) == 3
     assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
     assert st.Sweep.load(out / "sweep.json") == found
     plan = st.Plan.load(next(out.glob("plan-4x*.json")))
     st.prune(st.open(checkpoint("qwen3_next")), plan, tmp_path / "small")
     quiet = Heard()
-    assert st.sweep(checkpoint("qwen3_next"), ["8", "4"], out=out, watch=quiet, **options) == found
+    assert st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=quiet, **options) == found
     assert not quiet.begun

@@ -53,8 +53,10 @@ def run(job: Job, shapes: Sequence[str], out: str | Path, watch: Watch) -> Sweep
         for made in jobs.values():
             made.check()
         with workplace(partial, RECORD, record):
+            methods = sorted({name for made in jobs.values() for name in made.heard_methods})
             points = [
-                _measure(made.with_layerwise_decided(), partial, watch) for made in jobs.values()
+                _measure(Run(made.with_layerwise_decided(), partial, watch, methods))
+                for made in jobs.values()
             ]
             original = points[0][0]
             cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
@@ -77,9 +79,9 @@ def _draw(found: Sweep, directory: Path) -> None:
         save(sweep_figure(found), directory / "sweep")
 
 
-def _measure(job: Job, directory: Path, watch: Watch) -> tuple[Point, Point]:
+def _measure(stages: Run) -> tuple[Point, Point]:
     """The original and the cut to one shape, measured side by side."""
-    stages = Run(job, directory, watch)
+    job, directory = stages.job, stages.directory
     after = job.after
     name = f"{after.head_k_dim}x{after.head_v_dim}"
     path = directory / f"scores-{name}.json"

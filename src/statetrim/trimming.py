@@ -6,7 +6,7 @@ its name last, with the artifacts below `OUT/statetrim`.
 """
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -67,10 +67,16 @@ def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
 
 
 class Run:
-    """The stages, in order; each makes its artifact unless it is there."""
+    """The stages, in order; each makes its artifact unless it is there.
 
-    def __init__(self, job: Job, directory: Path, watch: Watch) -> None:
+    `methods` are those to calibrate for, where jobs with other methods share the statistics.
+    """
+
+    def __init__(
+        self, job: Job, directory: Path, watch: Watch, methods: Sequence[str] | None = None
+    ) -> None:
         self.job, self.directory, self.watch = job, directory, watch
+        self.methods = job.heard_methods if methods is None else methods
 
     def finish(self, out: Path, record: dict[str, Any]) -> None:
         plan = self.plan()
@@ -155,7 +161,7 @@ class Run:
 
     def statistics(self) -> Statistics | None:
         job, path = self.job, self.directory / "statistics.safetensors"
-        if not job.heard_methods:
+        if not self.methods:
             return None
 
         def make() -> None:
@@ -164,7 +170,7 @@ class Run:
                     job.model,
                     job.text,
                     tokens=job.tokens,
-                    methods=job.heard_methods,
+                    methods=self.methods,
                     length=job.length,
                     batch_size=job.batch_size,
                     layerwise=bool(job.layerwise),
