@@ -13,7 +13,9 @@ from importlib.resources import files
 from itertools import groupby
 from string import Template
 
-NUMERIC = re.compile(r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|x|MiB|KiB|points|nats|ms|s))?")
+NUMERIC = re.compile(
+    r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|MiB|KiB|points|nats))?( \([\d.]+x\))?"
+)
 
 
 @dataclass(frozen=True)
