@@ -57,3 +57,35 @@ bench-calibrate:
 compare-methods MODEL TEXT TEST *OPTIONS:
     python experiments/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/methods.jsonl {{OPTIONS}}
     python experiments/plot_methods.py docs/methods.jsonl docs/methods.md
+
+# Environments of real engines, each below DIRECTORY: MLX-LM, vLLM for CPUs, and kernels to compile.
+engines DIRECTORY:
+    experiments/engines/make_mlx.sh {{DIRECTORY}}/mlx
+    experiments/engines/make_vllm_cpu.sh {{DIRECTORY}}/vllm
+    experiments/engines/make_kernels.sh {{DIRECTORY}}/kernels
+
+# Rows of the runtime matrix: compile the kernels of the vLLM and SGLang installed there (docs/serving.md).
+compile-kernels ENGINES:
+    {{ENGINES}}/kernels/bin/python experiments/compile_kernels.py src/statetrim/engines_compiled.json
+
+# Small models in hub layout and their cuts, from one that train-tiny made (docs/serving.md).
+engine-models TRAINED OUT TEXT:
+    python experiments/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}}
+
+# MLX-LM and vLLM beside transformers on those models (docs/serving.md).
+check-engines ENGINES MODELS TEXT:
+    python experiments/engines/reference_tokens.py {{MODELS}}/reference.json {{MODELS}}/qwen3_next-* {{MODELS}}/qwen3_5-* --text {{TEXT}}
+    {{ENGINES}}/mlx/bin/python experiments/engines/check_mlx.py {{MODELS}}/reference.json {{MODELS}}
+    python experiments/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_5_text-128 {{MODELS}}/qwen3_5_text-64x64 --text {{TEXT}}
+
+# What vLLM reports of its cache when it starts; a test holds the calculator against it.
+vllm-startup ENGINES:
+    {{ENGINES}}/vllm/bin/python experiments/engines/record_vllm_startup.py docs/vllm-startup.json
+
+# How many sequences a vLLM server holds before and after a cut (docs/benchmark.md).
+vllm-load ENGINES MODELS OUT:
+    statetrim benchmark {{MODELS}}/wide-64x64 --baseline {{MODELS}}/wide-128 --engine vllm --engine-python {{ENGINES}}/vllm/bin/python --requests 48 --memory-gib 0.1 --lengths 1024 -o {{OUT}}
+
+# Throughput of cuts beside the original and the ideal on this machine (docs/benchmark.md).
+bench-serving DIRECTORY:
+    OMP_NUM_THREADS=1 python experiments/bench_serving.py {{DIRECTORY}}

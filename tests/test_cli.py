@@ -63,3 +63,18 @@ def test_a_plan_is_never_overwritten(checkpoint: Any, tmp_path: Path) -> None:
 def test_every_command_explains_itself(command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0 and "Usage" in result.stdout
+
+
+def test_a_log_gets_a_line_now_and_then(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim import console
+
+    with console.tokens_progress("calibrating") as quick:
+        quick(512, 1024)
+    monkeypatch.setattr(console._Lines, "patience", 0.0)
+    with console.bytes_progress("pruning", 2048) as slow:
+        slow(512)
+        slow(512)
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["pruning: 512 of 2,048 bytes, 25%", "pruning: 1,024 of 2,048 bytes, 50%"]

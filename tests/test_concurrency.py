@@ -1,5 +1,7 @@
 """The calculator against the bytes of real cache objects and against what vLLM printed."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -53,9 +55,98 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
     assert sum(t.nbytes for t in held if t.is_floating_point()) == BATCH * ours.total
 
 
-def qwen3_next(head_k_dim: int, head_v_dim: int = 128) -> st.Geometry:
-    """Qwen3-Next's heads in three linear layers."""
-    return st.Geometry((0, 1, 2), 16, 32, head_k_dim, head_v_dim, 32, 32, 4)
+RECORDED = json.loads((Path(__file__).parents[1] / "docs" / "vllm-startup.json").read_text())
 
 
-ONE_SOFTMAX_LAYER = KeyValues(layers=1, numel=2 * 2 * 256)
+def test_the_record_covers_shapes_with_and_without_prefix_caching() -> None:
+    seen = {
+        (case["head_k_dim"], case["head_v_dim"], case["prefix_caching"])
+        for case in (record["case"] for record in RECORDED)
+    }
+    assert len(seen) >= 6 and {caching for _, _, caching in seen} == {False, True}
+    assert all(record["vllm"]["version"] == "0.32.0" for record in RECORDED)
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda record: str(record["case"].values()))
+def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> None:
+    case, said = record["case"], record["vllm"]
+    every, layers = case["softmax_every"], case["layers"]
+    linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
+    geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
+    kept = KeyValues(layers=layers - len(linear), numel=2 * 2 * 256)
+    found = concurrency.pages(
+        geometry,
+        kept,
+        dtype=said["state_dtypes"][0],
+        state_dtype=said["state_dtypes"][1],
+        alignment=case["block_size"] or 128,  # vLLM's default on a CPU
+    )
+    assert found is not None
+    convolution, state = (math.prod(shape) for shape in said["state_shapes"])
+    assert found.state_bytes == 2 * convolution + 4 * state
+    assert found.block_size == said["block_size"]
+    assert found.page_bytes == said["page_bytes"]
+    assert found.softmax_groups + found.linear_groups == said["groups"]
+    assert found.blocks(case["memory"]) == said["blocks"]
+    concurrent = found.concurrency(
+        case["memory"], case["context"], prefix_caching=case["prefix_caching"]
+    )
+    assert concurrent == said["concurrency"]
+    assert f"{concurrent:.2f}" == record["log"]["concurrency"]
+    assert found.block_size == int(record["log"]["block_size"])
+
+
+def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
+    """The bf16 state a user can have without a cut is the baseline to beat."""
+    geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
+    kept = KeyValues(layers=12, numel=2 * 2 * 256)
+    common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}
+    now = concurrency.capacity(geometry, kept, **common)
+    rounded = concurrency.capacity(geometry, kept, **common, state_dtype="bfloat16")
+    cut = concurrency.capacity(geometry.resized(64), kept, **common)
+    both = concurrency.capacity(geometry.resized(64), kept, **common, state_dtype="bfloat16")
+    assert now.vllm and rounded.vllm and cut.vllm and both.vllm
+    assert rounded.state_bytes == cut.state_bytes == now.state_bytes // 2
+    assert rounded.vllm == cut.vllm
+    assert both.vllm.sequences > cut.vllm.sequences > now.vllm.sequences
+    assert now.state_bytes == 72 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"memory": 0}, "cache memory"), ({"context": 0}, "context"), ({"context": 2**40}, "context")],
+)
+def test_sizes_out_of_bounds_are_refused(change: dict[str, int], sentence: str) -> None:
+    geometry = st.Geometry((0,), 1, 1, 16, 16)
+    given: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
+    with pytest.raises(st.StatetrimError, match=sentence):
+        concurrency.capacity(geometry, KeyValues(0, 0), **given)
+
+
+def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> None:
+    geometry = st.Geometry((0, 1), 2, 2, 16, 16)
+    found = concurrency.capacity(
+        geometry, KeyValues(0, 0), memory=2**20, context=64, dtype="float32"
+    )
+    assert found.vllm is None
+    assert found.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen3_next", "num_key_value_heads": "2"},
+        {"model_type": "qwen3_next", "head_dim": 10**12},
+        {"model_type": "qwen3_next", "num_key_value_heads": -1},
+    ],
+)
+def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> None:
+    with pytest.raises(st.StatetrimError, match="config field"):
+        key_values({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    geometry = st.Geometry((0,), 1, 1, 1, 1)
+    assert key_values({"model_type": "kimi_linear"}, geometry) is None
+    assert key_values({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
+    assert key_values({"model_type": "delta_net"}, geometry) == KeyValues(0, 0)

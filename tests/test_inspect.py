@@ -143,3 +143,33 @@ def test_the_stored_dtype_counts_before_the_config_and_small_sizes_stay_readable
     assert report.before.conv_bytes == 4 * st.open(model).geometry.conv_numel
     shown = run("inspect", model).stdout
     assert "KiB" in shown and "0.0 MiB" not in shown
+
+
+def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Qwen3-Next-80B-A3B"][0]))
+    arguments = ("inspect", path, "--memory-gib", "40", "--context", "1024")
+    shown = json.loads(run(*arguments, "--square", "64", "--json").stdout)["deployment"]
+    assert shown["commands"]["vLLM"] == "vllm serve SMALL --gdn-prefill-backend triton"
+    assert shown["everywhere"] == "64x64"
+    labels = [(row["shape"], row["state_dtype"]) for row in shown["capacity"]]
+    assert labels == [
+        ("128x128", "float32"),
+        ("128x128", "bfloat16"),
+        ("64x64", "float32"),
+        ("64x64", "bfloat16"),
+    ]
+    text = run(*arguments, "--keep", "64").stdout
+    assert "refused" in text and "--keep 64 --keep-values 64" in text
+    assert "mlx_lm.server --model SMALL" in text and "Sequences of 1,024 tokens" in text
+    assert "vllm serve" not in text.replace("vLLM 0.19.1: vllm serve SMALL", "")
+
+
+def test_a_context_without_memory_and_unknown_attention_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Kimi-Linear-48B-A3B"][0]))
+    model = st.open(path)
+    with pytest.raises(st.StatetrimError, match="--memory-gib"):
+        st.inspect(model, context=1024)
+    with pytest.raises(st.StatetrimError, match="not known"):
+        st.inspect(model, memory_gib=40)

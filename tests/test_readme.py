@@ -23,6 +23,7 @@ def tiny_version(command: str) -> str:
     """The pages speak of heads of 128 channels and long texts; the tiny model has heads of 12."""
     for said, meant in (
         ("--keep 64", "--keep 6"),
+        ("--square 64", "--square 4"),
         ("keep=64", "keep=6"),
         ("--keep-values 64", "--keep-values 6"),
         ("--square 64", "--square 6"),

@@ -39,6 +39,28 @@ def hub_config(trained: Path) -> dict[str, object]:
     return config
 
 
+def with_an_expert(
+    config: dict[str, object], tensors: dict[str, Tensor]
+) -> tuple[dict[str, object], dict[str, Tensor]]:
+    """The same function with one expert in the first layer: MLX-LM and vLLM take a Qwen3-Next
+    without experts for something else. The shared expert adds zero."""
+    hidden, width = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
+    layers = int(str(config["num_hidden_layers"]))
+    first = "model.layers.0.mlp."
+    found = {name.replace(first, f"{first}experts.0."): tensor for name, tensor in tensors.items()}
+    zero = torch.zeros(16, hidden)
+    found |= {
+        f"{first}gate.weight": torch.zeros(1, hidden),
+        f"{first}shared_expert.gate_proj.weight": zero.clone(),
+        f"{first}shared_expert.up_proj.weight": zero.clone(),
+        f"{first}shared_expert.down_proj.weight": zero.T.contiguous(),
+        f"{first}shared_expert_gate.weight": torch.zeros(1, hidden),
+    }
+    fields = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": width}
+    fields |= {"shared_expert_intermediate_size": 16, "mlp_only_layers": list(range(1, layers))}
+    return config | fields, found
+
+
 def qwen3_5_tensors(tensors: dict[str, Tensor], config: dict[str, object]) -> dict[str, Tensor]:
     """Qwen3-Next's rows [q k v z] and [b a] of each key head, gathered by kind."""
     heads = int(str(config["linear_num_key_heads"]))
@@ -143,7 +165,7 @@ def main() -> None:
     nested = {
         name.replace("model.", "model.language_model.", 1): tensor for name, tensor in other.items()
     }
-    next_model = write(out / "qwen3_next-128", config, tensors, trained)
+    next_model = write(out / "qwen3_next-128", *with_an_expert(config, tensors), trained)
     published = write(out / "qwen3_5-128", whole_config(inner), nested, trained)
     alone = write(out / "qwen3_5_text-128", inner, other, trained)
     for model in (next_model, published):

@@ -1,6 +1,7 @@
 """What a person sees: tables on standard output, progress on standard error."""
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
@@ -240,6 +241,9 @@ def _similarities(query: Tensor | None, key: Tensor | None) -> str:
 @contextmanager
 def tokens_progress(label: str) -> Iterator[Any]:
     """Yields a function to call with the tokens done and in all."""
+    if _hidden():
+        yield _Lines(label, "tokens")
+        return
     columns = (
         TextColumn(label),
         BarColumn(),
@@ -365,6 +369,16 @@ def tasks_progress() -> Iterator[Any]:
 @contextmanager
 def bytes_progress(label: str, total: int) -> Iterator[Any]:
     """Yields a function to call with the bytes just written."""
+    if _hidden():
+        lines, done = _Lines(label, "bytes"), 0
+
+        def written(count: int) -> None:
+            nonlocal done
+            done += count
+            lines(done, total)
+
+        yield written
+        return
     columns = (
         TextColumn(label),
         BarColumn(),
@@ -372,7 +386,7 @@ def bytes_progress(label: str, total: int) -> Iterator[Any]:
         TransferSpeedColumn(),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_err, transient=True, disable=_hidden()) as progress:
+    with Progress(*columns, console=_err, transient=True) as progress:
         task = progress.add_task(label, total=total)
         yield lambda count: progress.advance(task, count)
 
@@ -384,6 +398,22 @@ def layers_progress(label: str) -> Any:
     return lambda layers: track(
         layers, description=label, console=_err, transient=True, disable=_hidden()
     )
+
+
+class _Lines:
+    """For a log: a line now and then, none for what is done at once."""
+
+    patience = 10.0  # seconds
+
+    def __init__(self, label: str, unit: str) -> None:
+        self.label, self.unit = label, unit
+        self.told = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        if time.monotonic() - self.told >= self.patience:
+            self.told = time.monotonic()
+            text = f"{self.label}: {done:,} of {total:,} {self.unit}, {100 * done // total}%"
+            _err.print(text, highlight=False, soft_wrap=True)
 
 
 def _hidden() -> bool:

@@ -36,7 +36,9 @@ def shard(live: Any, device: torch.device) -> None:
     tied = head.weight is live.get_input_embeddings().weight
     if not tied:
         fully_shard(head, mesh=mesh)
-    fully_shard(live.base_model, mesh=mesh)
+    # Said outright: by default the outermost module stays whole until a backward pass, and a
+    # teacher has none.
+    fully_shard(live.base_model, mesh=mesh, reshard_after_forward=True)
     check_sharded(live)
 
 

@@ -84,8 +84,11 @@ def _measure(job: Job, directory: Path, watch: Watch) -> tuple[Point, Point]:
     name = f"{after.head_k_dim}x{after.head_v_dim}"
     path = directory / f"scores-{name}.json"
     if not path.exists():
-        stages.scores([stages.pruned(f"cut-{name}", stages.plan(f"plan-{name}.json"))], path)
-    shutil.rmtree(directory / f"cut-{name}", ignore_errors=True)
+        cut = stages.pruned(f"cut-{name}", stages.plan(f"plan-{name}.json"))
+        stages.scores([stages.refitted(cut, f"fitted-{name}") if job.refits else cut], path)
+    for made in (f"cut-{name}", f"fitted-{name}"):
+        shutil.rmtree(directory / made, ignore_errors=True)
+    (directory / f"fitted-{name}-statistics.safetensors").unlink(missing_ok=True)
     scores = Scores.load(path)
     return _point(job, scores, 0), _point(job, scores, 1)
 

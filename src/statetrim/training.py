@@ -24,7 +24,7 @@ from .errors import StatetrimError
 from .json_file import MIB, read_object
 from .moment import Moment, Progress
 from .output import sync_directory
-from .sharding import like, whole
+from .sharding import check_sharded, like, whole
 
 STATE = "trainer_state.json"  # the name the Trainer looks for
 TENSORS = "training.safetensors"
@@ -87,7 +87,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             args=args,
             train_dataset=_Rows(ids),
             data_collator=lambda rows: {"input_ids": torch.stack(rows).long()},
-            callbacks=[_Watch(progress, _global_batch(args) * ids.shape[1])],
+            callbacks=[_Watch(progress, _global_batch(args) * ids.shape[1], sharded)],
         )
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = False
@@ -218,13 +218,15 @@ class _Rows(torch.utils.data.Dataset[Tensor]):
 class _Watch(TrainerCallback):  # type: ignore[misc]
     """Reports progress; sees before the first step that the loss reaches all that is trained."""
 
-    def __init__(self, progress: Progress, tokens_per_step: int) -> None:
-        self.progress, self.tokens_per_step = progress, tokens_per_step
+    def __init__(self, progress: Progress, tokens_per_step: int, sharded: bool) -> None:
+        self.progress, self.tokens_per_step, self.sharded = progress, tokens_per_step, sharded
         self.checked = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not self.checked:
             self.checked = True
+            if self.sharded:
+                check_sharded(kwargs["model"])
             silent = [
                 name
                 for name, parameter in kwargs["model"].named_parameters()

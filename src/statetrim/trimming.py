@@ -94,10 +94,10 @@ class Run:
         small.path.rename(out)
         sync_directory(out.parent)
 
-    def refitted(self, pruned: Checkpoint) -> Checkpoint:
+    def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
         """The output projections fitted anew to the read-out that is left."""
-        job, out = self.job, self.directory / "refitted"
-        path = self.directory / "refit-statistics.safetensors"
+        job, out = self.job, self.directory / name
+        path = self.directory / f"{name}-statistics.safetensors"
 
         def hear() -> None:
             with self.watch.tokens("calibrating for the refit") as progress:

@@ -64,7 +64,7 @@ class Served:
 def serve_under_load(python: Path, model: Path, load: Load) -> Served:
     """Start a server for `model`, send the load, read /metrics meanwhile, stop the server."""
     load.check()
-    with _server(python, model, load) as (port, log):
+    with server(python, model, load) as (port, log):
         served = Served()
         stop = threading.Event()
         watcher = threading.Thread(target=_watch, args=(port, served, stop), daemon=True)
@@ -91,7 +91,8 @@ def serve_under_load(python: Path, model: Path, load: Load) -> Served:
 
 
 @contextmanager
-def _server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
+def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
+    """Within, vLLM answers on 127.0.0.1 at the yielded port; its log is in the yielded file."""
     port = _free_port()
     command = [
         str(python), "-m", "vllm.entrypoints.openai.api_server",
