@@ -18,7 +18,7 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noq
     assert recall["MODEL"] > 0.9
     assert recall["MODEL"] > recall["drrqr"] > recall["rand"] > 0.1
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ statetrim")]
-    assert len(commands) == 10
+    assert len(commands) == 11
     again = fresh.run("statetrim demo", tmp_path)
     assert again.returncode == 2
     assert "exists already and is not overwritten" in again.stderr

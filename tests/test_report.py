@@ -25,7 +25,7 @@ EXPERIMENTS = Path(__file__).parents[1] / "experiments"
 NASTY = "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 VOID = {"meta", "img"}
 ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json",
-       "timings.json", "recover.json", "trim.json")  # fmt: skip
+       "timings.json", "recover.json", "refit.json", "trim.json")  # fmt: skip
 
 
 class Page(HTMLParser):
@@ -109,6 +109,7 @@ def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
             "curve": [{"step": n, "loss": 2.0 - n, "ce": 1.0, "kl": 1.0} for n in (0, 1)]
             + [{"step": step}, []],
         },
+        "refit": {"layers": {"0": {"before": 0.5, "after": 0.25, text: text}, text: [1]}},
         "trim": {"warnings": [text, 3], "checks": {"sliced_against_masked": 1e-7, text: text}},
     }
     for name, record in records.items():
@@ -301,6 +302,34 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
     (tmp_path / "plan.json").write_text(json.dumps(other))
     found = gather([artifacts / "MODEL", tmp_path / "plan.json"])
     assert "do not belong together" in compose(found).as_markdown()
+
+
+def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
+    """As after a recovery, which copies what stands beside the weights."""
+    shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
+    small, content = (
+        st.open(tmp_path / "SMALL"),
+        json.loads((artifacts / "scores.json").read_text()),
+    )
+    inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
+    for scored, said in (([small.fingerprint], False), (["0" * 64], True)):
+        inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
+        within = compose(gather([tmp_path / "SMALL"])).as_markdown()
+        assert ("Quality was not measured" in within) is said  # left out when not its own
+        shutil.copy(inner, tmp_path / "scores.json")
+        given = compose(gather([tmp_path / "SMALL", tmp_path / "scores.json"])).as_markdown()
+        assert ("scores are of other weights" in given) is said  # shown, with a warning
+
+
+def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
+    model = st.open(artifacts / "MODEL")
+    plan = st.select(model, keep_values=4, value_method="rand", seed=3)
+    plan.save(tmp_path / "plan.json")
+    page = st.report([artifacts / "MODEL", tmp_path / "plan.json"], tmp_path / "out")
+    html = page.read_text()
+    check_page(html)
+    assert "kept value channels" in html and "kept key/query channels" not in html
+    assert "--keep-values 4 --value-method rand" in html and "--keep all" not in html
 
 
 def test_nothing_is_overwritten(artifacts: Path, tmp_path: Path) -> None:

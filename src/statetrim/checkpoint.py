@@ -119,6 +119,19 @@ class Checkpoint:
                 hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
         return hashed.hexdigest()
 
+    @cached_property
+    def fingerprint(self) -> str:
+        """What scores are of: config and a sample of every tensor, so that training that leaves the
+        query and key weights alone is told apart too."""
+        hashed = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name in sorted(self.tensors):
+            shard, tensor = self.tensors[name]
+            hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+            with shard.path.open("rb") as file:
+                file.seek(tensor.start)
+                hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
+        return hashed.hexdigest()
+
 
 @dataclass(frozen=True)
 class LayerClaims:

@@ -14,7 +14,7 @@ from .errors import StatetrimError
 
 METHODS = ("rand", "l1", "drrqr")
 KEEP = 16
-DOCUMENTS = 256
+DOCUMENTS = 2048  # more than the demo reads: enough for trim, to play with
 
 QUIET = ("select", "prune")  # three times the same table would hide what matters
 COMMANDS = (

@@ -13,7 +13,9 @@ from importlib.resources import files
 from itertools import groupby
 from string import Template
 
-NUMERIC = re.compile(r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|x|MiB|KiB|points|nats|ms|s))?")
+NUMERIC = re.compile(
+    r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|MiB|KiB|points|nats))?( \([\d.]+x\))?"
+)
 
 
 @dataclass(frozen=True)
@@ -73,6 +75,7 @@ class Document:
     highlights: Sequence[tuple[str, str]]  # figure, what it is
     sections: Sequence[Section]
     footer: str
+    notes: Sequence[Text] = ()  # what to know before anything else
 
     def as_html(self) -> str:
         """One page without scripts, links to other places, or anything to fetch."""
@@ -91,6 +94,7 @@ class Document:
             style_digest=digest,
             title=escape(self.title),
             lead=escape(self.lead),
+            notes="".join(map(_block_html, self.notes)),
             highlights=f"<dl class='highlights'>{highlights}</dl>" if highlights else "",
             contents=contents,
             sections="".join(map(_section_html, self.sections)),
@@ -99,6 +103,8 @@ class Document:
 
     def as_markdown(self) -> str:
         lines = [f"# {_md(self.title)}", "", _md(self.lead), ""]
+        for note in self.notes:
+            lines += [*_block_markdown(note), ""]
         lines += [f"- {_md(what)}: **{_md(figure)}**" for figure, what in self.highlights]
         for section in self.sections:
             lines += ["", f"## {_md(section.title)}"]

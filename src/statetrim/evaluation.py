@@ -32,7 +32,6 @@ from .version import __version__
 MQAR_ROWS = 64
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
 AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
-_SAMPLE_BYTES = 4096
 
 Engine = Literal["hf", "vllm"]
 Progress = Callable[[str, str, int, int], None]
@@ -83,10 +82,10 @@ def evaluate(
             "lm_eval": harness.version() if asking else None,
             "engine": engine,
             "limit": limit,
-            "baseline": _fingerprint(opened[0]),
+            "baseline": opened[0].fingerprint,
         }
         partial = _Partial(Path(out), shared, resume) if out is not None else None
-        marks = [_fingerprint(model) for model in opened]
+        marks = [model.fingerprint for model in opened]
         cells = [(n, item) for n in range(len(opened)) for item in work]
         kept = {  # all are looked at before any work is done
             (n, item.task.name): partial.find(names[n], item, marks[n]) if partial else None
@@ -351,18 +350,6 @@ def _check(
         raise StatetrimError(
             f"{outer} needs the whole model in memory; layerwise runs {', '.join(WITHOUT_HARNESS)}"
         )
-
-
-def _fingerprint(model: Checkpoint) -> str:
-    """Config and a sample of every tensor: a fine-tuned sibling is told apart whatever changed."""
-    hashed = hashlib.sha256(json.dumps(model.config, sort_keys=True).encode())
-    for name in sorted(model.tensors):
-        shard, tensor = model.tensors[name]
-        hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-        with shard.path.open("rb") as file:
-            file.seek(tensor.start)
-            hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
-    return hashed.hexdigest()
 
 
 def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:

@@ -25,9 +25,11 @@ MOST_RECORD_BYTES = 24 * MIB
 RECORD_KINDS = {
     "statetrim prune": "prune",
     "statetrim recover": "recovery",
+    "statetrim refit": "refit",
     "statetrim trim": "trim",
 }
-WITHIN = ("prune", "recover", "trim", "scores", "analysis", "timings")
+FIELDS = {"recover": "recovery"}
+WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings")
 """What a checkpoint may hold beside its plan; what the user gives counts more."""
 
 
@@ -44,6 +46,7 @@ class Findings:
     sweep: Sweep | None = None
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
+    refit: dict[str, Any] | None = None
     trim: dict[str, Any] | None = None
     sources: dict[str, str] = field(default_factory=dict)  # what -> the file it came from
 
@@ -62,6 +65,14 @@ class Findings:
         return self.analysis.geometry if self.analysis else None
 
     @property
+    def own_scores(self) -> bool:
+        """Whether the scores are of this very checkpoint; True where that cannot be told."""
+        if self.scores is None or self.after is None or not self.after.shards:
+            return True
+        scored = self.scores.lineage.get("models")
+        return not isinstance(scored, list) or self.after.fingerprint in scored
+
+    @property
     def mismatches(self) -> Iterator[str]:
         """Artifacts that do not belong together, each in a sentence."""
         source = None if self.plan is None else self.plan.lineage.get("source")
@@ -69,6 +80,8 @@ class Findings:
             yield "the plan was made for another model than the one the checkpoint was cut from"
         if source and self.before is not None and self.before.digest != source:
             yield f"the plan was not made for {self.before.path.name}"
+        if not self.own_scores:
+            yield "the scores are of other weights than this checkpoint's"
         analysed = self.analysis.lineage.get("source") if self.analysis else None
         if analysed and self.after is not None and analysed != self.after.digest:
             yield "the analysis looked at other weights than this checkpoint's"
@@ -101,24 +114,13 @@ def _read_records(found: Findings, path: Path) -> None:
         _put(found, "plan", own, path / RECORDS / "plan.json")
     elif not _same(own, found.plan):
         raise StatetrimError(f"{found.sources['plan']} is not the plan that {path} was cut by")
-    there = [name for name in WITHIN if (path / RECORDS / f"{name}.json").exists()]
-    for name in there[:] if _measured_before_recovery(path) else ():
-        if name not in ("prune", "recover"):
-            there.remove(name)
-    for name in there:
-        if getattr(found, "recovery" if name == "recover" else name) is None:
-            _read(found, inside(path, f"{RECORDS}/{name}.json"))
-
-
-def _measured_before_recovery(path: Path) -> bool:
-    """Whether a checkpoint was trained after its scores were taken, which then are not its own."""
-    if not (path / RECORDS / "recover.json").exists():
-        return False
-    if (path / RECORDS / "source_recover.json").exists():
-        return True
-    if not (path / RECORDS / "trim.json").exists():
-        return True
-    return not read_object(inside(path, f"{RECORDS}/trim.json"), MOST_RECORD_BYTES).get("recover")
+    for name in WITHIN:
+        file, field_name = f"{RECORDS}/{name}.json", FIELDS.get(name, name)
+        if (path / file).exists() and getattr(found, field_name) is None:
+            _read(found, inside(path, file))
+    within = path / RECORDS
+    if found.scores and Path(found.sources["scores"]).parent == within and not found.own_scores:
+        found.scores = found.trim = None  # taken before the weights were trained or refitted
 
 
 def _read(found: Findings, path: Path) -> None:
@@ -168,6 +170,7 @@ NAMES = {
     "analysis": "analyses",
     "prune": "records of a cut",
     "recovery": "records of a recovery",
+    "refit": "records of a refit",
     "trim": "records of a trim",
     "sweep": "sweeps",
 }

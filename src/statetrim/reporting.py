@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from .document import Document
+from .document import Document, Text
 from .errors import StatetrimError
 from .findings import Findings, gather
 from .json_file import write_text
@@ -50,12 +50,15 @@ def compose(found: Findings) -> Document:
     highlights = []
     if before and after and before != after:
         old, new = before.state_numel * 4, after.state_numel * 4
+        axes = (
+            ("key", before.head_k_dim, after.head_k_dim),
+            ("value", before.head_v_dim, after.head_v_dim),
+        )
+        kept = " and ".join(f"{now} of {was} {axis}" for axis, was, now in axes if now != was)
         lead = (
             f"The recurrent state of every sequence goes from {size(old)} to {size(new)}: each "
-            f"head keeps {after.head_k_dim} of {before.head_k_dim} key channels"
+            f"head keeps {kept} channels"
         )
-        if after.head_v_dim != before.head_v_dim:
-            lead += f" and {after.head_v_dim} of {before.head_v_dim} value channels"
         highlights = [(change(old, new), "recurrent state per sequence")]
     elif found.plan:
         lead = f"Each head keeps {found.plan.keep} key channels"
@@ -66,6 +69,10 @@ def compose(found: Findings) -> Document:
         title=f"{name}: what was cut and what it costs",
         lead=f"{lead}.",
         highlights=highlights,
+        notes=[
+            Text(f"These artifacts do not belong together: {sentence}.", "note")
+            for sentence in found.mismatches
+        ],
         sections=sections(found),
         footer=f"Made by statetrim {__version__} from the artifacts listed above. Nothing in this "
         f"page is fetched from anywhere.",

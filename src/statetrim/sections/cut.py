@@ -33,11 +33,17 @@ def cut(found: Findings) -> Iterator[Block]:
         ("key/query channels kept per head", str(plan.keep)),
     ]
     if plan.keep_values is not None:
-        rows.append(("value channels kept per head", str(plan.keep_values)))
+        chosen = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
+        rows += [
+            ("method for values", f"{plan.value_method}{f' ({chosen})' if chosen else ''}"),
+            ("value channels kept per head", str(plan.keep_values)),
+        ]
     rows.append(("linear-attention layers", str(len(plan.kept))))
     yield Table(("", "the plan"), rows)
     before = found.geometry_before
-    tables: list[tuple[Axis, Mapping[int, Tensor]]] = [("key", plan.kept)]
+    tables: list[tuple[Axis, Mapping[int, Tensor]]] = []
+    if plan.method != "none":  # values alone
+        tables.append(("key", plan.kept))
     if plan.kept_values is not None:
         tables.append(("value", plan.kept_values))
     for axis, kept in tables:

@@ -11,6 +11,8 @@ from .wording import brief, dicts, mapping, missing, number, thinned
 
 
 def recovered(found: Findings) -> Iterator[Block]:
+    if found.refit is not None:
+        yield from _refitted(found.refit)
     record = found.recovery
     if record is None:
         yield from missing(
@@ -41,6 +43,25 @@ def recovered(found: Findings) -> Iterator[Block]:
         )
 
 
+def _refitted(record: Mapping[str, Any]) -> Iterator[Block]:
+    layers = {
+        str(layer): {str(k): v for k, v in mapping(errors).items() if number(v)}
+        for layer, errors in mapping(record.get("layers")).items()
+    }
+    names = list(dict.fromkeys(name for errors in layers.values() for name in errors))
+    yield Text("The output projections were fitted anew to the original's layer outputs.")
+    if names:
+        yield Table(
+            ("layer", *(name.replace("_", " ") for name in names)),
+            [
+                (layer, *(f"{errors[n]:.4g}" if n in errors else "" for n in names))
+                for layer, errors in layers.items()
+            ],
+            caption="Errors of the refit by layer",
+            folded=True,
+        )
+
+
 def reproduce(found: Findings) -> Iterator[Block]:
     plan = found.plan
     if plan is None:
@@ -48,23 +69,26 @@ def reproduce(found: Findings) -> Iterator[Block]:
         return
     heard = mapping(plan.lineage.get("statistics"))
     lines = []
+    methods = ",".join(m for m in (plan.method, plan.value_method) if m and m != "none")
     for data in dicts(heard.get("data")):
         count, length = data.get("count"), data.get("length")
         if type(count) is int and type(length) is int:
             lines.append(
                 f"statetrim calibrate MODEL --text {_quoted(data.get('text'))} --tokens "
                 f"{count * length} --length {length} --skip {_quoted(data.get('skip'))} "
-                f"--batch-size {_quoted(heard.get('batch_size'))} --for {_quoted(plan.method)} "
+                f"--batch-size {_quoted(heard.get('batch_size'))} --for {_quoted(methods)} "
                 f"-o statistics.safetensors"
             )
-    options = "".join(
-        f" --option {_quoted(f'{name}={_option(value)}')}" for name, value in plan.options.items()
-    )
+    choice = ""
+    if plan.method != "none":
+        choice += f" --keep {_quoted(plan.requested)} --method {_quoted(plan.method)}"
+        choice += _options("--option", plan.options)
+    if plan.requested_values is not None:
+        choice += f" --keep-values {_quoted(plan.requested_values)}"
+        choice += f" --value-method {_quoted(plan.value_method)}"
+        choice += _options("--value-option", plan.value_options)
     statistics = " --statistics statistics.safetensors" if heard else ""
-    lines.append(
-        f"statetrim select MODEL --method {_quoted(plan.method)} --keep {_quoted(plan.requested)} "
-        f"--seed {plan.seed}{options}{statistics} -o plan.json"
-    )
+    lines.append(f"statetrim select MODEL{choice} --seed {plan.seed}{statistics} -o plan.json")
     lines.append("statetrim prune MODEL plan.json -o SMALL")
     yield Text(
         f"MODEL is the original checkpoint (digest {brief(plan.lineage.get('source'))}). The same "
@@ -74,8 +98,6 @@ def reproduce(found: Findings) -> Iterator[Block]:
 
 
 def lineage(found: Findings) -> Iterator[Block]:
-    for sentence in found.mismatches:
-        yield Text(f"These artifacts do not belong together: {sentence}.", "note")
     records: dict[str, Mapping[str, Any]] = {}
     if found.plan:
         records["plan"] = found.plan.lineage
@@ -84,7 +106,7 @@ def lineage(found: Findings) -> Iterator[Block]:
     for name in ("scores", "timings", "sweep"):
         if getattr(found, name):
             records[name] = mapping(getattr(found, name).lineage)
-    for name in ("prune", "trim", "recovery"):
+    for name in ("prune", "refit", "trim", "recovery"):
         if getattr(found, name):
             records[name] = getattr(found, name)
     rows = [
@@ -106,6 +128,12 @@ def lineage(found: Findings) -> Iterator[Block]:
 
 def _quoted(value: Any) -> str:
     return shlex.quote(" ".join(str(value).split()))
+
+
+def _options(flag: str, options: Mapping[str, Any]) -> str:
+    return "".join(
+        f" {flag} {_quoted(f'{name}={_option(value)}')}" for name, value in options.items()
+    )
 
 
 def _option(value: Any) -> str:

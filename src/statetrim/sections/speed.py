@@ -27,6 +27,11 @@ def speed(found: Findings) -> Iterator[Block]:
             "statetrim benchmark SMALL --baseline MODEL -o timings.json",
         )
         return
+    device, clock = (timings.lineage.get(name) for name in ("device", "clock"))
+    yield Text(
+        f"Measured on {device or 'a machine the timings do not name'}"
+        f"{f', {clock}' if clock else ''}; other machines and kernels differ."
+    )
     rows = dict.fromkeys((r.metric, r.batch, r.length) for r in timings.records)
     yield Table(
         ("figure", "batch", "length", *timings.models),
@@ -81,18 +86,14 @@ def engines(found: Findings) -> Iterator[Block]:
         f"generated; kernel, one kernel ran; compiled, ahead of time only; source, read in the "
         f"code; report, somebody's public report."
     )
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for line in lines:
+        name = f"{line.engine} {line.versions}"
+        same = (name, MEANING[line.verdict], line.evidence, _remark(line))
+        alike.setdefault(same, []).append(line.hardware)
     yield Table(
         ("engine", "on", "verdict", "known by", "remark"),
-        [
-            (
-                f"{line.engine} {line.versions}",
-                line.hardware,
-                MEANING[line.verdict],
-                line.evidence,
-                _remark(line),
-            )
-            for line in lines
-        ],
+        [(same[0], ", ".join(hardware), *same[1:]) for same, hardware in alike.items()],
     )
     served = {line.engine: line for line in reversed(lines) if line.serves}
     if served:
