@@ -231,7 +231,6 @@ class _Job:
 
         options, place = self.options, "cpu" if sharded else str(device)
         student = load(self.student, device=place)
-        head = head_of(student)
         torch.manual_seed(options.seed)  # of LoRA's first values
         adapters = attach(
             student, self.student, rank=options.rank, alpha=options.alpha, also=options.also
@@ -240,9 +239,14 @@ class _Job:
             student.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+        if sharded:
+            shard(student, device)
+        head = head_of(student)
         teacher = teacher_head = None
         if self.teacher is not None:
             teacher = load(self.teacher, device=place).requires_grad_(False)
+            if sharded:
+                shard(teacher, device)
             teacher_head = head_of(teacher)
             if len(teacher_head.weight) != len(head.weight):
                 raise StatetrimError(
@@ -252,10 +256,6 @@ class _Job:
         frozen_mode: tuple[Any, ...] = ()
         if self.student.family.fused_training:
             frozen_mode = tuple(mixers(student, self.student).values())
-        if sharded:
-            shard(student, device)
-            if teacher is not None:
-                shard(teacher, device)
         model = Distillation(student, head, teacher, teacher_head, options.temperature, frozen_mode)
         return model, adapters
 
