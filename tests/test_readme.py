@@ -27,6 +27,7 @@ def tiny_version(command: str) -> str:
         ("keep=64", "keep=6"),
         ("--tokens 64k", "--tokens 1k"),
         ("tokens=65536", "tokens=1024"),
+        ("--tokens 64m", "--tokens 1k --length 64 --batch-size 4"),
     ):
         command = command.replace(said, meant)
     return command
