@@ -56,9 +56,7 @@ def recovery_table(rows: list[Row]) -> str:
 
 
 def draw(models: dict[str, list[Row]], path: Path) -> None:
-    figure, axes = plt.subplots(
-        1, len(models), figsize=(5.2 * len(models) + 2, 4.2), squeeze=False
-    )
+    figure, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models) + 2, 4.2), squeeze=False)
     for axis, (name, rows) in zip(axes[0], models.items(), strict=True):
         control = control_of(rows)
         for row in rows:
