@@ -53,6 +53,16 @@ figures:
 bench-calibrate:
     OMP_NUM_THREADS=1 python experiments/bench_calibrate.py
 
+# What recovery brings back, table and picture; goes on where it stopped (docs/recovery.md).
+recover-reference MODELS TEXT TEST WORK *OPTIONS:
+    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python experiments/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} --methods drrqr grad --keep 0.5 {{OPTIONS}}
+    python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
+
+# A step of recovery beside bare forward and backward passes (docs/recovery.md).
+bench-recover MODEL TEXT:
+    OMP_NUM_THREADS=1 python experiments/bench_recover.py {{MODEL}} --text {{TEXT}}
+
 # Every method on MODEL: NLL, KL and recall after the cut; goes on where it stopped (docs/methods.md).
 compare-methods MODEL TEXT TEST *OPTIONS:
     python experiments/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/methods.jsonl {{OPTIONS}}

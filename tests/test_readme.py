@@ -31,6 +31,7 @@ def tiny_version(command: str) -> str:
         ("--tokens 64k -o OUT", "--tokens 1k --limit 4 --no-benchmark -o OUT"),
         ("--tokens 64k", "--tokens 1k"),
         ("tokens=65536", "tokens=1024"),
+        ("--tokens 64m", "--tokens 1k --length 64 --batch-size 4"),
     ):
         command = command.replace(said, meant)
     return command

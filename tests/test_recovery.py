@@ -2,6 +2,7 @@
 
 import copy
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from torch import Tensor
 import statetrim as st
 import tiny
 from refusal import check_refusal, run
-from statetrim import recovery, training
+from statetrim import training
 from statetrim.adapters import attach
 from statetrim.data import Sequences
 from statetrim.families.delta_net import DeltaNet
@@ -403,10 +404,50 @@ def test_a_launch_that_asks_accelerate_to_shard_is_refused(
 def test_a_stranger_s_teacher_is_refused(pair: Any, checkpoint: Any, tmp_path: Path) -> None:
     _, small = pair("delta_net")
     text = str(tiny.write_text(tmp_path / "words.jsonl", 400))
-    teacher = str(checkpoint("mamba2"))
-    models = ["recover", str(small.path), "--teacher", teacher, "--text", text]
-    code, err, out = run([*models, "--tokens", "64", "--length", "2048", "-o", str(tmp_path / "o")])
-    check_refusal(code, err, out, "64 tokens do not fill a batch")
+    teacher = shutil.copytree(checkpoint("delta_net"), tmp_path / "teacher")
+    words = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["w1"], vocabulary["w2"] = vocabulary["w2"], vocabulary["w1"]
+    (teacher / "tokenizer.json").write_text(json.dumps(words))
+    command = ["recover", str(small.path), "--teacher", str(teacher), "--text", text]
+    sizes = ["--tokens", "64", "--length", "16", "--batch-size", "2", "-o", str(tmp_path / "o")]
+    code, err, out = run([*command, *sizes])
+    check_refusal(code, err, out, "different tokenizers")
+    assert not list(tmp_path.glob("o*"))
+
+
+def test_an_unknown_tracker_is_one_sentence(pair: Any, tmp_path: Path) -> None:
+    _, small = pair("delta_net")
+    with pytest.raises(st.StatetrimError, match="cannot be reported as asked: diary is not"):
+        st.recover(small, text=rehearsal(1), out=tmp_path / "out", report_to=["diary"], **QUICK)
+
+
+def test_a_disk_that_will_be_full_is_noticed_first(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, small = pair("delta_net")
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match="the result will need"):
+        st.recover(small, text=rehearsal(1), out=tmp_path / "out", **QUICK)
+
+
+def test_loss_that_is_not_a_number_ends_the_run(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim import distillation
+
+    real = distillation.chunked_loss
+
+    def spoiled(*args: Any) -> Any:
+        loss, parts = real(*args)
+        return loss * torch.nan, parts
+
+    monkeypatch.setattr(distillation, "chunked_loss", spoiled)
+    _, small = pair("delta_net")
+    with pytest.raises(st.StatetrimError, match="the loss of step 1 is not a number"):
+        st.recover(small, text=rehearsal(1), out=tmp_path / "out", **QUICK)
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_rerun_of_a_finished_run_does_nothing(pair: Any, tmp_path: Path) -> None:
@@ -417,4 +458,3 @@ def test_a_rerun_of_a_finished_run_does_nothing(pair: Any, tmp_path: Path) -> No
     moments: list[Any] = []
     st.recover(small, **options, progress=moments.append)
     assert not moments
-    assert recovery.RECORD == "recover.json"

@@ -51,7 +51,7 @@ def head_of(live: Any) -> LogitHead:
     head = LogitHead(live.get_output_embeddings(), float(scale), cap)
     ids = torch.arange(_PROBE, device=live.statetrim_device).unsqueeze(0) % config.vocab_size
     with torch.no_grad():
-        stock = live(input_ids=ids, use_cache=False).logits[0].float()
+        stock = _stock_logits(live, head, ids)[0].float()
         hidden = live.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
         ours = head.logits(hidden, head.weight, head.bias)
     if not torch.allclose(ours, stock, rtol=1e-3, atol=1e-3 * float(stock.abs().max())):
@@ -60,6 +60,21 @@ def head_of(live: Any) -> LogitHead:
             f"not know, so it cannot be distilled"
         )
     return head
+
+
+def _stock_logits(live: Any, head: LogitHead, ids: Tensor) -> Tensor:
+    """By the model's own forward pass; a sharded head is replaced by a whole one meanwhile, since
+    one that is tied to the embeddings is brought together for them only."""
+    whole = nn.Linear(1, 1, bias=head.bias is not None, device="meta")
+    whole.weight = nn.Parameter(head.weight, requires_grad=False)
+    if head.bias is not None:
+        whole.bias = nn.Parameter(head.bias, requires_grad=False)
+    live.set_output_embeddings(whole)
+    try:
+        logits: Tensor = live(input_ids=ids, use_cache=False).logits
+        return logits
+    finally:
+        live.set_output_embeddings(head.module)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ The result is the input's files with the trained tensors replaced; everything el
 for byte. It grows in `OUT.partial`, where the training state is kept too.
 """
 
+import errno
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
@@ -17,7 +18,7 @@ from torch import Tensor
 
 from .adapters import Adapters, Coverage, attach
 from .checkpoint import CONFIG, INDEX, Checkpoint, inside, open_checkpoint, with_weights
-from .data import Sequences, sequences
+from .data import Sequences, documents, sequences
 from .errors import StatetrimError
 from .json_file import MIB, read_object, write_object, write_text
 from .loading import load, load_tokenizer
@@ -188,12 +189,11 @@ class _Job:
             if lead:
                 _check_resume(self.partial, resume)
                 stack.enter_context(workplace(self.partial, RECORD, self.record))
+                _check_space(self.student, self.partial)
             _wait()
             if not self._finished():
                 model, adapters = self._live(args.device, gradient_checkpointing, sharded)
-                trainer = training.RecoveryTrainer(
-                    model, args, self.data.ids, sharded=sharded, progress=self.progress
-                )
+                trainer = training.trainer(model, args, self.data.ids, sharded, self.progress)
                 if lead:
                     self.announce(adapters.coverage)
                 saved = training.checkpoints(self.partial / TRAINING)
@@ -214,6 +214,7 @@ class _Job:
         batches = self.data.batches(self.options.batch_size)
         _check_resume(self.partial, resume)
         with workplace(self.partial, RECORD, self.record):
+            _check_space(self.student, self.partial)
             if not self._finished():
                 directory = self.partial / TRAINING
                 job = Layerwise(self.student, self.teacher, directory, recipe)
@@ -231,7 +232,6 @@ class _Job:
 
         options, place = self.options, "cpu" if sharded else str(device)
         student = load(self.student, device=place)
-        head = head_of(student)
         torch.manual_seed(options.seed)  # of LoRA's first values
         adapters = attach(
             student, self.student, rank=options.rank, alpha=options.alpha, also=options.also
@@ -240,9 +240,14 @@ class _Job:
             student.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
+        if sharded:
+            shard(student, device)
+        head = head_of(student)
         teacher = teacher_head = None
         if self.teacher is not None:
             teacher = load(self.teacher, device=place).requires_grad_(False)
+            if sharded:
+                shard(teacher, device)
             teacher_head = head_of(teacher)
             if len(teacher_head.weight) != len(head.weight):
                 raise StatetrimError(
@@ -252,10 +257,6 @@ class _Job:
         frozen_mode: tuple[Any, ...] = ()
         if self.student.family.fused_training:
             frozen_mode = tuple(mixers(student, self.student).values())
-        if sharded:
-            shard(student, device)
-            if teacher is not None:
-                shard(teacher, device)
         model = Distillation(student, head, teacher, teacher_head, options.temperature, frozen_mode)
         return model, adapters
 
@@ -361,7 +362,7 @@ def _data(
         )
     tokenizer = load_tokenizer(small)
     if teacher is not None and teacher is not small:
-        sample = "The quick brown fox, 42."
+        sample = next(documents(text))[:10_000]
         if load_tokenizer(teacher)(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
             raise StatetrimError("teacher and student have different tokenizers")
     whole = steps * batch_size * length
@@ -385,6 +386,19 @@ def _check_resume(partial: Path, resume: bool) -> None:
     if partial.exists() and not resume:
         raise StatetrimError(
             f"{partial} is left from an interrupted run; add --resume to go on, or remove it"
+        )
+
+
+def _check_space(student: Checkpoint, partial: Path) -> None:
+    """Before hours of training rather than after them."""
+    needed = sum(shard.path.stat().st_size for shard in student.shards)
+    needed -= sum(path.stat().st_size for path in partial.glob("*.safetensors"))
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"the result will need {needed / MIB:,.0f} MiB, and the disk of {partial} has "
+            f"{free / MIB:,.0f} MiB free",
         )
 
 

@@ -39,6 +39,7 @@ def shard(live: Any, device: torch.device) -> None:
     # Said outright: by default the outermost module stays whole until a backward pass, and a
     # teacher has none.
     fully_shard(live.base_model, mesh=mesh, reshard_after_forward=True)
+    live.statetrim_device = device
     check_sharded(live)
 
 

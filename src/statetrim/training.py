@@ -63,6 +63,7 @@ def arguments(
         use_cpu=cpu,
         ddp_backend="gloo" if cpu and dist.is_torchelastic_launched() else None,
         ddp_find_unused_parameters=False,
+        ddp_timeout=4 * 3600,  # the others wait while the first process writes the result
         report_to=report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -202,6 +203,23 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             torch.cuda.set_rng_state(state, self.args.device)
         else:
             torch.set_rng_state(state)
+
+
+def trainer(
+    model: Distillation,
+    args: TrainingArguments,
+    ids: Tensor,
+    sharded: bool,
+    progress: Progress,
+) -> RecoveryTrainer:
+    """A trainer; trackers that are unknown or not installed are the user's mistake."""
+    try:
+        return RecoveryTrainer(model, args, ids, sharded=sharded, progress=progress)
+    except (ImportError, RuntimeError, ValueError) as error:
+        if not args.report_to:
+            raise
+        reason = str(error).partition("\n")[0][:200]
+        raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
 
 
 class _Rows(torch.utils.data.Dataset[Tensor]):

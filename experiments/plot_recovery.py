@@ -1,0 +1,104 @@
+"""Table and figure from the lines that recover_reference.py wrote.
+
+    python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
+
+Fills the places `<!-- recovery MODEL -->` ... `<!-- end -->` of the Markdown file and draws
+`recovery.png` beside it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from plot_methods import STYLES, table
+
+Row = dict[str, Any]
+
+
+def control_of(rows: list[Row]) -> Row:
+    return next(row for row in rows if row["method"] == "none")
+
+
+def perplexity(figures: Row) -> float:
+    return math.exp(figures["nll"])
+
+
+def closed(row: Row, control: Row) -> float:
+    """Share of the perplexity gap to the dense control that recovery closed."""
+    before, after = perplexity(row["before"]), perplexity(row["after"])
+    return (before - after) / (before - perplexity(control["after"]))
+
+
+def recovery_table(rows: list[Row]) -> str:
+    control = control_of(rows)
+    pairs = list(control["before"]["recall"])
+    header = ["method", "keep", "perplexity before", "after", "gap closed"]
+    if pairs:
+        header += [f"recall at {' / '.join(pairs)} pairs, before", "after"]
+    lines = []
+    for row in rows:
+        dense = row["method"] == "none"
+        cells = ["dense control" if dense else row["method"], f"{row['keep'] * 100:.0f} %"]
+        cells += [f"{perplexity(row[when]):.1f}" for when in ("before", "after")]
+        cells.append("" if dense else f"{closed(row, control) * 100:.0f} %")
+        if pairs:
+            for when in ("before", "after"):
+                cells.append(" / ".join(f"{row[when]['recall'][p]:.2f}" for p in pairs))
+        lines.append(cells)
+    return table(header, lines)
+
+
+def draw(models: dict[str, list[Row]], path: Path) -> None:
+    figure, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models) + 2, 4.2), squeeze=False)
+    for axis, (name, rows) in zip(axes[0], models.items(), strict=True):
+        control = control_of(rows)
+        for row in rows:
+            if row["method"] == "none":
+                continue
+            colour, marker = STYLES[row["method"]]
+            values = [perplexity(row[when]) for when in ("before", "after")]
+            style = "-" if row["keep"] == 0.5 else "--"
+            label = f"{row['method']}, {row['keep']:.0%} kept"
+            axis.plot([0, 1], values, style, color=colour, marker=marker, label=label)
+        axis.plot(
+            [0, 1],
+            [perplexity(control[when]) for when in ("before", "after")],
+            ":", color="black", linewidth=2, label="dense control",
+        )  # fmt: skip
+        axis.set(title=name, xticks=[0, 1], xlim=(-0.2, 1.2), yscale="log", ylabel="perplexity")
+        axis.set_xticklabels(["before recovery", "after"])
+        axis.grid(alpha=0.3, which="both")
+        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("document", type=Path)
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    models = {
+        name: [row for row in rows if row["model"] == name]
+        for name in dict.fromkeys(row["model"] for row in rows)
+    }
+
+    def fill(place: re.Match[str]) -> str:
+        return f"<!-- recovery {place[1]} -->\n\n{recovery_table(models[place[1]])}\n\n<!-- end -->"
+
+    text = options.document.read_text()
+    pattern = r"<!-- recovery (\S+) -->.*?<!-- end -->"
+    options.document.write_text(re.sub(pattern, fill, text, flags=re.DOTALL))
+    plt.rcParams["figure.constrained_layout.use"] = True
+    draw(models, options.document.with_name("recovery.png"))
+
+
+if __name__ == "__main__":
+    main()
