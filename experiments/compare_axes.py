@@ -17,7 +17,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from fractions import Fraction
-from math import exp, isqrt
+from math import exp
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from torch.nn import functional
 import mqar
 import statetrim as st
 from compare_methods import Judge, hidden, log_p
-from statetrim.geometry import Geometry
+from statetrim.geometry import Geometry, shapes_at
 from statetrim.paired import Pairs, difference_interval
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
@@ -41,21 +41,6 @@ REFIT = {"tokens": 2**14, "length": 512}  # 64 tokens for each of at most 256 co
 RECOVERY = {"tokens": 2**15, "length": 256, "batch_size": 8, "learning_rate": 1e-3}
 
 Row = dict[str, Any]
-
-
-def shape_of(kind: str, part: Fraction, geometry: Geometry) -> tuple[int, int]:
-    """Key and value channels whose product is at most `part` of the state, and next to it."""
-    keys, values = geometry.head_k_dim, geometry.head_v_dim
-    budget = int(part * keys * values)
-    if kind == "key":
-        return budget // values, values
-    if kind == "value":
-        return keys, budget // keys
-    side = isqrt(budget)
-    if kind == "square":
-        return side, side
-    wide = min(2 * side if part < Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
-    return (wide, budget // wide) if kind == "more keys" else (budget // wide, wide)
 
 
 class AxesJudge(Judge):
@@ -101,7 +86,7 @@ def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
     for step in options.steps:
         for part in options.parts:
             for kind in options.shapes:
-                keys, values = shape_of(kind, Fraction(part), geometry)
+                keys, values = shapes_at(geometry, Fraction(part))[kind]
                 methods = {
                     "key_method": None if kind == "value" else options.method,
                     "value_method": None if kind == "key" else options.value_method,

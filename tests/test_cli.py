@@ -78,3 +78,40 @@ def test_a_log_gets_a_line_now_and_then(
         slow(512)
     said = capsys.readouterr().err.splitlines()
     assert said == ["pruning: 512 of 2,048 bytes, 25%", "pruning: 1,024 of 2,048 bytes, 50%"]
+def test_both_axes_are_chosen_shown_and_cut(checkpoint: Any, tmp_path: Path) -> None:
+    model = checkpoint("qwen3_5_text")
+    seen = run("inspect", model, "--keep", "6", "--keep-values", "4", "--json")
+    report = json.loads(seen.stdout)
+    assert (report["after"]["head_k_dim"], report["after"]["head_v_dim"]) == (6, 4)
+    chosen = run("select", model, "--square", "4", "-o", "p.json", cwd=tmp_path)
+    assert chosen.returncode == 0, chosen.stderr
+    assert "4 of 12 channels" in chosen.stdout and "4 of 8 channels" in chosen.stdout
+    plan = st.Plan.load(tmp_path / "p.json")
+    assert (plan.keep, plan.keep_values, plan.value_method) == (4, 4, "readout_l1")
+    done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
+    told = json.loads(done.stdout)
+    assert (told["head_k_dim"], told["head_v_dim"]) == ([12, 4], [8, 4])
+    small = st.open(tmp_path / "out")
+    assert told["parameters"][1] == small.parameters
+    assert st.inspect(st.open(model), 4, 4).parameters_after == small.parameters
+    values = run("select", model, "--keep-values", "0.5", "-o", "v.json", cwd=tmp_path)
+    assert values.returncode == 0, values.stderr
+    plan = st.Plan.load(tmp_path / "v.json")
+    assert (plan.keep, plan.keep_values, plan.method, plan.requested_values) == (
+        12,
+        4,
+        "none",
+        "0.5",
+    )
+    assert "key head" not in values.stdout
+    for arguments, says in (
+        ([], "say how many channels"),
+        (["--square", "4", "--keep", "6"], "leave out the other two"),
+        (["--keep-values", "8"], "nothing would change"),
+        (["--keep-values", "4", "--value-method", "drrqr"], "does not choose value"),
+        (["--keep-values", "4", "--value-method", "readout_greedy"], "needs readout_gram"),
+        (["--keep-values", "4", "--value-option", "tolerance=2"], "no option 'tolerance'"),
+    ):
+        refused = run("select", model, *arguments, "-o", "n.json", cwd=tmp_path)
+        assert refused.returncode == 2 and says in refused.stderr, refused.stderr
+        assert not (tmp_path / "n.json").exists()

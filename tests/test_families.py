@@ -267,6 +267,16 @@ def test_claims_cover_each_row_once_and_within_the_tensor(case: Any) -> None:
         assert all(claim.dim == dim for claim in owner.claims)
 
 
+def test_values_and_their_gate_are_told_apart(checkpoint: Load) -> None:
+    """qwen3_next, per key head of 12 channels: [ q | k | v v | z z ], values of 8 channels."""
+    model = st.open(checkpoint("qwen3_next"))
+    fused = model.tensor("model.layers.0.linear_attn.in_proj_qkvz.weight").double()
+    written, read = model.values(0)
+    assert torch.equal(written.squeeze(2), fused.unflatten(0, (2, 56))[:, 24:40].reshape(4, 8, 32))
+    output = model.tensor("model.layers.0.linear_attn.out_proj.weight").double()
+    assert torch.equal(read.squeeze(2), output.mT.unflatten(0, (4, 8)))
+
+
 def test_an_unknown_tensor_under_a_mixer_is_refused_by_name(case: Any, tmp_path: Path) -> None:
     model_type, model, _, _ = case
     name, owner = next(iter(model.claims.items()))

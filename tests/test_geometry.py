@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.geometry import resolve_keep, rows, survivors
+from statetrim.geometry import resolve_keep, resolve_square, rows, shapes_at, survivors
 
 
 def test_rows_of_packed_and_interleaved_heads() -> None:
@@ -78,3 +78,50 @@ def test_a_fraction_is_exact_on_small_heads(channels: int, part: int, whole: int
             resolve_keep(f"{part}/{whole}", channels)
     else:
         assert resolve_keep(f"{part}/{whole}", channels) == expected
+
+
+def state(keys: int, values: int) -> st.Geometry:
+    return st.Geometry((0,), 2, 4, keys, values)
+
+
+def test_a_square_cuts_the_axes_that_are_wider() -> None:
+    assert resolve_square(64, state(128, 128)) == (64, 64)
+    assert resolve_square("0.5", state(128, 128)) == (64, 64)
+    assert resolve_square("96", state(96, 192)) == (None, 96)
+    assert resolve_square("96", state(192, 96)) == (96, None)
+    assert resolve_square(48, state(96, 192)) == (48, 48)
+    assert resolve_square(0.5, state(96, 192)) == (48, 48), "a fraction of the narrower axis"
+    for nonsense in (128, 129, 0, "x", 1.0):
+        with pytest.raises(st.StatetrimError):
+            resolve_square(nonsense, state(128, 128))
+    with pytest.raises(st.StatetrimError, match="cannot keep 128"):
+        resolve_square(128, state(96, 192))
+
+
+def test_a_shared_norm_only_loses_length() -> None:
+    claim = st.ChannelRows("n", "shared_norm", rows(1, 4), 4, axis="value")
+    kept = {"value": torch.tensor([[2, 3], [0, 1], [1, 3]])}
+    assert survivors([claim], kept)[0].tolist() == [True, True, False, False]
+
+
+@given(keys=some.integers(8, 256), values=some.integers(8, 256), sixteenths=some.integers(2, 15))
+def test_shapes_at_equal_bytes_use_them_and_no_more(
+    keys: int, values: int, sixteenths: int
+) -> None:
+    part = Fraction(sixteenths, 16)
+    shapes = shapes_at(state(keys, values), part)
+    budget = part * keys * values
+    for name, (k, v) in shapes.items():
+        assert 1 <= k <= keys and 1 <= v <= values
+        assert k * v <= budget
+        slack = 2 * k + 2 if name == "square" else max(k, v) + 1
+        clipped = name not in ("key", "value") and (k == keys or v == values)
+        assert clipped or budget - k * v < slack, (name, k, v)
+    assert shapes["key"][1] == values and shapes["value"][0] == keys
+    assert shapes["square"][0] == shapes["square"][1]
+
+
+def test_a_part_that_leaves_nothing_is_refused() -> None:
+    for part in (Fraction(1, 16), Fraction(0), Fraction(1)):
+        with pytest.raises(st.StatetrimError, match="leaves an axis with nothing"):
+            shapes_at(state(8, 8), part)

@@ -6,7 +6,7 @@ Nothing here knows a model family or reads a weight.
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from math import ceil
+from math import ceil, isqrt
 from typing import Literal
 
 import torch
@@ -143,6 +143,28 @@ def resolve_square(
         None if geometry.head_k_dim == width else width,
         None if geometry.head_v_dim == width else width,
     )
+
+
+def shapes_at(geometry: Geometry, part: Fraction) -> dict[str, tuple[int, int]]:
+    """Key and value channels per head of cuts to (at most, and next to) that part of the state's
+    bytes: of one axis alone, of both to a square, and of both with more left of one."""
+    keys, values = geometry.head_k_dim, geometry.head_v_dim
+    budget = int(part * keys * values)
+    side = min(isqrt(budget), keys, values)
+    wide = min(2 * side if part <= Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
+    shapes = {
+        "key": (budget // values, values),
+        "value": (keys, budget // keys),
+        "square": (side, side),
+        "more keys": (wide, min(budget // max(wide, 1), values)),
+        "more values": (min(budget // max(wide, 1), keys), wide),
+    }
+    if not 0 < part < 1 or not all(min(shape) for shape in shapes.values()):
+        raise StatetrimError(
+            f"{part} of a state of {keys} x {values} leaves an axis with nothing; give a part "
+            f"between {Fraction(1, min(keys, values))} and 1"
+        )
+    return shapes
 
 
 def _from_fraction(text: str, channels: int) -> int:

@@ -1,0 +1,62 @@
+"""What a refit gains on every layer of a model, on the text of the fit and on other text.
+
+    python experiments/refit_errors.py MODEL --text train.jsonl [--keep 32 --keep-values 32]
+
+Prints the part of each layer's output, in squares, that the cut layer misses before and after.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from pathlib import Path
+
+import torch
+
+import statetrim as st
+from statetrim.refitting import layer_errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--keep", type=int, default=32)
+    parser.add_argument("--keep-values", type=int, default=32)
+    parser.add_argument("--method", default="energy")
+    parser.add_argument("--value-method", default="readout_greedy")
+    parser.add_argument("--tokens", type=int, default=2**14)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model, tokens, text = st.open(options.model), options.tokens, options.text
+    methods = [options.method, options.value_method]
+    heard = st.calibrate(model, text, tokens=tokens, methods=methods)
+    plan = st.select(
+        model,
+        options.method,
+        options.keep,
+        keep_values=options.keep_values,
+        value_method=options.value_method,
+        statistics=heard,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        small = st.prune(model, plan, Path(folder) / "small")
+        fit = st.calibrate(small, text, original=model, tokens=tokens)
+        other = st.calibrate(small, text, original=model, tokens=tokens // 2, skip=tokens)
+        refitted = st.refit(small, fit, out=Path(folder) / "refitted")
+        found = {
+            (when, where): layer_errors(checkpoint, sums)
+            for when, checkpoint in (("before", small), ("after", refitted))
+            for where, sums in (("fit", fit), ("other", other))
+        }
+    print("| layer | text of the fit | other text |\n|---|---:|---:|")
+    for layer in model.geometry.layers:
+        cells = [
+            f"{found['before', where][layer]:.2%} -> {found['after', where][layer]:.2%}"
+            for where in ("fit", "other")
+        ]
+        print(f"| {layer} | " + " | ".join(cells) + " |")
+
+
+if __name__ == "__main__":
+    main()
