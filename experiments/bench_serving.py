@@ -2,7 +2,7 @@
 
     OMP_NUM_THREADS=1 python experiments/bench_serving.py DIRECTORY
 
-Two random models with the heads of the paper's table (16, values of 128, keys of 128, 64 and 32):
+Two random models with 8 heads as wide as in the paper's table (values 128, keys 128, 64 and 32):
 Qwen3.5's Gated DeltaNet in transformers and fla's DeltaNet in statetrim.portable. DIRECTORY gets
 the models, their cuts and the timings; a second run only times. The ideal of decoding is the ratio
 of bytes a mixer must move (its weights once, its state twice), that of prefill the ratio of
@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 import statetrim as st  # noqa: E402
 from statetrim import portable  # noqa: E402
 
-HEADS, WIDTH, HIDDEN, VOCABULARY = 16, 128, 512, 256
+HEADS, WIDTH, HIDDEN, VOCABULARY = 8, 128, 256, 256
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN}
 CONFIGS = {
     "qwen3_5_text": COMMON
@@ -70,7 +70,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 64])
-    parser.add_argument("--length", type=int, default=128)
+    parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=9)
     arguments = parser.parse_args()
     arguments.folder.mkdir(parents=True, exist_ok=True)

@@ -145,6 +145,20 @@ def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> N
         key_values({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
 
 
+@pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in tiny.VISION_TYPES])
+def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(model_type)
+    stock = config.to_dict() | {"num_hidden_layers": config.num_hidden_layers}
+    told = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    told += ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    silent = {name: stock[name] for name in ("model_type", *told) if name in stock}
+    geometry = st.Geometry(tuple(range(config.num_hidden_layers // 2)), 1, 1, 1, 1)
+    known, said = key_values(silent, geometry), key_values(stock, geometry)
+    assert known is not None and known == said
+
+
 def test_what_is_not_known_is_not_guessed() -> None:
     geometry = st.Geometry((0,), 1, 1, 1, 1)
     assert key_values({"model_type": "kimi_linear"}, geometry) is None

@@ -4,6 +4,7 @@ import json
 import re
 from datetime import date
 from importlib.resources import files
+from pathlib import Path
 from typing import get_args
 
 import pytest
@@ -111,3 +112,23 @@ def test_nothing_is_proposed_where_nothing_is_known() -> None:
         engines.propose("gla", QWEN, 64)
     wide = st.Geometry((0,), 1, 1, 65536, 65536)
     assert engines.propose("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(512, 512)
+
+
+def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
+    text = (Path(__file__).parents[1] / "docs" / "serving.md").read_text()
+    table = text[text.index("| shape | vLLM") :].partition("\n\n")[0].splitlines()
+    names = [cell.split()[0] for cell in table[0].strip("| ").split("|")][1:]
+    assert len(table) > 8
+    for line in table[2:]:
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        keys, values = map(int, label.split()[0].split("x"))
+        share = re.search(r"\((\d+)%\)", label)
+        assert share and int(share.group(1)) == round(100 * keys * values / 128**2)
+        found = [
+            line for line in engines.verdicts("qwen3_next", Shape(keys, values)) if line.current
+        ]
+        for name, cell in zip(names, cells, strict=True):
+            mine = [line for line in found if line.engine == name]
+            serves = all(line.serves for line in mine)
+            flagged = any(line.flag for line in mine)
+            assert cell == ("no" if not serves else "flag" if flagged else "yes"), (label, name)

@@ -27,6 +27,20 @@ def continuation(model: object, prompt: list[int], tokens: int) -> list[int]:
     return found
 
 
+def read(model: object, readings: list[dict[str, list]]) -> tuple[int, int, float, int]:
+    """Equal choices, all choices, largest difference of the best logit, different tokens chosen."""
+    agreed, places, furthest, kinds = 0, 0, 0.0, set()
+    for one in readings:
+        logits = model(mx.array([one["text"]]))[0]  # type: ignore[operator]
+        found, values = mx.argmax(logits, axis=-1).tolist(), mx.max(logits, axis=-1).tolist()
+        agreed += sum(a == b for a, b in zip(found, one["tokens"], strict=True))
+        places += len(found)
+        kinds.update(found)
+        apart = (abs(a - b) for a, b in zip(values, one["logits"], strict=True))
+        furthest = max(furthest, *apart)
+    return agreed, places, furthest, len(kinds)
+
+
 def main() -> None:
     reference, folder = Path(sys.argv[1]), Path(sys.argv[2])
     print(f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}, float32, CPU")
@@ -50,6 +64,14 @@ def main() -> None:
             flush=True,
         )
         differing += tokens - same
+        agreed, places, furthest, kinds = read(model, record["readings"])
+        gap = min(one["gap"] for one in record["readings"])
+        print(
+            f"  reading {len(record['readings'])} texts: {agreed} of {places} choices equal "
+            f"({kinds} different tokens), best logit within {furthest:.2g}; smallest gap {gap:.2g}",
+            flush=True,
+        )
+        differing += places - agreed
     sys.exit(differing > 0)
 
 

@@ -37,7 +37,7 @@ def cases() -> list[dict[str, object]]:
             if k == v:  # a long context in small blocks
                 found.append({**shape, **usual, "context": 32768, "block_size": 32})
         # Groups of layers that do not come out even, or are of one size.
-        for layers, every in ((7, 4), (6, 2), (5, 3)):
+        for layers, every in ((7, 4), (6, 2), (5, 3), (7, 2)):
             pattern = {"layers": layers, "softmax_every": every, "memory": GIB}
             shape = {"head_k_dim": 64, "head_v_dim": 64, "prefix_caching": caching}
             found.append({**shape, **pattern, "context": 4096, "block_size": None})

@@ -1,9 +1,10 @@
-"""Greedy continuations by transformers in float32, for engines to be compared with.
+"""Greedy continuations and readings of text by transformers in float32, to compare engines with.
 
     python experiments/engines/reference_tokens.py OUT.json MODEL... --text valid.jsonl
 
-`gap` is the smallest distance of the two best logits over all tokens of a continuation: how far
-it is from a tie.
+A continuation is what the model says after a prompt; a reading is which token it would have chosen
+at every place of a text. `gap` is the smallest distance of the two best logits over a continuation:
+how far it is from a tie.
 """
 
 from __future__ import annotations
@@ -43,6 +44,18 @@ def continuation(model: torch.nn.Module, prompt: list[int], tokens: int) -> dict
     return {"prompt": prompt, "tokens": found, "gap": min(gaps)}
 
 
+@torch.inference_mode()
+def reading(model: torch.nn.Module, text: list[int]) -> dict[str, object]:
+    logits = model(input_ids=torch.tensor([text])).logits[0]
+    best = logits.topk(2)
+    return {
+        "text": text,
+        "tokens": best.indices[:, 0].tolist(),
+        "logits": best.values[:, 0].tolist(),
+        "gap": float((best.values[:, 0] - best.values[:, 1]).min()),
+    }
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("out", type=Path)
@@ -51,13 +64,21 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=24)
     parser.add_argument("--length", type=int, default=24, help="tokens of a prompt")
     parser.add_argument("--tokens", type=int, default=32, help="tokens generated")
+    parser.add_argument("--reading", type=int, default=200, help="tokens of a text that is read")
     arguments = parser.parse_args()
     records = []
     for path in arguments.models:
         model = st.load(path, dtype=torch.float32)
         given = prompts(path, arguments.text, arguments.prompts, arguments.length)
         found = [continuation(model, prompt, arguments.tokens) for prompt in given]
-        records.append({"model": path.name, "continuations": found})
+        texts = prompts(path, arguments.text, arguments.prompts, arguments.reading)
+        records.append(
+            {
+                "model": path.name,
+                "continuations": found,
+                "readings": [reading(model, text) for text in texts],
+            }
+        )
         print(path.name, "smallest gap", min(float(str(one["gap"])) for one in found), flush=True)
     arguments.out.write_text(json.dumps(records))
 
