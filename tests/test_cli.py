@@ -78,6 +78,8 @@ def test_a_log_gets_a_line_now_and_then(
         slow(512)
     said = capsys.readouterr().err.splitlines()
     assert said == ["pruning: 512 of 2,048 bytes, 25%", "pruning: 1,024 of 2,048 bytes, 50%"]
+
+
 def test_both_axes_are_chosen_shown_and_cut(checkpoint: Any, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
     seen = run("inspect", model, "--keep", "6", "--keep-values", "4", "--json")
