@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
+import pytest
+
 import statetrim as st
 from wheel import Fresh, fresh  # noqa: F401
 
 
+@pytest.mark.timeout(1200)
 def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noqa: F811
     done = fresh.run("statetrim demo", tmp_path)
     assert done.returncode == 0, done.stderr
