@@ -157,7 +157,8 @@ def _table_html(table: Table) -> str:
         for row in table.rows
     )
     name = escape(table.caption or "table", quote=True)
-    caption = f"<caption>{escape(table.caption)}</caption>" if table.caption else ""
+    named = table.caption and not table.folded  # else the summary above it says so
+    caption = f"<caption>{escape(table.caption)}</caption>" if named else ""
     return (
         f'<div class="wide" role="region" tabindex="0" aria-label="{name}"><table>{caption}'
         f"<thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>"
