@@ -152,7 +152,7 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 
 def test_the_map_names_every_module() -> None:
-    """CONTRIBUTING.md says where things live; nothing lives elsewhere, and nothing there is gone."""
+    """CONTRIBUTING.md says where things live: nothing lives elsewhere, nothing there is gone."""
     text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
     section = text[text.index("## Where things live") :].partition("\nA new model family")[0]
     named = set(re.findall(r"`(\w+)/?`", section))
