@@ -1,6 +1,7 @@
 """Who may import whom, and how light the package is."""
 
 import ast
+import re
 import subprocess
 import sys
 import time
@@ -28,7 +29,7 @@ TOP = {
     "sweeping",
     "console",
     "trim_console",
-    "console_serving",
+    "serving_console",
     "model_card",
     "__init__",
     "__main__",
@@ -38,7 +39,7 @@ HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
     "trim_console": {"rich"},
-    "console_serving": {"rich"},
+    "serving_console": {"rich"},
     "data": {"datasets"},
     "harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
@@ -148,3 +149,13 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
     clash = set(statetrim.__all__) & {path.stem for path in SOURCE.glob("*.py")}
     assert not clash, f"importing the module would replace the function: {clash}"
+
+
+def test_the_map_names_every_module() -> None:
+    """CONTRIBUTING.md says where things live: nothing lives elsewhere, nothing there is gone."""
+    text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
+    section = text[text.index("## Where things live") :].partition("\nA new model family")[0]
+    named = set(re.findall(r"`(\w+)/?`", section))
+    there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    there -= {"__init__", "__main__", "__pycache__"}
+    assert named == there, f"not on the map: {there - named}; on it, but gone: {named - there}"

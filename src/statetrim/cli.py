@@ -167,7 +167,7 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state, what it would be after a cut, and who serves that."""
-    from . import console, console_serving, serving
+    from . import console, serving, serving_console
 
     opened = _open(model, family)
     wanted = _widths(opened, keep, keep_values, square)
@@ -176,7 +176,7 @@ def inspect(
         console.show_json(report.as_json())
     else:
         console.show_report(report)
-        console_serving.show_deployment(report.deployment, cut=report.after is not None)
+        serving_console.show_deployment(report.deployment, cut=report.after is not None)
 
 
 @app.command()
@@ -611,7 +611,7 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Time models in turns, or count how many sequences a vLLM server holds."""
-    from . import benchmarking, console_serving, load_testing
+    from . import benchmarking, load_testing, serving_console
     from .vllm_server import Load
 
     _refuse_existing(output)
@@ -622,7 +622,7 @@ def benchmark(
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
     opened = [_open(model, family) for model in (baseline, *models)]
-    with console_serving.settings_progress() as progress:
+    with serving_console.settings_progress() as progress:
         if engine:
             timings = load_testing.benchmark_served(
                 opened[1:],
@@ -650,7 +650,7 @@ def benchmark(
                 progress=progress,
             )
     timings.save(output)
-    console_serving.show_timings(timings, str(output), as_json=as_json)
+    serving_console.show_timings(timings, str(output), as_json=as_json)
 
 
 @app.command()
