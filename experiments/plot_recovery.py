@@ -2,8 +2,8 @@
 
     python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
 
-Fills the places `<!-- recovery MODEL -->` ... `<!-- end -->` of the Markdown file and draws
-`recovery.png` beside it.
+Fills the places `<!-- recovery MODEL DATA -->` ... `<!-- end -->` of the Markdown file and draws
+`recovery.png` beside it, of recovery on text.
 """
 
 from __future__ import annotations
@@ -74,8 +74,12 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
         )  # fmt: skip
         axis.set(title=name, xticks=[0, 1], xlim=(-0.2, 1.2), yscale="log", ylabel="perplexity")
         axis.set_xticklabels(["before recovery", "after"])
+        for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
+            which("{x:.0f}")
         axis.grid(alpha=0.3, which="both")
-        axis.legend(fontsize=7, frameon=False, loc="upper left", bbox_to_anchor=(1.0, 1.0))
+        axis.legend(
+            fontsize=7, frameon=False, handlelength=4, loc="upper left", bbox_to_anchor=(1.0, 1.0)
+        )
     figure.savefig(path, dpi=130)
 
 
@@ -85,18 +89,20 @@ def main() -> None:
     parser.add_argument("document", type=Path)
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
-    models = {
-        name: [row for row in rows if row["model"] == name]
-        for name in dict.fromkeys(row["model"] for row in rows)
-    }
+
+    def of(model: str, data: str) -> list[Row]:
+        return [row for row in rows if (row["model"], row["data"]) == (model, data)]
 
     def fill(place: re.Match[str]) -> str:
-        return f"<!-- recovery {place[1]} -->\n\n{recovery_table(models[place[1]])}\n\n<!-- end -->"
+        model, data = place[1], place[2]
+        filled = recovery_table(of(model, data))
+        return f"<!-- recovery {model} {data} -->\n\n{filled}\n\n<!-- end -->"
 
     text = options.document.read_text()
-    pattern = r"<!-- recovery (\S+) -->.*?<!-- end -->"
+    pattern = r"<!-- recovery (\S+) (\S+) -->.*?<!-- end -->"
     options.document.write_text(re.sub(pattern, fill, text, flags=re.DOTALL))
     plt.rcParams["figure.constrained_layout.use"] = True
+    models = {name: of(name, "text") for name in dict.fromkeys(row["model"] for row in rows)}
     draw(models, options.document.with_name("recovery.png"))
 
 

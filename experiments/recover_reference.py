@@ -6,7 +6,8 @@ dense control: the original given the same recovery.
 
 Calibrates once, prunes and recovers through the product below WORK, and adds one line per run to
 the results. Runs that are there already are not repeated, and a run that was stopped goes on.
-Recovery reads other text than calibration did. NLL, KL and recall are measured as in
+Recovery reads other text than calibration did (`--data text`), or half of that and half recall
+sequences, other ones than are tested (`--data half`). NLL, KL and recall are measured as in
 compare_methods.py.
 """
 
@@ -22,7 +23,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import statetrim as st
-from compare_methods import CALIBRATED, Judge, calibrated
+from compare_methods import CALIBRATED, Judge, calibrated, recall_sequences
+from statetrim.data import Sequences, sequences
+from statetrim.loading import load_tokenizer
 
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
 CALIBRATION_TOKENS = 128 * 512
@@ -36,6 +39,7 @@ def cases(options: argparse.Namespace) -> list[Row]:
         "model": options.name or options.model.resolve().name,
         "tokens": options.tokens,
         "learning_rate": options.learning_rate,
+        "data": options.data,
     }
     found = [{**recipe, "method": "none", "keep": 1.0}]
     for keep in options.keep:
@@ -55,8 +59,24 @@ def pruned(model: st.Checkpoint, row: Row, heard: dict[str, st.Statistics], opti
     return out
 
 
+def half_recall(model: st.Checkpoint, text: Path, tokens: int) -> Sequences:
+    """Sequences of text and of recall in turn, as long as the most pairs take."""
+    recall = recall_sequences(model.config["vocab_size"], tokens // 2)
+    count, length = recall.ids.shape
+    plain = sequences(
+        text,
+        load_tokenizer(model),
+        tokens=count * length,
+        length=length,
+        skip=CALIBRATION_TOKENS,
+    )
+    ids = torch.stack([plain.ids, recall.ids], 1).flatten(0, 1)
+    return Sequences(ids, {"text": "half recall", "digests": [plain.lineage, recall.lineage]})
+
+
 def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> st.Checkpoint:
-    rate = f"{row['tokens']}-{row['learning_rate']:g}"
+    rate = f"{row['data']}-{row['tokens']}-{row['learning_rate']:g}"
+    half = row["data"] == "half"
     out = options.work / f"{row['model']}-{row['method']}-{row['keep']}-recovered-{rate}"
     last = [0.0]
 
@@ -68,7 +88,7 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
     return st.recover(
         small,
         teacher=model,
-        text=options.text,
+        text=half_recall(model, options.text, row["tokens"]) if half else options.text,
         tokens=row["tokens"],
         length=options.length,
         skip=CALIBRATION_TOKENS,
@@ -91,6 +111,7 @@ def main() -> None:
     parser.add_argument("--name", help="of the model in the results; default: its directory's")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.25])
+    parser.add_argument("--data", choices=["text", "half"], default="text")
     parser.add_argument("--tokens", type=int, default=24 * 16 * 256)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)

@@ -1,6 +1,7 @@
 """Kill -9 and resume: the same bits; and what another run left is never touched."""
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,7 +88,12 @@ def test_an_interrupted_run_is_not_resumed_by_accident(
 
 def test_a_result_of_another_run_is_left_alone(place: Path, tmp_path: Path, forker: Forker) -> None:
     out = tmp_path / "out"
-    assert forker.run(command(place, out))["code"] == 0
+    ended = forker.run(command(place, out, "--json"))
+    assert ended["code"] == 0, ended["err"]
+    shown = json.loads(ended["out"])
+    assert shown["output"] == str(out) and len(shown["curve"]) == 12
+    assert "training 10 of 10 projections and 6 convolutions of 2" in ended["err"]
+    assert re.search(r"step 12 of 12, loss \d\.\d+, [\d,]+ tokens/s", ended["err"])
     before = fingerprint(tmp_path)
     ended = forker.run(command(place, out, "--rank", "8"))
     check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "exists already")
