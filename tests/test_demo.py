@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from wheel import Fresh, fresh  # noqa: F401
+from fresh_install import Fresh, fresh  # noqa: F401
 
 
 @pytest.mark.timeout(1200)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import tiny
-from wheel import ROOT, Fresh, fresh  # noqa: F401
+from fresh_install import ROOT, Fresh, fresh  # noqa: F401
 
 SETUP = ("pip install",)  # what the fixture did
 ELSEWHERE = ("statetrim demo",)  # test_demo.py
