@@ -44,3 +44,8 @@ bench-calibrate:
 compare-methods MODEL TEXT TEST *OPTIONS:
     python experiments/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/methods.jsonl {{OPTIONS}}
     python experiments/plot_methods.py docs/methods.jsonl docs/methods.md
+
+# Keys, values or both at equal bytes: measure MODEL, then tables and picture of docs/two-axes.md.
+compare-axes MODEL TEXT TEST *OPTIONS:
+    python experiments/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/two-axes.jsonl {{OPTIONS}}
+    python experiments/plot_axes.py docs/two-axes.jsonl docs/two-axes.md
