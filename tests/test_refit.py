@@ -265,3 +265,30 @@ def test_the_command_line_shows_every_layer(checkpoint: Any, text: Path, tmp_pat
     assert all(0 < error["after"] < error["before"] for error in layers.values())
     code, err, out = run(arguments)
     assert code is None and "missed" in out, err
+    both = ["calibrate", str(small.path), "--original", str(model.path), *where, "--for", "drrqr"]
+    check_refusal(*run([*both, "-o", str(tmp_path / "x")]), says="leave out --for")
+
+
+def test_a_killed_refit_goes_on_and_is_not_mixed_with_another(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("delta_net"))
+    small = cut(model, tmp_path / "small")
+    heard = st.calibrate(small, text, original=model, **SETTINGS)
+
+    def die(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        st.refit(small, heard, out=tmp_path / "out", progress=die)
+    assert (tmp_path / "out.partial").is_dir() and not (tmp_path / "out").exists()
+    with pytest.raises(st.StatetrimError, match="'damping' differs"):
+        st.refit(small, heard, out=tmp_path / "out", damping=1e-3)
+    st.refit(small, heard, out=tmp_path / "out")
+    st.refit(small, heard, out=tmp_path / "whole")
+    for path in (tmp_path / "whole").rglob("*"):
+        if path.is_file():
+            same = tmp_path / "out" / path.relative_to(tmp_path / "whole")
+            assert path.read_bytes() == same.read_bytes()
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        st.refit(small, heard, out=tmp_path / "out", damping=1e-3)

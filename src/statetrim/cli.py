@@ -188,8 +188,9 @@ def calibrate(
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
     methods: Annotated[
-        str, typer.Option("--for", help="The methods to collect for, such as drrqr,grad.")
-    ] = "drrqr",
+        str | None,
+        typer.Option("--for", help="The methods to collect for, such as drrqr,grad. [drrqr]"),
+    ] = None,
     original: Annotated[
         str | None, typer.Option(help="The model before the cut: collect what refit needs.")
     ] = None,
@@ -210,6 +211,8 @@ def calibrate(
     from .calibration import calibrate as run
     from .ranks import Ranks
 
+    if original and methods:
+        raise StatetrimError("with --original the sums are those of a refit; leave out --for")
     opened = _open(model, family)
     with console.tokens_progress("calibrating") as progress:
         statistics = run(
@@ -217,7 +220,7 @@ def calibrate(
             text,
             original=_open(original, family) if original else None,
             tokens=_count(tokens),
-            methods=[name.strip() for name in methods.split(",")],
+            methods=[name.strip() for name in (methods or "drrqr").split(",")],
             length=length,
             batch_size=batch_size,
             skip=_count(skip),
