@@ -152,6 +152,7 @@ def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     shown = json.loads(run(*arguments, "--square", "64", "--json").stdout)["deployment"]
     assert shown["commands"]["vLLM"] == "vllm serve SMALL --gdn-prefill-backend triton"
     assert shown["everywhere"] == "64x64"
+    assert not any(name.startswith("vLLM 0.1") for name in shown["commands"])
     labels = [(row["shape"], row["state_dtype"]) for row in shown["capacity"]]
     assert labels == [
         ("128x128", "float32"),

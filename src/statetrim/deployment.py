@@ -42,14 +42,10 @@ def deployment(
     """For the state `after` a cut, or for the present one where there is no cut."""
     model_type, shape = str(model.config.get("model_type")), Shape.of(after or model.geometry)
     lines = verdicts(model_type, shape)
-    commands: dict[str, str] = {}
-    for line in sorted(lines, key=lambda line: not line.flag):  # a flag does no harm elsewhere
-        if line.serves:
-            commands.setdefault(_place(line), serve_command(line, MODEL if after else "MODEL"))
     return Deployment(
         shape=str(shape),
         engines=lines,
-        commands=commands,
+        commands=_commands(lines, MODEL if after else "MODEL"),
         everywhere=_everywhere(model_type, model.geometry, after),
         memory=None if memory_gib is None else _memory(memory_gib),
         context=None if memory_gib is None else context or DEFAULT_CONTEXT,
@@ -59,9 +55,15 @@ def deployment(
     )
 
 
-def _place(line: Compatibility) -> str:
-    """Engine, and version where it is not the current one."""
-    return line.engine if line.current else f"{line.engine} {line.versions}"
+def _commands(lines: list[Compatibility], model: str) -> dict[str, str]:
+    """One for each engine that serves the shape, and for older versions where only they do."""
+    found: dict[str, str] = {}
+    current = {line.engine for line in lines if line.current and line.serves}
+    for line in sorted(lines, key=lambda line: not line.flag):  # a flag does no harm elsewhere
+        if line.serves and (line.current or line.engine not in current):
+            name = line.engine if line.current else f"{line.engine} {line.versions}"
+            found.setdefault(name, serve_command(line, model))
+    return found
 
 
 def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> str | None:

@@ -61,7 +61,7 @@ def _merged(lines: list[Compatibility]) -> list[tuple[Compatibility, list[str]]]
     """Hardware for which an engine does the same, on one line."""
     found: dict[tuple[str, ...], tuple[Compatibility, list[str]]] = {}
     for line in lines:
-        same = (line.engine, line.versions, line.verdict, line.flag, line.error)
+        same = (line.engine, line.versions, line.verdict, line.evidence, line.flag, line.error)
         found.setdefault(same, (line, []))[1].append(line.hardware)
     return list(found.values())
 
