@@ -99,6 +99,7 @@ vllm-load ENGINES MODELS OUT:
 # Throughput of cuts beside the original and the ideal on this machine (docs/benchmark.md).
 bench-serving DIRECTORY:
     OMP_NUM_THREADS=1 python experiments/bench_serving.py {{DIRECTORY}}
+
 # Keys, values or both at equal bytes: measure MODEL, then tables and picture of docs/two-axes.md.
 compare-axes MODEL TEXT TEST *OPTIONS:
     python experiments/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/two-axes.jsonl {{OPTIONS}}
