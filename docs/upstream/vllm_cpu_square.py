@@ -1,4 +1,4 @@
-"""vLLM's CPU prefill of a gated delta rule refuses keys narrower than values; decoding takes them.
+"""vLLM's CPU prefill of a gated delta rule takes heads of 64x64 and 128x128, and no others.
 
 python vllm_cpu_square.py      # a CPU with AVX512-bf16 and vLLM for CPUs, 0.27 to 0.32
 """
@@ -7,7 +7,7 @@ import torch
 import vllm._C  # noqa: F401  (registers the operators)
 
 TOKENS, HEADS = 16, 2
-for head_k_dim, head_v_dim in ((128, 128), (64, 64), (64, 128)):
+for head_k_dim, head_v_dim in ((128, 128), (64, 64), (96, 96), (32, 32), (64, 128)):
     q, k = (torch.randn(1, TOKENS, HEADS, head_k_dim, dtype=torch.bfloat16) for _ in range(2))
     v = torch.randn(1, TOKENS, HEADS, head_v_dim, dtype=torch.bfloat16)
     try:
