@@ -36,10 +36,16 @@ def closed(row: Row, control: Row) -> float:
     return (before - after) / (before - perplexity(control["after"]))
 
 
+def excess(row: Row, control: Row) -> str:
+    """Perplexity above the dense model that had the same treatment: none, and then recovery."""
+    gaps = [perplexity(row[when]) - perplexity(control[when]) for when in ("before", "after")]
+    return f"{gaps[0]:.1f} -> {gaps[1]:.1f} ({100 * (gaps[1] / gaps[0] - 1):+.0f} %)"
+
+
 def recovery_table(rows: list[Row]) -> str:
     control = control_of(rows)
     pairs = list(control["before"]["recall"])
-    header = ["method", "keep", "perplexity before", "after", "gap closed"]
+    header = ["method", "keep", "perplexity before", "after", "gap closed", "like for like"]
     if pairs:
         header += [f"recall at {' / '.join(pairs)} pairs, before", "after"]
     lines = []
@@ -47,7 +53,7 @@ def recovery_table(rows: list[Row]) -> str:
         dense = row["method"] == "none"
         cells = ["dense control" if dense else row["method"], f"{row['keep'] * 100:.0f} %"]
         cells += [f"{perplexity(row[when]):.1f}" for when in ("before", "after")]
-        cells.append("" if dense else f"{closed(row, control) * 100:.0f} %")
+        cells += ["", ""] if dense else [f"{closed(row, control):.0%}", excess(row, control)]
         if pairs:
             for when in ("before", "after"):
                 cells.append(" / ".join(f"{row[when]['recall'][p]:.2f}" for p in pairs))
