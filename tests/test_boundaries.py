@@ -2,9 +2,9 @@
 
 import ast
 import re
+import resource
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -135,12 +135,14 @@ def test_importing_the_package_does_not_even_import_torch() -> None:
 
 
 def test_help_answers_in_under_a_second() -> None:
+    """By processor time, which a busy machine does not stretch."""
     times = []
     for _ in range(3):
-        start = time.perf_counter()
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
         command = [sys.executable, "-m", "statetrim", "--help"]
         subprocess.run(command, check=True, capture_output=True)
-        times.append(time.perf_counter() - start)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        times.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert min(times) < 1.0, times
 
 
