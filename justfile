@@ -58,6 +58,7 @@ recover-reference MODELS TEXT TEST WORK *OPTIONS:
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python experiments/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} --methods drrqr grad --keep 0.5 {{OPTIONS}}
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
+    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 196608 --methods grad --keep 0.5 {{OPTIONS}}
     python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
 
 # A step of recovery beside bare forward and backward passes (docs/recovery.md).

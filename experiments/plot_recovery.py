@@ -2,8 +2,8 @@
 
     python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
 
-Fills the places `<!-- recovery MODEL DATA -->` ... `<!-- end -->` of the Markdown file and draws
-`recovery.png` beside it, of recovery on text.
+Fills the places `<!-- recovery MODEL DATA TOKENS -->` ... `<!-- end -->` of the Markdown file and
+draws `recovery.png` beside it: recovery on text, by as many tokens as the first line has.
 """
 
 from __future__ import annotations
@@ -96,19 +96,22 @@ def main() -> None:
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
 
-    def of(model: str, data: str) -> list[Row]:
-        return [row for row in rows if (row["model"], row["data"]) == (model, data)]
+    def of(model: str, data: str, tokens: int) -> list[Row]:
+        wanted = {"model": model, "data": data, "tokens": tokens}
+        return [row for row in rows if wanted.items() <= row.items()]
 
     def fill(place: re.Match[str]) -> str:
-        model, data = place[1], place[2]
-        filled = recovery_table(of(model, data))
-        return f"<!-- recovery {model} {data} -->\n\n{filled}\n\n<!-- end -->"
+        model, data, tokens = place.groups()
+        filled = recovery_table(of(model, data, int(tokens)))
+        return f"<!-- recovery {model} {data} {tokens} -->\n\n{filled}\n\n<!-- end -->"
 
     text = options.document.read_text()
-    pattern = r"<!-- recovery (\S+) (\S+) -->.*?<!-- end -->"
+    pattern = r"<!-- recovery (\S+) (\S+) (\d+) -->.*?<!-- end -->"
     options.document.write_text(re.sub(pattern, fill, text, flags=re.DOTALL))
     plt.rcParams["figure.constrained_layout.use"] = True
-    models = {name: of(name, "text") for name in dict.fromkeys(row["model"] for row in rows)}
+    tokens = rows[0]["tokens"]
+    names = dict.fromkeys(row["model"] for row in rows)
+    models = {name: of(name, "text", tokens) for name in names}
     draw(models, options.document.with_name("recovery.png"))
 
 

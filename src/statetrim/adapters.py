@@ -161,8 +161,12 @@ def _adapt(
     peft is given the module in a plain holder, without a config: it refuses `out_proj` of Mamba
     models by their type, for a fused kernel that is not taken here (see `Family.fused_training`).
     """
-    from peft import LoraConfig, inject_adapter_in_model
-
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise StatetrimError(
+            'recovery needs peft; install it with: pip install "statetrim[recover]"'
+        ) from None
     for part in parts:
         whole = f"{name}.{part}"
         stored = stored_names(f"{whole}.weight", home.get_parameter(f"{part}.weight"), model)

@@ -32,6 +32,7 @@ from .output import (
     companions,
     copy_companions,
     finish,
+    newer,
     sync_directory,
     workplace,
 )
@@ -273,7 +274,7 @@ class _Job:
             replacements |= update.replacements(self.student, trained)
         for source in self.student.shards:
             target = self.partial / source.path.name
-            if not target.exists():
+            if not target.exists() or newer(source.path, target):
                 beside = target.with_name(target.name + ".tmp")
                 with beside.open("wb") as file:
                     patch_shard(source, file, replacements, lambda count: None)
