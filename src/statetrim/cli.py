@@ -703,9 +703,10 @@ def main() -> None:
     # Our own progress and notes, not those of the libraries underneath.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    logging.basicConfig(format="%(message)s", level=logging.ERROR)
+    handler = logging.StreamHandler()
+    handler.addFilter(_once)
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[handler])
     logging.getLogger("statetrim").setLevel(logging.INFO)
-    logging.getLogger("statetrim").addFilter(_once)
     try:
         app()
     except StatetrimError as error:
