@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import statetrim as st
 import tiny
 from refusal import check_refusal, fingerprint, run
 from statetrim.budget import MIB, widest_that_fits
 from statetrim.geometry import Geometry
+from statetrim.job import Job
 from statetrim.scores import Score
 from statetrim.trimming import warnings
 from statetrim.watch import Watch
@@ -182,6 +184,9 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
         (["--state-mib-per-sequence", "1000"], "nothing needs to be cut"),
         (["--state-mib-per-sequence", "0.0001"], "even with 1 channels per head"),
         (["--sweep", "6,6"], "shapes that all differ"),
+        (["--sweep", "6,4", "--dry-run"], "has no dry run"),
+        (["--sweep", "6,4", "--keep", "6"], "names its shapes itself"),
+        (["--keep", "6", "--text", "typo.jsonl", "--dry-run"], "there is no file typo.jsonl"),
         (["--keep", "6", "--method", "nonsense"], "nonsense"),
         (["--keep", "12"], "nothing would change"),
         (["--keep", "6", "--recover", "1m"], "fewer than the"),
@@ -251,3 +256,62 @@ def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_p
     quiet = Heard()
     assert st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=quiet, **options) == found
     assert not quiet.begun
+
+
+def test_a_model_that_was_cut_before_is_cut_again_and_reported(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
+    first = st.trim(checkpoint("qwen3_5_text"), keep=8, out=tmp_path / "first", **quick)
+    second = st.trim(first.path, keep=4, out=tmp_path / "second", **quick)
+    page = (second.path / "statetrim" / "report" / "report.md").read_text()
+    assert "4 of 8 key channels" in page
+
+
+def test_other_weights_under_the_same_name_are_another_job(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    """Also where only an MLP changed, which no plan looks at."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint("qwen3_5_text"), model)
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
+    st.trim(model, keep=6, out=tmp_path / "out", **quick)
+    plan = st.Plan.load(tmp_path / "out" / "statetrim" / "plan.json")
+    st.prune(st.open(model), plan, tmp_path / "pruned")
+    shard = next(
+        path for path in model.glob("*.safetensors") if any("mlp" in n for n in load_file(path))
+    )
+    weights = load_file(shard)
+    name = next(name for name in weights if "mlp" in name)
+    weights[name] = weights[name] + 1
+    save_file(weights, shard, {"format": "pt"})
+    with pytest.raises(st.StatetrimError, match="exists already"):
+        st.trim(model, keep=6, out=tmp_path / "out", **quick)
+    with pytest.raises(st.StatetrimError, match="exists already"):
+        st.prune(st.open(model), plan, tmp_path / "pruned")
+
+
+def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text, "keep": 6}
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
+    record = json.loads((out / "statetrim" / "trim.json").read_text())
+    (partial / "statetrim").mkdir(parents=True)
+    job = {name: value for name, value in record.items() if name not in ("checks", "warnings")}
+    (partial / "statetrim" / "trim.json").write_text(json.dumps(job))
+    (partial / "rand").mkdir()
+    (partial / "rand" / "left").write_text("over")
+    shutil.rmtree(out / "statetrim" / "report")
+    st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
+    assert not partial.exists() and (out / "statetrim" / "report" / "report.html").exists()
+
+
+def test_whether_weights_are_streamed_is_decided_once(
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(st.open(checkpoint("qwen3_5_text")), 6)
+    monkeypatch.setattr("statetrim.estimate.free_memory", lambda: 0)
+    assert job.decided(tmp_path).layerwise is True
+    monkeypatch.setattr("statetrim.estimate.free_memory", lambda: 2**50)
+    assert job.decided(tmp_path).layerwise is True
+    assert job.record["layerwise"] is None

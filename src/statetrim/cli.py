@@ -67,7 +67,9 @@ def trim(
     engine: Annotated[
         str | None,
         typer.Option(
-            "--for", help="Cut so that vllm, sglang, transformers, mlx or llamacpp serves it."
+            "--for",
+            help="A shape of at most --keep (or half) that vllm, sglang, transformers, mlx or "
+            "llamacpp serves; it may cut values too.",
         ),
     ] = None,
     sweep: Annotated[
@@ -133,6 +135,12 @@ def trim(
         layerwise=layerwise or None,
     )
     if sweep is not None:
+        others = (keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib, engine)
+        if dry_run or any(other is not None for other in others):
+            raise StatetrimError(
+                "--sweep names its shapes itself and has no dry run; leave out --dry-run, --keep, "
+                "--keep-values, --square, --for and budgets"
+            )
         found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
         trim_console.show_sweep(found, str(output), as_json=as_json)
         return
@@ -189,7 +197,7 @@ def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
     methods: Annotated[
         str | None,
-        typer.Option("--for", help="The methods to collect for, such as drrqr,grad. [drrqr]"),
+        typer.Option("--for", help="The methods to collect for, such as drrqr,grad; else drrqr."),
     ] = None,
     original: Annotated[
         str | None, typer.Option(help="The model before the cut: collect what refit needs.")

@@ -61,6 +61,20 @@ def sequences(
     return Sequences(packed, lineage)
 
 
+def check_source(text: str | Path) -> None:
+    """Refuse what can be no text, before any work."""
+    path = Path(text)
+    if path.suffix in SUFFIXES and not path.exists():
+        raise StatetrimError(
+            f"there is no file {text}; give a text file, a folder of them, or a hub dataset"
+        )
+    if (path.is_file() and path.suffix not in SUFFIXES) or (path.suffix and not path.exists()):
+        raise StatetrimError(
+            f"{text} is neither a file ending in {', '.join(SUFFIXES)}, a directory of them, nor "
+            f"the name of a hub dataset"
+        )
+
+
 def documents(text: str | Path) -> Iterator[str]:
     """The documents of a source, one at a time, always in the same order."""
     path = Path(text)
@@ -76,13 +90,9 @@ def documents(text: str | Path) -> Iterator[str]:
         yield from _jsonl(path)
     elif path.suffix == ".parquet" and path.is_file():
         yield from _dataset("parquet", data_files=str(path))
-    elif not path.exists() and not path.suffix:
-        yield from _dataset(str(text))
     else:
-        raise StatetrimError(
-            f"{text} is neither a file ending in {', '.join(SUFFIXES)}, a directory of them, nor "
-            f"the name of a hub dataset"
-        )
+        check_source(text)
+        yield from _dataset(str(text))
 
 
 def _jsonl(path: Path) -> Iterator[str]:

@@ -78,12 +78,14 @@ class Findings:
         source = None if self.plan is None else self.plan.lineage.get("source")
         if source and self.prune and self.prune.get("source") != source:
             yield "the plan was made for another model than the one the checkpoint was cut from"
-        if source and self.before is not None and self.before.digest != source:
-            yield f"the plan was not made for {self.before.path.name}"
+        before = self.before
+        if source and before is not None and before.shards and before.digest != source:
+            yield f"the plan was not made for {before.path.name}"
         if not self.own_scores:
             yield "the scores are of other weights than this checkpoint's"
         analysed = self.analysis.lineage.get("source") if self.analysis else None
-        if analysed and self.after is not None and analysed != self.after.digest:
+        after = self.after
+        if analysed and after is not None and after.shards and analysed != after.digest:
             yield "the analysis looked at other weights than this checkpoint's"
 
 
@@ -92,19 +94,28 @@ def gather(artifacts: Sequence[str | Path]) -> Findings:
     if not artifacts:
         raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
     found = Findings()
-    for artifact in map(Path, artifacts):
-        if artifact.is_dir():
-            _read_checkpoint(found, artifact)
-        else:
-            _read(found, artifact)
+    paths = [Path(artifact) for artifact in artifacts]
+    _read_checkpoints(found, [path for path in paths if path.is_dir()])
+    for path in paths:
+        if not path.is_dir():
+            _read(found, path)
     if found.after is not None:
         _read_records(found, found.after.path)
     return found
 
 
-def _read_checkpoint(found: Findings, path: Path) -> None:
-    cut = (path / RECORDS / "plan.json").exists()
-    _put(found, "after" if cut else "before", open_checkpoint(path), path)
+def _read_checkpoints(found: Findings, paths: Sequence[Path]) -> None:
+    """Before and after: one that was cut may itself be what another was cut from."""
+    models = {path: open_checkpoint(path) for path in paths}
+    cut = [path for path in paths if (path / RECORDS / "plan.json").exists()]
+    for path, model in models.items():
+        again = any(other != path and _cut_from(other, model) for other in cut)
+        _put(found, "after" if path in cut and not again else "before", model, path)
+
+
+def _cut_from(path: Path, model: Checkpoint) -> bool:
+    plan = Plan.load(inside(path, f"{RECORDS}/plan.json"))
+    return bool(model.shards) and plan.lineage.get("source") == model.digest
 
 
 def _read_records(found: Findings, path: Path) -> None:

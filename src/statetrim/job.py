@@ -6,11 +6,13 @@ from typing import Any
 
 from . import estimate
 from .checkpoint import Checkpoint, check_values, with_weights
+from .data import check_source
 from .engines import Shape, propose
 from .errors import StatetrimError
 from .estimate import Machine, Step
 from .family import resized_config
 from .geometry import Geometry, resolve_keep
+from .json_file import MIB, read_object, write_object
 from .methods import find_method
 from .tasks import find_tasks
 from .version import __version__
@@ -54,6 +56,7 @@ class Job:
             "version": 1,
             "statetrim": __version__,
             "source": with_weights(self.model).digest,
+            "weights": self.model.fingerprint,
             **{name: _plain(value) for name, value in options.items()},
             "text_stamp": _stamp(Path(self.text)),
         }
@@ -74,6 +77,8 @@ class Job:
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is written."""
+        with_weights(self.model)
+        check_source(self.text)
         if self.after == self.model.geometry:
             raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
         find_tasks(self.tasks)
@@ -123,8 +128,12 @@ class Job:
         """Timing streamed weights would time the disk."""
         return self.benchmark and not self.streamed
 
-    def with_layerwise_decided(self) -> "Job":
-        return replace(self, layerwise=self.streamed)
+    def decided(self, directory: Path) -> "Job":
+        """Whether weights are streamed is decided once: a rerun may find more memory, or less."""
+        path = directory / "layerwise.json"
+        if not path.exists():
+            write_object(path, {"layerwise": self.streamed})
+        return replace(self, layerwise=read_object(path, MIB).get("layerwise") is True)
 
 
 ENGINES = {
@@ -138,6 +147,7 @@ ENGINES = {
 
 def for_engine(job: Job, engine: str) -> Job:
     """The job with the shape that `engine` serves best, of no more state than was asked for."""
+    engine = engine.lower().replace(".", "").removesuffix("-lm")
     if engine not in ENGINES:
         raise StatetrimError(f"there is no engine {engine!r}; choose {', '.join(ENGINES)}")
     before, asked = job.model.geometry, Shape.of(job.after)

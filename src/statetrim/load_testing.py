@@ -4,7 +4,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, open_checkpoint, with_weights
 from .timings import Timing, Timings, distinct
 from .version import __version__
 from .vllm_server import Load, Served, serve_under_load
@@ -25,7 +25,7 @@ def benchmark_served(
     `python` is that of the environment vLLM is installed in.
     """
     opened = [
-        model if isinstance(model, Checkpoint) else open_checkpoint(model)
+        with_weights(model if isinstance(model, Checkpoint) else open_checkpoint(model))
         for model in [baseline, *models]
     ]
     names = distinct([checkpoint.path.resolve().name for checkpoint in opened])

@@ -87,6 +87,7 @@ class Surgery:
             "version": 1,
             "statetrim": __version__,
             "source": self.model.digest,
+            "weights": self.model.fingerprint,
             "plan": hashlib.sha256(json.dumps(lists).encode()).hexdigest(),
         }
 

@@ -24,7 +24,13 @@ class Readout:
         probe = torch.arange(_PROBE, device=self.device).unsqueeze(0) % self.vocabulary
         with torch.inference_mode():
             whole, short = live(input_ids=probe, use_cache=False).logits, self._short(probe)
-            self.plain = torch.allclose(whole, short(torch.arange(_PROBE)), rtol=1e-3, atol=1e-3)
+            close = max(1e-3, 4 * torch.finfo(whole.dtype).eps)
+            self.plain = torch.allclose(
+                whole.float(),
+                short(torch.arange(_PROBE)),
+                rtol=close,
+                atol=close * float(whole.abs().max()),
+            )
 
     def at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         """Run ids [rows, time]; gives float32 logits [rows, n, vocabulary] at n places."""
@@ -37,7 +43,13 @@ class Readout:
     def _short(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
         decoder: Any = self.live.base_model
         hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
-        return lambda places: self.head(hidden[:, places.to(hidden.device)]).float()
+        dtype = self.head.weight.dtype  # Mamba-2's last norm gives float32, whatever the weights
+
+        def read(places: Tensor) -> Tensor:
+            logits: Tensor = self.head(hidden[:, places.to(hidden.device)].to(dtype))
+            return logits.float()
+
+        return read
 
 
 @dataclass(frozen=True, eq=False)

@@ -128,6 +128,7 @@ def recover(
         "statetrim": __version__,
         "student": small.digest,
         "teacher": teacher.digest if teacher else None,
+        "weights": [model.fingerprint for model in (small, teacher) if model is not None],
         "control": control,
         "data": {name: value for name, value in data.lineage.items() if name != "text"},
         "options": asdict(options) | {"also": list(options.also)},
@@ -192,7 +193,9 @@ class _Job:
                 stack.enter_context(workplace(self.partial, RECORD, self.record))
                 _check_space(self.student, self.partial)
             _wait()
-            if not self._finished():
+            finished = self._finished()
+            _wait()  # nobody renames it while another still reads
+            if not finished:
                 model, adapters = self._live(args.device, gradient_checkpointing, sharded)
                 trainer = training.trainer(model, args, self.data.ids, sharded, self.progress)
                 if lead:
@@ -363,7 +366,7 @@ def _data(
         )
     tokenizer = load_tokenizer(small)
     if teacher is not None and teacher is not small:
-        sample = next(documents(text))[:10_000]
+        sample = next(documents(text), "")[:10_000]
         if load_tokenizer(teacher)(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
             raise StatetrimError("teacher and student have different tokenizers")
     whole = steps * batch_size * length

@@ -68,6 +68,7 @@ def refit(
         "version": 1,
         "statetrim": __version__,
         "source": small.digest,
+        "weights": small.fingerprint,
         "damping": damping,
         "statistics": dict(heard.lineage),
     }
@@ -110,7 +111,7 @@ def error_of(weight: Tensor, sums: LayerStatistics) -> float:
     assert gram is not None and target is not None and square is not None
     weight = weight.double()
     missed = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()
-    return float(missed / square.sum())
+    return float(missed / square.sum()) if float(square.sum()) else 0.0  # a layer that is silent
 
 
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
@@ -139,7 +140,7 @@ def _write_shards(
         sums = heard.layers[layer]
         after = fitted(sums, damping).to(before.dtype)
         old, new = error_of(before, sums), error_of(after, sums)
-        if new >= old:  # rounding to the stored dtype may undo a gain that is next to nothing
+        if not new < old:  # rounding to the stored dtype may undo a gain that is next to nothing
             after, new = before, old
         errors[layer] = LayerError(old, new)
         return after
@@ -175,7 +176,9 @@ def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
         sums = statistics.layers.get(layer)
         for part, shape in shapes.items():
             value: Any = getattr(sums, part, None)
-            if value is None or tuple(value.shape) != shape or not bool(value.isfinite().all()):
+            usable = value is not None and tuple(value.shape) == shape
+            usable = usable and bool(value.isfinite().all())
+            if not usable or (part == "target_square" and float(value) < 0):
                 raise StatetrimError(
                     f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
                 )

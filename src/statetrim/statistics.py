@@ -100,7 +100,8 @@ class Statistics:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:
             raise StatetrimError(f"{path} cannot be read as statistics: {error}") from None
-        if about.get("format") != FORMAT or about.get("version") != VERSION:
+        known = isinstance(about, dict) and isinstance(about.get("lineage", {}), dict)
+        if not known or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
             raise StatetrimError(f"{path} does not hold statistics of format version {VERSION}")
         return Statistics(_layers(tensors, path), about.get("lineage", {}))
 
@@ -111,6 +112,8 @@ def _layers(tensors: Mapping[str, Tensor], path: str | Path) -> dict[int, LayerS
         layer, _, part = name.partition(".")
         if not layer.isdecimal() or part not in (*PARTS, "tokens"):
             raise StatetrimError(f"{path} holds {name!r}, which is no statistic")
+        if part == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
+            raise StatetrimError(f"{path} holds {name!r}, which is no count")
         if part != "tokens" and tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
         found.setdefault(int(layer), {})[part] = int(tensor) if part == "tokens" else tensor

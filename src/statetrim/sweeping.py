@@ -55,7 +55,7 @@ def run(job: Job, shapes: Sequence[str], out: str | Path, watch: Watch) -> Sweep
         with workplace(partial, RECORD, record):
             methods = sorted({name for made in jobs.values() for name in made.heard_methods})
             points = [
-                _measure(Run(made.with_layerwise_decided(), partial, watch, methods))
+                _measure(Run(made.decided(partial), partial, watch, methods))
                 for made in jobs.values()
             ]
             original = points[0][0]
@@ -111,7 +111,7 @@ def _point(job: Job, scores: Scores, number: int) -> Point:
     return Point(
         keep=geometry.head_k_dim,
         keep_values=geometry.head_v_dim,
-        method="none" if number == 0 else job.method,
+        method="none" if number == 0 else " and ".join(job.methods),
         state_bytes=4 * geometry.state_numel,
         scores={
             f"{s.task} {s.metric}": _measured(scores, s) for s in scores.scores if s.model == who

@@ -74,7 +74,7 @@ class Timings:
         try:
             models, lineage = stored["models"], stored["lineage"]
             records = [_record(record) for record in stored["records"]]
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, OverflowError):
             raise StatetrimError(f"{path} is not what statetrim benchmark writes") from None
         names = isinstance(models, list) and all(isinstance(name, str) for name in models)
         if not names or not models or not isinstance(lineage, dict):

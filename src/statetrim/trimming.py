@@ -58,9 +58,12 @@ def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
         job.check()
         _check_text(job)
         with workplace(partial, RECORD, record):
-            Run(job.with_layerwise_decided(), partial, watch).finish(out, record)
+            Run(job.decided(partial), partial, watch).finish(out, record)
     if partial.exists():
         with workplace(partial, RECORD, record):  # ours, and nobody's at work in it
+            for path in partial.iterdir():
+                if path.name != ARTIFACTS:  # the record goes last: a kill leaves it ours
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
             shutil.rmtree(partial)
     _report(job.model, out, watch)
     return open_checkpoint(out, job.model.family)
@@ -279,13 +282,15 @@ def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
 
 def warnings(scores: Scores) -> list[str]:
     """What a user should know before serving the cut model, which is the second of the scores."""
-    small, controls = scores.models[1], [name for name in scores.models if name == CONTROL]
+    small, *others = scores.models[1:]
+    controls = [name for name in others if Path(name).name == CONTROL]
     found = []
     change = recall_change(scores, small)
     if change is not None and change.high < 0:
         found.append(
             f"recall falls by {-change.estimate:.1f} points (95%: {-change.high:.1f} to "
-            f"{-change.low:.1f}); keep more channels, or recover"
+            f"{-change.low:.1f}); keep more channels, or calibrate and recover on text "
+            f"that needs recall"
         )
     found += [
         f"on {task} the cut is no better than one at random; calibrate on more text, or choose "

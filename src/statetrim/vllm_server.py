@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import tempfile
@@ -22,6 +23,7 @@ from .errors import StatetrimError
 
 MOST_REQUESTS = 4096
 _HOST = "127.0.0.1"
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
 _SAMPLE_SECONDS = 0.1
 _METRIC = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? ([-+.\deE]+|NaN)$", flags=re.MULTILINE)
 _BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
@@ -99,7 +101,7 @@ def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
         "--model", str(model.resolve()), "--served-model-name", "model",
         "--host", _HOST, "--port", str(port), "--dtype", "bfloat16", "--enforce-eager",
         "--max-model-len", str(load.length), "--max-num-seqs", str(load.requests),
-        "--kv-cache-memory-bytes", str(load.memory),
+        "--kv-cache-memory-bytes", str(load.memory), "--load-format", "safetensors",
         "--enable-prefix-caching" if load.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -119,10 +121,29 @@ def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
             except OSError as error:
                 raise StatetrimError(f"{python} cannot be started: {error.strerror}") from None
         try:
-            _wait_until_ready(process, port, log, load.seconds)
-            yield port, log
+            with _stopped_in_order():
+                _wait_until_ready(process, port, log, load.seconds)
+                yield port, log
         finally:
             _end(process)
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """Asked to end, this process ends the server first; without this it would be left running."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _wait_until_ready(
@@ -133,7 +154,7 @@ def _wait_until_ready(
         if process.poll() is not None:
             raise StatetrimError(f"vLLM did not start: {_last_error(log)}")
         try:
-            with urllib.request.urlopen(f"http://{_HOST}:{port}/health", timeout=5):
+            with _DIRECT.open(f"http://{_HOST}:{port}/health", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
@@ -142,9 +163,9 @@ def _wait_until_ready(
 
 def _end(process: "subprocess.Popen[bytes]") -> None:
     """The server and the engine it started: they are a session of their own."""
-    for signal in (15, 9):
+    for number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(process.pid, signal)
+            os.killpg(process.pid, number)
             process.wait(timeout=20)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
@@ -168,7 +189,7 @@ def _complete(port: int, seed: int, load: Load, deadline: float) -> None:
     )
     left = max(1.0, deadline - time.monotonic())
     try:
-        with urllib.request.urlopen(request, timeout=left) as answer:
+        with _DIRECT.open(request, timeout=left) as answer:
             usage = json.load(answer)["usage"]
     except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
         raise StatetrimError(f"vLLM did not answer a request: {error}") from None
@@ -191,7 +212,7 @@ def _watch(port: int, served: Served, stop: threading.Event) -> None:
 
 def _metrics(port: int) -> dict[str, float]:
     """vLLM's own counters and gauges; those with several labels are added up."""
-    with urllib.request.urlopen(f"http://{_HOST}:{port}/metrics", timeout=10) as answer:
+    with _DIRECT.open(f"http://{_HOST}:{port}/metrics", timeout=10) as answer:
         text = answer.read(2**24).decode()
     found: dict[str, float] = {}
     for name, _, value in _METRIC.findall(text):

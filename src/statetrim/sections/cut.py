@@ -84,6 +84,7 @@ def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Blo
 
 def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> str:
     heads = kept[:MOST_PICTURED_HEADS]
+    channels = max(channels, int(heads.max()) + 1)  # the other model may be a stranger's
     mask = torch.zeros(len(heads), channels, dtype=torch.bool).scatter_(1, heads, True)
     first = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
     return bitmap(mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{first}")

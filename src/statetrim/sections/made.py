@@ -72,7 +72,7 @@ def reproduce(found: Findings) -> Iterator[Block]:
     methods = ",".join(m for m in (plan.method, plan.value_method) if m and m != "none")
     for data in dicts(heard.get("data")):
         count, length = data.get("count"), data.get("length")
-        if type(count) is int and type(length) is int:
+        if type(count) is int and type(length) is int and max(count, length) < 2**63:
             lines.append(
                 f"statetrim calibrate MODEL --text {_quoted(data.get('text'))} --tokens "
                 f"{count * length} --length {length} --skip {_quoted(data.get('skip'))} "
