@@ -28,10 +28,10 @@ LINES = {"cut": ":", "refit": "-", "recovered": "--"}
 RECALL = "recall 16"
 
 
-def change(row: Row, name: str, digits: int = 3) -> str:
+def change(row: Row, original: Row, name: str, digits: int = 3) -> str:
     """The change from the original and half of its interval."""
-    low, high = row[name][1:]
-    return f"{(low + high) / 2:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
+    value, low, high = row[name]
+    return f"{value - original[name][0]:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
 def table(rows: list[Row]) -> str:
@@ -54,8 +54,12 @@ def table(rows: list[Row]) -> str:
                     if (row["part"], row["shape"], row["step"]) == (part, shape, step):
                         size = "{} x {}".format(*row["size"])
                         names = [part, shape, size, step if step != "cut" else ""]
-                        figures = [f"{row['perplexity']:.1f}", change(row, "nll")]
-                        figures += [f"{row['kl'][0]:.3f}", recall(row), change(row, RECALL, 2)]
+                        figures = [f"{row['perplexity']:.1f}", change(row, original, "nll")]
+                        figures += [
+                            f"{row['kl'][0]:.3f}",
+                            recall(row),
+                            change(row, original, RECALL, 2),
+                        ]
                         lines.append(names + figures)
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -76,8 +77,13 @@ def finished_shards(partial: Path) -> int:
 
 def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> None:
     forker.run(command(big, tmp_path / "warm"))  # the page cache is filled once
+    launched = time.time()
     undisturbed = forker.run(command(big, tmp_path / "whole"))
     assert undisturbed["code"] == 0, undisturbed["err"]
+    # Until the record of the job is written there is nothing to spoil: a fifth of the kills.
+    begun = (tmp_path / "whole" / "statetrim" / "prune.json").stat().st_mtime - launched
+    writing = undisturbed["seconds"] - begun
+    assert begun > 0 and writing > 0
     expected = digests(tmp_path / "whole")
     assert digests(tmp_path / "warm") == expected
     chance = random.Random(20240521)
@@ -87,7 +93,8 @@ def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> No
         out = tmp_path / f"out{number}"
         partial = out.with_name(out.name + ".partial")
         # Stratified, so that few kills reach every part of the run.
-        moment = (number + chance.random()) / KILLS * undisturbed["seconds"]
+        part = (number + chance.random()) / KILLS
+        moment = begun * part * 5 if part < 0.2 else begun + writing * (part - 0.2) / 0.8
         ended = forker.run(command(big, out), kill_after=moment)
         if out.exists():
             completed += 1
@@ -300,8 +307,12 @@ def test_a_source_that_changed_between_two_runs_is_refused(
     check_refusal(ended["code"], ended["err"], ended["out"], "another job")
 
 
-def test_a_source_that_changed_where_the_plan_does_not_look(small: Path, tmp_path: Path) -> None:
-    """Shards finished before such a change are written again, so that no mixture comes out."""
+def test_a_source_that_changed_where_the_plan_does_not_look(
+    small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Shards finished before such a change are written again, so that no mixture comes out; where
+    the change is in what is sampled of every tensor, it is another job."""
+    monkeypatch.setattr("statetrim.checkpoint._SAMPLE_BYTES", 512)
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
     stopped_after(model, plan, out, shards=3)
@@ -311,11 +322,20 @@ def test_a_source_that_changed_where_the_plan_does_not_look(small: Path, tmp_pat
         if info.name.startswith("model.ballast") and (partial / shard.path.name).exists()
     )
     shard, info = model.tensors[name]
-    with shard.path.open("r+b") as target:
-        target.seek(info.start)
-        target.write(b"\7\7\7\7")
-    newer = (partial / shard.path.name).stat().st_mtime_ns + 1
-    os.utime(shard.path, ns=(newer, newer))
+
+    def spoil(place: int) -> None:
+        with shard.path.open("r+b") as target:
+            target.seek(place)
+            target.write(b"\7\7\7\7")
+        newer = (partial / shard.path.name).stat().st_mtime_ns + 1
+        os.utime(shard.path, ns=(newer, newer))
+
+    original = shard.path.read_bytes()
+    spoil(info.start)
+    with pytest.raises(st.StatetrimError, match="left from another job"):
+        st.prune(st.open(small / "model"), plan, out)
+    shard.path.write_bytes(original)
+    spoil(info.start + 1024)
     st.prune(st.open(small / "model"), plan, out)
     st.prune(st.open(small / "model"), plan, tmp_path / "whole")
     assert digests(out) == digests(tmp_path / "whole")

@@ -214,7 +214,7 @@ def _locate(model: str | Path) -> Path:
             return path
     except (OSError, RuntimeError):  # a name too long, or the home of an unknown user
         pass
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", str(model)):
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(model)):  # ./MODEL is no hub id
         from huggingface_hub import snapshot_download
 
         try:

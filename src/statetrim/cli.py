@@ -152,11 +152,13 @@ def trim(
     job = replace(base, keep=wanted[0], keep_values=wanted[1])
     job = for_engine(job, engine) if engine else job
     job.check()
-    if not as_json or dry_run:
+    done = trimming.finished(job, output)
+    if dry_run or not (as_json or done):
         trim_console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
     if not dry_run:
-        small = trimming.run(job, output, trim_console.Spoken())
-        trim_console.show_trimmed(job, small, as_json=as_json)
+        watch = trim_console.Spoken()
+        small = trimming.run(job, output, watch)
+        trim_console.show_trimmed(small, watch, as_json=as_json)
 
 
 @app.command()

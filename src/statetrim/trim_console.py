@@ -95,7 +95,10 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
         _err.print("weights stay on disk and are streamed: memory is short", highlight=False)
 
 
-def show_trimmed(job: Job, small: Checkpoint, *, as_json: bool) -> None:
+def show_trimmed(small: Checkpoint, watch: Spoken, *, as_json: bool) -> None:
+    if not watch.begun:
+        text = f"{small.path} was complete already, made by this very command; nothing was run"
+        _err.print(text, highlight=False, soft_wrap=True)
     home = small.path / ARTIFACTS
     found, scores = read_object(home / RECORD, MIB), Scores.load(home / "scores.json")
     if as_json:
@@ -114,7 +117,8 @@ def show_trimmed(job: Job, small: Checkpoint, *, as_json: bool) -> None:
         "load it:   AutoModelForCausalLM.from_pretrained("
         f"{str(small.path)!r}){_needs(checks['runtime'])}",
         *_serving(small),
-        f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}",
+        f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}   "
+        "# statetrim/ names your text and model: --exclude 'statetrim/*' leaves it out",
     ):
         _out.print(line, highlight=False, soft_wrap=True)
     for warning in found["warnings"]:
@@ -132,7 +136,11 @@ def _serving(small: Checkpoint) -> list[str]:
     refused = sorted({line.engine for line in found.engines if line.verdict == "refused"})
     if refused:
         serving.append(f"refused by {', '.join(refused)}: statetrim inspect {small.path} says why")
-    return serving or [f"serve it:  statetrim inspect {small.path}"]
+    if serving:
+        return serving
+    return [
+        f"no server is known for this model type; statetrim inspect {small.path} says what runs it"
+    ]
 
 
 def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:

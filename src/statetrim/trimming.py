@@ -50,11 +50,16 @@ def trim(
     return run(job, out, watch or Watch())
 
 
+def finished(job: Job, out: str | Path) -> bool:
+    """Whether `out` is this job's result; anything else that is there is refused."""
+    return already_done(Path(out), RECORD, job.record)
+
+
 def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
     """The chain, for a job that is made already."""
     out, record = Path(out), job.record
     partial = out.with_name(out.name + ".partial")
-    if not already_done(out, RECORD, record):
+    if not finished(job, out):
         job.check()
         _check_text(job)
         with workplace(partial, RECORD, record):
