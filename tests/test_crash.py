@@ -6,7 +6,6 @@ import os
 import random
 import shutil
 import subprocess
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -77,13 +76,16 @@ def finished_shards(partial: Path) -> int:
 
 def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> None:
     forker.run(command(big, tmp_path / "warm"))  # the page cache is filled once
-    launched = time.time()
     undisturbed = forker.run(command(big, tmp_path / "whole"))
     assert undisturbed["code"] == 0, undisturbed["err"]
-    # Until the record of the job is written there is nothing to spoil: a fifth of the kills.
-    begun = (tmp_path / "whole" / "statetrim" / "prune.json").stat().st_mtime - launched
-    writing = undisturbed["seconds"] - begun
-    assert begun > 0 and writing > 0
+    # The record of the job is written first, before which a kill can spoil nothing; config.json last.
+    first, last = (
+        (tmp_path / "whole" / name).stat().st_mtime
+        for name in ("statetrim/prune.json", "config.json")
+    )
+    writing = last - first
+    before = undisturbed["seconds"] - writing
+    assert before > 0 and writing > 0
     expected = digests(tmp_path / "whole")
     assert digests(tmp_path / "warm") == expected
     chance = random.Random(20240521)
@@ -94,8 +96,12 @@ def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> No
         partial = out.with_name(out.name + ".partial")
         # Stratified, so that few kills reach every part of the run.
         part = (number + chance.random()) / KILLS
-        moment = begun * part * 5 if part < 0.2 else begun + writing * (part - 0.2) / 0.8
-        ended = forker.run(command(big, out), kill_after=moment)
+        if part < 0.2:
+            ended = forker.run(command(big, out), kill_after=before * part * 5)
+        else:
+            record = partial / "statetrim" / "prune.json"
+            late = writing * (part - 0.2) / 0.8
+            ended = forker.run(command(big, out), kill_after=late, kill_when=record)
         if out.exists():
             completed += 1
             assert digests(out) == expected
@@ -312,7 +318,6 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
 ) -> None:
     """Shards finished before such a change are written again, so that no mixture comes out; where
     the change is in what is sampled of every tensor, it is another job."""
-    monkeypatch.setattr("statetrim.checkpoint._SAMPLE_BYTES", 512)
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
     stopped_after(model, plan, out, shards=3)
@@ -335,7 +340,10 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
     with pytest.raises(st.StatetrimError, match="left from another job"):
         st.prune(st.open(small / "model"), plan, out)
     shard.path.write_bytes(original)
-    spoil(info.start + 1024)
+    monkeypatch.setattr(st.Checkpoint, "fingerprint", "of what was not sampled, nothing shows")
+    shutil.rmtree(partial)
+    stopped_after(st.open(small / "model"), plan, out, shards=3)
+    spoil(info.start)
     st.prune(st.open(small / "model"), plan, out)
     st.prune(st.open(small / "model"), plan, tmp_path / "whole")
     assert digests(out) == digests(tmp_path / "whole")
