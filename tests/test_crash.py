@@ -78,12 +78,10 @@ def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> No
     forker.run(command(big, tmp_path / "warm"))  # the page cache is filled once
     undisturbed = forker.run(command(big, tmp_path / "whole"))
     assert undisturbed["code"] == 0, undisturbed["err"]
-    # The record of the job is written first, before which a kill can spoil nothing; config.json last.
-    first, last = (
-        (tmp_path / "whole" / name).stat().st_mtime
-        for name in ("statetrim/prune.json", "config.json")
-    )
-    writing = last - first
+    # The record of the job is written first, the config last; before, a kill can spoil nothing.
+    whole = tmp_path / "whole"
+    first = (whole / "statetrim" / "prune.json").stat().st_mtime
+    writing = (whole / "config.json").stat().st_mtime - first
     before = undisturbed["seconds"] - writing
     assert before > 0 and writing > 0
     expected = digests(tmp_path / "whole")
