@@ -114,19 +114,7 @@ class Run:
         path = self.directory / f"{name}-statistics.safetensors"
 
         def hear() -> None:
-            with self.watch.tokens("calibrating for the refit") as progress:
-                calibrate(
-                    pruned,
-                    job.text,
-                    original=job.model,
-                    tokens=job.tokens,
-                    length=job.length,
-                    batch_size=job.batch_size,
-                    layerwise=bool(job.layerwise),
-                    out=path,
-                    resume=True,
-                    progress=progress,
-                )
+            self._calibrate("calibrating for the refit", pruned, path, original=job.model)
 
         def make() -> None:
             self._stage("calibrate for the refit", path, hear)
@@ -173,22 +161,26 @@ class Run:
             return None
 
         def make() -> None:
-            with self.watch.tokens("calibrating") as progress:
-                calibrate(
-                    job.model,
-                    job.text,
-                    tokens=job.tokens,
-                    methods=self.methods,
-                    length=job.length,
-                    batch_size=job.batch_size,
-                    layerwise=bool(job.layerwise),
-                    out=path,
-                    resume=True,
-                    progress=progress,
-                )
+            self._calibrate("calibrating", job.model, path, methods=self.methods)
 
         self._stage("calibrate", path, make)
         return Statistics.load(path)
+
+    def _calibrate(self, label: str, model: Checkpoint, path: Path, **options: Any) -> None:
+        job = self.job
+        with self.watch.tokens(label) as progress:
+            calibrate(
+                model,
+                job.text,
+                tokens=job.tokens,
+                length=job.length,
+                batch_size=job.batch_size,
+                layerwise=bool(job.layerwise),
+                out=path,
+                resume=True,
+                progress=progress,
+                **options,
+            )
 
     def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
         job, path = self.job, self.directory / name
