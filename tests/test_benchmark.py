@@ -14,10 +14,12 @@ from typer.testing import CliRunner
 
 import statetrim as st
 from statetrim import concurrency
+from statetrim.benchmarking import DECODE_CALLS
 from statetrim.cli import app
 from statetrim.key_values import key_values
 from statetrim.load_testing import benchmark_served
 from statetrim.peak_memory import peak_of
+from statetrim.portable.deferred import DeferredState
 from statetrim.stopwatch import Laps, laps
 from statetrim.vllm_server import Load
 
@@ -94,6 +96,17 @@ def test_taking_turns_gives_the_ratio_of_each_round() -> None:
     )
     assert order == ["a", "b", "a", "b", "b", "a"]  # once to see how long it takes, then in turns
     assert [len(seconds) for seconds in watched.seconds.values()] == [2, 2]
+
+
+def test_a_round_decodes_as_many_tokens_as_share_one_write_of_the_state() -> None:
+    """Less, and most rounds would miss the write."""
+    assert DeferredState(torch.zeros(1, 1, 2, 2)).keys.shape[1] == DECODE_CALLS
+    calls: list[int] = []
+    laps(
+        {"a": lambda: calls.append(0)}, rounds=3, device=CPU, least_seconds=0.0, warm_up=0,
+        least_calls=DECODE_CALLS,
+    )  # fmt: skip
+    assert len(calls) == 1 + 3 * DECODE_CALLS
 
 
 def test_peak_memory_is_that_of_the_work() -> None:

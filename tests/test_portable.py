@@ -229,6 +229,17 @@ def test_prefill_equals_token_by_token(variant: str) -> None:
 
 
 @every_variant
+def test_a_cache_does_not_keep_the_prompt_alive(variant: str) -> None:
+    """Its tensors are no views of larger ones."""
+    model = small(variant)
+    with torch.no_grad():
+        cache = model(tokens(2, 70), use_cache=True).past_key_values
+    for layer in cache.layers:
+        for tensor in (layer.recurrent_state, *layer.conv_state):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@every_variant
 def test_prefill_in_pieces_equals_prefill_at_once(variant: str) -> None:
     model, ids = small(variant), tokens(2, 90)
     with torch.no_grad():
