@@ -2,7 +2,8 @@
 
     torchrun --nproc-per-node 2 recovery_worker.py MODEL SMALL DIRECTORY
 
-Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with what was sharded.
+Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with what was sharded, and
+how many elements of parameters were whole at a time while the models were read.
 """
 
 import json
@@ -15,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import statetrim as st
-from statetrim import training
+from statetrim import sharding, training
 from statetrim.data import Sequences
 from statetrim.sharding import is_shard
 
@@ -63,9 +64,19 @@ def main() -> None:
             counts[name] += [local, sum(t.numel() for t in tensors)]
         return real_trained(self)
 
+    real_materialize, seen = sharding.materialize, list[Any]()
+
+    def materialize(module: Any, device: torch.device) -> None:
+        real_materialize(module, device)
+        seen.append(module)
+        parameters = {id(p): p for part in seen for p in part.parameters()}.values()
+        whole = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
+        counts["whole"] = max(counts.get("whole", 0), whole)
+
+    sharding.materialize = materialize
     training.RecoveryTrainer.trained = count
     st.recover(small, out=directory / "fsdp", shard=True, **options(model))
-    training.RecoveryTrainer.trained = real_trained
+    training.RecoveryTrainer.trained, sharding.materialize = real_trained, real_materialize
     (directory / f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
 
     def stop(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -45,9 +45,9 @@ HEAVY_ALLOWED = {
     "tasks/__init__": {"datasets"},
     "figures": {"matplotlib"},
     "sweep_figure": {"matplotlib"},
-    "loading": {"transformers", "fla"},
+    "loading": {"accelerate", "transformers", "fla"},
     "adapters": {"peft"},
-    "layerwise": {"accelerate", "transformers"},
+    "layerwise": {"transformers"},
     "training": {"transformers"},
     "recovery_console": {"rich"},
 }

@@ -1,7 +1,9 @@
 """Two processes on gloo: the same curve as one, really sharded when asked, resumable."""
 
 import json
+import math
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,9 +15,12 @@ import torch
 from safetensors.torch import load_file
 
 import recovery_worker
+import sharding_worker
 import statetrim as st
+import tiny
 
 WORKER = Path(recovery_worker.__file__)
+SPLITTER = Path(sharding_worker.__file__)
 
 
 def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
@@ -67,6 +72,33 @@ def test_models_and_optimizer_are_really_sharded(runs: Path) -> None:
             assert tensors == shards > 0, f"every tensor of {name} is a shard"
             # One that has a single row stays with one process.
             assert 0.3 * everything < local < 0.7 * everything, counts[name]
+
+
+def test_no_process_holds_more_than_a_layer_while_models_are_read(
+    runs: Path, checkpoint: Any
+) -> None:
+    """Or embeddings, last norm and head, which come last."""
+    sizes: dict[str, int] = {}
+    for name, (_, tensor) in st.open(checkpoint("qwen3_5_text")).tensors.items():
+        layer = re.search(r"layers\.(\d+)\.", name)
+        part = layer.group(1) if layer else "rest"
+        sizes[part] = sizes.get(part, 0) + math.prod(tensor.shape)
+    for rank in (0, 1):
+        held = json.loads((runs / f"counts-{rank}.json").read_text())["whole"]
+        assert 0 < held <= max(sizes.values()) < sum(sizes.values()) / 2
+
+
+def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
+    """The same hidden states and head as the model read whole, tied to the embeddings or not."""
+    models = {model_type: str(checkpoint(model_type)) for model_type in tiny.MODEL_TYPES}
+    done = launch(SPLITTER, tmp_path / "report", *models.values())
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        report = json.loads((tmp_path / f"report-{rank}.json").read_text())
+        assert len(report) == len(models)
+        for path, found in report.items():
+            assert found["hidden"] < 1e-5 and found["head"] == 0 and found["whole"] == 0, path
+        assert {found["tied"] for found in report.values()} == {True, False}
 
 
 def test_processes_must_divide_the_batch(runs: Path, checkpoint: Any) -> None:

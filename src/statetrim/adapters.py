@@ -4,6 +4,7 @@ Each trained tensor knows under which names it is stored, so that it can be writ
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -15,6 +16,8 @@ from .checkpoint import Checkpoint
 from .errors import StatetrimError
 from .shard import DTYPES
 from .tap import mixers
+
+Around = Callable[[nn.Module], AbstractContextManager[None]]
 
 ALSO = {
     "softmax": ("q_proj", "k_proj", "v_proj", "o_proj"),
@@ -69,29 +72,56 @@ class Adapters:
 
 
 def attach(
-    live: Any, model: Checkpoint, *, rank: int, alpha: int, also: Sequence[str] = ()
+    live: Any,
+    model: Checkpoint,
+    *,
+    rank: int,
+    alpha: int,
+    also: Sequence[str] = (),
+    around: Around | None = None,
 ) -> Adapters:
     """Freeze `live` and make what recovery trains trainable, in float32.
 
-    Refuses when a linear module of a linear-attention layer would be left out.
+    Each decoder layer is adapted within `around(layer)`. Refuses when a linear module of a
+    linear-attention layer would be left out.
     """
     unknown = sorted(set(also) - set(ALSO))
     if unknown:
         raise StatetrimError(f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(ALSO)}")
     live.requires_grad_(False)
     names = {id(module): name for name, module in live.named_modules()}
-    found, counted = Adapters(), {}
+    found = Adapters()
     heads = mixers(live, model)
-    for kind, wanted in ALSO.items():
-        counted[kind] = _attach_beside(live, model, found, heads, kind in also, wanted, rank, alpha)
-    for mixer in heads.values():
-        attach_to_mixer(mixer, names[id(mixer)], model, found, rank=rank, alpha=alpha)
-    coverage = found.coverage
-    coverage.softmax, coverage.mlp = counted["softmax"], counted["mlp"]
+    for number, layer in enumerate(live.base_model.layers):
+        with nullcontext() if around is None else around(layer):
+            inside = heads.get(number)
+            beside = _linear_beside(layer, inside)
+            for kind, wanted in ALSO.items():
+                parts = [part for part in beside if part.rpartition(".")[2] in wanted]
+                if kind in also and parts:
+                    _adapt(layer, names[id(layer)], parts, model, found, rank, alpha)
+                _count(found.coverage, kind, len(parts), kind in also)
+            if inside is not None:
+                attach_to_mixer(inside, names[id(inside)], model, found, rank=rank, alpha=alpha)
     parameters = list(live.parameters())
-    coverage.all_parameters = sum(p.numel() for p in parameters)
-    coverage.trained_parameters = sum(p.numel() for p in parameters if p.requires_grad)
+    found.coverage.all_parameters = sum(p.numel() for p in parameters)
+    found.coverage.trained_parameters = sum(p.numel() for p in parameters if p.requires_grad)
     return found
+
+
+def _linear_beside(layer: nn.Module, mixer: nn.Module | None) -> list[str]:
+    """The linear modules of a decoder layer but those of its linear attention."""
+    inside = set() if mixer is None else {id(part) for part in mixer.modules()}
+    return [
+        part
+        for part, module in layer.named_modules()
+        if isinstance(module, nn.Linear) and id(module) not in inside
+    ]
+
+
+def _count(coverage: Coverage, kind: str, modules: int, chosen: bool) -> None:
+    adapted, total = getattr(coverage, kind)
+    setattr(coverage, kind, (adapted + (modules if chosen else 0), total + modules))
 
 
 def attach_to_mixer(
@@ -117,34 +147,6 @@ def attach_to_mixer(
             found.coverage.convolutions += 1
     found.coverage.layers += 1
     found.coverage.projections += len(linear)
-
-
-def _attach_beside(
-    live: Any,
-    model: Checkpoint,
-    found: Adapters,
-    heads: Mapping[int, nn.Module],
-    chosen: bool,
-    wanted: Sequence[str],
-    rank: int,
-    alpha: int,
-) -> tuple[int, int]:
-    """LoRA on the `wanted` modules of all decoder layers but the linear-attention ones."""
-    inside = {id(part) for mixer in heads.values() for part in mixer.modules()}
-    total = 0
-    prefix = next(name for name, module in live.named_modules() if module is live.base_model)
-    for number, layer in enumerate(live.base_model.layers):
-        parts = [
-            part
-            for part, module in layer.named_modules()
-            if isinstance(module, nn.Linear)
-            and id(module) not in inside
-            and part.rpartition(".")[2] in wanted
-        ]
-        total += len(parts)
-        if chosen and parts:
-            _adapt(layer, f"{prefix}.layers.{number}", parts, model, found, rank, alpha)
-    return (total if chosen else 0), total
 
 
 def _adapt(

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from .adapters import Adapters, Update, attach_to_mixer
 from .checkpoint import Checkpoint
 from .errors import StatetrimError
-from .loading import load
+from .loading import load, materialize
 from .moment import Moment, Progress
 from .output import finish
 from .tap import mixers
@@ -88,7 +88,7 @@ class Layerwise:
         growing = after.with_name(after.name + ".tmp")
         shutil.rmtree(growing, ignore_errors=True)
         growing.mkdir()
-        _materialize(layer, self.device)
+        materialize(layer, self.device)
         apprentice = self._apprentice(number, len(batches)) if number in self.repaired else None
         tokens = 0
         for step, ids in enumerate(batches):
@@ -112,7 +112,7 @@ class Layerwise:
     def _apprentice(self, number: int, steps: int) -> "_Apprentice":
         mixer = self.repaired[number]
         name = next(name for name, module in self.student.named_modules() if module is mixer)
-        _materialize(mixer, self.device)
+        materialize(mixer, self.device)
         torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
         found = Adapters()
         attach_to_mixer(
@@ -287,17 +287,3 @@ def _hand_on(layer: nn.Module, values: int) -> None:
         return (hidden, *[None] * (values - 1)) if values else hidden
 
     layer.forward = forward
-
-
-def _materialize(module: nn.Module, device: torch.device) -> None:
-    """Bring the weights of an offloaded module into memory, to stay."""
-    from accelerate.hooks import remove_hook_from_module
-    from accelerate.utils import set_module_tensor_to_device
-
-    for part in module.modules():
-        weights: Any = getattr(getattr(part, "_hf_hook", None), "weights_map", None)
-        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
-        for name, tensor in tensors:
-            if tensor.is_meta:
-                set_module_tensor_to_device(part, name, device, value=weights[name])
-    remove_hook_from_module(module, recurse=True)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
+from torch import nn
 
 from .checkpoint import Checkpoint, open_checkpoint
 from .errors import StatetrimError
@@ -107,6 +108,20 @@ def _offloaded(layerwise: bool) -> dict[str, Any]:
     folder = tempfile.mkdtemp(prefix="statetrim-offload-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {"device_map": {"": "disk"}, "offload_folder": folder}
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Bring the weights of a module of a model that was loaded `layerwise` into memory, to stay."""
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+
+    for part in module.modules():
+        weights: Any = getattr(getattr(part, "_hf_hook", None), "weights_map", None)
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        for name, tensor in tensors:
+            if tensor.is_meta:
+                set_module_tensor_to_device(part, name, device, value=weights[name])
+    remove_hook_from_module(module, recurse=True)
 
 
 def _register(runtime: Runtime) -> None:

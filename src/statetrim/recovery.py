@@ -37,7 +37,7 @@ from .output import (
     workplace,
 )
 from .shard import patch_shard
-from .sharding import refuse_unmet_requests, shard
+from .sharding import Sharder, refuse_unmet_requests
 from .tap import mixers
 from .version import __version__
 
@@ -234,24 +234,30 @@ class _Job:
         from .distillation import Distillation
         from .logit_head import head_of
 
-        options, place = self.options, "cpu" if sharded else str(device)
-        student = load(self.student, device=place)
+        options, sharder = self.options, Sharder(device) if sharded else None
+        student = load(self.student, device=str(device), layerwise=sharded)
         torch.manual_seed(options.seed)  # of LoRA's first values
         adapters = attach(
-            student, self.student, rank=options.rank, alpha=options.alpha, also=options.also
+            student,
+            self.student,
+            rank=options.rank,
+            alpha=options.alpha,
+            also=options.also,
+            around=None if sharder is None else sharder.layer,
         )
         if gradient_checkpointing:
             student.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
-        if sharded:
-            shard(student, device)
+        if sharder is not None:
+            sharder.rest(student)
         head = head_of(student)
         teacher = teacher_head = None
         if self.teacher is not None:
-            teacher = load(self.teacher, device=place).requires_grad_(False)
-            if sharded:
-                shard(teacher, device)
+            teacher = load(self.teacher, device=str(device), layerwise=sharded)
+            teacher.requires_grad_(False)
+            if sharder is not None:
+                sharder.split(teacher)
             teacher_head = head_of(teacher)
             if len(teacher_head.weight) != len(head.weight):
                 raise StatetrimError(

@@ -1,6 +1,8 @@
 """Split a model over the processes of a launch, by torch's own `fully_shard` (FSDP2)."""
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -8,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .errors import StatetrimError
+from .loading import materialize
 
 
 def refuse_unmet_requests() -> None:
@@ -19,28 +22,59 @@ def refuse_unmet_requests() -> None:
         )
 
 
-def shard(live: Any, device: torch.device) -> None:
-    """Shard each decoder layer and the rest of `live` in place, and make sure that it happened."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
+class Sharder:
+    """Splits models that were loaded `layerwise`, and so are on disk still.
 
-    if not dist.is_initialized() or dist.get_world_size() < 2:
-        raise StatetrimError(
-            "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
-            "statetrim recover ..."
+    A process reads one decoder layer whole, keeps its part of it, and only then reads the next.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        if not dist.is_initialized() or dist.get_world_size() < 2:
+            raise StatetrimError(
+                "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
+                "statetrim recover ..."
+            )
+        # The Trainer says cpu:0, and a parameter moved there is none any more.
+        self.device = torch.device("cpu") if device.type == "cpu" else device
+        self.mesh = init_device_mesh(
+            device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",)
         )
-    mesh = init_device_mesh(device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",))
-    for layer in live.base_model.layers:
-        fully_shard(layer, mesh=mesh)
-    head = live.get_output_embeddings()
-    tied = head.weight is live.get_input_embeddings().weight
-    if not tied:
-        fully_shard(head, mesh=mesh)
-    # Said outright: by default the outermost module stays whole until a backward pass, and a
-    # teacher has none.
-    fully_shard(live.base_model, mesh=mesh, reshard_after_forward=True)
-    live.statetrim_device = device
-    check_sharded(live)
+
+    def split(self, live: Any) -> None:
+        for layer in live.base_model.layers:
+            with self.layer(layer):
+                pass
+        self.rest(live)
+
+    @contextmanager
+    def layer(self, layer: nn.Module) -> Iterator[None]:
+        """Within, a decoder layer is whole; afterwards it is split."""
+        from torch.distributed.fsdp import fully_shard
+
+        materialize(layer, self.device)
+        yield
+        fully_shard(layer, mesh=self.mesh)
+
+    def rest(self, live: Any) -> None:
+        """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
+        from torch.distributed.fsdp import fully_shard
+
+        materialize(live.base_model, self.device)
+        live.tie_weights()  # before the head would be read as a tensor of its own
+        materialize(live, self.device)
+        head, embeddings = live.get_output_embeddings(), live.get_input_embeddings()
+        tied = head.weight is embeddings.weight
+        if not tied:
+            fully_shard(head, mesh=self.mesh)
+        # Said outright: by default the outermost module stays whole until a backward pass, and a
+        # teacher has none.
+        fully_shard(live.base_model, mesh=self.mesh, reshard_after_forward=True)
+        if tied:  # the head would hold on to the whole matrix
+            head.weight = embeddings.weight
+        live.statetrim_device = self.device
+        check_sharded(live)
 
 
 def check_sharded(live: nn.Module) -> None:
