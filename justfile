@@ -56,9 +56,9 @@ bench-calibrate:
 # What recovery brings back, table and picture; goes on where it stopped (docs/recovery.md).
 recover-reference MODELS TEXT TEST WORK *OPTIONS:
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python experiments/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} --methods drrqr grad --keep 0.5 {{OPTIONS}}
+    python experiments/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
-    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 196608 --methods grad --keep 0.5 {{OPTIONS}}
+    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
     python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
 
 # A step of recovery beside bare forward and backward passes (docs/recovery.md).
@@ -100,7 +100,7 @@ vllm-load ENGINES MODELS OUT:
 
 # Throughput of cuts beside the original and the ideal on this machine (docs/benchmark.md).
 bench-serving DIRECTORY:
-    OMP_NUM_THREADS=1 python experiments/bench_serving.py {{DIRECTORY}}
+    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 OMP_NUM_THREADS=1 python experiments/bench_serving.py {{DIRECTORY}}
 
 # Keys, values or both at equal bytes: measure MODEL, then tables and picture of docs/two-axes.md.
 compare-axes MODEL TEXT TEST *OPTIONS:
