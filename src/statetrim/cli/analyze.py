@@ -1,0 +1,77 @@
+"""statetrim analyze"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import StatetrimError
+from . import arguments
+from .app import app
+from .arguments import FamilyFile, Json, Model
+
+
+@app.command()
+def analyze(
+    model: Model,
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
+    tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 16k.")] = "16k",
+    baseline: Annotated[
+        str | None, typer.Option(help="The model before the cut, run on the same text.")
+    ] = None,
+    figures: Annotated[
+        Path | None, typer.Option(help="Draw PNG and SVG pictures into this directory.")
+    ] = None,
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
+    every: Annotated[
+        str, typer.Option(help="Look at states every 'chunk' (64 tokens), 'token', or 2 to 32.")
+    ] = "chunk",
+    burn_in: Annotated[
+        int, typer.Option(help="First tokens of a sequence left out of spectra and means.")
+    ] = 128,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 1,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show how full the state of every layer and head is, on a text."""
+    from .. import console
+    from ..analysis import analyze as run
+
+    if output.suffix != ".json":
+        raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
+    for path in (output, output.with_suffix(".safetensors")):
+        arguments.refuse_existing(path)
+    if figures:
+        from .. import figures as drawing  # before the work: matplotlib may be absent
+    opened = arguments.open_model(model, family)
+    with console.tokens_progress("analysing") as progress:
+        found = run(
+            opened,
+            text,
+            tokens=arguments.count(tokens),
+            length=length,
+            every=int(every) if every.isdecimal() and len(every) < 4 else every,  # type: ignore[arg-type]
+            burn_in=burn_in,
+            batch_size=batch_size,
+            skip=arguments.count(skip),
+            baseline=arguments.open_model(baseline, family) if baseline else None,
+            progress=progress,
+        )
+    found.save(output)
+    drawn = []
+    if figures:
+        before = {"before": found.baseline} if found.baseline else {}
+        label = "after" if found.baseline else opened.path.name
+        drawn = drawing.save_all({**before, label: found}, figures)
+    if as_json:
+        about = {"analysis": str(output), "figures": list(map(str, drawn)), **found.summary()}
+        if found.baseline:
+            about["baseline"] = found.baseline.summary()
+        console.show_json(about)
+    else:
+        console.show_analysis(found, str(output), [str(path) for path in drawn])

@@ -1,0 +1,65 @@
+"""statetrim calibrate"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import StatetrimError
+from . import arguments
+from .app import app
+from .arguments import FamilyFile, Json, Model
+
+
+@app.command()
+def calibrate(
+    model: Model,
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
+    methods: Annotated[
+        str | None,
+        typer.Option("--for", help="The methods to collect for, such as drrqr,grad; else drrqr."),
+    ] = None,
+    original: Annotated[
+        str | None, typer.Option(help="The model before the cut: collect what refit needs.")
+    ] = None,
+    tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 256k.")] = "256k",
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    layerwise: Annotated[
+        bool,
+        typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run text through a model and sum what selection methods need."""
+    from .. import console
+    from ..calibration import calibrate as run
+    from ..ranks import Ranks
+
+    if original and methods:
+        raise StatetrimError("with --original the sums are those of a refit; leave out --for")
+    opened = arguments.open_model(model, family)
+    with console.tokens_progress("calibrating") as progress:
+        statistics = run(
+            opened,
+            text,
+            original=arguments.open_model(original, family) if original else None,
+            tokens=arguments.count(tokens),
+            methods=[name.strip() for name in (methods or "drrqr").split(",")],
+            length=length,
+            batch_size=batch_size,
+            skip=arguments.count(skip),
+            layerwise=layerwise,
+            out=output,
+            resume=resume,
+            progress=progress,
+        )
+    if Ranks.of_this_process().rank == 0:
+        console.show_statistics(statistics, opened, str(output), as_json=as_json)

@@ -1,0 +1,30 @@
+"""statetrim demo"""
+
+import logging
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .app import app
+
+
+@app.command()
+def demo(
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="Directory for the models and the report.")
+    ] = Path("statetrim-demo"),
+) -> None:
+    """Train a tiny model here, cut it by three methods, and show what each costs."""
+    os.environ.setdefault("TQDM_DISABLE", "1")
+    from .. import console
+    from .. import demo as walk
+
+    logging.getLogger("statetrim").setLevel(logging.ERROR)
+
+    def command(arguments: list[str], quiet: bool) -> None:
+        with console.muted(quiet):
+            app(arguments, standalone_mode=False)
+
+    walk.run(output, command, console.show_line, console.steps_progress("training"))

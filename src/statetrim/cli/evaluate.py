@@ -1,0 +1,73 @@
+"""statetrim evaluate"""
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import arguments
+from .app import app
+from .arguments import Json
+
+
+@app.command()
+def evaluate(
+    models: Annotated[list[str], typer.Argument(help="Checkpoints to compare with the baseline.")],
+    baseline: Annotated[str, typer.Option(help="The original checkpoint.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the scores are written.")],
+    tasks: Annotated[
+        str, typer.Option(help="Tasks or suites (likelihood, recall, offline), with commas.")
+    ] = "offline",
+    data: Annotated[
+        Path | None, typer.Option(help="Directory with the tasks' files; without it, the hub.")
+    ] = None,
+    text: Annotated[
+        str | None, typer.Option(help="A text of your own, for the task 'text'.")
+    ] = None,
+    skip: Annotated[str, typer.Option(help="Tokens of that text to pass over first.")] = "0",
+    limit: Annotated[
+        int | None, typer.Option(help="Only the first samples of each task, for a quick look.")
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
+    fail_if: Annotated[
+        list[str] | None,
+        typer.Option(help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points)."),
+    ] = None,
+    engine: Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")] = "hf",
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
+    ] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Score models and their original on the same samples, and say what was lost."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
+    from .. import console, verdicts
+    from ..evaluation import evaluate as run
+
+    for rule in fail_if or []:
+        verdicts.check_rule(rule)
+    with console.tasks_progress() as progress:
+        scores = run(
+            models,
+            baseline=baseline,
+            tasks=[name.strip() for name in tasks.split(",")],
+            data=data,
+            text=text,
+            skip=arguments.count(skip),
+            limit=limit,
+            batch_size=batch_size,
+            engine=engine,  # type: ignore[arg-type]
+            layerwise=layerwise,
+            out=output,
+            resume=resume,
+            progress=progress,
+        )
+    console.show_scores(scores, str(output), as_json=as_json)
+    for rule in fail_if or []:
+        sentence = verdicts.broken(rule, scores)
+        if sentence:
+            print(f"statetrim: {sentence}", file=sys.stderr)
+            sys.exit(1)

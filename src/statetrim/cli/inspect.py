@@ -1,0 +1,37 @@
+"""statetrim inspect"""
+
+from typing import Annotated
+
+import typer
+
+from . import arguments
+from .app import app
+from .arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
+
+
+@app.command()
+def inspect(
+    model: Model,
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
+    ] = None,
+    context: Annotated[
+        int | None, typer.Option(help="Tokens of each sequence, with --memory-gib (4096).")
+    ] = None,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Show a model's recurrent state, what it would be after a cut, and who serves that."""
+    from .. import console, serving, serving_console
+
+    opened = arguments.open_model(model, family)
+    wanted = arguments.widths(opened, keep, keep_values, square)
+    report = serving.inspect(opened, *wanted, memory_gib=memory_gib, context=context)
+    if as_json:
+        console.show_json(report.as_json())
+    else:
+        console.show_report(report)
+        serving_console.show_deployment(report.deployment, cut=report.after is not None)

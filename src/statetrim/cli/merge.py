@@ -1,0 +1,23 @@
+"""statetrim merge"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import arguments
+from .app import app
+
+
+@app.command()
+def merge(
+    parts: Annotated[list[Path], typer.Argument(help="Statistics of one model on different data.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
+) -> None:
+    """Add statistics that were made apart."""
+    from ..statistics import Statistics
+    from ..statistics import merge as run
+
+    arguments.refuse_existing(output)
+    run([Statistics.load(part) for part in parts]).save(output)
+    print(f"{len(parts)} statistics added, written to {output}")

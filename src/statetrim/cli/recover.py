@@ -1,0 +1,97 @@
+"""statetrim recover"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import arguments
+from .app import app
+from .arguments import FamilyFile, Json
+
+
+@app.command()
+def recover(
+    model: Annotated[str, typer.Argument(help="The pruned checkpoint.")],
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    teacher: Annotated[
+        str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
+    ] = None,
+    tokens: Annotated[str, typer.Option(help="How many tokens to train on.")] = "64m",
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    batch_size: Annotated[int, typer.Option(help="Sequences per step, in all processes.")] = 16,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences run at a time in a process; less memory.")
+    ] = None,
+    rank: Annotated[int, typer.Option(help="Rank of the LoRA adapters.")] = 16,
+    alpha: Annotated[int, typer.Option(help="Their scale times their rank.")] = 32,
+    learning_rate: Annotated[float, typer.Option(help="The highest; it falls to a tenth.")] = 1e-4,
+    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
+    also: Annotated[
+        str, typer.Option(help="Adapt more than linear attention: softmax, mlp, or both.")
+    ] = "",
+    mixed_precision: Annotated[
+        bool, typer.Option("--mixed-precision", help="Compute in bfloat16 where that is safe.")
+    ] = False,
+    gradient_checkpointing: Annotated[
+        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    ] = False,
+    control: Annotated[
+        bool, typer.Option("--control", help="Train the teacher instead, by the same recipe.")
+    ] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Repair one mixer at a time, for huge models.")
+    ] = False,
+    shard: Annotated[
+        bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
+    ] = False,
+    seed: Annotated[int, typer.Option(help="Seed of the adapters' first values.")] = 0,
+    save_every: Annotated[int, typer.Option(help="Steps between two saved states.")] = 100,
+    report_to: Annotated[
+        str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
+    ] = "",
+    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Distil the original model into a pruned one, and write an ordinary checkpoint."""
+    from .. import recovery_console as console
+    from ..ranks import is_lead
+    from ..recovery import recover as run
+
+    opened = arguments.open_model(model, family)
+    with console.training_progress() as (announce, progress):
+        recovered = run(
+            opened,
+            teacher=arguments.open_model(teacher, family) if teacher else None,
+            text=text,
+            tokens=arguments.count(tokens),
+            out=output,
+            length=length,
+            skip=arguments.count(skip),
+            rank=rank,
+            alpha=alpha,
+            learning_rate=learning_rate,
+            batch_size=batch_size,
+            micro_batch=micro_batch,
+            temperature=temperature,
+            also=arguments.names(also),
+            mixed_precision=mixed_precision,
+            gradient_checkpointing=gradient_checkpointing,
+            control=control,
+            layerwise=layerwise,
+            shard=shard,
+            seed=seed,
+            save_every=save_every,
+            report_to=arguments.names(report_to),
+            resume=resume,
+            announce=announce,
+            progress=progress,
+        )
+    if is_lead():
+        console.show_recovery(recovered, str(output), as_json=as_json)

@@ -1,0 +1,36 @@
+"""statetrim refit"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import arguments
+from .app import app
+from .arguments import FamilyFile, Json
+
+
+@app.command()
+def refit(
+    model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    statistics: Annotated[
+        Path | None, typer.Option(help="What calibrate --original wrote for this checkpoint.")
+    ] = None,
+    damping: Annotated[
+        float, typer.Option(help="Ridge, relative to the mean square of the channels.")
+    ] = 1e-8,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
+    from .. import console
+    from ..refitting import refit as run
+    from ..statistics import Statistics
+
+    opened = arguments.open_model(model, family)
+    heard = Statistics.load(statistics) if statistics else None
+    size = sum(shard.path.stat().st_size for shard in opened.shards)
+    with console.bytes_progress("refitting", size) as progress:
+        fitted = run(opened, heard, out=output, damping=damping, progress=progress)
+    console.show_refit(fitted, str(output), as_json=as_json)

@@ -1,0 +1,68 @@
+"""statetrim select"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from . import arguments
+from .app import app
+from .arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
+
+
+@app.command()
+def select(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
+    statistics: Annotated[
+        Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
+    ] = None,
+    method: Annotated[str, typer.Option(help="Name of a method, or your own Python file.")] = "l1",
+    seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
+    option: Annotated[
+        list[str] | None, typer.Option(help="An option of the method, such as score=q.")
+    ] = None,
+    value_method: Annotated[
+        str, typer.Option(help="The same for value channels: readout_greedy, readout_energy, ...")
+    ] = "readout_l1",
+    value_option: Annotated[
+        list[str] | None, typer.Option(help="An option of the value method.")
+    ] = None,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Choose the channels that stay, and write them to a plan."""
+    from .. import console, selection
+    from ..statistics import Statistics
+
+    arguments.refuse_existing(output)
+    opened = arguments.open_model(model, family)
+    keys, values = arguments.widths(opened, keep, keep_values, square)
+    plan = selection.select(
+        opened,
+        method,
+        keys,
+        keep_values=values,
+        value_method=value_method,
+        value_options=arguments.method_options(value_option or []),
+        seed=seed,
+        statistics=Statistics.load(statistics) if statistics else None,
+        progress=console.layers_progress("selecting"),
+        **arguments.method_options(option or []),
+    )
+    plan.save(output)
+    if as_json:
+        console.show_json(
+            {
+                "plan": str(output),
+                "method": plan.method,
+                "keep": plan.keep,
+                "value_method": plan.value_method,
+                "keep_values": plan.keep_values,
+            }
+        )
+    else:
+        console.show_plan(plan, opened.geometry, str(output))

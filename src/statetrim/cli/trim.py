@@ -1,0 +1,125 @@
+"""statetrim trim"""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ..errors import StatetrimError
+from . import arguments
+from .app import app
+from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
+
+
+@app.command()
+def trim(
+    model: Model,
+    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    keep: Keep = None,
+    keep_values: KeepValues = None,
+    square: Square = None,
+    state_mib_per_sequence: Annotated[
+        float | None, typer.Option(help="Instead: the most a sequence's state may take.")
+    ] = None,
+    sequences: Annotated[
+        int | None, typer.Option(help="Instead: sequences to hold at once, in --memory-gib.")
+    ] = None,
+    memory_gib: Annotated[
+        float | None, typer.Option(help="Memory for their states, beside the weights.")
+    ] = None,
+    engine: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            help="A shape of at most --keep (or half) that vllm, sglang, transformers, mlx or "
+            "llamacpp serves; it may cut values too.",
+        ),
+    ] = None,
+    sweep: Annotated[
+        str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
+    ] = None,
+    text: Annotated[
+        str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
+    ] = DEFAULT_TEXT,
+    tokens: Annotated[str, typer.Option(help="How many tokens to calibrate on.")] = "256k",
+    method: Annotated[str, typer.Option(help="How key channels are chosen.")] = "drrqr",
+    value_method: Annotated[
+        str, typer.Option(help="How value channels are chosen.")
+    ] = "readout_greedy",
+    refit: Annotated[
+        bool | None,
+        typer.Option(help="Fit output projections anew; else only where values are cut."),
+    ] = None,
+    recover: Annotated[
+        str, typer.Option(help="Tokens to recover on after the cut, such as 64m; 0 for none.")
+    ] = "0",
+    tasks: Annotated[str, typer.Option(help="What is measured, with commas.")] = "text,mqar",
+    data: Annotated[
+        Path | None, typer.Option(help="Directory with the files of other tasks.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Samples of each task.")] = 32,
+    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
+    no_control: Annotated[
+        bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
+    ] = False,
+    no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
+    ] = False,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Cut a model, check it, measure what was lost, and report: everything in one command."""
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
+    from dataclasses import replace
+
+    from .. import sweeping, trim_console, trimming
+    from ..estimate import Machine
+    from ..job import Job, for_engine, steps
+
+    base = Job(
+        arguments.open_model(model, family),
+        None,
+        text=text,
+        tokens=arguments.count(tokens),
+        method=method,
+        value_method=value_method,
+        refit=refit,
+        recover=arguments.count(recover),
+        tasks=tuple(name.strip() for name in tasks.split(",")),
+        data=data,
+        limit=limit,
+        batch_size=batch_size,
+        control=not no_control,
+        benchmark=not no_benchmark,
+        layerwise=layerwise or None,
+    )
+    if sweep is not None:
+        others = (keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib, engine)
+        if dry_run or any(other is not None for other in others):
+            raise StatetrimError(
+                "--sweep names its shapes itself and has no dry run; leave out --dry-run, --keep, "
+                "--keep-values, --square, --for and budgets"
+            )
+        found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
+        trim_console.show_sweep(found, str(output), as_json=as_json)
+        return
+    if engine and not any((keep, keep_values, square, state_mib_per_sequence, sequences)):
+        keep = "0.5"
+    wanted = arguments.wanted(
+        base.model, keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib
+    )
+    job = replace(base, keep=wanted[0], keep_values=wanted[1])
+    job = for_engine(job, engine) if engine else job
+    job.check()
+    done = trimming.finished(job, output)
+    if dry_run or not (as_json or done):
+        trim_console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
+    if not dry_run:
+        watch = trim_console.Spoken()
+        small = trimming.run(job, output, watch)
+        trim_console.show_trimmed(small, watch, as_json=as_json)
