@@ -51,17 +51,19 @@ def copy_companions(files: Mapping[str, Path], directory: Path) -> None:
 
 def copy_unchanged(model: Checkpoint, directory: Path, record: str) -> str:
     """Everything of `model` but weights and card: config, index, tokenizer, records of earlier
-    stages (not of another run of this one, which has the file name `record`).
+    stages. That of an earlier run of this one, named `record`, becomes `source_` and its name.
 
     Gives the beginning of its card; empty where there is none.
     """
     files = companions(model)
     artifacts = model.path / ARTIFACTS
-    inner = sorted(artifacts.iterdir()) if artifacts.is_dir() else []
-    earlier = [p.name for p in inner if p.suffix in (".json", ".md") and p.name != record]
-    names = [f"{ARTIFACTS}/{name}" for name in earlier]
-    names += [name for name in (CONFIG, INDEX) if (model.path / name).exists()]
-    files |= {name: inside(model.path, name) for name in names}
+    for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else []:
+        if path.suffix in (".json", ".md"):
+            name = f"source_{record}" if path.name == record else path.name
+            files[f"{ARTIFACTS}/{name}"] = inside(model.path, f"{ARTIFACTS}/{path.name}")
+    for name in (CONFIG, INDEX):
+        if (model.path / name).exists():
+            files[name] = inside(model.path, name)
     card = files.pop(CARD, None)
     copy_companions(files, directory)
     if card is None:

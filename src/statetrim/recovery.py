@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from .adapters import Adapters, Coverage, attach
-from .checkpoint import CONFIG, INDEX, Checkpoint, inside, open_checkpoint, with_weights
+from .checkpoint import Checkpoint, open_checkpoint, with_weights
 from .data import Sequences, documents, sequences
 from .errors import StatetrimError
 from .json_file import MIB, read_object, write_object, write_text
@@ -29,8 +29,7 @@ from .output import (
     CARD,
     MOST_RECORD_BYTES,
     already_done,
-    companions,
-    copy_companions,
+    copy_unchanged,
     finish,
     newer,
     sync_directory,
@@ -294,31 +293,13 @@ class _Job:
             "coverage": adapters.coverage.as_json(),
             "curve": curve,
         }
-        _copy_the_rest(self.student, self.partial, done)
+        original = copy_unchanged(self.student, self.partial, RECORD)
+        name = self.student.path.resolve().name
+        write_text(self.partial / CARD, recovered_card(original, name, done))
         result = with_weights(open_checkpoint(self.partial, self.student.family))
         assert result.geometry == self.student.geometry
         assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
         write_object(self.partial / ARTIFACTS / RECORD, done)
-
-
-def _copy_the_rest(student: Checkpoint, partial: Path, done: Mapping[str, Any]) -> None:
-    """Config, index, tokenizer and the like as they are, lineage of earlier stages, the card."""
-    files = companions(student)
-    for name in (CONFIG, INDEX):
-        if (student.path / name).exists():
-            files[name] = inside(student.path, name)
-    artifacts = student.path / ARTIFACTS
-    for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else []:
-        if path.is_file() and path.suffix in (".json", ".md"):
-            name = "source_recover.json" if path.name == RECORD else path.name
-            files[f"{ARTIFACTS}/{name}"] = inside(student.path, f"{ARTIFACTS}/{path.name}")
-    card = files.pop(CARD, None)
-    copy_companions(files, partial)
-    original = ""
-    if card is not None:
-        with card.open(errors="replace") as file:
-            original = file.read(MIB)
-    write_text(partial / CARD, recovered_card(original, student.path.resolve().name, done))
 
 
 def _publish(partial: Path, out: Path) -> None:
