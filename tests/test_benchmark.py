@@ -1,7 +1,9 @@
 """Timings: what is measured, how it is compared, and a vLLM server that is a stand-in."""
 
 import json
+import signal
 import stat
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -233,6 +235,35 @@ def test_a_server_that_does_not_start_is_told_in_a_sentence(
     assert isinstance(result.exception, st.StatetrimError)
     assert "this shape is not served" in str(result.exception)
     assert gone(pids) and not (tmp_path / "out.json").exists()
+
+
+def test_a_python_that_is_none_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(st.StatetrimError, match="nowhere cannot be started"):
+        benchmark_served([pair[1]], baseline=pair[0], python=tmp_path / "nowhere", loads=[Load()])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_the_command_that_started_it(
+    number: signal.Signals, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python, pids = stand_in(tmp_path)
+    command = [sys.executable, "-m", "statetrim", "benchmark", pair[1], "--baseline", pair[0]]
+    command += ["--engine", "vllm", "--engine-python", python, "--requests", "400"]
+    command += ["--lengths", "128", "-o", tmp_path / "out.json"]
+    process = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _wait_until(lambda: any(pids.iterdir()))
+    process.send_signal(number)
+    assert process.wait(timeout=60) != 0
+    _wait_until(lambda: gone(pids))
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -3,9 +3,11 @@
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -26,6 +28,12 @@ _HOST = "127.0.0.1"
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
 _SAMPLE_SECONDS = 0.1
 _METRIC = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? ([-+.\deE]+|NaN)$", flags=re.MULTILINE)
+_ENDS_WITH_US = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 _BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
 
@@ -95,9 +103,13 @@ def serve_under_load(python: Path, model: Path, load: Load) -> Served:
 @contextmanager
 def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
     """Within, vLLM answers on 127.0.0.1 at the yielded port; its log is in the yielded file."""
+    program = shutil.which(python)
+    if program is None:
+        raise StatetrimError(f"{python} cannot be started: it is not a program")
     port = _free_port()
     command = [
-        str(python), "-m", "vllm.entrypoints.openai.api_server",
+        sys.executable, "-c", _ENDS_WITH_US,
+        str(Path(program).absolute()), "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(model.resolve()), "--served-model-name", "model",
         "--host", _HOST, "--port", str(port), "--dtype", "bfloat16", "--enforce-eager",
         "--max-model-len", str(load.length), "--max-num-seqs", str(load.requests),
@@ -109,17 +121,14 @@ def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder, "log")
         with log.open("w") as file:
-            try:
-                process = subprocess.Popen(
-                    command,
-                    stdout=file,
-                    stderr=subprocess.STDOUT,
-                    env=environment,
-                    cwd=folder,
-                    start_new_session=True,
-                )
-            except OSError as error:
-                raise StatetrimError(f"{python} cannot be started: {error.strerror}") from None
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                cwd=folder,
+                start_new_session=True,
+            )
         try:
             with _stopped_in_order():
                 _wait_until_ready(process, port, log, load.seconds)
