@@ -422,6 +422,20 @@ def test_an_unknown_tracker_is_one_sentence(pair: Any, tmp_path: Path) -> None:
         st.recover(small, text=rehearsal(1), out=tmp_path / "out", report_to=["diary"], **QUICK)
 
 
+def test_a_tracker_is_told_every_step_and_what_it_wrote_stays(pair: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, small = pair("delta_net")
+    out = tmp_path / "out"
+    st.recover(small, text=rehearsal(3), out=out, report_to=["tensorboard"], **QUICK)
+    (events,) = (out / "statetrim").rglob("*tfevents*")
+    told = EventAccumulator(str(events))
+    told.Reload()
+    losses = [scalar.value for scalar in told.Scalars("train/loss")]
+    assert losses == pytest.approx([line["loss"] for line in record(out)["curve"]], rel=1e-6)
+    assert not (out / "training").exists()
+
+
 def test_a_disk_that_will_be_full_is_noticed_first(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

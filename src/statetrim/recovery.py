@@ -42,6 +42,7 @@ from .version import __version__
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory of the training state in OUT.partial
+TRACKED = "runs"  # in there, what the Trainer's trackers write to the disk
 
 
 @dataclass(frozen=True)
@@ -303,6 +304,10 @@ class _Job:
 
 
 def _publish(partial: Path, out: Path) -> None:
+    """The name that was asked for; of the training state only a tracker's own files stay."""
+    tracked = partial / TRAINING / TRACKED
+    if tracked.exists():
+        tracked.rename(partial / ARTIFACTS / TRACKED)
     shutil.rmtree(partial / TRAINING, ignore_errors=True)
     partial.rename(out)
     sync_directory(out.parent)
