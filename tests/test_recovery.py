@@ -1,25 +1,30 @@
 """Recovery on every runnable family; what it trains, what it writes, and what it refuses."""
 
 import copy
+import io
 import json
+import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import statetrim as st
 import tiny
 from refusal import check_refusal, run
-from statetrim import training
+from statetrim import recovery_console, training
 from statetrim.adapters import attach
 from statetrim.data import Sequences
 from statetrim.families.delta_net import DeltaNet
 from statetrim.logit_head import head_of
+from statetrim.moment import Moment
 
 KEEP = 6
 QUICK: dict[str, Any] = {"batch_size": 4, "learning_rate": 1e-2}
@@ -420,6 +425,20 @@ def test_an_unknown_tracker_is_one_sentence(pair: Any, tmp_path: Path) -> None:
     _, small = pair("delta_net")
     with pytest.raises(st.StatetrimError, match="cannot be reported as asked: diary is not"):
         st.recover(small, text=rehearsal(1), out=tmp_path / "out", report_to=["diary"], **QUICK)
+
+
+def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=120)
+    monkeypatch.setattr(recovery_console, "_err", terminal)
+    with recovery_console.training_progress() as (_, update):
+        for step in range(1, 5):
+            update(Moment(step, 8, 1000 * step, 1.2345))
+            time.sleep(0.2)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", shown), shown
 
 
 def test_a_tracker_is_told_every_step_and_what_it_wrote_stays(pair: Any, tmp_path: Path) -> None:
