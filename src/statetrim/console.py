@@ -56,7 +56,7 @@ def show_report(report: StateReport) -> None:
     )
     _compare(
         table,
-        "recurrent state per sequence, fp32",
+        "recurrent state per sequence, float32",
         report,
         lambda s: mib(s.state_bytes),
         "state_bytes",
@@ -115,7 +115,7 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
             before.head_k_dim * before.head_v_dim,
             after.head_k_dim * after.head_v_dim,
         ),
-        ("recurrent state per sequence, fp32", before.state_numel * 4, after.state_numel * 4),
+        ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
         ("weights", surgery.bytes_before, surgery.bytes_after),
         ("parameters", surgery.model.parameters, surgery.parameters_after),
     ]

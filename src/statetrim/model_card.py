@@ -44,7 +44,7 @@ def model_card(surgery: "Surgery", original: str) -> str:
         "|---|---:|---:|",
         f"| key channels per head | {before.head_k_dim} | {after.head_k_dim} |",
         f"| value channels per head | {before.head_v_dim} | {after.head_v_dim} |",
-        f"| recurrent state per sequence, fp32 | {_mib(before.state_numel)} | "
+        f"| recurrent state per sequence, float32 | {_mib(before.state_numel)} | "
         f"{_mib(after.state_numel)} |",
         f"| parameters | {surgery.model.parameters:,} | {surgery.parameters_after:,} |",
         "",

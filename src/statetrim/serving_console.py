@@ -70,31 +70,36 @@ def _show_capacity(found: Deployment) -> None:
     assert found.memory is not None
     title = f"Sequences of {found.context:,} tokens in {found.memory / 2**30:g} GiB of cache"
     table = Table(title=title, title_justify="left")
-    for name in ("state", "per sequence", "vLLM block", "vLLM", "prefix cache", "any engine"):
-        table.add_column(name, justify="left" if name == "state" else "right")
     first = found.capacity[0]
+    paged = ("vLLM block", "vLLM", "prefix cache") if first.vllm else ()
+    for name in ("state", "per sequence", *paged, "any engine"):
+        table.add_column(name, justify="left" if name == "state" else "right")
     for one in found.capacity:
-        vllm = one.vllm
         table.add_row(
             f"{one.shape} {one.state_dtype}",
             f"{(one.state_bytes + one.convolution_bytes) / 2**20:,.1f} MiB",
-            f"{vllm.block_size:,} tokens" if vllm else "",
-            f"{vllm.sequences:,.1f}" + _times(first, one) if vllm else "",
-            f"{vllm.sequences_prefix_caching:,.1f}" if vllm else "",
+            *_paged(first, one),
             f"{one.sequences_unpaged:,}",
         )
     _out.print(table)
+    vllm = "its maximum concurrency" if first.vllm else "not worked out without softmax attention"
     _out.print(
-        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token; vLLM: its maximum "
-        "concurrency; any engine: memory over what a sequence holds",
+        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token; vLLM: {vllm}; any "
+        "engine: memory over what a sequence holds",
         highlight=False,
     )
 
 
-def _times(first: Capacity, one: Capacity) -> str:
-    if one is first or not one.vllm or not first.vllm:
-        return ""
-    return f" ({one.vllm.sequences / first.vllm.sequences:.2f}x)"
+def _paged(first: Capacity, one: Capacity) -> tuple[str, ...]:
+    """Block, sequences, and sequences with prefix caching; nothing where vLLM is left out."""
+    if one.vllm is None or first.vllm is None:
+        return ()
+    times = one.vllm.sequences / first.vllm.sequences
+    return (
+        f"{one.vllm.block_size:,} tokens",
+        f"{one.vllm.sequences:,.1f}" + ("" if one is first else f" ({times:.2f}x)"),
+        f"{one.vllm.sequences_prefix_caching:,.1f}",
+    )
 
 
 def show_timings(timings: Timings, where: str, *, as_json: bool) -> None:

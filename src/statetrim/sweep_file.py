@@ -31,7 +31,7 @@ class Point:
     keep: int
     keep_values: int
     method: str  # "none" for the original
-    state_bytes: int  # per sequence, fp32
+    state_bytes: int  # per sequence, float32
     scores: Mapping[str, Measured]  # "task metric" -> what was measured
 
 

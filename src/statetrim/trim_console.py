@@ -90,7 +90,7 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
     )
     _err.print(table)
     saved = f"{console.mib(4 * before.state_numel)} -> {console.mib(4 * after.state_numel)}"
-    _err.print(f"recurrent state per sequence, fp32: {saved}", highlight=False)
+    _err.print(f"recurrent state per sequence, float32: {saved}", highlight=False)
     if job.streamed:
         _err.print("weights stay on disk and are streamed: memory is short", highlight=False)
 

@@ -59,7 +59,7 @@ def _sizes(before: Geometry, after: Geometry) -> list[tuple[str, ...]]:
             f"{after.head_k_dim} x {after.head_v_dim}",
             change(before.head_k_dim * before.head_v_dim, after.head_k_dim * after.head_v_dim),
         ),
-        row("recurrent state per sequence, fp32", lambda g: g.state_numel * FP32, size),
+        row("recurrent state per sequence, float32", lambda g: g.state_numel * FP32, size),
         row("convolution state per sequence, values", lambda g: g.conv_numel, "{:,}".format),
         row(
             "sequences whose state fits in 16 GiB",
