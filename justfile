@@ -58,6 +58,7 @@ recover-reference MODELS TEXT TEST WORK *OPTIONS:
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python experiments/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
+    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
     python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
     python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
 

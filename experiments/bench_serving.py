@@ -6,8 +6,8 @@ Two random models with 8 heads as wide as in the paper's table (values 128, keys
 Qwen3.5's Gated DeltaNet in transformers and fla's DeltaNet in statetrim.portable. DIRECTORY gets
 the models, their cuts and the timings; a second run only times. The ideal of decoding is the ratio
 of bytes a mixer must move (its weights once, its state twice), that of prefill the ratio of
-operations in its matrix products. The recipe keeps glibc from mapping large tensors anew for every
-token, which would hit the uncut model alone.
+operations in its matrix products. Last it shows where portable's time goes. The recipe keeps glibc
+from mapping large tensors anew for every token, which would hit the uncut model alone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 import statetrim as st  # noqa: E402
-from statetrim import portable  # noqa: E402
+from statetrim import benchmarking, portable  # noqa: E402
 
 HEADS, WIDTH, HIDDEN, VOCABULARY = 8, 128, 256, 256
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN}
@@ -67,6 +67,38 @@ def mixer_bytes(path: Path, batch: int) -> int:
     return weights + 2 * 4 * batch * model.geometry.state_numel // len(model.geometry.layers)
 
 
+WORK = {
+    "aten::bmm": "the state",
+    "aten::baddbmm": "the state",
+    "aten::baddbmm_": "the state",
+    "aten::mm": "projections",
+    "aten::addmm": "projections",
+}
+
+
+def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> None:
+    """Milliseconds of one decoded token in one mixer, by kind of operation (torch's profiler)."""
+    found: list[dict[str, float]] = []
+    with torch.inference_mode():
+        for path in paths:
+            runner = benchmarking._runner(path, None)
+            work = benchmarking._mixer_decode(runner, runner.ids(batch, length))
+            for _ in range(32):
+                work()
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as heard:
+                for _ in range(tokens):
+                    work()
+            spent: dict[str, float] = {}
+            for event in heard.key_averages():
+                kind = WORK.get(event.key, "everything else")
+                spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total / tokens / 1e3
+            found.append(spent | {"all": sum(spent.values())})
+    print(f"\n| {paths[0].name}, batch {batch} | " + " | ".join(p.name for p in paths) + " |")
+    print("|---" * (len(paths) + 1) + "|")
+    for kind in ("the state", "projections", "everything else", "all"):
+        print(f"| {kind} | " + " | ".join(f"{spent[kind]:.2f} ms" for spent in found) + " |")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
@@ -105,6 +137,7 @@ def main() -> None:
                     if metric == "mixer prefill":
                         cells.append(f"{work[0] / work[1]:.2f}x")
                 print("| " + " | ".join(cells) + " |", flush=True)
+    profile(build("delta_net", arguments.folder), arguments.batches[-1], arguments.length)
 
 
 if __name__ == "__main__":

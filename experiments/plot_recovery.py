@@ -42,8 +42,7 @@ def excess(row: Row, control: Row) -> str:
     return f"{gaps[0]:.1f} -> {gaps[1]:.1f} ({100 * (gaps[1] / gaps[0] - 1):+.0f} %)"
 
 
-def recovery_table(rows: list[Row]) -> str:
-    control = control_of(rows)
+def recovery_table(rows: list[Row], control: Row) -> str:
     pairs = list(control["before"]["recall"])
     header = ["method", "keep", "perplexity before", "after", "gap closed", "like for like"]
     if pairs:
@@ -102,7 +101,11 @@ def main() -> None:
 
     def fill(place: re.Match[str]) -> str:
         model, data, tokens = place.groups()
-        filled = recovery_table(of(model, data, int(tokens)))
+        layerwise = data == "layerwise"
+        control = control_of(of(model, "text" if layerwise else data, int(tokens)))
+        if layerwise:  # it learns from the original's layers, never from the text's next tokens
+            control = control | {"after": control["before"]}
+        filled = recovery_table(of(model, data, int(tokens)), control)
         return f"<!-- recovery {model} {data} {tokens} -->\n\n{filled}\n\n<!-- end -->"
 
     text = options.document.read_text()

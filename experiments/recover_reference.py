@@ -2,12 +2,13 @@
 dense control: the original given the same recovery.
 
     python experiments/recover_reference.py MODEL --text train.jsonl --test wiki.valid.raw \\
-        --work WORK [--results docs/recovery.jsonl] [--tokens 98304]
+        --work WORK [--results docs/recovery.jsonl] [--tokens 196608]
 
 Calibrates once, prunes and recovers through the product below WORK, and adds one line per run to
 the results. Runs that are there already are not repeated, and a run that was stopped goes on.
 Recovery reads other text than calibration did (`--data text`), or half of that and half recall
-sequences, other ones than are tested (`--data half`). NLL, KL and recall are measured as in
+sequences, other ones than are tested (`--data half`); `--data layerwise` repairs one mixer at a
+time on the text, where there is no control. NLL, KL and recall are measured as in
 compare_methods.py.
 """
 
@@ -41,7 +42,9 @@ def cases(options: argparse.Namespace) -> list[Row]:
         "learning_rate": options.learning_rate,
         "data": options.data,
     }
-    found = [{**recipe, "method": "none", "keep": 1.0}]
+    found = []
+    if options.data != "layerwise":
+        found.append({**recipe, "method": "none", "keep": 1.0})
     for keep in options.keep:
         found += [{**recipe, "method": method, "keep": keep} for method in options.methods]
     return found
@@ -94,6 +97,7 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
         skip=CALIBRATION_TOKENS,
         learning_rate=row["learning_rate"],
         control=row["method"] == "none",
+        layerwise=row["data"] == "layerwise",
         save_every=20,
         out=out,
         resume=True,
@@ -111,11 +115,11 @@ def main() -> None:
     parser.add_argument("--name", help="of the model in the results; default: its directory's")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.25])
-    parser.add_argument("--data", choices=["text", "half"], default="text")
-    parser.add_argument("--tokens", type=int, default=24 * 16 * 256)
+    parser.add_argument("--data", choices=["text", "half", "layerwise"], default="text")
+    parser.add_argument("--tokens", type=int, default=48 * 16 * 256)
     parser.add_argument("--length", type=int, default=256)
     parser.add_argument("--learning-rate", type=float, default=2e-3)
-    parser.add_argument("--windows", type=int, default=128, help="of the test text")
+    parser.add_argument("--windows", type=int, default=320, help="of the test text")
     options = parser.parse_args()
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()

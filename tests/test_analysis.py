@@ -34,7 +34,7 @@ RUNNABLE = (*PORTABLE, *GATED, *MAMBA)
 LINEAR_LAYERS = {  # of the hybrids; the others are softmax attention or feed-forward
     **dict.fromkeys((*GATED, "bamba", "granitemoehybrid"), (0, 2)),
     "nemotron_h": (0, 3),
-    "zamba2": (0, 1, 2),  # its second layer has both
+    "zamba2": (0, 1, 2, 3),  # its second and fourth have both
 }
 KERNELS = {
     "delta_net": "chunk_delta_rule",

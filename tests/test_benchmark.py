@@ -15,8 +15,8 @@ import torch
 from typer.testing import CliRunner
 
 import statetrim as st
-from statetrim import concurrency
-from statetrim.benchmarking import DECODE_CALLS
+from statetrim import concurrency, stopwatch
+from statetrim.benchmarking import DECODE_CYCLE
 from statetrim.cli import app
 from statetrim.key_values import key_values
 from statetrim.load_testing import benchmark_served
@@ -100,15 +100,25 @@ def test_taking_turns_gives_the_ratio_of_each_round() -> None:
     assert [len(seconds) for seconds in watched.seconds.values()] == [2, 2]
 
 
-def test_a_round_decodes_as_many_tokens_as_share_one_write_of_the_state() -> None:
-    """Less, and most rounds would miss the write."""
-    assert DeferredState(torch.zeros(1, 1, 2, 2)).keys.shape[1] == DECODE_CALLS
-    calls: list[int] = []
+@pytest.mark.parametrize(("asked", "calls"), [(0.0, 16), (0.20, 16), (0.30, 32)])
+def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
+    asked: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else some rounds would hold a write more than others."""
+    assert DeferredState(torch.zeros(1, 1, 2, 2)).keys.shape[1] == DECODE_CYCLE
+    made: list[int] = []
+    monkeypatch.setattr(
+        stopwatch, "_seconds", lambda work, repeats, device: made.append(repeats) or 0.01
+    )
     laps(
-        {"a": lambda: calls.append(0)}, rounds=3, device=CPU, least_seconds=0.0, warm_up=0,
-        least_calls=DECODE_CALLS,
-    )  # fmt: skip
-    assert len(calls) == 1 + 3 * DECODE_CALLS
+        {"a": lambda: None},
+        rounds=2,
+        device=CPU,
+        least_seconds=asked,
+        warm_up=0,
+        cycle=DECODE_CYCLE,
+    )
+    assert made == [1, calls, calls]
 
 
 def test_peak_memory_is_that_of_the_work() -> None:

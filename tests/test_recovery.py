@@ -392,7 +392,7 @@ def test_what_cannot_be_done_is_one_sentence(
     whole = {"teacher": model, "text": rehearsal(), **QUICK, **options}
     with pytest.raises(st.StatetrimError, match=says):
         st.recover(small, out=tmp_path / "out", **whole)
-    assert not (tmp_path / "out").exists()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_launch_that_asks_accelerate_to_shard_is_refused(
@@ -441,6 +441,17 @@ def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
     assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", shown), shown
 
 
+def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> None:
+    _, small = pair("delta_net")
+    seeds = {}
+    for generation in range(3):
+        out = tmp_path / f"out{generation}"
+        small = st.recover(small, text=rehearsal(1), out=out, seed=generation, **QUICK)
+    for name in ("recover.json", "source_recover.json", "source_source_recover.json"):
+        seeds[name] = json.loads((out / "statetrim" / name).read_text())["options"]["seed"]
+    assert list(seeds.values()) == [2, 1, 0]
+
+
 def test_a_tracker_is_told_every_step_and_what_it_wrote_stays(pair: Any, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -452,7 +463,7 @@ def test_a_tracker_is_told_every_step_and_what_it_wrote_stays(pair: Any, tmp_pat
     told.Reload()
     losses = [scalar.value for scalar in told.Scalars("train/loss")]
     assert losses == pytest.approx([line["loss"] for line in record(out)["curve"]], rel=1e-6)
-    assert not (out / "training").exists()
+    assert not (out / "training").exists() and not list((out / "statetrim").rglob("checkpoint-*"))
 
 
 def test_a_disk_that_will_be_full_is_noticed_first(

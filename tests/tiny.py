@@ -111,8 +111,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "chunk_size": 16, "time_step_min": _NO_CLAMP,
     },
     "zamba2": {
-        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 3,
-        "layers_block_type": ["mamba", "hybrid", "mamba"],
+        "vocab_size": VOCABULARY, "hidden_size": 32, "num_hidden_layers": 4,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],  # which share a block
         "mamba_d_state": 12, "mamba_ngroups": 2, "n_mamba_heads": 8, "chunk_size": 16,
         "time_step_min": _NO_CLAMP,
         "num_attention_heads": 4, "num_key_value_heads": 4, "intermediate_size": 48,

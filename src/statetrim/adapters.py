@@ -71,6 +71,12 @@ class Adapters:
     coverage: Coverage = field(default_factory=Coverage)
 
 
+def refuse_unknown(also: Sequence[str]) -> None:
+    unknown = sorted(set(also) - set(ALSO))
+    if unknown:
+        raise StatetrimError(f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(ALSO)}")
+
+
 def attach(
     live: Any,
     model: Checkpoint,
@@ -85,9 +91,6 @@ def attach(
     Each decoder layer is adapted within `around(layer)`. Refuses when a linear module of a
     linear-attention layer would be left out.
     """
-    unknown = sorted(set(also) - set(ALSO))
-    if unknown:
-        raise StatetrimError(f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(ALSO)}")
     live.requires_grad_(False)
     names = {id(module): name for name, module in live.named_modules()}
     found = Adapters()
@@ -103,9 +106,9 @@ def attach(
                 _count(found.coverage, kind, len(parts), kind in also)
             if inside is not None:
                 attach_to_mixer(inside, names[id(inside)], model, found, rank=rank, alpha=alpha)
-    parameters = list(live.parameters())
-    found.coverage.all_parameters = sum(p.numel() for p in parameters)
-    found.coverage.trained_parameters = sum(p.numel() for p in parameters if p.requires_grad)
+    found.coverage.all_parameters = model.parameters
+    trained = (p for p in live.parameters() if p.requires_grad)
+    found.coverage.trained_parameters = sum(p.numel() for p in trained)
     return found
 
 

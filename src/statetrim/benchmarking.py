@@ -27,8 +27,8 @@ MOST_LENGTH = 2**20
 MOST_ROUNDS = 1000
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
-DECODE_CALLS = 16
-"""Tokens decoded in a round, at least: `portable` writes its state once in as many."""
+DECODE_CYCLE = 16
+"""A round decodes a multiple of so many tokens: `portable` writes its state once in as many."""
 
 Progress = Callable[[str, int, int], None]
 """Called with what is being timed, how many settings are done, and how many there are."""
@@ -116,8 +116,8 @@ def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iter
     }
     for metric, competitors in works.items():
         tokens = batch * (length if "prefill" in metric else 1)
-        calls = 1 if "prefill" in metric else DECODE_CALLS
-        found = laps(competitors, rounds=rounds, device=runners[0].device, least_calls=calls)
+        cycle = 1 if "prefill" in metric else DECODE_CYCLE
+        found = laps(competitors, rounds=rounds, device=runners[0].device, cycle=cycle)
         yield from _records(found, metric, batch, length, tokens)
 
 

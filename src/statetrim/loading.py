@@ -74,6 +74,7 @@ def load(
     runtime = runtime_for(model_type)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
+    folder = tempfile.mkdtemp(prefix="statetrim-offload-") if layerwise else None
     with _own_kernels_only():
         from transformers import AutoModelForCausalLM
 
@@ -87,7 +88,7 @@ def load(
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                **_offloaded(layerwise),
+                **(_offloaded(folder) if folder else {}),
             )
         except (ValueError, OSError) as error:  # an option that this runtime does not have
             reason = str(error).partition("\n")[0][:300]
@@ -97,17 +98,20 @@ def load(
     _check_loaded(info, checkpoint.path)
     live.statetrim_runtime = runtime
     live.statetrim_device = torch.device(device)  # of the inputs; offloaded weights claim "meta"
+    live.statetrim_folder = folder
     return (live if layerwise else live.to(device)).eval()
 
 
-def _offloaded(layerwise: bool) -> dict[str, Any]:
+def _offloaded(folder: str) -> dict[str, Any]:
     """accelerate's disk offload: weights stay in their shards, except those that transformers
     fuses on loading, which go to a temporary folder that lives as long as the process."""
-    if not layerwise:
-        return {}
-    folder = tempfile.mkdtemp(prefix="statetrim-offload-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     return {"device_map": {"": "disk"}, "offload_folder": folder}
+
+
+def forget_offloaded(live: Any) -> None:
+    """Remove that folder early, once all of the model is in memory."""
+    shutil.rmtree(live.statetrim_folder, ignore_errors=True)
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:

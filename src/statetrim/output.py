@@ -51,15 +51,16 @@ def copy_companions(files: Mapping[str, Path], directory: Path) -> None:
 
 def copy_unchanged(model: Checkpoint, directory: Path, record: str) -> str:
     """Everything of `model` but weights and card: config, index, tokenizer, records of earlier
-    stages. That of an earlier run of this one, named `record`, becomes `source_` and its name.
+    stages. Those of earlier runs of this one, named `record`, get `source_` before their names.
 
     Gives the beginning of its card; empty where there is none.
     """
     files = companions(model)
     artifacts = model.path / ARTIFACTS
     for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else []:
-        if path.suffix in (".json", ".md"):
-            name = f"source_{record}" if path.name == record else path.name
+        if path.is_file() and path.suffix in (".json", ".md"):
+            same_stage = path.name.replace("source_", "") == record
+            name = f"source_{path.name}" if same_stage else path.name
             files[f"{ARTIFACTS}/{name}"] = inside(model.path, f"{ARTIFACTS}/{path.name}")
     for name in (CONFIG, INDEX):
         if (model.path / name).exists():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from .adapters import Adapters, Coverage, attach
+from .adapters import Adapters, Coverage, attach, refuse_unknown
 from .checkpoint import Checkpoint, open_checkpoint, with_weights
 from .data import Sequences, documents, sequences
 from .errors import StatetrimError
@@ -42,7 +42,7 @@ from .version import __version__
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory of the training state in OUT.partial
-TRACKED = "runs"  # in there, what the Trainer's trackers write to the disk
+OURS = ("checkpoint-*", "hidden-*", "layer-*")  # in there; the rest is a tracker's
 
 
 @dataclass(frozen=True)
@@ -304,11 +304,16 @@ class _Job:
 
 
 def _publish(partial: Path, out: Path) -> None:
-    """The name that was asked for; of the training state only a tracker's own files stay."""
-    tracked = partial / TRAINING / TRACKED
-    if tracked.exists():
-        tracked.rename(partial / ARTIFACTS / TRACKED)
-    shutil.rmtree(partial / TRAINING, ignore_errors=True)
+    """The name that was asked for; of the training state only what a tracker wrote stays."""
+    training = partial / TRAINING
+    for pattern in OURS if training.is_dir() else ():
+        for path in training.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+    if training.is_dir():
+        if any(training.iterdir()):
+            training.rename(partial / ARTIFACTS / TRAINING)
+        else:
+            training.rmdir()
     partial.rename(out)
     sync_directory(out.parent)
 
@@ -332,7 +337,8 @@ def _check(options: Options, small: Checkpoint, teacher: Checkpoint | None, shar
             "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
             "one process"
         )
-    refuse_unmet_requests()
+    refuse_unknown(options.also)
+    refuse_unmet_requests(sharded)
 
 
 def _data(

@@ -10,32 +10,34 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from .errors import StatetrimError
-from .loading import materialize
+from .loading import forget_offloaded, materialize
 
 
-def refuse_unmet_requests() -> None:
-    """A launch that asks accelerate for FSDP: on CPUs it does nothing at all, and says nothing."""
+def refuse_unmet_requests(sharded: bool) -> None:
+    """To accelerate for FSDP, which on CPUs does nothing at all and says nothing; and to us, where
+    there is nobody to share with."""
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
         raise StatetrimError(
             "this launch asks accelerate for FSDP, which recovery does not go by; start it with "
             "torchrun, or without the FSDP part of accelerate's config, and add --shard"
+        )
+    if sharded and int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        raise StatetrimError(
+            "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
+            "statetrim recover ..."
         )
 
 
 class Sharder:
     """Splits models that were loaded `layerwise`, and so are on disk still.
 
-    A process reads one decoder layer whole, keeps its part of it, and only then reads the next.
+    A process reads one decoder layer whole, keeps its part of it, and only then reads the next;
+    embeddings and head likewise.
     """
 
     def __init__(self, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        if not dist.is_initialized() or dist.get_world_size() < 2:
-            raise StatetrimError(
-                "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
-                "statetrim recover ..."
-            )
         # The Trainer says cpu:0, and a parameter moved there is none any more.
         self.device = torch.device("cpu") if device.type == "cpu" else device
         self.mesh = init_device_mesh(
@@ -61,13 +63,15 @@ class Sharder:
         """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
         from torch.distributed.fsdp import fully_shard
 
-        materialize(live.base_model, self.device)
-        live.tie_weights()  # before the head would be read as a tensor of its own
-        materialize(live, self.device)
-        head, embeddings = live.get_output_embeddings(), live.get_input_embeddings()
+        embeddings, head = live.get_input_embeddings(), live.get_output_embeddings()
+        materialize(embeddings, self.device)
+        live.tie_weights()  # before the head would be read as a matrix of its own
         tied = head.weight is embeddings.weight
-        if not tied:
+        if not tied:  # one vocabulary matrix after the other
+            fully_shard(embeddings, mesh=self.mesh)
+            materialize(head, self.device)
             fully_shard(head, mesh=self.mesh)
+        materialize(live, self.device)
         # Said outright: by default the outermost module stays whole until a backward pass, and a
         # teacher has none.
         fully_shard(live.base_model, mesh=self.mesh, reshard_after_forward=True)
@@ -75,6 +79,7 @@ class Sharder:
             head.weight = embeddings.weight
         live.statetrim_device = self.device
         check_sharded(live)
+        forget_offloaded(live)
 
 
 def check_sharded(live: nn.Module) -> None:

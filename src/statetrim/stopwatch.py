@@ -36,17 +36,19 @@ def laps(
     rounds: int,
     device: torch.device,
     least_seconds: float = 0.02,
-    least_calls: int = 1,
+    cycle: int = 1,
     warm_up: int = 2,
 ) -> Laps:
-    """Each round runs every competitor, in alternating order, long enough for the clock and for
-    `least_calls` of it."""
+    """Each round runs every competitor, in alternating order, long enough for the clock.
+
+    Where not every call does the same, a round is a whole number of cycles of `cycle` calls.
+    """
     repeats = {}
     for name, work in competitors.items():
         for _ in range(warm_up):
             work()
         once = max(_seconds(work, 1, device), 1e-7)
-        repeats[name] = max(least_calls, min(1000, round(least_seconds / once)))
+        repeats[name] = cycle * max(1, round(min(1000, least_seconds / once) / cycle))
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
     for turn in range(rounds):
         order = list(competitors)[:: 1 if turn % 2 == 0 else -1]

@@ -32,7 +32,9 @@ _ENDS_WITH_US = """
 import ctypes, os, signal, sys
 if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
-os.execv(sys.argv[1], sys.argv[1:])
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()  # we were killed before
+os.execv(sys.argv[2], sys.argv[2:])
 """
 _BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
@@ -108,7 +110,7 @@ def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
         raise StatetrimError(f"{python} cannot be started: it is not a program")
     port = _free_port()
     command = [
-        sys.executable, "-c", _ENDS_WITH_US,
+        sys.executable, "-I", "-S", "-c", _ENDS_WITH_US, str(os.getpid()),
         str(Path(program).absolute()), "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(model.resolve()), "--served-model-name", "model",
         "--host", _HOST, "--port", str(port), "--dtype", "bfloat16", "--enforce-eager",
