@@ -72,9 +72,12 @@ def compare(path: Path, texts: list[list[int]], begins: int, chosen: list[list[i
     """
     narrow, wide = (st.load(path, dtype=dtype) for dtype in (torch.bfloat16, torch.float32))
     found: dict[str, list[Tensor]] = {"bfloat16": [], "float32": [], "itself": []}
+    shared = 0  # places where vLLM's is one of several best
     for text, tokens in zip(texts, chosen, strict=True):
         one, other = (logits_of(m, text)[begins - 1 : -1] for m in (narrow, wide))
         found["bfloat16"].append(gaps(one, tokens))
+        ties = (one == one.max(1, keepdim=True).values).sum(1) > 1
+        shared += int((ties & (found["bfloat16"][-1] == 0)).sum())
         found["float32"].append(gaps(other, tokens))
         found["itself"].append(gaps(other, one.argmax(1).tolist()))
     for name, by in {
@@ -89,7 +92,8 @@ def compare(path: Path, texts: list[list[int]], begins: int, chosen: list[list[i
             f"{every.max():.3f}, mean gap {every.mean():.6f}",
             flush=True,
         )
-    print(f"  different tokens: {len({token for tokens in chosen for token in tokens})}")
+    different = len({token for tokens in chosen for token in tokens})
+    print(f"  different tokens: {different}; best logit shared with others in bfloat16: {shared}")
     return torch.stack([(gap == 0).double().mean() for gap in found["bfloat16"]])
 
 
