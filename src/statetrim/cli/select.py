@@ -20,7 +20,10 @@ def select(
     statistics: Annotated[
         Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
     ] = None,
-    method: Annotated[str, typer.Option(help="Name of a method, or your own Python file.")] = "l1",
+    method: Annotated[
+        str,
+        typer.Option(help="l1 needs no statistics, drrqr and grad lose less; or your Python file."),
+    ] = "l1",
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
