@@ -90,6 +90,7 @@ check-engines ENGINES MODELS TEXT:
     python experiments/engines/reference_tokens.py {{MODELS}}/reference.json {{MODELS}}/qwen3_next-* {{MODELS}}/qwen3_5-* --text {{TEXT}}
     {{ENGINES}}/mlx/bin/python experiments/engines/check_mlx.py {{MODELS}}/reference.json {{MODELS}}
     python experiments/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_5_text-128 {{MODELS}}/qwen3_5_text-64x64 --text {{TEXT}}
+    python experiments/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_next-128 {{MODELS}}/qwen3_next-64x64 --text {{TEXT}}
 
 # What vLLM reports of its cache when it starts; a test holds the calculator against it.
 vllm-startup ENGINES:

@@ -16,6 +16,7 @@ import argparse
 import json
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -26,6 +27,7 @@ sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignm
 
 import statetrim as st  # noqa: E402
 
+WIDTH = 128
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -42,13 +44,15 @@ def hub_config(trained: Path) -> dict[str, object]:
 def with_an_expert(
     config: dict[str, object], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The same function with one expert in the first layer: MLX-LM and vLLM take a Qwen3-Next
-    without experts for something else. The shared expert adds zero."""
+    """The same function with one expert in the first layer, whose shared expert adds zero: MLX-LM
+    and vLLM take a Qwen3-Next without experts for something else. And with a head of its own: vLLM
+    does not read `tie_word_embeddings` in this architecture, and serves an empty one."""
     hidden, width = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
     layers = int(str(config["num_hidden_layers"]))
     first = "model.layers.0.mlp."
     found = {name.replace(first, f"{first}experts.0."): tensor for name, tensor in tensors.items()}
     zero = torch.zeros(16, hidden)
+    found["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     found |= {
         f"{first}gate.weight": torch.zeros(1, hidden),
         f"{first}shared_expert.gate_proj.weight": zero.clone(),
@@ -57,6 +61,7 @@ def with_an_expert(
         f"{first}shared_expert_gate.weight": torch.zeros(1, hidden),
     }
     fields = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": width}
+    fields |= {"tie_word_embeddings": False}
     fields |= {"shared_expert_intermediate_size": 16, "mlp_only_layers": list(range(1, layers))}
     return config | fields, found
 
@@ -152,6 +157,20 @@ def cut(model: Path, text: Path | None, keep: int, keep_values: int | None = Non
     return out
 
 
+def squared(model: Path, text: Path) -> Path:
+    """Half of both axes, the output projections refitted."""
+    opened, size = st.open(model), WIDTH // 2
+    heard = st.calibrate(opened, text, tokens=8192, methods=["drrqr", "readout_greedy"])
+    plan = st.select(
+        opened, "drrqr", size, keep_values=size, value_method="readout_greedy", statistics=heard
+    )
+    out = model.with_name(model.name.replace(f"-{WIDTH}", f"-{size}x{size}"))
+    with tempfile.TemporaryDirectory() as folder:
+        small = st.prune(opened, plan, Path(folder, "cut"))
+        st.refit(small, st.calibrate(small, text, original=opened, tokens=8192), out=out)
+    return out
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("trained", type=Path)
@@ -171,7 +190,8 @@ def main() -> None:
     for model in (next_model, published):
         for keep in (64, 32):
             cut(model, text, keep)
-    cut(alone, text, 64, 64)
+    for model in (next_model, published, alone):
+        squared(model, text)
     write(out / "wide-128", *wide(inner | {"dtype": "bfloat16"}), trained)
     cut(out / "wide-128", None, 64, 64)
     print(*sorted(path.name for path in out.iterdir() if path.is_dir()))
