@@ -2,12 +2,14 @@
 
 Reads a job as JSON per line, answers with JSON per line:
     {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null,
-     "kill_when": a path that must appear first, or null}
+     "kill_when": a path that must appear first, or null,
+     "kill_size": and how many bytes must be in that directory}
     {"code": exit code or minus the signal, "seconds": ..., "cpu_seconds": ..., "peak": bytes,
      "err": ..., "out": ...}
 Importing torch starts no threads, and this process runs nothing of it: forking is safe.
 """
 
+import contextlib
 import importlib
 import json
 import os
@@ -53,8 +55,8 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         if pid == 0:
             child(job["arguments"], job["free"], [out, err])
         if job["kill_when"] is not None:
-            while not Path(job["kill_when"]).exists() and not ended(pid):
-                time.sleep(0.001)
+            while written(Path(job["kill_when"])) < job["kill_size"] and not ended(pid):
+                time.sleep(0.0005)
         if job["kill_after"] is not None:
             time.sleep(job["kill_after"])
             os.kill(pid, signal.SIGKILL)
@@ -72,6 +74,17 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
             "out": texts[0],
             "err": texts[1],
         }
+
+
+def written(path: Path) -> int:
+    """Bytes of the files in a directory, 0 for a file, -1 where there is nothing."""
+    if not path.exists():
+        return -1
+    total = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+            total += file.stat().st_size if file.is_file() else 0
+    return total
 
 
 def ended(pid: int) -> bool:
@@ -99,6 +112,7 @@ class Forker:
         kill_after: float | None = None,
         free: int | None = None,
         kill_when: Path | None = None,
+        kill_size: int = 0,
     ) -> dict[str, Any]:
         assert self.process.stdin and self.process.stdout
         job = {
@@ -106,6 +120,7 @@ class Forker:
             "kill_after": kill_after,
             "free": free,
             "kill_when": None if kill_when is None else str(kill_when),
+            "kill_size": kill_size,
         }
         print(json.dumps(job), file=self.process.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())
