@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import tiny
 from statetrim import portable
 from statetrim.portable import delta_net, gated_deltanet, kda
+from statetrim.portable.short_conv import ShortConvolution
 
 ROOT = Path(__file__).parent.parent
 SHARED = ROOT.parent / "shared"
@@ -226,6 +227,18 @@ def test_prefill_equals_token_by_token(variant: str) -> None:
         assert (one.recurrent_state - other.recurrent_state).abs().max() < 1e-4
         for tail, other_tail in zip(one.conv_state, other.conv_state, strict=True):
             assert (tail - other_tail).abs().max() < 1e-4
+
+
+def test_a_decoded_convolution_adds_up_in_float32() -> None:
+    """In bfloat16 each product would be rounded before it is added."""
+    torch.manual_seed(0)
+    conv = ShortConvolution(256, 4, bias=True, activation=None).bfloat16()
+    x, past = torch.randn(8, 1, 256).bfloat16(), torch.randn(8, 256, 4).bfloat16()
+    with torch.no_grad():
+        found, _ = conv(x, cache=past)
+        seen = torch.cat([past[..., 1:], x.mT], -1).double()
+        exact = (seen * conv.weight[:, 0].double()).sum(-1) + conv.bias.double()
+    assert (found[:, 0] == exact.bfloat16()).double().mean() > 0.99
 
 
 @every_variant

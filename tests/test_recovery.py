@@ -406,6 +406,19 @@ def test_a_launch_that_asks_accelerate_to_shard_is_refused(
     assert not list(tmp_path.iterdir())
 
 
+def test_a_size_without_a_launch_is_no_launch(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some containers set it for everybody."""
+    model, small = pair("delta_net")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(st.StatetrimError, match="needs several processes"):
+        st.recover(
+            small, teacher=model, text=rehearsal(), out=tmp_path / "out", shard=True, **QUICK
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_stranger_s_teacher_is_refused(pair: Any, checkpoint: Any, tmp_path: Path) -> None:
     _, small = pair("delta_net")
     text = str(tiny.write_text(tmp_path / "words.jsonl", 400))

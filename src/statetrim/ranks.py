@@ -17,6 +17,11 @@ def is_lead() -> bool:
     return int(os.environ.get("RANK", "0")) == 0
 
 
+def launched() -> int:
+    """How many processes torchrun started, 1 without it; joins nothing."""
+    return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
+
+
 @dataclass(frozen=True)
 class Ranks:
     """This process's place in the launch; a single process is rank 0 of 1."""

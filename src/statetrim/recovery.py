@@ -308,7 +308,10 @@ def _publish(partial: Path, out: Path) -> None:
     training = partial / TRAINING
     for pattern in OURS if training.is_dir() else ():
         for path in training.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() else path.unlink()
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
     if training.is_dir():
         if any(training.iterdir()):
             training.rename(partial / ARTIFACTS / TRAINING)

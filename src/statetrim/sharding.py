@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from .errors import StatetrimError
 from .loading import forget_offloaded, materialize
+from .ranks import launched
 
 
 def refuse_unmet_requests(sharded: bool) -> None:
@@ -21,7 +22,7 @@ def refuse_unmet_requests(sharded: bool) -> None:
             "this launch asks accelerate for FSDP, which recovery does not go by; start it with "
             "torchrun, or without the FSDP part of accelerate's config, and add --shard"
         )
-    if sharded and int(os.environ.get("WORLD_SIZE", "1")) < 2:
+    if sharded and launched() < 2:
         raise StatetrimError(
             "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
             "statetrim recover ..."
