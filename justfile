@@ -79,7 +79,7 @@ engines DIRECTORY:
 
 # Rows of the runtime matrix: compile the kernels of the vLLM and SGLang installed there (docs/serving.md).
 compile-kernels ENGINES:
-    {{ENGINES}}/kernels/bin/python experiments/compile_kernels.py src/statetrim/engines_compiled.json
+    {{ENGINES}}/kernels/bin/python experiments/compile_kernels.py src/statetrim/serving/engines_compiled.json
 
 # Small models in hub layout and their cuts, from one that train-tiny made (docs/serving.md).
 engine-models TRAINED OUT TEXT:

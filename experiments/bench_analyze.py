@@ -20,9 +20,9 @@ import torch
 
 import statetrim as st
 from statetrim import portable
-from statetrim.analysis import BURN_IN, CHUNK, _Tally
-from statetrim.loading import load
-from statetrim.tap import tap
+from statetrim.analysis.analyze import BURN_IN, CHUNK, _Tally
+from statetrim.runtime.kernel_hooks import tap
+from statetrim.runtime.loading import load
 
 LENGTH = 2048
 SHAPES: dict[str, dict[str, Any]] = {

@@ -22,12 +22,13 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from statetrim import calibration, portable
-from statetrim.accumulation import Sums
-from statetrim.data import Sequences
-from statetrim.loading import _own_kernels_only
+from statetrim import portable
+from statetrim.calibration import calibrate as calibration
+from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
-from statetrim.tap import mixers
+from statetrim.runtime.kernel_hooks import mixers
+from statetrim.runtime.loading import _own_kernels_only
+from statetrim.storage.text import Sequences
 
 VOCABULARY, LENGTH, BATCH, BATCHES = 8192, 512, 2, 1
 MEMORY_LENGTH, FEW, MANY = 128, 8, 128  # 4 and 64 batches: the first ones alone hold no sums yet

@@ -21,9 +21,9 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import statetrim as st
-from statetrim.adapters import attach
-from statetrim.data import sequences
-from statetrim.loading import load_tokenizer
+from statetrim.recovery.adapters import attach
+from statetrim.runtime.loading import load_tokenizer
+from statetrim.storage.text import sequences
 
 WARM_UP = 2
 

@@ -22,7 +22,8 @@ import torch  # noqa: E402
 from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 
 import statetrim as st  # noqa: E402
-from statetrim import benchmarking, portable  # noqa: E402
+from statetrim import portable  # noqa: E402
+from statetrim.benchmarking import benchmark as benchmarking  # noqa: E402
 
 HEADS, WIDTH, HIDDEN, VOCABULARY = 8, 128, 256, 256
 COMMON = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN}

@@ -29,7 +29,7 @@ import mqar
 import statetrim as st
 from compare_methods import Judge, hidden, log_p
 from statetrim.geometry import Geometry, shapes_at
-from statetrim.paired import Pairs, difference_interval
+from statetrim.maths.paired import Pairs, difference_interval
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
 SHAPES = ("key", "value", "square", "more keys", "more values")

@@ -28,8 +28,8 @@ from torch.nn import functional
 
 import mqar
 import statetrim as st
-from statetrim.data import Sequences
-from statetrim.loading import load_tokenizer
+from statetrim.runtime.loading import load_tokenizer
+from statetrim.storage.text import Sequences
 
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {
     "rand": ("rand", {}),

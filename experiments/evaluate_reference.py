@@ -20,9 +20,9 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 
 from statetrim import Scores
-from statetrim.paired import difference_interval
+from statetrim.artifacts.verdicts import judge, recall_change
+from statetrim.maths.paired import difference_interval
 from statetrim.tasks import TASKS
-from statetrim.verdicts import judge, recall_change
 
 # A limit of its own for each group: a wikitext document costs as much as a hundred questions.
 GROUPS = {

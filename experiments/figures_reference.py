@@ -15,9 +15,9 @@ import torch
 from torch.nn import functional
 
 import statetrim as st
-from statetrim import figures
-from statetrim.data import sequences
-from statetrim.loading import load, load_tokenizer
+from statetrim.reporting import rank_figures as figures
+from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.storage.text import sequences
 
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 MODELS = SHARED / "models"

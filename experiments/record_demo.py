@@ -19,8 +19,9 @@ os.environ["TQDM_DISABLE"] = "1"
 from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
-from statetrim import console, demo
 from statetrim.cli import app
+from statetrim.console import terminal as console
+from statetrim.pipelines import demo
 
 QUIET = ("inspect", "calibrate", "select", "prune", "analyze")
 

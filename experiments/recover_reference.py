@@ -25,8 +25,8 @@ from transformers.utils import logging as transformers_logging
 
 import statetrim as st
 from compare_methods import CALIBRATED, Judge, calibrated, recall_sequences
-from statetrim.data import Sequences, sequences
-from statetrim.loading import load_tokenizer
+from statetrim.runtime.loading import load_tokenizer
+from statetrim.storage.text import Sequences, sequences
 
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
 CALIBRATION_TOKENS = 128 * 512

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 import statetrim as st
-from statetrim.refitting import layer_errors
+from statetrim.surgery.refit import layer_errors
 
 
 def main() -> None:

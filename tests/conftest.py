@@ -12,7 +12,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 
 import pytest  # noqa: E402
 
-import tiny  # noqa: E402
+from helpers import tiny  # noqa: E402
 
 
 @pytest.fixture(scope="session")

@@ -45,7 +45,7 @@ def test_messages_of_a_module_are_found(hooks: Any, tmp_path: Path) -> None:
         "raise ValueError('not ours')\n"
     )
     assert list(hooks.messages(source)) == ["… is *missing*; look in ……"]
-    shown = hooks.on_page_markdown("<!-- messages: errors json_file -->")
+    shown = hooks.on_page_markdown("<!-- messages: errors storage/json_file -->")
     assert "is not valid JSON" in shown
 
 

@@ -23,13 +23,13 @@ import pytest
 from hypothesis import HealthCheck
 from hypothesis import strategies as any_
 
-import raw
 import statetrim as st
-from forker import Forker
-from refusal import check_refusal, fingerprint, run
+from helpers import raw
+from helpers.forker import Forker
+from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.families import family_of
-from statetrim.json_file import parse_object
-from statetrim.shard import read_shard
+from statetrim.storage.json_file import parse_object
+from statetrim.storage.safetensors_file import read_shard
 
 MOST_SECONDS = 10.0
 MOST_BYTES = 2**30

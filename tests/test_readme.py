@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-import tiny
-from fresh_install import ROOT, Fresh, fresh  # noqa: F401
+from helpers import tiny
+from helpers.fresh_install import ROOT, Fresh, fresh  # noqa: F401
 
 SETUP = ("pip install",)  # what the fixture did
 ELSEWHERE = ("statetrim demo",)  # test_demo.py

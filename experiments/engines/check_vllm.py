@@ -24,8 +24,8 @@ from reference_tokens import prompts
 from torch import Tensor
 
 import statetrim as st
-from statetrim.paired import Pairs, difference_interval
-from statetrim.vllm_server import Load, server
+from statetrim.benchmarking.vllm_server import Load, server
+from statetrim.maths.paired import Pairs, difference_interval
 
 AT_ONCE = 8
 

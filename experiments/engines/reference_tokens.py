@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 import statetrim as st
-from statetrim.loading import load_tokenizer
+from statetrim.runtime.loading import load_tokenizer
 
 
 def prompts(model: Path, text: Path, count: int, length: int) -> list[list[int]]:

@@ -9,72 +9,72 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .analysis import analyze
-    from .analysis_file import Analysis
-    from .benchmarking import benchmark
-    from .calibration import calibrate
-    from .checkpoint import Checkpoint
-    from .checkpoint import open_checkpoint as open
+    from .analysis.analyze import analyze
+    from .artifacts.analysis import Analysis
+    from .artifacts.plan import Plan
+    from .artifacts.scores import Score, Scores
+    from .artifacts.statistics import LayerStatistics, Statistics, merge
+    from .artifacts.sweep import Sweep
+    from .artifacts.timings import Timing, Timings
+    from .benchmarking.benchmark import benchmark
+    from .calibration.calibrate import calibrate
     from .errors import StatetrimError
-    from .evaluation import evaluate
-    from .family import Family
+    from .evaluation.evaluate import evaluate
+    from .families.contract import Family
     from .geometry import ChannelRows, Geometry, rows
-    from .loading import load
-    from .method import Evidence, ValueEvidence, needs, serves, top
-    from .plan import Plan
-    from .pruning import prepare, prune
-    from .recovery import recover
-    from .refitting import refit
-    from .reporting import report
-    from .scores import Score, Scores
-    from .selection import select
-    from .serving import StateReport, inspect
-    from .statistics import LayerStatistics, Statistics, merge
-    from .sweep_file import Sweep
-    from .sweeping import sweep
-    from .timings import Timing, Timings
-    from .trimming import trim
+    from .methods.contract import Evidence, ValueEvidence, needs, serves, top
+    from .pipelines.sweep import sweep
+    from .pipelines.trim import trim
+    from .recovery.recover import recover
+    from .reporting.report import report
+    from .runtime.loading import load
+    from .selection.select import select
+    from .serving.inspect import StateReport, inspect
+    from .storage.checkpoint import Checkpoint
+    from .storage.checkpoint import open_checkpoint as open
+    from .surgery.prune import prepare, prune
+    from .surgery.refit import refit
     from .version import __version__
 
 _HOME = {
-    "Analysis": "analysis_file",
+    "Analysis": "artifacts.analysis",
     "ChannelRows": "geometry",
-    "Checkpoint": "checkpoint",
-    "Evidence": "method",
-    "Family": "family",
+    "Checkpoint": "storage.checkpoint",
+    "Evidence": "methods.contract",
+    "Family": "families.contract",
     "Geometry": "geometry",
-    "Plan": "plan",
-    "StateReport": "serving",
+    "Plan": "artifacts.plan",
+    "StateReport": "serving.inspect",
     "StatetrimError": "errors",
-    "ValueEvidence": "method",
+    "ValueEvidence": "methods.contract",
     "__version__": "version",
-    "LayerStatistics": "statistics",
-    "Statistics": "statistics",
-    "Sweep": "sweep_file",
-    "Score": "scores",
-    "Scores": "scores",
-    "Timing": "timings",
-    "Timings": "timings",
-    "analyze": "analysis",
-    "benchmark": "benchmarking",
-    "calibrate": "calibration",
-    "evaluate": "evaluation",
-    "inspect": "serving",
-    "load": "loading",
-    "merge": "statistics",
-    "needs": "method",
-    "open": "checkpoint",
-    "prepare": "pruning",
-    "prune": "pruning",
-    "recover": "recovery",
-    "report": "reporting",
-    "refit": "refitting",
+    "LayerStatistics": "artifacts.statistics",
+    "Statistics": "artifacts.statistics",
+    "Sweep": "artifacts.sweep",
+    "Score": "artifacts.scores",
+    "Scores": "artifacts.scores",
+    "Timing": "artifacts.timings",
+    "Timings": "artifacts.timings",
+    "analyze": "analysis.analyze",
+    "benchmark": "benchmarking.benchmark",
+    "calibrate": "calibration.calibrate",
+    "evaluate": "evaluation.evaluate",
+    "inspect": "serving.inspect",
+    "load": "runtime.loading",
+    "merge": "artifacts.statistics",
+    "needs": "methods.contract",
+    "open": "storage.checkpoint",
+    "prepare": "surgery.prune",
+    "prune": "surgery.prune",
+    "recover": "recovery.recover",
+    "report": "reporting.report",
+    "refit": "surgery.refit",
     "rows": "geometry",
-    "select": "selection",
-    "sweep": "sweeping",
-    "serves": "method",
-    "top": "method",
-    "trim": "trimming",
+    "select": "selection.select",
+    "sweep": "pipelines.sweep",
+    "serves": "methods.contract",
+    "top": "methods.contract",
+    "trim": "pipelines.trim",
 }
 _RENAMED = {"open": "open_checkpoint"}
 

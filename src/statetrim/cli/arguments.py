@@ -27,8 +27,8 @@ Square = Annotated[
 
 
 def open_model(model: str, family: Path | None) -> Any:
-    from ..checkpoint import open_checkpoint
     from ..families import family_from_file
+    from ..storage.checkpoint import open_checkpoint
 
     return open_checkpoint(model, family_from_file(family) if family else None)
 
@@ -43,8 +43,9 @@ def wanted(
     memory_gib: float | None,
 ) -> tuple[str | int | None, str | int | None]:
     """What to keep of keys and of values, from the one of several wishes that was made."""
-    from ..budget import MIB, share_of, widest_that_fits
-    from ..serving import StateSize, stored_dtype
+    from ..maths.units import MIB
+    from ..serving.budget import share_of, widest_that_fits
+    from ..serving.inspect import StateSize, stored_dtype
 
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")

@@ -42,8 +42,10 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Time models in turns, or count how many sequences a vLLM server holds."""
-    from .. import benchmarking, load_testing, serving_console
-    from ..vllm_server import Load
+    from ..benchmarking import benchmark as benchmarking
+    from ..benchmarking import served as load_testing
+    from ..benchmarking.vllm_server import Load
+    from ..console import inspect as serving_console
 
     arguments.refuse_existing(output)
     sizes = (

@@ -39,9 +39,9 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Run text through a model and sum what selection methods need."""
-    from .. import console
-    from ..calibration import calibrate as run
-    from ..ranks import Ranks
+    from ..calibration.calibrate import calibrate as run
+    from ..console import terminal as console
+    from ..runtime.processes import Ranks
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")

@@ -18,8 +18,8 @@ def demo(
 ) -> None:
     """Train a tiny model here, cut it by three methods, and show what each costs."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from .. import console
-    from .. import demo as walk
+    from ..console import terminal as console
+    from ..pipelines import demo as walk
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
 

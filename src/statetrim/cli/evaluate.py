@@ -44,8 +44,9 @@ def evaluate(
 ) -> None:
     """Score models and their original on the same samples, and say what was lost."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
-    from .. import console, verdicts
-    from ..evaluation import evaluate as run
+    from ..artifacts import verdicts
+    from ..console import terminal as console
+    from ..evaluation.evaluate import evaluate as run
 
     for rule in fail_if or []:
         verdicts.check_rule(rule)

@@ -25,7 +25,9 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state, what it would be after a cut, and who serves that."""
-    from .. import console, serving, serving_console
+    from ..console import inspect as serving_console
+    from ..console import terminal as console
+    from ..serving import inspect as serving
 
     opened = arguments.open_model(model, family)
     wanted = arguments.widths(opened, keep, keep_values, square)

@@ -15,8 +15,8 @@ def merge(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
 ) -> None:
     """Add statistics that were made apart."""
-    from ..statistics import Statistics
-    from ..statistics import merge as run
+    from ..artifacts.statistics import Statistics
+    from ..artifacts.statistics import merge as run
 
     arguments.refuse_existing(output)
     run([Statistics.load(part) for part in parts]).save(output)

@@ -22,10 +22,10 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Cut a checkpoint by a plan, shard by shard."""
-    from .. import console
-    from ..plan import Plan
-    from ..pruning import prepare
-    from ..pruning import prune as run
+    from ..artifacts.plan import Plan
+    from ..console import terminal as console
+    from ..surgery.prune import prepare
+    from ..surgery.prune import prune as run
 
     opened, chosen = arguments.open_model(model, family), Plan.load(plan)
     surgery = prepare(opened, chosen)

@@ -60,9 +60,9 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
-    from .. import recovery_console as console
-    from ..ranks import is_lead
-    from ..recovery import recover as run
+    from ..console import recover as console
+    from ..recovery.recover import recover as run
+    from ..runtime.processes import is_lead
 
     opened = arguments.open_model(model, family)
     with console.training_progress() as (announce, progress):

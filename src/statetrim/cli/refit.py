@@ -24,9 +24,9 @@ def refit(
     as_json: Json = False,
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
-    from .. import console
-    from ..refitting import refit as run
-    from ..statistics import Statistics
+    from ..artifacts.statistics import Statistics
+    from ..console import terminal as console
+    from ..surgery.refit import refit as run
 
     opened = arguments.open_model(model, family)
     heard = Statistics.load(statistics) if statistics else None

@@ -38,8 +38,9 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
-    from .. import console, selection
-    from ..statistics import Statistics
+    from ..artifacts.statistics import Statistics
+    from ..console import terminal as console
+    from ..selection import select as selection
 
     arguments.refuse_existing(output)
     opened = arguments.open_model(model, family)

@@ -77,9 +77,11 @@ def trim(
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
     from dataclasses import replace
 
-    from .. import sweeping, trim_console, trimming
-    from ..estimate import Machine
-    from ..job import Job, for_engine, steps
+    from ..console import trim as trim_console
+    from ..pipelines import sweep as sweeping
+    from ..pipelines import trim as trimming
+    from ..pipelines.estimate import Machine
+    from ..pipelines.options import Job, for_engine, steps
 
     base = Job(
         arguments.open_model(model, family),

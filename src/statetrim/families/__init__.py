@@ -7,8 +7,8 @@ from functools import cache
 from pathlib import Path
 
 from ..errors import StatetrimError
-from ..family import Config, Family
 from ._refused import REFUSED
+from .contract import Config, Family
 
 
 @cache
@@ -16,7 +16,7 @@ def families() -> dict[str, Family]:
     """Every family of this package, by `model_type`."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_"):
+        if not module.name.startswith("_") and module.name != "contract":
             family = importlib.import_module(f"{__name__}.{module.name}").FAMILY
             found |= dict.fromkeys(family.model_types, family)
     return found

@@ -5,9 +5,9 @@ import math
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..family import MOST_LAYERS, Config, count, flag
 from ..geometry import ChannelRows, Geometry, rows
-from ..json_file import integers
+from ..maths.units import integers
+from .contract import MOST_LAYERS, Config, count, flag
 
 MIXERS = ("model.layers.{layer}.attn",)
 

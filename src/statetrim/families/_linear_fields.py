@@ -1,6 +1,7 @@
 """What the transformers Gated DeltaNet families share: the `linear_*` config fields."""
 
-from ..family import (
+from ..geometry import ChannelRows, Geometry, rows
+from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
     MOST_LAYERS,
@@ -10,7 +11,6 @@ from ..family import (
     layer_kinds,
     layers_of_kind,
 )
-from ..geometry import ChannelRows, Geometry, rows
 
 KERNELS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 

@@ -1,7 +1,6 @@
 """DeltaNet (fla): widths are given as multiples of the hidden size."""
 
 from ..errors import StatetrimError
-from ..family import MOST_HEADS, Config, Family, checked, count, number
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
@@ -12,6 +11,7 @@ from ._fla import (
     separate_projections,
     separate_values,
 )
+from .contract import MOST_HEADS, Config, Family, checked, count, number
 
 
 class DeltaNet(Family):

@@ -1,6 +1,5 @@
 """Gated DeltaNet, Comba, Gated DeltaProduct (fla): `head_dim` for keys, `expand_v` for values."""
 
-from ..family import MOST_CHANNELS, MOST_HEADS, Config, Family, checked, count, number
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
@@ -13,6 +12,7 @@ from ._fla import (
     separate_projections,
     separate_values,
 )
+from .contract import MOST_CHANNELS, MOST_HEADS, Config, Family, checked, count, number
 
 
 class GatedDeltaNet(Family):

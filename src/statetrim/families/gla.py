@@ -2,16 +2,9 @@
 
 from torch import Tensor
 
-from ..family import MOST_HEADS, Config, Family, checked, count
 from ..geometry import ChannelRows, Geometry, Role, rows
-from ._fla import (
-    HEAD_GATES,
-    MIXERS,
-    PROJECTIONS,
-    conv_fields,
-    linear_layers,
-    value_projection,
-)
+from ._fla import HEAD_GATES, MIXERS, PROJECTIONS, conv_fields, linear_layers, value_projection
+from .contract import MOST_HEADS, Config, Family, checked, count
 from .delta_net import head_dim
 
 

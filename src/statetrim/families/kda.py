@@ -1,9 +1,9 @@
 """Kimi Delta Attention in fla's layout: every key channel also has its own decay gate."""
 
-from ..family import MOST_HEADS, Config, Family, count
 from ..geometry import ChannelRows, Geometry, rows
 from ._fla import HEAD_GATES, MIXERS, PROJECTIONS, linear_layers, separate_projections
 from ._refused import GATE_RANK
+from .contract import MOST_HEADS, Config, Family, count
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
 
 

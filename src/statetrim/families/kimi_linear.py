@@ -1,7 +1,9 @@
 """Kimi-Linear: its state can be described, but a stock config cannot hold a cut one."""
 
 from ..errors import StatetrimError
-from ..family import (
+from ..geometry import ChannelRows, Geometry
+from ._refused import ONE_WIDTH
+from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
     MOST_LAYERS,
@@ -14,8 +16,6 @@ from ..family import (
     layers_of_kind,
     section,
 )
-from ..geometry import ChannelRows, Geometry
-from ._refused import ONE_WIDTH
 
 
 class KimiLinear(Family):

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..family import (
+from ..geometry import ChannelRows, Geometry, Role, rows
+from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
     MOST_LAYERS,
@@ -21,7 +22,6 @@ from ..family import (
     layers_of_kind,
     number,
 )
-from ..geometry import ChannelRows, Geometry, Role, rows
 
 
 @dataclass(frozen=True)

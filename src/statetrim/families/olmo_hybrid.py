@@ -1,6 +1,9 @@
 """OLMo-Hybrid: separate projections; on disk three convolutions, in the module one."""
 
-from ..family import (
+from ..geometry import ChannelRows, Geometry
+from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
+from ._linear_fields import KERNELS, resized_linear
+from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
     MOST_LAYERS,
@@ -11,9 +14,6 @@ from ..family import (
     layer_kinds,
     layers_of_kind,
 )
-from ..geometry import ChannelRows, Geometry
-from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
-from ._linear_fields import KERNELS, resized_linear
 
 
 class OlmoHybrid(Family):

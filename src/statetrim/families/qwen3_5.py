@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ..family import Config, Family, section
 from ..geometry import ChannelRows, Geometry, rows
 from ._linear_fields import (
     KERNELS,
@@ -11,6 +10,7 @@ from ._linear_fields import (
     norm_and_output,
     resized_linear,
 )
+from .contract import Config, Family, section
 
 
 class Qwen35(Family):

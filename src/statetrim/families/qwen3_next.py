@@ -1,6 +1,5 @@
 """Qwen3-Next: one projection for q, k, v and z, interleaved by key head."""
 
-from ..family import Config, Family
 from ..geometry import ChannelRows, Geometry, rows
 from ._linear_fields import (
     KERNELS,
@@ -9,6 +8,7 @@ from ._linear_fields import (
     norm_and_output,
     resized_linear,
 )
+from .contract import Config, Family
 
 
 class Qwen3Next(Family):

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from ..errors import StatetrimError
 from ..geometry import Axis
-from ..method import Method, Select, as_method
+from .contract import Method, Select, as_method
 
 
 def method_names(axis: Axis | None = None) -> list[str]:
     """Every method, or those that serve one axis."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
+    names = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"contract"})
     return [name for name in names if axis is None or axis in find_method(name).axes]
 
 

@@ -6,8 +6,8 @@ Stacking rows adds Grams, so the choice needs only the sum of the two Gram matri
 import torch
 from torch import Tensor
 
-from ..linalg import strong_rrqr
-from ..method import Evidence, Score, combine, needs
+from ..maths.linalg import strong_rrqr
+from .contract import Evidence, Score, combine, needs
 
 
 @needs("query_gram", "key_gram", "query_unit_gram", "key_unit_gram")

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..method import Evidence, Score, combine, needs, top
+from .contract import Evidence, Score, combine, needs, top
 
 
 @needs("query_unit_gram", "key_unit_gram")

@@ -5,7 +5,7 @@ The gradient is summed over the data first and made absolute last, as the paper'
 
 from torch import Tensor
 
-from ..method import Evidence, Score, combine, needs, top
+from .contract import Evidence, Score, combine, needs, top
 
 
 @needs("query_gradient", "key_gradient")

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..method import Evidence, Score, combine, top
+from .contract import Evidence, Score, combine, top
 
 
 def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:

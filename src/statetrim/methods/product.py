@@ -5,7 +5,7 @@ Not in the paper. `score` q or k alone is `energy` of that side.
 
 from torch import Tensor
 
-from ..method import Evidence, Score, combine, needs, top
+from .contract import Evidence, Score, combine, needs, top
 
 
 @needs("query_unit_gram", "key_unit_gram")

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from ..method import Evidence, ValueEvidence, serves, top
+from .contract import Evidence, ValueEvidence, serves, top
 
 
 @serves("key", "value")

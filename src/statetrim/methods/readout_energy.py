@@ -6,7 +6,7 @@ product of weight and activation, for whole columns (FLAP), without cancellation
 
 from torch import Tensor
 
-from ..method import ValueEvidence, needs, serves, top
+from .contract import ValueEvidence, needs, serves, top
 
 
 @serves("value")

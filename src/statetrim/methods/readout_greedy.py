@@ -9,7 +9,7 @@ leaves G (a step of Cholesky's elimination).
 import torch
 from torch import Tensor
 
-from ..method import ValueEvidence, needs, serves
+from .contract import ValueEvidence, needs, serves
 
 
 @serves("value")

@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..method import ValueEvidence, serves, top
+from .contract import ValueEvidence, serves, top
 
 
 @serves("value")

@@ -4,8 +4,8 @@ gated, normalised read-out."""
 import torch
 from torch import Tensor
 
-from ..linalg import strong_rrqr
-from ..method import ValueEvidence, needs, serves
+from ..maths.linalg import strong_rrqr
+from .contract import ValueEvidence, needs, serves
 
 
 @serves("value")

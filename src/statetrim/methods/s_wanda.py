@@ -2,7 +2,7 @@
 
 from torch import Tensor
 
-from ..method import Evidence, Score, combine, needs, top
+from .contract import Evidence, Score, combine, needs, top
 
 
 @needs("input_square")

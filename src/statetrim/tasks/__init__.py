@@ -14,8 +14,8 @@ from pathlib import Path
 from string import Template
 from typing import Any, Literal
 
-from .. import recall
 from ..errors import StatetrimError
+from . import recall
 
 Kind = Literal["stock", "recall", "mqar", "agreement", "text"]
 Row = dict[str, Any]

@@ -1,0 +1,1 @@
+"""Model and text -> Analysis: how full the state is."""

@@ -1,0 +1,194 @@
+"""Checkpoint + text -> Analysis: how much of its state a model uses, by the recurrence it runs.
+
+The model runs once; its states are walked again in float64 from what its kernels were given, a few
+at a time, so memory does not grow with the length of a sequence.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, LayerAnalysis
+from ..errors import StatetrimError
+from ..geometry import Geometry
+from ..maths.linalg import condition_number
+from ..runtime.kernel_hooks import KernelCall, tap
+from ..runtime.loading import load, load_tokenizer
+from ..runtime.states import walk
+from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.text import Sequences, sequences
+from ..version import __version__
+
+CHUNK = 64  # tokens; kernels of every library hold their states at this or a multiple of it
+BURN_IN = 128
+
+Progress = Callable[[int, int], None]
+"""Called with the tokens done and in all."""
+
+
+def analyze(
+    model: Checkpoint,
+    text: str | Path,
+    *,
+    tokens: int = 2**14,
+    length: int = 2048,
+    every: Literal["chunk", "token"] | int = "chunk",
+    burn_in: int = BURN_IN,
+    batch_size: int = 1,
+    skip: int = 0,
+    dtype: torch.dtype | None = None,
+    baseline: Checkpoint | None = None,
+    progress: Progress = lambda done, total: None,
+) -> Analysis:
+    """Run `tokens` of `text`, after `skip`, and look at the states of every linear layer.
+
+    States are looked at after every 64th token ("chunk"), every token, or a power of two up to 64.
+    The first `burn_in` tokens of a sequence count in curves over tokens, and nowhere else.
+    A `baseline` is run on the same text, and stands in the result's `baseline`.
+    """
+    stride = _stride(every)
+    if not 0 <= burn_in < length:
+        raise StatetrimError(
+            f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
+            f"leave nothing; make them longer or the burn-in shorter"
+        )
+    if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
+        raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
+    models = [model] if baseline is None else [model, baseline]
+    texts = [_text(m, text, tokens=tokens, length=length, skip=skip) for m in models]
+    if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
+        raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
+    done, total = 0, len(models) * texts[0].tokens
+
+    def count(more: int) -> None:
+        nonlocal done
+        done += more
+        progress(done, total)
+
+    found = [
+        _look(each, data, dtype, stride, burn_in, batch_size, count)
+        for each, data in zip(models, texts, strict=True)
+    ]
+    return found[0] if baseline is None else replace(found[0], baseline=found[1])
+
+
+def _look(
+    model: Checkpoint,
+    data: Sequences,
+    dtype: torch.dtype | None,
+    every: int,
+    burn_in: int,
+    batch_size: int,
+    count: Callable[[int], None],
+) -> Analysis:
+    """Run one model on all of `data`, tallying every linear layer; `count` hears of tokens done."""
+    length = data.ids.shape[1]
+    tallies = {i: _Tally(model.geometry, length, every, burn_in) for i in model.geometry.layers}
+    live = load(model, dtype=dtype)
+    with tap(live, model, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
+        for batch in data.batches(batch_size):
+            live.base_model(input_ids=batch.to(live.device), use_cache=False)
+            count(batch.numel())
+    return Analysis(
+        {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
+        model.geometry,
+        torch.tensor([*range(every, length, every), length]),
+        burn_in,
+        {
+            "statetrim": __version__,
+            "source": model.digest,
+            "model_type": model.config["model_type"],
+            "runtime": live.statetrim_runtime.name,
+            "dtype": str(dtype) if dtype else "stored",
+            "every": every,
+            "batch_size": batch_size,
+            "data": data.lineage,
+        },
+    )
+
+
+class _Tally:
+    """Running sums of one layer, over samples and sequences; a state is seen and let go.
+
+    The sums are made once and added to in place: small tensors that come and go between large
+    ones would scatter over the heap, and memory would grow with the sequence after all.
+    """
+
+    def __init__(self, geometry: Geometry, length: int, every: int, burn_in: int) -> None:
+        heads, groups, width = geometry.num_v_heads, geometry.num_k_heads, geometry.head_k_dim
+        self.every, self.length, self.burn_in = every, length, burn_in
+        self.ranks = torch.zeros(heads, math.ceil(length / every), dtype=torch.float64)
+        self.known = torch.zeros_like(self.ranks)  # how many states were not zero
+        self.spectrum = torch.zeros(heads, min(width, geometry.head_v_dim), dtype=torch.float64)
+        self.histogram = torch.zeros(heads, BINS, dtype=torch.int64)
+        self.states = 0  # in the spectrum, for every head
+        self.query_gram = torch.zeros(groups, width, width, dtype=torch.float64)
+        self.key_gram = torch.zeros_like(self.query_gram)
+
+    def add(self, call: KernelCall) -> None:
+        first = 0
+        for block in walk(call, self.every):
+            self.query_gram += _gram(block.query)
+            self.key_gram += _gram(block.key)
+            singular = torch.linalg.svdvals(block.states).cpu()  # [batch, samples, heads, rank]
+            self._add(slice(first, first + singular.shape[1]), singular)
+            first += singular.shape[1]
+
+    def _add(self, samples: slice, singular: Tensor) -> None:
+        ranks = (singular / singular[..., :1]).square().sum(-1)  # nan for a zero state
+        self.ranks[:, samples] += ranks.nansum(0).T
+        self.known[:, samples] += ranks.isfinite().sum(0).T
+        seen = torch.arange(samples.start + 1, samples.stop + 1) * self.every
+        late = singular[:, seen.clamp(max=self.length) > self.burn_in].flatten(0, 1)
+        self.states += len(late)
+        self.spectrum += late.sum(0)
+        self.histogram += _histogram(late)
+
+    def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
+        query_filters, key_filters = filters or (None, None)
+        return LayerAnalysis(
+            effective_rank=self.ranks / self.known,
+            spectrum=self.spectrum / self.states,
+            histogram=self.histogram,
+            key_condition=condition_number(self.key_gram).sqrt(),
+            query_condition=condition_number(self.query_gram).sqrt(),
+            key_filters=key_filters,
+            query_filters=query_filters,
+        )
+
+
+def _gram(x: Tensor) -> Tensor:
+    """[batch, time, heads, channels] -> [heads, channels, channels]."""
+    rows = x.flatten(0, 1).transpose(0, 1)
+    return (rows.mT @ rows).cpu()
+
+
+def _histogram(singular: Tensor) -> Tensor:
+    """Counts [heads, BINS] by log10 of `singular` [states, heads, rank]."""
+    bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
+    rows = bins.transpose(0, 1).flatten(1)
+    empty = torch.zeros(len(rows), BINS, dtype=torch.int64)
+    return empty.scatter_add(1, rows, torch.ones_like(rows))
+
+
+def _text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
+    return sequences(text, load_tokenizer(with_weights(model)), **options)
+
+
+def _stride(every: str | int) -> int:
+    stride = {"chunk": CHUNK, "token": 1}.get(every, every) if isinstance(every, str) else every
+    if (
+        not isinstance(stride, int)
+        or not 1 <= stride <= CHUNK
+        or not math.log2(stride).is_integer()
+    ):
+        raise StatetrimError(
+            f"states can be looked at every 'chunk', every 'token', or every 2, 4, 8, 16 or 32 "
+            f"tokens, not every {str(every)[:20]!r}"
+        )
+    return stride

@@ -1,0 +1,1 @@
+"""What capabilities read and write."""

@@ -1,0 +1,282 @@
+"""What `analyze` found, layer by layer and head by head: `analysis.json`, arrays beside it."""
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..families.contract import MOST_CHANNELS, MOST_HEADS, MOST_LAYERS
+from ..geometry import Geometry
+from ..maths.units import MIB, integers
+from ..storage.json_file import read_object, write_object
+
+FORMAT = "statetrim analysis"
+VERSION = 1
+MOST_JSON_BYTES = 24 * MIB
+MOST_ARRAY_BYTES = 2048 * MIB
+MOST_TOKENS = 2**24
+
+LOWEST_DECADE, HIGHEST_DECADE, BINS_PER_DECADE = -8, 4, 10
+BINS = (HIGHEST_DECADE - LOWEST_DECADE) * BINS_PER_DECADE
+"""Histogram bins of log10 of a singular value, the same in all analyses so that they overlay; the
+outermost take everything beyond."""
+
+
+@dataclass(frozen=True, eq=False)
+class LayerAnalysis:
+    """One layer. Means are over sequences; heads that share keys have states of their own."""
+
+    effective_rank: Tensor  # float64 [value heads, samples]; nan where every state was zero
+    spectrum: Tensor  # float64 [value heads, widest rank]: mean singular values, largest first
+    histogram: Tensor  # int64 [value heads, BINS]: how many singular values fell where
+    key_condition: Tensor  # float64 [key heads]: of all keys as the state sees them
+    query_condition: Tensor
+    key_filters: Tensor | None = None  # float64 [key heads, channels, copies, width]
+    query_filters: Tensor | None = None
+
+    @property
+    def key_similarity(self) -> Tensor | None:
+        """[key heads]: mean |cosine| between the convolution filters of a head's channels."""
+        return None if self.key_filters is None else filter_similarity(self.key_filters)
+
+    @property
+    def query_similarity(self) -> Tensor | None:
+        return None if self.query_filters is None else filter_similarity(self.query_filters)
+
+
+ARRAYS = tuple(LayerAnalysis.__dataclass_fields__)
+
+
+@dataclass(frozen=True, eq=False)
+class Analysis:
+    """How full the state of one model is; `baseline` is another model on the same text."""
+
+    layers: Mapping[int, LayerAnalysis]
+    geometry: Geometry
+    positions: Tensor  # int64 [samples]: tokens seen when the state was looked at
+    burn_in: int  # tokens left out of spectra and means, while the rank is capped by their number
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+    baseline: "Analysis | None" = None
+
+    @property
+    def widest(self) -> int:
+        """The largest rank a state can have."""
+        return min(self.geometry.head_k_dim, self.geometry.head_v_dim)
+
+    @cached_property
+    def utilization(self) -> Tensor:
+        """[layers, value heads, samples]: effective rank over the largest possible."""
+        return torch.stack([x.effective_rank for x in self.layers.values()]) / self.widest
+
+    @property
+    def curve(self) -> Tensor:
+        """[samples]: utilization by token, mean over layers and heads."""
+        return self.utilization.nanmean((0, 1))
+
+    @property
+    def mean_utilization(self) -> Tensor:
+        """[layers, value heads]: mean over the tokens after the burn-in."""
+        return self.utilization[..., self.positions > self.burn_in].nanmean(-1)
+
+    def save(self, path: str | Path) -> None:
+        """Write the arrays beside `path`, then `path`, each in one move."""
+        path = Path(path)
+        parts = dict(self._parts())
+        arrays = save({k: v for name, part in parts.items() for k, v in part._arrays(name)})
+        beside = path.with_suffix(".safetensors.tmp")
+        beside.write_bytes(arrays)
+        beside.replace(path.with_suffix(".safetensors"))
+        about: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        about["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
+        write_object(path, about | {name: part.summary() for name, part in parts.items()})
+
+    def summary(self) -> dict[str, Any]:
+        """What a person or a script reads first; everything else stands in the arrays."""
+        mean = self.mean_utilization
+        return {
+            "lineage": dict(self.lineage),
+            "geometry": asdict(self.geometry) | {"layers": list(self.geometry.layers)},
+            "burn_in": self.burn_in,
+            "positions": self.positions.tolist(),
+            "mean_utilization": _number(mean.nanmean()),
+            "layers": {
+                str(number): {
+                    "utilization": _numbers(mean[row]),
+                    "key_condition": _numbers(layer.key_condition),
+                    "query_condition": _numbers(layer.query_condition),
+                    "key_filter_similarity": _numbers(layer.key_similarity),
+                    "query_filter_similarity": _numbers(layer.query_similarity),
+                }
+                for row, (number, layer) in enumerate(self.layers.items())
+            },
+        }
+
+    def _parts(self) -> Iterator[tuple[str, "Analysis"]]:
+        yield "model", self
+        if self.baseline is not None:
+            yield "baseline", self.baseline
+
+    def _arrays(self, part: str) -> Iterator[tuple[str, Tensor]]:
+        for number, layer in self.layers.items():
+            for name in ARRAYS:
+                if getattr(layer, name) is not None:
+                    yield f"{part}.{number}.{name}", getattr(layer, name).contiguous()
+
+    @staticmethod
+    def load(path: str | Path) -> "Analysis":
+        """Both files, once it is certain that they belong together and fit the geometry."""
+        path = Path(path)
+        about = read_object(path, MOST_JSON_BYTES)
+        if about.get("format") != FORMAT:
+            raise StatetrimError(f"{path} is not a statetrim analysis")
+        if type(about.get("version")) is not int or about["version"] != VERSION:
+            raise StatetrimError(
+                f"{path} is an analysis of version {str(about.get('version'))[:20]}; this "
+                f"statetrim reads version {VERSION}"
+            )
+        arrays = _read_arrays(path.with_suffix(".safetensors"), about.get("arrays_sha256"))
+        parts = {
+            name: _parse(about[name], name, arrays, path)
+            for name in ("model", "baseline")
+            if name in about
+        }
+        if "model" not in parts:
+            raise StatetrimError(f"{path} has no valid 'model'")
+        if arrays:
+            raise StatetrimError(f"the arrays of {path} hold {next(iter(arrays))[:80]!r} besides")
+        return replace(parts["model"], baseline=parts.get("baseline"))
+
+
+def filter_similarity(filters: Tensor) -> Tensor:
+    """[heads, channels, copies, width] -> [heads]: mean |cosine| over pairs of distinct channels.
+
+    Filters drawn at random score 0.42 at width 4: only what lies above that is similarity.
+    """
+    unit = _unit_rows(filters.transpose(1, 2))
+    cosine = (unit @ unit.mT).abs().mean(1)
+    channels = cosine.shape[-1]
+    own = cosine.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (cosine.sum((-2, -1)) - own) / (channels * (channels - 1))
+
+
+def _unit_rows(x: Tensor) -> Tensor:
+    length: Tensor = x.norm(dim=-1, keepdim=True)
+    return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
+    try:
+        if path.stat().st_size > MOST_ARRAY_BYTES:
+            raise StatetrimError(
+                f"{path} is larger than {MOST_ARRAY_BYTES // MIB} MiB, so it is not read"
+            )
+        content = path.read_bytes()
+    except OSError as error:
+        raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
+    if hashlib.sha256(content).hexdigest() != digest:
+        raise StatetrimError(f"{path} is not the file that was written with its analysis.json")
+    try:
+        return dict(load(content))
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:120]
+        raise StatetrimError(f"{path} cannot be read as arrays: {reason}") from None
+
+
+def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
+    """One model of the file; takes its own out of `arrays`."""
+    if not isinstance(fields, dict):
+        raise StatetrimError(f"{path} has no valid {part!r}")
+    geometry = _geometry(fields.get("geometry"), path)
+    positions, burn_in = fields.get("positions"), fields.get("burn_in")
+    if (
+        not isinstance(positions, list)
+        or not _increasing(positions)
+        or type(burn_in) is not int
+        or burn_in < 0
+    ):
+        raise StatetrimError(f"{path} has no valid 'positions' and 'burn_in'")
+    if not isinstance(fields.get("lineage"), dict):
+        raise StatetrimError(f"{path} has no valid 'lineage'")
+    layers = {
+        layer: _layer(geometry, len(positions), f"{part}.{layer}.", arrays, path)
+        for layer in geometry.layers
+    }
+    return Analysis(layers, geometry, torch.tensor(positions), burn_in, fields["lineage"])
+
+
+def _geometry(fields: Any, path: Path) -> Geometry:
+    sizes = {"num_k_heads": MOST_HEADS, "num_v_heads": MOST_HEADS}
+    sizes |= {"head_k_dim": MOST_CHANNELS, "head_v_dim": MOST_CHANNELS, "conv_width": 1024}
+    sizes |= {"conv_key_heads": MOST_TOKENS, "conv_value_heads": MOST_TOKENS}
+    sizes |= {"shared_values": MOST_HEADS}
+    if isinstance(fields, dict):
+        fields = {"shared_values": 1} | fields  # written before there was such a field
+    if not isinstance(fields, dict) or set(fields) != {*sizes, "layers"}:
+        raise StatetrimError(f"{path} has no valid 'geometry'")
+    for name, most in sizes.items():
+        least = 0 if name.startswith("conv") else 1
+        if type(fields[name]) is not int or not least <= fields[name] <= most:
+            raise StatetrimError(f"{path} has no valid {name!r}")
+    layers = fields["layers"]
+    if not _increasing(layers, least=0) or len(layers) > MOST_LAYERS:
+        raise StatetrimError(f"{path} has no valid list of layers")
+    return Geometry(**fields | {"layers": tuple(layers)})
+
+
+def _layer(
+    geometry: Geometry, samples: int, prefix: str, arrays: dict[str, Tensor], path: Path
+) -> LayerAnalysis:
+    heads, key_heads = geometry.num_v_heads, geometry.num_k_heads
+    shapes = {
+        "effective_rank": (heads, samples),
+        "spectrum": (heads, min(geometry.head_k_dim, geometry.head_v_dim)),
+        "histogram": (heads, BINS),
+        "key_condition": (key_heads,),
+        "query_condition": (key_heads,),
+    }
+    found = {name: arrays.pop(prefix + name, None) for name in ARRAYS}
+    for name, shape in shapes.items():
+        array = found[name]
+        wanted = torch.int64 if name == "histogram" else torch.float64
+        if array is None or tuple(array.shape) != shape or array.dtype != wanted:
+            raise StatetrimError(f"the arrays of {path} lack {prefix + name!r} as {list(shape)}")
+    for name in ("key_filters", "query_filters"):
+        array = found[name]
+        if (array is None) != (geometry.conv_width == 0) or (
+            array is not None
+            and (
+                array.dim() != 4
+                or (*array.shape[:2], array.shape[3])
+                != (key_heads, geometry.head_k_dim, geometry.conv_width)
+                or array.dtype != torch.float64
+            )
+        ):
+            raise StatetrimError(f"the arrays of {path} have no valid {prefix + name!r}")
+    return LayerAnalysis(**found)  # type: ignore[arg-type]
+
+
+def _increasing(value: Any, least: int = 1) -> bool:
+    return (
+        integers(value)
+        and bool(value)
+        and least <= value[0]
+        and value[-1] <= MOST_TOKENS
+        and all(a < b for a, b in pairwise(value))
+    )
+
+
+def _numbers(values: Tensor | None) -> list[float | None] | None:
+    return None if values is None else [_number(value) for value in values]
+
+
+def _number(value: Tensor) -> float | None:
+    """JSON has no nan."""
+    return round(float(value), 6) if value.isfinite() else None

@@ -1,0 +1,156 @@
+"""Scores: what models got on tasks, sample by sample, so that any two can be compared later."""
+
+from dataclasses import asdict, dataclass, field
+from math import exp
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..maths.paired import Pairs
+from ..maths.units import MIB
+from ..storage.json_file import read_object, write_object
+
+FORMAT = 1
+MOST_BYTES = 1024 * MIB
+
+Unit = Literal["perplexity", "share", "nats"]
+
+
+@dataclass(frozen=True)
+class Score:
+    """One metric of one model on one task.
+
+    `samples` are what the value is made of: shares to be averaged, or log-likelihoods that
+    `weights` (words; without them one each) turn into a perplexity.
+    """
+
+    model: str
+    task: str
+    metric: str
+    unit: Unit
+    higher_is_better: bool
+    samples: list[float]
+    weights: list[float] | None = None
+
+    @property
+    def value(self) -> float:
+        total = sum(self.samples)
+        if self.unit == "perplexity":
+            return _exp(-total / sum(self.weights or [len(self.samples)]))
+        return total / len(self.samples)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """All scores of a run; the baseline is the first of `models`."""
+
+    models: list[str]
+    scores: list[Score]
+    lineage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> str:
+        return self.models[0]
+
+    @property
+    def tasks(self) -> list[str]:
+        return list(dict.fromkeys(score.task for score in self.scores))
+
+    def metrics(self, task: str) -> list[str]:
+        return list(dict.fromkeys(score.metric for score in self.scores if score.task == task))
+
+    def find(self, model: str, task: str, metric: str) -> Score:
+        wanted = (model, task, metric)
+        for score in self.scores:
+            if (score.model, score.task, score.metric) == wanted:
+                return score
+        raise StatetrimError(f"the scores hold no {metric} of {model} on {task}")
+
+    def pairs(self, model: str, task: str, metric: str) -> Pairs:
+        """The baseline and `model` on the same samples; perplexities as negative log-likelihood."""
+        before, after = self.find(self.baseline, task, metric), self.find(model, task, metric)
+        if len(before.samples) != len(after.samples) or before.weights != after.weights:
+            raise StatetrimError(f"{model} and {self.baseline} saw other samples of {task}")
+        sign = -1.0 if before.unit == "perplexity" else 1.0
+        weights = _tensor(before.weights) if before.weights else None
+        return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
+
+    def as_json(self, *, samples: bool = True) -> dict[str, Any]:
+        hidden = () if samples else ("samples", "weights")
+        records = [
+            {"value": score.value, "count": len(score.samples)}
+            | {name: value for name, value in asdict(score).items() if name not in hidden}
+            for score in self.scores
+        ]
+        return {
+            "format": FORMAT,
+            "models": self.models,
+            "scores": records,
+            "lineage": self.lineage,
+        }
+
+    def save(self, path: str | Path) -> None:
+        write_object(Path(path), self.as_json(), indent=None)
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Scores":
+        stored = read_object(Path(path), MOST_BYTES)
+        if stored.get("format") != FORMAT:
+            raise StatetrimError(f"{path} is not scores of format {FORMAT}")
+        try:
+            models, lineage = stored["models"], stored["lineage"]
+            scores = [read_score(score) for score in stored["scores"]]
+        except (KeyError, TypeError):
+            raise StatetrimError(f"{path} is not what statetrim evaluate writes") from None
+        if (
+            not isinstance(models, list)
+            or not models
+            or not all(isinstance(model, str) for model in models)
+            or not isinstance(lineage, dict)
+            or not all(map(_sound, scores))
+        ):
+            raise StatetrimError(f"{path} is not what statetrim evaluate writes")
+        return cls(models, scores, lineage)
+
+
+def read_score(stored: dict[str, Any]) -> Score:
+    names = Score.__dataclass_fields__
+    return Score(**{name: stored[name] for name in names})
+
+
+def _sound(score: Score) -> bool:
+    """Whether a stranger's score has the fields' types, and samples that give a value."""
+    return (
+        all(isinstance(name, str) for name in (score.model, score.task, score.metric))
+        and score.unit in get_args(Unit)
+        and isinstance(score.higher_is_better, bool)
+        and _numbers(score.samples)
+        and (
+            score.weights is None
+            or (
+                _numbers(score.weights)
+                and len(score.weights) == len(score.samples)
+                and min(score.weights) >= 0
+                and sum(score.weights) > 0
+            )
+        )
+    )
+
+
+def _numbers(values: Any) -> bool:
+    return (
+        isinstance(values, list)
+        and bool(values)
+        and all(type(value) in (int, float) and abs(value) < 1e300 for value in values)
+    )
+
+
+def _tensor(values: list[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _exp(value: float) -> float:
+    return exp(value) if value < 700 else float("1e304")  # JSON has no infinity

@@ -1,0 +1,145 @@
+"""Sums over calibration tokens, one set a layer. They add, so runs merge and resume exactly."""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ..errors import StatetrimError
+
+FORMAT = "statetrim statistics"
+VERSION = 1
+
+
+@dataclass(frozen=True, eq=False)
+class LayerStatistics:
+    """Float64 sums over `tokens` tokens; a part that no method asked for is None.
+
+    Grams are stored for queries and keys apart, before and after the L2 norm, so that joint, single
+    and normalised selection are choices made later. Gradients are signed sums over the data.
+    """
+
+    tokens: int
+    input_square: Tensor | None = None  # [hidden]: squares of the projections' input
+    query_gram: Tensor | None = None  # [heads, channels, channels]: q'q before the L2 norm
+    key_gram: Tensor | None = None
+    query_unit_gram: Tensor | None = None  # the same after it
+    key_unit_gram: Tensor | None = None
+    query_gradient: Tensor | None = None  # [heads, channels, copies, hidden]: of the summed loss
+    key_gradient: Tensor | None = None
+    output_square: Tensor | None = None  # [value heads]: mean square of the read-out, summed
+    readout_gram: Tensor | None = None  # [value heads, channels, channels]: behind norm and gate
+    # Of a cut layer with n read-out channels in all, a', and the layer before the cut, y:
+    readout_moment: Tensor | None = None  # [n, n]: a'a'
+    target_moment: Tensor | None = None  # [hidden, n]: ya'
+    target_square: Tensor | None = None  # [1]: y's squares
+
+    def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
+        sums: dict[str, Any] = {"tokens": self.tokens + other.tokens}
+        for name in PARTS:
+            mine, theirs = getattr(self, name), getattr(other, name)
+            if (mine is None) != (theirs is None) or (
+                mine is not None and mine.shape != theirs.shape
+            ):
+                raise StatetrimError(f"the statistics differ in the size or presence of {name!r}")
+            sums[name] = None if mine is None else mine + theirs
+        return LayerStatistics(**sums)
+
+
+REFIT_PARTS = ("readout_moment", "target_moment", "target_square")
+"""What `refit` needs: sums over a cut model and its original side by side."""
+PARTS = tuple(part.name for part in fields(LayerStatistics) if part.name != "tokens")
+
+
+@dataclass(frozen=True, eq=False)
+class Statistics:
+    """What calibration heard, layer by layer, and in which data and model it heard it."""
+
+    layers: Mapping[int, LayerStatistics]
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def parts(self) -> set[str]:
+        """The sums that are here."""
+        layer = next(iter(self.layers.values()))
+        return {name for name in PARTS if getattr(layer, name) is not None}
+
+    def __add__(self, other: "Statistics") -> "Statistics":
+        if set(self.layers) != set(other.layers):
+            raise StatetrimError("the statistics are of different layers, so they do not add")
+        lineage = _merged(self.lineage, other.lineage)
+        layers = {layer: self.layers[layer] + other.layers[layer] for layer in self.layers}
+        return Statistics(layers, lineage)
+
+    def save(self, path: str | Path) -> None:
+        """Write beside, then rename over `path`."""
+        path = Path(path)
+        tensors = {
+            f"{layer}.{name}": value.contiguous()
+            for layer, sums in self.layers.items()
+            for name in PARTS
+            if (value := getattr(sums, name)) is not None
+        }
+        tensors |= {f"{i}.tokens": torch.tensor(sums.tokens) for i, sums in self.layers.items()}
+        about = {"format": FORMAT, "version": VERSION, "lineage": dict(self.lineage)}
+        beside = path.with_name(path.name + ".tmp")
+        save_file(tensors, beside, metadata={"statetrim": json.dumps(about)})
+        beside.replace(path)
+
+    @staticmethod
+    def load(path: str | Path) -> "Statistics":
+        try:
+            with safe_open(path, framework="pt") as file:
+                about = json.loads((file.metadata() or {}).get("statetrim", "{}"))
+                tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        except Exception as error:
+            raise StatetrimError(f"{path} cannot be read as statistics: {error}") from None
+        known = isinstance(about, dict) and isinstance(about.get("lineage", {}), dict)
+        if not known or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
+            raise StatetrimError(f"{path} does not hold statistics of format version {VERSION}")
+        return Statistics(_layers(tensors, path), about.get("lineage", {}))
+
+
+def _layers(tensors: Mapping[str, Tensor], path: str | Path) -> dict[int, LayerStatistics]:
+    found: dict[int, dict[str, Any]] = {}
+    for name, tensor in tensors.items():
+        layer, _, part = name.partition(".")
+        if not layer.isdecimal() or part not in (*PARTS, "tokens"):
+            raise StatetrimError(f"{path} holds {name!r}, which is no statistic")
+        if part == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
+            raise StatetrimError(f"{path} holds {name!r}, which is no count")
+        if part != "tokens" and tensor.dtype != torch.float64:
+            raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
+        found.setdefault(int(layer), {})[part] = int(tensor) if part == "tokens" else tensor
+    if not found or any("tokens" not in sums for sums in found.values()):
+        raise StatetrimError(f"{path} is not complete: a layer has no token count")
+    return {layer: LayerStatistics(**found[layer]) for layer in sorted(found)}
+
+
+def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """The same model and settings, different data; the same data twice would count it double."""
+    for name in sorted((set(first) | set(second)) - {"data"}):
+        if first.get(name) != second.get(name):
+            raise StatetrimError(
+                f"the statistics differ in {name!r} ({first.get(name)} and {second.get(name)}), "
+                f"so they do not add"
+            )
+    data = [*first.get("data", []), *second.get("data", [])]
+    seen = [json.dumps(part, sort_keys=True) for part in data]
+    if len(set(seen)) != len(seen):
+        raise StatetrimError("the same data stands in both statistics, so it would count twice")
+    return {**first, "data": data}
+
+
+def merge(parts: Iterable[Statistics]) -> Statistics:
+    """All of them added, in the order given."""
+    first, *others = parts
+    for other in others:
+        first = first + other
+    return first

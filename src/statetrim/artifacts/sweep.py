@@ -1,0 +1,62 @@
+"""Sweep: quality against state bytes, one point for each shape that was tried."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+from ..storage.json_file import read_object, write_object
+
+FORMAT, VERSION = "statetrim sweep", 1
+_MOST_BYTES = 16 * MIB
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A metric of one cut with its 95% interval, which follows from the difference to the
+    original; the original's own has none."""
+
+    value: float
+    low: float | None
+    high: float | None
+    unit: str
+    higher_is_better: bool
+
+
+@dataclass(frozen=True)
+class Point:
+    """One shape: what a sequence costs with it, and what the model still does."""
+
+    keep: int
+    keep_values: int
+    method: str  # "none" for the original
+    state_bytes: int  # per sequence, float32
+    scores: Mapping[str, Measured]  # "task metric" -> what was measured
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """The original first, then every cut."""
+
+    model: str
+    points: list[Point]
+    lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    def save(self, path: str | Path) -> None:
+        write_object(Path(path), {"format": FORMAT, "version": VERSION, **asdict(self)})
+
+    @staticmethod
+    def load(path: str | Path) -> "Sweep":
+        stored = read_object(Path(path), _MOST_BYTES)
+        if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
+            raise StatetrimError(f"{path} is not a sweep of version {VERSION}")
+        try:
+            points = [
+                Point(**{**p, "scores": {name: Measured(**m) for name, m in p["scores"].items()}})
+                for p in stored["points"]
+            ]
+            return Sweep(str(stored["model"]), points, dict(stored["lineage"]))
+        except (KeyError, TypeError, AttributeError, ValueError):
+            raise StatetrimError(f"{path} is not what a sweep writes") from None

@@ -1,0 +1,117 @@
+"""Timings: what models took, held and served, as records that can be put beside one another."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+from ..storage.json_file import read_object, write_object
+
+FORMAT = "statetrim timings"
+VERSION = 1
+MOST_BYTES = 64 * MIB
+
+
+@dataclass(frozen=True)
+class Timing:
+    """One figure of one model: the median of several rounds, and the quartiles around it.
+
+    `ratio` is the figure over the baseline's, the median of ratios taken round by round (both
+    sides of a round ran one after the other); a baseline has none, nor has what is not timed.
+    """
+
+    model: str
+    metric: str
+    batch: int | None
+    length: int | None
+    value: float
+    unit: str
+    spread: tuple[float, float] | None = None
+    ratio: float | None = None
+    ratio_spread: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class Timings:
+    """All records of a run; the baseline is the first of `models`."""
+
+    models: list[str]
+    records: list[Timing]
+    lineage: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def baseline(self) -> str:
+        return self.models[0]
+
+    def find(
+        self, model: str, metric: str, batch: int | None = None, length: int | None = None
+    ) -> Timing:
+        for record in self.records:
+            if (record.model, record.metric) == (model, metric) and (
+                (record.batch, record.length) == (batch, length) or (batch is None is length)
+            ):
+                return record
+        raise StatetrimError(f"the timings hold no {metric} of {model}")
+
+    def as_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "version": VERSION,
+            "models": self.models,
+            "records": [asdict(record) for record in self.records],
+            "lineage": self.lineage,
+        }
+
+    def save(self, path: str | Path) -> None:
+        write_object(Path(path), self.as_json())
+
+    @classmethod
+    def load(cls, path: str | Path) -> "Timings":
+        stored = read_object(Path(path), MOST_BYTES)
+        if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
+            raise StatetrimError(f"{path} is not timings of version {VERSION}")
+        try:
+            models, lineage = stored["models"], stored["lineage"]
+            records = [_record(record) for record in stored["records"]]
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise StatetrimError(f"{path} is not what statetrim benchmark writes") from None
+        names = isinstance(models, list) and all(isinstance(name, str) for name in models)
+        if not names or not models or not isinstance(lineage, dict):
+            raise StatetrimError(f"{path} is not what statetrim benchmark writes")
+        return cls(models, records, lineage)
+
+
+def distinct(names: Sequence[str]) -> list[str]:
+    """Directories may share a name; the second to have it gets a number."""
+    found: list[str] = []
+    for name in names:
+        twins = sum(other == name or other.startswith(f"{name} (") for other in found)
+        found.append(f"{name} ({twins + 1})" if twins else name)
+    return found
+
+
+def _record(stored: dict[str, Any]) -> Timing:
+    def pair(value: Any) -> tuple[float, float] | None:
+        if value is None:
+            return None
+        low, high = value
+        return float(low), float(high)
+
+    def whole(value: Any) -> int | None:
+        if value is not None and type(value) is not int:
+            raise ValueError
+        return value
+
+    return Timing(
+        model=str(stored["model"]),
+        metric=str(stored["metric"]),
+        batch=whole(stored["batch"]),
+        length=whole(stored["length"]),
+        value=float(stored["value"]),
+        unit=str(stored["unit"]),
+        spread=pair(stored["spread"]),
+        ratio=None if stored["ratio"] is None else float(stored["ratio"]),
+        ratio_spread=pair(stored["ratio_spread"]),
+    )

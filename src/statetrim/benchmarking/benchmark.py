@@ -1,0 +1,265 @@
+"""Checkpoints -> Timings: mixer, prefill and decode in turns, memory, and the real cache's bytes.
+
+On a GPU the settings default to those of the paper's table, batch 32 and 2,048 tokens.
+"""
+
+import platform
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..artifacts.timings import Timing, Timings, distinct
+from ..errors import StatetrimError
+from ..runtime.kernel_hooks import mixers
+from ..runtime.loading import load
+from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..version import __version__
+from .peak_memory import peak_of
+from .stopwatch import Laps, Work, clock_name, laps
+
+MOST_BATCH = 4096
+MOST_LENGTH = 2**20
+MOST_ROUNDS = 1000
+PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
+CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
+DECODE_CYCLE = 16
+"""A round decodes a multiple of so many tokens: `portable` writes its state once in as many."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with what is being timed, how many settings are done, and how many there are."""
+
+
+@dataclass
+class _Runner:
+    """A live model with what is asked of it."""
+
+    name: str
+    checkpoint: Checkpoint
+    live: Any
+
+    @property
+    def device(self) -> torch.device:
+        return torch.device(self.live.statetrim_device)
+
+    def ids(self, batch: int, length: int) -> Tensor:
+        rows = int(self.live.get_input_embeddings().weight.shape[0])
+        generator = torch.Generator().manual_seed(0)
+        return torch.randint(rows, (batch, length), generator=generator).to(self.device)
+
+    def forward(self, ids: Tensor, cache: Any = None) -> Any:
+        """The cache after `ids`; logits of the last token only, as in serving."""
+        name = "cache_params" if self.checkpoint.config["model_type"] == "mamba2" else ""
+        past = {} if cache is None else {name or "past_key_values": cache}
+        output = self.live(input_ids=ids, use_cache=True, logits_to_keep=1, **past)
+        found = output.get("past_key_values")
+        return found if found is not None else output.get("cache_params")
+
+
+def benchmark(
+    models: Sequence[str | Path | Checkpoint],
+    *,
+    baseline: str | Path | Checkpoint,
+    batches: Sequence[int] | None = None,
+    lengths: Sequence[int] | None = None,
+    rounds: int = 7,
+    dtype: str | None = None,
+    out: str | Path | None = None,
+    progress: Progress = lambda metric, done, total: None,
+) -> Timings:
+    """Time `baseline` and `models` at every batch size and length, taking turns.
+
+    All models are in memory at once, so that whatever else the machine does hits them alike.
+    `dtype` None keeps the stored one.
+    """
+    on_gpu = torch.cuda.is_available()
+    batches = _checked(batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MOST_BATCH, "batch")
+    lengths = _checked(lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS), MOST_LENGTH, "length")
+    _checked([rounds], MOST_ROUNDS, "number of rounds")
+    runners = [_runner(model, dtype) for model in [baseline, *models]]
+    for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
+        runner.name = name
+    settings = [(batch, length) for length in lengths for batch in batches]
+    records: list[Timing] = []
+    with torch.inference_mode():
+        for done, (batch, length) in enumerate(settings):
+            progress(f"batch {batch}, {length} tokens", done, len(settings))
+            records += _sizes(runners, batch, length) if not done else []
+            records += _times(runners, batch, length, rounds)
+            records += _peaks(runners, batch, length)
+    progress("done", len(settings), len(settings))
+    names = [runner.name for runner in runners]
+    timings = Timings(names, records, _lineage(runners, batches, lengths, rounds))
+    if out is not None:
+        timings.save(out)
+    return timings
+
+
+def _runner(model: str | Path | Checkpoint, dtype: str | None) -> _Runner:
+    opened = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+    live = load(opened, dtype=None if dtype is None else getattr(torch, dtype))
+    return _Runner(opened.path.resolve().name, opened, live)
+
+
+def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iterator[Timing]:
+    """Whole model and single mixer; prefill of `length` tokens, and decoding after them."""
+    prompts = {runner.name: runner.ids(batch, length) for runner in runners}
+    works: dict[str, dict[str, Work]] = {
+        "prefill": {r.name: _prefill(r, prompts[r.name]) for r in runners},
+        "decode": {r.name: _decode(r, prompts[r.name]) for r in runners},
+        "mixer prefill": {r.name: _mixer_prefill(r, prompts[r.name]) for r in runners},
+        "mixer decode": {r.name: _mixer_decode(r, prompts[r.name]) for r in runners},
+    }
+    for metric, competitors in works.items():
+        tokens = batch * (length if "prefill" in metric else 1)
+        cycle = 1 if "prefill" in metric else DECODE_CYCLE
+        found = laps(competitors, rounds=rounds, device=runners[0].device, cycle=cycle)
+        yield from _records(found, metric, batch, length, tokens)
+
+
+def _records(found: Laps, metric: str, batch: int, length: int, tokens: int) -> Iterator[Timing]:
+    first = next(iter(found.seconds))
+    for name in found.seconds:
+        value, spread = found.rate(name, tokens)
+        record = Timing(name, metric, batch, length, value, "tokens/s", spread)
+        if name != first:
+            ratio, ratio_spread = found.speedup(name)
+            record = replace(record, ratio=ratio, ratio_spread=ratio_spread)
+        yield record
+
+
+def _prefill(runner: _Runner, ids: Tensor) -> Work:
+    return lambda: runner.forward(ids)
+
+
+def _decode(runner: _Runner, ids: Tensor) -> Work:
+    """One token for every sequence; the cache grows by it, on both sides alike."""
+    cache = runner.forward(ids)
+    token = ids[:, -1:]
+    return lambda: runner.forward(token, cache)
+
+
+def _mixer_prefill(runner: _Runner, ids: Tensor) -> Work:
+    module, args, kwargs = _overheard(runner, lambda: runner.forward(ids))
+    # A cache that the call would fill is left out: storing it is not the mixer's work.
+    free = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
+    return lambda: module(*args, **free)
+
+
+def _mixer_decode(runner: _Runner, ids: Tensor) -> Work:
+    cache = runner.forward(ids)
+    module, args, kwargs = _overheard(runner, lambda: runner.forward(ids[:, -1:], cache))
+    return lambda: module(*args, **kwargs)
+
+
+def _is_cache(value: object) -> bool:
+    return hasattr(value, "layers") and not isinstance(value, nn.Module)
+
+
+def _overheard(runner: _Runner, run: Work) -> tuple[nn.Module, Any, Mapping[str, Any]]:
+    """The last linear layer's mixer, and with what the model calls it."""
+    module = mixers(runner.live, runner.checkpoint)[runner.checkpoint.geometry.layers[-1]]
+    heard: list[tuple[Any, Any]] = []
+    handle = module.register_forward_pre_hook(
+        lambda module, args, kwargs: heard.append((args, kwargs)), with_kwargs=True
+    )
+    try:
+        run()
+    finally:
+        handle.remove()
+    args, kwargs = heard[-1]
+    return module, args, kwargs
+
+
+def _sizes(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
+    """What a sequence holds, counted on the live cache object; and how much a mixer computes."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    for runner in runners:
+        ids = runner.ids(batch, length)
+        held = _cache_bytes(runner.forward(ids))
+        for metric, total in held.items():
+            yield Timing(runner.name, metric, batch, length, total / batch, "bytes/sequence")
+        work = _mixer_prefill(runner, ids)
+        with FlopCounterMode(display=False) as counter:
+            work()
+        flops = counter.get_total_flops() / ids.numel()
+        yield Timing(runner.name, "mixer prefill work", batch, length, flops, "FLOP/token")
+
+
+def _cache_bytes(cache: Any) -> dict[str, int]:
+    """Bytes of a cache object's tensors by what they hold, all sequences together."""
+    found = {"state bytes": 0, "convolution bytes": 0, "key-value bytes": 0}
+    for layer in cache.layers:
+        state = _tensors(getattr(layer, "recurrent_state", None)) or _tensors(
+            getattr(layer, "recurrent_states", None)
+        )
+        tails = _tensors(getattr(layer, "conv_state", None)) or _tensors(
+            getattr(layer, "conv_states", None)
+        )
+        softmax = [
+            tensor
+            for name in ("keys", "values", "indexer_keys")
+            for tensor in _tensors(getattr(layer, name, None))
+        ]
+        for metric, tensors in zip(found, (state, tails, softmax), strict=True):
+            found[metric] += sum(tensor.nbytes for tensor in tensors)
+    return found
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    inner = value.values() if isinstance(value, dict) else value
+    return [] if inner is None else [item for item in inner if isinstance(item, Tensor)]
+
+
+def _peaks(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
+    """Memory on top of the weights while a prompt is read and one token decoded."""
+    for runner in runners:
+        ids = runner.ids(batch, length)
+        peak = peak_of(partial(_read_and_decode, runner, ids), runner.device)
+        if peak is not None:
+            yield Timing(runner.name, "peak memory", batch, length, peak, "bytes")
+
+
+def _read_and_decode(runner: _Runner, ids: Tensor) -> None:
+    _decode(runner, ids)()
+
+
+def _checked(values: Sequence[int], most: int, what: str) -> tuple[int, ...]:
+    for value in values:
+        if not 1 <= value <= most:
+            raise StatetrimError(f"a {what} lies between 1 and {most}, not {value}")
+    return tuple(values)
+
+
+def _lineage(
+    runners: list[_Runner], batches: Sequence[int], lengths: Sequence[int], rounds: int
+) -> dict[str, Any]:
+    device = runners[0].device
+    return {
+        "statetrim": __version__,
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name(device)
+        if device.type == "cuda"
+        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "batches": list(batches),
+        "lengths": list(lengths),
+        "rounds": rounds,
+        "clock": clock_name(device),
+        "models": {
+            runner.name: {
+                "model_type": runner.checkpoint.config["model_type"],
+                "head_k_dim": runner.checkpoint.geometry.head_k_dim,
+                "head_v_dim": runner.checkpoint.geometry.head_v_dim,
+                "dtype": str(next(runner.live.parameters()).dtype).removeprefix("torch."),
+                "runtime": runner.live.statetrim_runtime.name,
+            }
+            for runner in runners
+        },
+    }

@@ -1,0 +1,82 @@
+"""Checkpoints -> Timings: how many sequences a vLLM server holds, by its own counters."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..artifacts.timings import Timing, Timings, distinct
+from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
+from ..version import __version__
+from .vllm_server import Load, Served, serve_under_load
+
+Progress = Callable[[str, int, int], None]
+
+
+def benchmark_served(
+    models: Sequence[str | Path | Checkpoint],
+    *,
+    baseline: str | Path | Checkpoint,
+    python: str | Path,
+    loads: Sequence[Load],
+    progress: Progress = lambda label, done, total: None,
+) -> Timings:
+    """Put every load on a vLLM server of each model, one after the other, with the same memory.
+
+    `python` is that of the environment vLLM is installed in.
+    """
+    opened = [
+        with_weights(model if isinstance(model, Checkpoint) else open_checkpoint(model))
+        for model in [baseline, *models]
+    ]
+    names = distinct([checkpoint.path.resolve().name for checkpoint in opened])
+    records: list[Timing] = []
+    logs: dict[str, list[str]] = {}
+    for load in loads:
+        before: Served | None = None
+        for name, checkpoint in zip(names, opened, strict=True):
+            label = f"{name}, {load.length} tokens"
+            progress(label, len(logs), len(loads) * len(opened))
+            served = serve_under_load(Path(python), checkpoint.path, load)
+            records += _records(name, load, served, before)
+            logs[label] = served.log
+            before = before or served
+    lineage = {
+        "statetrim": __version__,
+        "engine": "vllm",
+        "loads": [asdict(load) for load in loads],
+        "log": logs,
+        "models": {
+            name: {
+                "model_type": checkpoint.config["model_type"],
+                "head_k_dim": checkpoint.geometry.head_k_dim,
+                "head_v_dim": checkpoint.geometry.head_v_dim,
+            }
+            for name, checkpoint in zip(names, opened, strict=True)
+        },
+    }
+    return Timings(names, records, lineage)
+
+
+def _records(name: str, load: Load, served: Served, before: Served | None) -> list[Timing]:
+    def figures(of: Served) -> dict[str, tuple[float, str]]:
+        return {
+            "concurrent sequences": (of.most_running, "sequences"),
+            "cache blocks": (of.blocks, "blocks"),
+            "cache use": (of.most_cache_use, "share"),
+            "preemptions": (of.preemptions, "requests"),
+            "served decode": (of.generated / of.seconds, "tokens/s"),
+        }
+
+    first = {} if before is None else figures(before)
+    return [
+        Timing(
+            name,
+            metric,
+            load.requests,
+            load.length,
+            value,
+            unit,
+            ratio=value / first[metric][0] if metric in first and first[metric][0] else None,
+        )
+        for metric, (value, unit) in figures(served).items()
+    ]

@@ -1,0 +1,1 @@
+"""What a person sees, a file for each command."""

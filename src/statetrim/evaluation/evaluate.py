@@ -1,0 +1,391 @@
+"""Checkpoints + tasks -> Scores: the same samples for every model, the original first.
+
+The unit of work is one task of one model; each is on disk before the next begins.
+"""
+
+import gc
+import hashlib
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
+from ..errors import StatetrimError
+from ..runtime.loading import load, load_tokenizer
+from ..runtime.logits import Readout, compare
+from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.json_file import read_object, write_object
+from ..storage.text import sequences
+from ..tasks import (
+    TASKS,
+    WITHOUT_HARNESS,
+    Row,
+    Task,
+    define,
+    find_tasks,
+    pages,
+    prepare_rows,
+    recall,
+)
+from ..version import __version__
+from . import harness
+
+MQAR_ROWS = 64
+LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
+AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
+
+Engine = Literal["hf", "vllm"]
+Progress = Callable[[str, str, int, int], None]
+"""Called with a model, a task, what is done of it, and all there is to do."""
+
+
+def evaluate(
+    models: Sequence[str | Path | Checkpoint],
+    *,
+    baseline: str | Path | Checkpoint,
+    tasks: Sequence[str] = ("offline",),
+    data: str | Path | None = None,
+    text: str | Path | None = None,
+    skip: int = 0,
+    limit: int | None = None,
+    batch_size: int = 8,
+    engine: Engine = "hf",
+    layerwise: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress = lambda model, task, done, total: None,
+) -> Scores:
+    """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
+
+    The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
+    of each task only. `layerwise` streams the weights from disk, for the tasks that do without
+    lm-eval. With `out` the scores are written there, and each finished task to `OUT.partial`, from
+    which `resume` goes on.
+    """
+    chosen = find_tasks(tasks)
+    asking = [task for task in chosen if task.kind not in WITHOUT_HARNESS]
+    if asking:
+        harness.quiet()
+    opened = [_open(model) for model in (baseline, *models)]
+    names = _names(opened)
+    _check(chosen, engine, limit, batch_size, text, layerwise)
+    with ExitStack() as stack:
+        scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
+        folder = Path(data) if data is not None else None
+        tokenizers = [load_tokenizer(model) for model in opened]
+        plain = [json.dumps(t("The quick brown fox, 42.")["input_ids"]) for t in tokenizers]
+        if len(set(plain)) > 1:
+            raise StatetrimError("the models have different tokenizers, so they cannot be compared")
+        source = _Source(folder, text, skip, limit)
+        work = [_prepare(task, source, tokenizers[0], scratch) for task in chosen]
+        shared = {
+            "statetrim": __version__,
+            "lm_eval": harness.version() if asking else None,
+            "engine": engine,
+            "limit": limit,
+            "baseline": opened[0].fingerprint,
+        }
+        partial = _Partial(Path(out), shared, resume) if out is not None else None
+        marks = [model.fingerprint for model in opened]
+        cells = [(n, item) for n in range(len(opened)) for item in work]
+        kept = {  # all are looked at before any work is done
+            (n, item.task.name): partial.find(names[n], item, marks[n]) if partial else None
+            for n, item in cells
+        }
+        found: list[Score] = []
+        for number, (name, model) in enumerate(zip(names, opened, strict=True)):
+            runner = _Runner(
+                name, model, opened[0], tokenizers[number], batch_size, engine, layerwise
+            )
+            for item in work:
+                done = kept[number, item.task.name]
+                if done is None:
+                    done = runner.run(item, limit, progress)
+                    if partial:
+                        partial.keep(name, item, marks[number], done)
+                progress(name, item.task.name, 1, 1)
+                found += done
+            runner.close()
+        lineage = shared | {
+            "models": marks,
+            "data": {item.task.name: item.digest for item in work},
+        }
+        scores = Scores(names, found, lineage)
+        if partial:
+            partial.finish(scores)
+        return scores
+
+
+@dataclass(frozen=True, eq=False)
+class _Work:
+    """A task with its samples ready: a folder for lm-eval, or token ids."""
+
+    task: Task
+    digest: str
+    directory: Path | None = None
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class _Source:
+    """Where samples come from, and how many are taken."""
+
+    data: Path | None
+    text: str | Path | None
+    skip: int
+    limit: int | None
+
+
+def _prepare(task: Task, source: _Source, tokenizer: Any, scratch: Path) -> _Work:
+    data, limit = source.data, source.limit
+    if task.kind == "mqar":
+        return _Work(task, f"seeded, loads {recall.LOADS}, {limit or MQAR_ROWS} rows")
+    if task.kind in ("agreement", "text"):
+        if task.kind == "text":
+            assert source.text is not None
+            count = (limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
+            ids = sequences(
+                source.text, tokenizer, tokens=count, length=AGREEMENT_LENGTH, skip=source.skip
+            ).ids
+        else:
+            ids = _agreement_ids(task, data, tokenizer, limit)
+        return _Work(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
+    stock = harness.stock_tasks()
+    if data is None and task.kind == "stock":
+        return _Work(task, "hub", (stock / task.stock).parent)
+    file = task.file(data) if data is not None else None
+    rows: list[Row] = prepare_rows(task, file, _spans(tokenizer), limit)
+    if not rows:
+        raise StatetrimError(f"{file or task.hub} holds no rows for {task.name}")
+    directory = scratch / task.name
+    directory.mkdir()
+    define(task, rows, directory, stock)
+    content = (directory / f"{task.name}.jsonl").read_bytes()
+    return _Work(task, hashlib.sha256(content).hexdigest(), directory)
+
+
+class _Runner:
+    """One model and its tasks; loaded when the first task needs it."""
+
+    def __init__(
+        self,
+        name: str,
+        model: Checkpoint,
+        baseline: Checkpoint,
+        tokenizer: Any,
+        batch_size: int,
+        engine: Engine,
+        layerwise: bool,
+    ) -> None:
+        self.name, self.model, self.baseline, self.tokenizer = name, model, baseline, tokenizer
+        self.batch_size, self.engine, self.layerwise = batch_size, engine, layerwise
+        self.live: Any = None
+        self.lm: Any = None
+
+    def run(self, work: _Work, limit: int | None, progress: Progress) -> list[Score]:
+        task = work.task
+
+        def report(done: int, total: int) -> None:
+            progress(self.name, task.name, done, total)
+
+        report(0, 1)
+        if task.kind == "mqar":
+            return self._mqar(limit or MQAR_ROWS, report)
+        if work.ids is not None:
+            return self._reading(task, work.ids, report)
+        assert work.directory is not None
+        return harness.run(self._lm(), self.name, task, work.directory, limit, report)
+
+    def close(self) -> None:
+        self.live = self.lm = None
+        gc.collect()
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+
+    def _model(self) -> Any:
+        if self.live is None:
+            self.live = load(self.model, layerwise=self.layerwise)
+        return self.live
+
+    def _lm(self) -> Any:
+        if self.lm is None and self.engine == "vllm":
+            self.lm = harness.vllm_model(self.model.path, "auto")
+        elif self.lm is None:
+            self.lm = harness.hf_model(self._model(), self.tokenizer, self.batch_size)
+        return self.lm
+
+    def _mqar(self, rows: int, report: harness.Progress) -> list[Score]:
+        readout, found = Readout(self._model()), []
+        cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
+        cells = [cell for cell in cells if cell["pairs"] <= readout.vocabulary // 4]
+        for number, cell in enumerate(cells, start=1):
+            ids, asked = recall.associations(readout.vocabulary, rows=rows, **cell)
+            shares = []
+            with torch.inference_mode():
+                for part in torch.split(ids, self.batch_size):
+                    shares += recall.recalled(part, asked, readout.at(part)(asked)).tolist()
+            far = f"_in_{cell['length']}" if cell["length"] else ""
+            found.append(self._share("mqar", f"pairs_{cell['pairs']}{far}", shares))
+            report(number, len(cells))
+        near = [score.samples for score in found if "_in_" not in score.metric]
+        means = [sum(column) / len(column) for column in zip(*near, strict=True)]
+        return [self._share("mqar", "accuracy", means), *found]
+
+    def _reading(self, task: Task, ids: Tensor, report: harness.Progress) -> list[Score]:
+        """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
+        after = Readout(self._model())
+        original = self.model is self.baseline
+        before = after if original else Readout(load(self.baseline, layerwise=self.layerwise))
+        parts = []
+        for part in torch.split(ids, self.batch_size):
+            parts.append(compare(before, after, part.long()))
+            report(min(len(parts) * self.batch_size, len(ids)), len(ids))
+        kl, likelihood = (
+            torch.cat([getattr(part, name) for part in parts]) for name in ("kl", "log_likelihood")
+        )
+        if not bool(kl.isfinite().all()):
+            raise StatetrimError(f"{self.name} gives logits that are not numbers")
+        same = torch.cat([part.same for part in parts]).tolist()
+        scores = [
+            Score(self.name, task.name, "kl", "nats", False, kl.tolist()),
+            self._share(task.name, "top1", same),
+        ]
+        if task.kind == "text":
+            words = [float(ids.shape[1] - 1)] * len(ids)  # tokens that were foretold
+            read = Score(
+                self.name, "text", "perplexity", "perplexity", False, likelihood.tolist(), words
+            )
+            scores.insert(0, read)
+        return scores
+
+    def _share(self, task: str, metric: str, samples: list[float]) -> Score:
+        return Score(self.name, task, metric, "share", True, samples)
+
+
+class _Partial:
+    """`OUT.partial`: one file for each finished task of a model, so that a killed run goes on."""
+
+    def __init__(self, out: Path, shared: dict[str, Any], resume: bool) -> None:
+        if out.exists():
+            raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
+        self.out, self.shared = out, shared
+        self.path = out.with_name(out.name + ".partial")
+        if self.path.exists() and not resume:
+            raise StatetrimError(
+                f"{self.path} is left from an interrupted run; add --resume to go on, or remove it"
+            )
+        self.path.mkdir(parents=True, exist_ok=True)
+
+    def find(self, model: str, work: _Work, mark: str) -> list[Score] | None:
+        path = self._file(model, work.task)
+        if not path.exists():
+            return None
+        stored = read_object(path, MOST_BYTES)
+        for field, value in self._lineage(work, mark).items():
+            if stored.get("lineage", {}).get(field) != value:
+                raise StatetrimError(
+                    f"{path} is left from a run with another {field!r}; repeat that run, or "
+                    f"remove {self.path}"
+                )
+        return [read_score(score) for score in stored["scores"]]
+
+    def keep(self, model: str, work: _Work, mark: str, scores: list[Score]) -> None:
+        records = [asdict(score) for score in scores]
+        content = {"lineage": self._lineage(work, mark), "scores": records}
+        write_object(self._file(model, work.task), content, indent=None)
+
+    def finish(self, scores: Scores) -> None:
+        scores.save(self.out)
+        shutil.rmtree(self.path)
+
+    def _lineage(self, work: _Work, mark: str) -> dict[str, Any]:
+        return self.shared | {"model": mark, "data": work.digest}
+
+    def _file(self, model: str, task: Task) -> Path:
+        return self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', model)}.{task.name}.json"
+
+
+def _open(model: str | Path | Checkpoint) -> Checkpoint:
+    found = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+    if not found.shards:
+        raise StatetrimError(f"{found.path} holds no weights, so there is nothing to evaluate")
+    return found
+
+
+def _names(models: list[Checkpoint]) -> list[str]:
+    """Short names for columns: the directory's, or more of the path where two are alike."""
+    paths = [model.path.resolve() for model in models]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise StatetrimError(f"{twice} is given twice; every model is evaluated once")
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names
+
+
+def _check(
+    tasks: list[Task],
+    engine: Engine,
+    limit: int | None,
+    batch_size: int,
+    text: str | Path | None,
+    layerwise: bool,
+) -> None:
+    if engine not in ("hf", "vllm"):
+        raise StatetrimError(f"there is no engine {engine!r}; choose hf or vllm")
+    if limit is not None and limit < 2:
+        raise StatetrimError(
+            f"a limit of {limit} leaves nothing to compare; take 2 samples or more"
+        )
+    if batch_size < 1:
+        raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
+    if (text is not None) != (TASKS["text"] in tasks):
+        raise StatetrimError("the task 'text' and --text SOURCE go together; give both or neither")
+    inner = next((task.name for task in tasks if task.kind in WITHOUT_HARNESS), None)
+    if engine == "vllm" and inner:
+        raise StatetrimError(f"{inner} reads the model's own logits, so it needs --engine hf")
+    outer = next((task.name for task in tasks if task.kind not in WITHOUT_HARNESS), None)
+    if layerwise and outer:
+        raise StatetrimError(
+            f"{outer} needs the whole model in memory; layerwise runs {', '.join(WITHOUT_HARNESS)}"
+        )
+
+
+def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
+    """The first sequences of the text, documents joined by the end-of-text token, int32."""
+    if data is None:
+        raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
+    ids: list[int] = []
+    rows = limit or AGREEMENT_ROWS
+    for page in pages(task.file(data)):
+        ids += tokenizer(page, add_special_tokens=False)["input_ids"]
+        ids += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        if len(ids) >= rows * AGREEMENT_LENGTH:
+            break
+    rows = min(rows, len(ids) // AGREEMENT_LENGTH)
+    if not rows:
+        raise StatetrimError(f"{task.file(data)} is shorter than {AGREEMENT_LENGTH} tokens")
+    flat = torch.tensor(ids[: rows * AGREEMENT_LENGTH], dtype=torch.int32)
+    return flat.reshape(rows, AGREEMENT_LENGTH)
+
+
+def _spans(tokenizer: Any) -> recall.Spans:
+    if not tokenizer.is_fast:
+        raise StatetrimError("recall tasks need a tokenizer.json, to know where its tokens stand")
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [(int(start), int(end)) for start, end in found["offset_mapping"]]
+
+    return spans

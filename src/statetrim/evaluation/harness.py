@@ -1,0 +1,210 @@
+"""lm-evaluation-harness: the one module that knows it. Tasks in, per-sample scores out."""
+
+import importlib.util
+import logging
+import os
+from collections.abc import Callable
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..artifacts.scores import Score, Unit
+from ..errors import StatetrimError
+from ..tasks import Task
+
+Progress = Callable[[int, int], None]
+"""Called with the requests answered so far, and all of them."""
+
+
+def stock_tasks() -> Path:
+    """Where the installed lm-eval keeps its definitions; a sentence where it is not installed."""
+    found = importlib.util.find_spec("lm_eval")
+    if found is None or not found.submodule_search_locations:
+        raise StatetrimError(
+            "evaluate needs lm-eval; install it with: pip install statetrim[evaluate]"
+        )
+    return Path(found.submodule_search_locations[0]) / "tasks"
+
+
+def version() -> str:
+    from importlib.metadata import version as installed
+
+    stock_tasks()
+    return installed("lm_eval")
+
+
+def hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
+    """lm-eval's transformers model around one that is loaded already.
+
+    Likelihoods are padded on the right, behind all that counts. Generation is padded on the left,
+    with a mask that not every recurrent model heeds (transformers' Mamba-2 does not: its
+    convolution's bias enters the state). A probe tells, and then only prompts of one length share
+    a batch.
+    """
+    quiet()
+    from lm_eval.models.huggingface import HFLM
+
+    padding_is_safe = batch_size == 1 or left_padding_is_safe(live)
+    known = getattr(live.generation_config, "eos_token_id", None)
+    known_ends = {*(known if isinstance(known, list) else [known]), tokenizer.eos_token_id} - {None}
+    ends = sorted(known_ends) or None
+
+    class Counted(HFLM):  # type: ignore[misc]
+        """Without tqdm's bars; the run has one of its own."""
+
+        def _loglikelihood_tokens(
+            self, requests: Any, disable_tqdm: bool = False, **kw: Any
+        ) -> Any:
+            return super()._loglikelihood_tokens(requests, disable_tqdm=True, **kw)
+
+        def loglikelihood(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            return super().loglikelihood(requests, disable_tqdm=True)
+
+        def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            found = []
+            for start in range(0, len(requests), batch_size):  # so that progress can be seen
+                part = requests[start : start + batch_size]
+                found += super().loglikelihood_rolling(part, disable_tqdm=True)
+            return found
+
+        def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
+            if padding_is_safe:
+                return super().generate_until(requests, disable_tqdm=True)
+            found: dict[int, str] = {}
+            lengths = [len(self.tok_encode(request.args[0])) for request in requests]
+            for length in sorted(set(lengths)):
+                places = [place for place, other in enumerate(lengths) if other == length]
+                part = [requests[place] for place in places]
+                texts = super().generate_until(part, disable_tqdm=True)
+                found.update(zip(places, texts, strict=True))
+            return [found[place] for place in range(len(requests))]
+
+        def _model_generate(self, context: Any, max_length: int, stop: Any, **kw: Any) -> Any:
+            # Without an id in the config a row would write on behind its end of text for as long
+            # as its neighbours do, and the answer would depend on them.
+            kw.setdefault("eos_token_id", ends)
+            return super()._model_generate(context, max_length, stop, **kw)
+
+    return Counted(pretrained=live, tokenizer=tokenizer, batch_size=batch_size)
+
+
+def left_padding_is_safe(live: Any) -> bool:
+    """Whether a prompt padded on the left gives the logits it gives alone, for two tokens."""
+    vocabulary = int(live.get_input_embeddings().weight.shape[0])
+    ids = (torch.arange(1, 12, device=live.device) * 7919 % vocabulary).unsqueeze(0)
+    padded = torch.cat([torch.zeros_like(ids[:, :5]), ids], 1)
+    mask = torch.ones_like(padded)
+    mask[:, :5] = 0
+    alone, beside = (
+        live.generate(
+            input_ids=text,
+            attention_mask=seen,
+            max_new_tokens=2,
+            min_new_tokens=2,
+            do_sample=False,
+            output_logits=True,
+            return_dict_in_generate=True,
+            pad_token_id=0,
+        ).logits
+        for text, seen in ((ids, torch.ones_like(ids)), (padded, mask))
+    )
+    tolerance = 1e-3 if alone[0].dtype == torch.float32 else 0.05
+    return all(
+        float((one.float() - other.float()).abs().max()) <= tolerance * float(one.float().std())
+        for one, other in zip(alone, beside, strict=True)
+    )
+
+
+def vllm_model(path: Path, batch_size: int | str) -> Any:
+    """lm-eval's own vLLM model, in an environment that has vLLM."""
+    if importlib.util.find_spec("vllm") is None:
+        raise StatetrimError(
+            "--engine vllm needs vLLM in this environment, and it is not installed; "
+            "install it, or leave out --engine to run in transformers"
+        )
+    stock_tasks()
+    from lm_eval.models.vllm_causallms import VLLM
+
+    return VLLM(pretrained=str(path), batch_size=batch_size, trust_remote_code=False)
+
+
+def run(
+    lm: Any, model: str, task: Task, directory: Path, limit: int | None, progress: Progress
+) -> list[Score]:
+    """One task through `lm_eval.evaluate`, every sample logged.
+
+    `directory` holds the task's definition, or is lm-eval's own folder of a stock task.
+    """
+    quiet()
+    import lm_eval
+    from lm_eval.tasks import TaskManager
+
+    manager = TaskManager(include_path=str(directory), include_defaults=False)
+    try:
+        loaded = manager.load([task.name])
+        built = loaded["tasks"][task.name]
+    except Exception as error:
+        reason = " ".join(str(error).split())[:200]
+        raise StatetrimError(f"lm-eval cannot open the task {task.name}: {reason}") from None
+    lm.cache_hook = _Counter(built, limit, progress)
+    if built.get_config("num_fewshot") is None:
+        built.set_config(key="num_fewshot", value=0)
+    # simple_evaluate does this and asks git where it runs; nothing here is drawn at random.
+    found: Any = lm_eval.evaluate(
+        lm=lm,
+        task_dict=loaded,
+        limit=limit,
+        log_samples=True,
+        bootstrap_iters=0,  # the intervals are ours, paired
+    )
+    samples = sorted(found["samples"][task.name], key=lambda sample: int(sample["doc_id"]))
+    better = found["higher_is_better"][task.name]
+    metrics = [name for name in samples[0]["metrics"] if name != "bits_per_byte"]
+    return [_score(model, task, name, samples, better.get(name, True)) for name in metrics]
+
+
+class _Counter:
+    """Stands where lm-eval would cache answers, and counts them."""
+
+    def __init__(self, task: Any, limit: int | None, progress: Progress) -> None:
+        rows = len(task.eval_docs)
+        rows = min(rows, limit) if limit else rows
+        choices = 1
+        if task.OUTPUT_TYPE == "multiple_choice":
+            first = task.eval_docs[0]
+            choices = len(task.doc_to_choice(first))
+        self.done, self.total, self.progress = 0, rows * choices, progress
+        progress(0, self.total)
+
+    def add_partial(self, *_: Any) -> None:
+        self.done += 1
+        self.progress(min(self.done, self.total), max(self.total, self.done))
+
+
+def _score(
+    model: str, task: Task, metric: str, samples: list[dict[str, Any]], better: bool
+) -> Score:
+    unit: Unit = "perplexity" if "perplexity" in metric else "share"
+    found = [sample[metric] for sample in samples]
+    weighted = isinstance(found[0], tuple | list)
+    values = [float(value[0] if weighted else value) for value in found]
+    if not all(isfinite(value) for value in values):
+        raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
+    weights = [float(value[1]) for value in found] if weighted else None
+    return Score(model, task.name, metric, unit, better and unit == "share", values, weights)
+
+
+def quiet() -> None:
+    """Their bars and warnings would stand between the user and ours."""
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    stock_tasks()
+    import datasets
+    from transformers.utils import logging as transformers_logging
+
+    datasets.disable_progress_bars()
+    transformers_logging.disable_progress_bar()
+    transformers_logging.set_verbosity_error()
+    for name in ("lm_eval", "datasets"):
+        logging.getLogger(name).setLevel(logging.ERROR)

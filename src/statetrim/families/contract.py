@@ -1,0 +1,178 @@
+"""The contract of a model family: arithmetic over `config.json`, never a weight."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+from ..errors import StatetrimError
+from ..geometry import ChannelRows, Geometry
+from ..maths.units import integers
+
+Config = dict[str, Any]
+
+MOST_LAYERS = 4096
+MOST_HEADS = 4096
+MOST_CHANNELS = 65536
+_MOST = 2**24  # of any other count
+_MOST_ROWS = 2**20  # heads x channels: row tables stay small for hostile configs
+
+
+class Family(ABC):
+    """How one kind of model lays its key, query and value channels out in its tensors.
+
+    `mixers` are the name prefixes under which a linear layer's tensors stand, with `{layer}` for
+    the decoder layer. Under such a prefix every tensor is claimed by `channels` or named in
+    `untouched`; anything else is refused. `kernels` are the names by which the live model's module
+    calls its recurrence: that is where calibration listens. `normalizes_keys` tells whether the
+    kernel divides q and k by their L2 norms. `projections` are the linear modules of a live mixer,
+    which recovery adapts. `joined` names parameters that the live model makes of several tensors,
+    one after the other. `fused_training` tells that a mixer in training mode hands its weights to
+    one kernel, past any adapter on them.
+    """
+
+    model_types: ClassVar[tuple[str, ...]]
+    mixers: ClassVar[tuple[str, ...]]
+    untouched: ClassVar[tuple[str, ...]]
+    kernels: ClassVar[tuple[str, ...]] = ()
+    normalizes_keys: ClassVar[bool] = True
+    projections: ClassVar[tuple[str, ...]] = ()
+    joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    fused_training: ClassVar[bool] = False
+
+    @abstractmethod
+    def geometry(self, config: Config) -> Geometry:
+        """The state's shape, as the stock class would read it from this config."""
+
+    @abstractmethod
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        """Every tensor of a mixer that holds channels of the state, and which rows they are."""
+
+    @abstractmethod
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        """A copy of the config whose state has `geometry`'s head_k_dim and head_v_dim."""
+
+    def refusal(self, config: Config) -> str | None:
+        """Why a checkpoint with this config cannot be pruned, or None when it can."""
+        return None
+
+    def value_refusal(self, config: Config) -> str | None:
+        """Why its values cannot be cut, or None when they can (and `channels` claims them)."""
+        return None
+
+
+def resized_config(family: Family, config: Config, after: Geometry) -> Config:
+    """The config with its state resized, once it is certain to read back as that very size."""
+    edited = family.resized(config, after)
+    if family.geometry(edited) != after:
+        raise StatetrimError(
+            f"a stock {config.get('model_type')} config cannot express {after.head_k_dim} key and "
+            f"{after.head_v_dim} value channels per head; try a multiple of 16"
+        )
+    return edited
+
+
+def count(config: Config, *names: str, default: int | None = None, most: int = _MOST) -> int:
+    """A positive integer from the first of `names` the config has, else `default`."""
+    for name in names:
+        value = config.get(name)
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise StatetrimError(
+                f"config field {name!r} must be a whole number, not {_show(value)}"
+            )
+        if not 1 <= value <= most:
+            raise StatetrimError(
+                f"config field {name!r} must lie between 1 and {most}, not {_show(value)}"
+            )
+        return value
+    if default is None:
+        raise StatetrimError(f"config field {names[0]!r} is absent, and this model type needs it")
+    return default
+
+
+def number(config: Config, name: str, default: float) -> float:
+    """A positive finite number."""
+    value = config.get(name)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
+        raise StatetrimError(f"config field {name!r} must be a positive number, not {_show(value)}")
+    return float(value)
+
+
+def flag(config: Config, name: str, default: bool) -> bool:
+    value = config.get(name)
+    if value is None:
+        return default
+    if not isinstance(value, bool):
+        raise StatetrimError(f"config field {name!r} must be true or false, not {_show(value)}")
+    return value
+
+
+def section(config: Config, name: str) -> Config:
+    """A nested object of the config."""
+    value = config.get(name)
+    if not isinstance(value, dict):
+        raise StatetrimError(
+            f"config field {name!r} must be an object, and this model type needs it"
+        )
+    return value
+
+
+def layer_kinds(config: Config, name: str) -> list[str] | None:
+    """A list with the kind of every decoder layer, or None where the config leaves it out."""
+    value = config.get(name)
+    if value is None:
+        return None
+    if (
+        not isinstance(value, list)
+        or not 1 <= len(value) <= MOST_LAYERS
+        or not all(isinstance(kind, str) for kind in value)
+    ):
+        raise StatetrimError(f"config field {name!r} must list the kind of every layer")
+    total = count(config, "num_hidden_layers", default=len(value), most=MOST_LAYERS)
+    if total != len(value):
+        raise StatetrimError(
+            f"config field {name!r} lists {len(value)} layers, 'num_hidden_layers' {total}"
+        )
+    return value
+
+
+def layer_numbers(config: Config, name: str) -> list[int]:
+    """A list of layer numbers; empty where the config leaves it out."""
+    value = config.get(name)
+    if value is None:
+        return []
+    if not integers(value) or not all(0 <= layer <= MOST_LAYERS for layer in value):
+        raise StatetrimError(f"config field {name!r} must be a list of layer numbers")
+    return sorted(set(value))
+
+
+def layers_of_kind(kinds: Sequence[str], *wanted: str) -> tuple[int, ...]:
+    """Indices of the layers of the wanted kinds; a model without any has no state to cut."""
+    found = tuple(layer for layer, kind in enumerate(kinds) if kind in wanted)
+    if not found:
+        raise StatetrimError("this config lists no linear-attention layer, so there is no state")
+    return found
+
+
+def checked(geometry: Geometry) -> Geometry:
+    """`geometry`, once its numbers are ones a real model could have."""
+    if geometry.num_v_heads % geometry.num_k_heads:
+        raise StatetrimError(
+            f"the config has {geometry.num_v_heads} value heads for {geometry.num_k_heads} key "
+            f"heads, which is not a whole number for each"
+        )
+    for channels in (geometry.head_k_dim, geometry.head_v_dim):
+        if not 1 <= geometry.num_v_heads * channels <= _MOST_ROWS:
+            raise StatetrimError(
+                f"the config asks for {geometry.num_v_heads} heads of {channels} channels, "
+                f"which no real model has"
+            )
+    return geometry
+
+
+def _show(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."

@@ -1,0 +1,1 @@
+"""Numbers only: no file, no model."""

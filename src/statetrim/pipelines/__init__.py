@@ -1,0 +1,1 @@
+"""Several capabilities in one run: trim, sweep, demo."""

@@ -1,0 +1,107 @@
+"""A tiny model that learns to recall, from nothing, on a CPU: the patient of the demo.
+
+Multi-query associative recall: pairs are shown once, then every key is asked for again. What such a
+model remembers stands in its recurrent state alone, so a cut shows at once.
+"""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+from ..tasks import recall
+
+VOCABULARY = 512
+FIRST_PAIRS, MOST_PAIRS = 2, 16
+STEPS, TOKENS_PER_STEP, WARMUP, LEARNING_RATE = 250, 1024, 50, 5e-3
+DOCUMENT = 4 * MOST_PAIRS + 1  # tokens of a written document, its end included
+
+Progress = Callable[[int, int], None]
+"""Called with the steps done and in all."""
+
+
+def train(out: Path, progress: Progress, *, steps: int = STEPS, seed: int = 0) -> None:
+    """Train a DeltaNet of two layers and write it to `out` as an ordinary checkpoint.
+
+    It starts with two pairs and gets more whenever it answers those; half of the batches are
+    easier ones, so that nothing is unlearned.
+    """
+    from ..portable import DeltaNetConfig, DeltaNetForCausalLM
+
+    torch.manual_seed(seed)
+    model = DeltaNetForCausalLM(
+        DeltaNetConfig(
+            vocab_size=VOCABULARY,
+            hidden_size=64,
+            num_hidden_layers=2,
+            num_heads=2,
+            intermediate_size=128,
+            tie_word_embeddings=True,
+            bos_token_id=None,
+            eos_token_id=0,
+            pad_token_id=None,
+        )
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
+    generator = torch.Generator().manual_seed(seed)
+    pairs, answered = FIRST_PAIRS, 0.0
+    model.train()
+    for step in range(steps):
+        cosine = max(0.5 * (1 + math.cos(math.pi * step / steps)), 0.02)
+        for group in optimizer.param_groups:
+            group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP) * cosine
+        hard = bool(torch.rand((), generator=generator) < 0.5)
+        easier = int(torch.randint(FIRST_PAIRS, pairs + 1, (), generator=generator))
+        share = _learn(
+            model, pairs if hard else easier, int(torch.randint(2**40, (), generator=generator))
+        )
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        if hard:
+            answered = 0.7 * answered + 0.3 * share
+        if answered > 0.9 and pairs < MOST_PAIRS:
+            pairs, answered = min(pairs + max(1, pairs // 4), MOST_PAIRS), 0.5
+        progress(step + 1, steps)
+    model.eval().save_pretrained(out)
+    _write_tokenizer(out)
+
+
+def _learn(model: nn.Module, pairs: int, seed: int) -> float:
+    """Gradients of one batch; the share of values it had right."""
+    rows = TOKENS_PER_STEP // (4 * pairs)
+    ids, asked = recall.associations(VOCABULARY, pairs, rows, seed=seed)
+    hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
+    logits = model.lm_head(hidden[:, asked])  # type: ignore[operator]
+    loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, asked + 1].flatten())
+    loss.backward()  # type: ignore[no-untyped-call]
+    return float(recall.recalled(ids, asked, logits).mean())
+
+
+def write_text(path: Path, documents: int, seed: int = 1) -> None:
+    """Documents of the kind the model knows, as text that its tokenizer reads back."""
+    ids, _ = recall.associations(VOCABULARY, MOST_PAIRS, documents, seed=seed)
+    lines = (json.dumps({"text": " ".join(f"t{token}" for token in row)}) for row in ids.tolist())
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _write_tokenizer(out: Path) -> None:
+    """Token 7 is the word `t7`."""
+    vocabulary = {f"t{token}": token for token in range(VOCABULARY)}
+    tokenizer: dict[str, Any] = {
+        "version": "1.0",
+        "added_tokens": [],
+        "normalizer": None,
+        "pre_tokenizer": {"type": "WhitespaceSplit"},
+        "post_processor": None,
+        "decoder": None,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+    }
+    (out / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t0", "unk_token": "t0"}
+    (out / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")

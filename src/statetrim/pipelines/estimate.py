@@ -1,0 +1,116 @@
+"""What a run will take, before it begins: time, memory and disk of every step.
+
+Speed is measured here and now by a short matrix product; the rest is arithmetic over the headers.
+Expect a factor of two or three, not a promise.
+"""
+
+import os
+import time
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+from ..storage.checkpoint import Checkpoint
+
+_DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
+_EFFICIENCY = 0.3  # of the matrix product's speed that a whole model reaches
+_SECONDS_PER_LAYER = 2e-3  # of a batch, whatever its size: kernels are started one by one
+_ROOM = 0.7  # of the free memory that weights may take, the rest is for activations
+PROGRAM = 600 * 2**20  # bytes that Python, torch and transformers take themselves
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step of a run."""
+
+    name: str
+    does: str
+    seconds: float
+    memory: int = 0  # bytes, at the peak
+    disk: int = 0  # bytes left behind while the run lasts
+
+
+@dataclass(frozen=True)
+class Machine:
+    """How fast it multiplies and how much it can hold."""
+
+    flops: float  # per second
+    memory: int  # free bytes where the model runs
+    device: str
+
+    @staticmethod
+    def here() -> "Machine":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+        return Machine(_speed(device), free_memory(), device)
+
+
+def free_memory() -> int:
+    """Bytes free where models run: on the first GPU, or in main memory."""
+    if torch.cuda.is_available():
+        return int(torch.cuda.mem_get_info()[0])
+    try:
+        with open("/proc/meminfo") as file:
+            fields = dict(line.split(":", 1) for line in file)
+        return int(fields["MemAvailable"].split()[0]) * 1024
+    except (OSError, KeyError):  # not Linux: what the machine has
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def needs_streaming(model: Checkpoint, copies: int, memory: int) -> bool:
+    """Whether `copies` of the weights at once are more than memory should be asked for."""
+    return copies * weight_bytes(model) > _ROOM * memory
+
+
+def weight_bytes(model: Checkpoint) -> int:
+    return sum(tensor.nbytes for _, tensor in model.tensors.values())
+
+
+def reading(
+    model: Checkpoint, tokens: int, batch_size: int, length: int, machine: Machine
+) -> float:
+    """Seconds in which the model reads `tokens`, streamed from disk where it must be."""
+    batches = max(1, tokens // (batch_size * length))
+    seconds = 2 * _active(model) * tokens / (_EFFICIENCY * machine.flops)
+    seconds += batches * _layers(model) * _SECONDS_PER_LAYER
+    if needs_streaming(model, 1, machine.memory):
+        seconds += batches * weight_bytes(model) / _DISK_BYTES_PER_SECOND
+    return seconds
+
+
+def copying(nbytes: int) -> float:
+    """Seconds in which a checkpoint of `nbytes` is read and written."""
+    return 2 * nbytes / _DISK_BYTES_PER_SECOND
+
+
+def _active(model: Checkpoint) -> float:
+    """Parameters that work on a token: of a mixture's experts only those that are asked."""
+    text = model.config.get("text_config")
+    config = text if isinstance(text, dict) else model.config
+    chosen = config.get("num_experts_per_tok")
+    there = config.get("num_experts") or config.get("num_local_experts")
+    share = 1.0
+    if isinstance(chosen, int) and isinstance(there, int) and there > 0:
+        share = chosen / there
+    return sum(
+        prod(tensor.shape) * (share if ".experts." in name else 1.0)
+        for name, (_, tensor) in model.tensors.items()
+        if "embed_tokens" not in name and "embeddings" not in name
+    )
+
+
+def _layers(model: Checkpoint) -> int:
+    return max(model.geometry.layers, default=0) + 1
+
+
+def _speed(device: str, seconds: float = 0.1, width: int = 1024) -> float:
+    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+    a = torch.randn(width, width, device=device).to(dtype)
+    a @ a  # the first use sets things up
+    done, start = 0, time.perf_counter()
+    while time.perf_counter() - start < seconds:
+        a @ a
+        if device == "cuda":
+            torch.cuda.synchronize()
+        done += 1
+    return 2 * width**3 * done / (time.perf_counter() - start)

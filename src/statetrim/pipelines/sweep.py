@@ -1,0 +1,137 @@
+"""Calibrate once, cut to several shapes, measure each: where is the knee?
+
+A cut is on disk only while it is measured; what stays is its plan, its scores and the picture.
+"""
+
+import importlib.util
+import shutil
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.scores import Score, Scores
+from ..artifacts.sweep import Measured, Point, Sweep
+from ..artifacts.verdicts import judge
+from ..errors import StatetrimError
+from ..reporting.report import report
+from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.output import already_done, sync_directory, workplace
+from .observer import Watch
+from .options import Job
+from .trim import Run
+
+RECORD = "sweep_job.json"
+FILE = "sweep.json"
+
+
+def sweep(
+    model: str | Path | Checkpoint,
+    shapes: Sequence[str],
+    *,
+    out: str | Path,
+    watch: Watch | None = None,
+    **options: Any,
+) -> Sweep:
+    """Measure a cut to each of `shapes` (64, 0.5, or 64x64 for keys and values).
+
+    `out` becomes a directory with the sweep and a plan for every shape; `options` are the fields
+    of `Job`.
+    """
+    job = Job(model if isinstance(model, Checkpoint) else open_checkpoint(model), None, **options)
+    return run(job, shapes, out, watch or Watch())
+
+
+def run(job: Job, shapes: Sequence[str], out: str | Path, watch: Watch) -> Sweep:
+    """The sweep, for a job that is made already."""
+    out, jobs = Path(out), {shape: _of_shape(job, shape) for shape in shapes}
+    if len({made.after for made in jobs.values()}) < len(shapes) or not shapes:
+        raise StatetrimError("a sweep needs shapes that all differ, such as 96,64,48,32")
+    record = {**job.record, "format": "statetrim sweep job", "shapes": list(shapes)}
+    partial = out.with_name(out.name + ".partial")
+    if not already_done(out, RECORD, record):
+        for made in jobs.values():
+            made.check()
+        with workplace(partial, RECORD, record):
+            methods = sorted({name for made in jobs.values() for name in made.heard_methods})
+            points = [
+                _measure(Run(made.decided(partial), partial, watch, methods))
+                for made in jobs.values()
+            ]
+            original = points[0][0]
+            cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
+            found = Sweep(job.model.path.resolve().name, [original, *cuts], record)
+            found.save(partial / FILE)
+            _draw(found, partial)
+            partial.rename(out)
+            sync_directory(out.parent)
+    return Sweep.load(out / FILE)
+
+
+def _draw(found: Sweep, directory: Path) -> None:
+    """The picture, where matplotlib is installed, and the page, which draws its own."""
+    shutil.rmtree(directory / "report", ignore_errors=True)  # half of one, from a killed run
+    report([directory / FILE], directory / "report")
+    if importlib.util.find_spec("matplotlib") is not None:
+        from ..reporting.rank_figures import save
+        from ..reporting.sweep_figure import sweep_figure
+
+        save(sweep_figure(found), directory / "sweep")
+
+
+def _measure(stages: Run) -> tuple[Point, Point]:
+    """The original and the cut to one shape, measured side by side."""
+    job, directory = stages.job, stages.directory
+    after = job.after
+    name = f"{after.head_k_dim}x{after.head_v_dim}"
+    path = directory / f"scores-{name}.json"
+    if not path.exists():
+        cut = stages.pruned(f"cut-{name}", stages.plan(f"plan-{name}.json"))
+        stages.scores([stages.refitted(cut, f"fitted-{name}") if job.refits else cut], path)
+    for made in (f"cut-{name}", f"fitted-{name}"):
+        shutil.rmtree(directory / made, ignore_errors=True)
+    (directory / f"fitted-{name}-statistics.safetensors").unlink(missing_ok=True)
+    scores = Scores.load(path)
+    return _point(job, scores, 0), _point(job, scores, 1)
+
+
+def _of_shape(job: Job, shape: str) -> Job:
+    keys, _, values = shape.strip().partition("x")
+    before = job.model.geometry
+    return replace(
+        job,
+        keep=None if keys == str(before.head_k_dim) else keys,  # 128x64 cuts values alone
+        keep_values=None if values in ("", str(before.head_v_dim)) else values,
+    )
+
+
+def _point(job: Job, scores: Scores, number: int) -> Point:
+    geometry = job.model.geometry if number == 0 else job.after
+    who = scores.models[number]
+    return Point(
+        keep=geometry.head_k_dim,
+        keep_values=geometry.head_v_dim,
+        method="none" if number == 0 else " and ".join(job.methods),
+        state_bytes=4 * geometry.state_numel,
+        scores={
+            f"{s.task} {s.metric}": _measured(scores, s) for s in scores.scores if s.model == who
+        },
+    )
+
+
+def _measured(scores: Scores, score: Score) -> Measured:
+    """The value, with the interval of its difference to the original laid around the original's."""
+    low = high = None
+    if score.model != scores.baseline:
+        before = scores.find(scores.baseline, score.task, score.metric).value
+        loss = judge(scores, score.model, score.task, score.metric).loss
+        ends = [_after(before, score.unit, end) for end in (loss.low, loss.high)]
+        low, high = min(ends), max(ends)
+    return Measured(score.value, low, high, score.unit, score.higher_is_better)
+
+
+def _after(before: float, unit: str, loss: float) -> float:
+    """The value that a loss, in the unit in which losses are told, leaves."""
+    if unit == "perplexity":
+        return before * (1 + loss / 100)
+    return before - loss / 100 if unit == "share" else before + loss

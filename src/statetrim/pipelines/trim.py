@@ -1,0 +1,315 @@
+"""The one command: calibrate, select, prune, check, recover, evaluate, benchmark, report.
+
+Stages meet through their artifacts in `OUT.partial`. A finished artifact has its final name, so a
+rerun of the same job goes on after it, and another job's directory is refused. The result takes
+its name last, with the artifacts below `OUT/statetrim`.
+"""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.model_card import with_measurements
+from ..artifacts.plan import Plan
+from ..artifacts.scores import Scores
+from ..artifacts.statistics import Statistics
+from ..artifacts.verdicts import recall_change
+from ..benchmarking.benchmark import benchmark
+from ..calibration.calibrate import calibrate
+from ..evaluation.evaluate import evaluate
+from ..maths.units import MIB
+from ..recovery.recover import recover
+from ..reporting.report import report
+from ..runtime.loading import load_tokenizer
+from ..selection.select import select
+from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.json_file import read_object, write_object, write_text
+from ..storage.output import ARTIFACTS, CARD, already_done, sync_directory, workplace
+from ..storage.text import sequences
+from ..surgery.check import check_cut
+from ..surgery.prune import prepare, prune
+from ..surgery.refit import refit
+from ..tasks import TASKS
+from .estimate import free_memory, needs_streaming
+from .observer import Watch
+from .options import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
+
+RECORD = "trim.json"
+_QUICKLY_COUNTED = 2**23  # tokens; more would take longer than it is worth
+
+
+def trim(
+    model: str | Path | Checkpoint, *, out: str | Path, watch: Watch | None = None, **options: Any
+) -> Checkpoint:
+    """Cut a model, check and measure the result, and open it; `options` are the fields of `Job`.
+
+    A rerun after a crash goes on where it was.
+    """
+    job = Job(model if isinstance(model, Checkpoint) else open_checkpoint(model), **options)
+    return run(job, out, watch or Watch())
+
+
+def finished(job: Job, out: str | Path) -> bool:
+    """Whether `out` is this job's result; anything else that is there is refused."""
+    return already_done(Path(out), RECORD, job.record)
+
+
+def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
+    """The chain, for a job that is made already."""
+    out, record = Path(out), job.record
+    partial = out.with_name(out.name + ".partial")
+    if not finished(job, out):
+        job.check()
+        _check_text(job)
+        with workplace(partial, RECORD, record):
+            Run(job.decided(partial), partial, watch).finish(out, record)
+    if partial.exists():
+        with workplace(partial, RECORD, record):  # ours, and nobody's at work in it
+            for path in partial.iterdir():
+                if path.name != ARTIFACTS:  # the record goes last: a kill leaves it ours
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
+            shutil.rmtree(partial)
+    _report(job.model, out, watch)
+    return open_checkpoint(out, job.model.family)
+
+
+class Run:
+    """The stages, in order; each makes its artifact unless it is there.
+
+    `methods` are those to calibrate for, where jobs with other methods share the statistics.
+    """
+
+    def __init__(
+        self, job: Job, directory: Path, watch: Watch, methods: Sequence[str] | None = None
+    ) -> None:
+        self.job, self.directory, self.watch = job, directory, watch
+        self.methods = job.heard_methods if methods is None else methods
+
+    def finish(self, out: Path, record: dict[str, Any]) -> None:
+        plan = self.plan()
+        pruned = self.pruned("pruned", plan)
+        checks = self.checks(plan, pruned)
+        fitted = self.refitted(pruned) if self.job.refits else pruned
+        small = self.recovered(fitted) if self.job.recover else fitted
+        scored = self.directory / "scores.json"
+        if not scored.exists():
+            between = [pruned] if small is not pruned else []
+            self.scores([small, *between, *self.control()], scored)
+        if self.job.times:
+            self.timings(small)
+        scores, home = Scores.load(scored), small.path / ARTIFACTS
+        for name in ("statistics.safetensors", "scores.json", "timings.json"):
+            if (self.directory / name).exists():
+                _link(self.directory / name, home / name)
+        card = small.path / CARD
+        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores))
+        write_object(home / RECORD, {**record, "checks": checks, "warnings": warnings(scores)})
+        small.path.rename(out)
+        sync_directory(out.parent)
+
+    def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
+        """The output projections fitted anew to the read-out that is left."""
+        job, out = self.job, self.directory / name
+        path = self.directory / f"{name}-statistics.safetensors"
+
+        def hear() -> None:
+            self._calibrate("calibrating for the refit", pruned, path, original=job.model)
+
+        def make() -> None:
+            self._stage("calibrate for the refit", path, hear)
+            refit(pruned, Statistics.load(path), out=out)
+
+        self._stage("refit", out, make)
+        return open_checkpoint(out, job.model.family)
+
+    def recovered(self, pruned: Checkpoint) -> Checkpoint:
+        job, out = self.job, self.directory / "recovered"
+
+        def make() -> None:
+            with self.watch.training() as (announce, progress):
+                recover(
+                    pruned,
+                    teacher=job.model,
+                    text=job.text,
+                    tokens=job.recover,
+                    skip=job.trained_from,
+                    length=job.length,
+                    batch_size=RECOVERED_BATCH,
+                    layerwise=bool(job.layerwise),
+                    seed=job.seed,
+                    out=out,
+                    resume=True,
+                    announce=announce,
+                    progress=progress,
+                )
+
+        self._stage("recover", out, make)
+        return open_checkpoint(out, job.model.family)
+
+    def timings(self, small: Checkpoint) -> None:
+        path = self.directory / "timings.json"
+
+        def make() -> None:
+            benchmark([small], baseline=self.job.model, rounds=3, out=path)
+
+        self._stage("benchmark", path, make)
+
+    def statistics(self) -> Statistics | None:
+        job, path = self.job, self.directory / "statistics.safetensors"
+        if not self.methods:
+            return None
+
+        def make() -> None:
+            self._calibrate("calibrating", job.model, path, methods=self.methods)
+
+        self._stage("calibrate", path, make)
+        return Statistics.load(path)
+
+    def _calibrate(self, label: str, model: Checkpoint, path: Path, **options: Any) -> None:
+        job = self.job
+        with self.watch.tokens(label) as progress:
+            calibrate(
+                model,
+                job.text,
+                tokens=job.tokens,
+                length=job.length,
+                batch_size=job.batch_size,
+                layerwise=bool(job.layerwise),
+                out=path,
+                resume=True,
+                progress=progress,
+                **options,
+            )
+
+    def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
+        job, path = self.job, self.directory / name
+        statistics = None if method else self.statistics()
+
+        def make() -> None:
+            select(
+                job.model,
+                method or job.method,
+                job.keep,
+                keep_values=job.keep_values,
+                value_method=method or job.value_method,
+                seed=job.seed,
+                statistics=statistics,
+                progress=self.watch.layers("selecting"),
+            ).save(path)
+
+        self._stage(f"select by {method or ' and '.join(job.methods)}", path, make)
+        return Plan.load(path)
+
+    def pruned(self, name: str, plan: Plan) -> Checkpoint:
+        out, size = self.directory / name, prepare(self.job.model, plan).bytes_after
+
+        def make() -> None:
+            with self.watch.bytes("pruning", size) as progress:
+                prune(self.job.model, plan, out, progress=progress)
+
+        self._stage(f"prune ({name})", out, make)
+        return open_checkpoint(out, self.job.model.family)
+
+    def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
+        path, model = self.directory / "checks.json", self.job.model
+        # Both models at once, in float32.
+        streamed = self.job.layerwise or needs_streaming(model, 4, free_memory())
+
+        def make() -> None:
+            write_object(path, asdict(check_cut(model, plan, small, layerwise=bool(streamed))))
+
+        self._stage("check", path, make)
+        return read_object(path, MIB)
+
+    def control(self) -> list[Checkpoint]:
+        """A random cut to the same shape: what a method must beat."""
+        if not self.job.control or self.job.method == CONTROL:
+            return []
+        return [self.pruned(CONTROL, self.plan(f"plan-{CONTROL}.json", CONTROL))]
+
+    def scores(self, models: list[Checkpoint], path: Path) -> None:
+        job = self.job
+
+        def make() -> None:
+            with self.watch.tasks() as progress:
+                evaluate(
+                    models,
+                    baseline=job.model,
+                    tasks=job.tasks,
+                    data=job.data,
+                    text=job.text if "text" in job.tasks else None,
+                    skip=job.measured_from,
+                    limit=job.limit,
+                    batch_size=job.batch_size,
+                    layerwise=bool(job.layerwise),
+                    out=path,
+                    resume=True,
+                    progress=progress,
+                )
+
+        self._stage("evaluate", path, make)
+
+    def _stage(self, name: str, artifact: Path, make: Callable[[], None]) -> None:
+        if artifact.exists():
+            self.watch.kept(name)
+        else:
+            self.watch.begins(name)
+            make()
+
+
+def _check_text(job: Job) -> None:
+    """A local text that is too short is refused now, not after an hour of calibration."""
+    if Path(job.text).exists() and SEQUENCE <= job.read_tokens <= _QUICKLY_COUNTED:
+        sequences(job.text, load_tokenizer(job.model), tokens=job.read_tokens, length=SEQUENCE)
+
+
+def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
+    """Last, because it names the result by its place; a killed run's rerun makes up for it."""
+    home = out / ARTIFACTS
+    if (home / "report").exists():
+        return
+    watch.begins("report")
+    made = [home / name for name in ("scores.json", "timings.json")]
+    beside = home / "report.partial"
+    shutil.rmtree(beside, ignore_errors=True)
+    report([model.path, out, *filter(Path.exists, made)], beside)
+    beside.rename(home / "report")
+
+
+def warnings(scores: Scores) -> list[str]:
+    """What a user should know before serving the cut model, which is the second of the scores."""
+    small, *others = scores.models[1:]
+    controls = [name for name in others if Path(name).name == CONTROL]
+    found = []
+    change = recall_change(scores, small)
+    if change is not None and change.high < 0:
+        found.append(
+            f"recall falls by {-change.estimate:.1f} points (95%: {-change.high:.1f} to "
+            f"{-change.low:.1f}); keep more channels, or calibrate and recover on text "
+            f"that needs recall"
+        )
+    found += [
+        f"on {task} the cut is no better than one at random; calibrate on more text, or choose "
+        f"another method"
+        for control in controls
+        for task in scores.tasks
+        if _no_better(scores, small, control, task)
+    ]
+    return found
+
+
+def _no_better(scores: Scores, small: str, control: str, task: str) -> bool:
+    metric = "kl" if "kl" in scores.metrics(task) else TASKS[task].metric
+    ours, theirs = (scores.find(name, task, metric) for name in (small, control))
+    return ours.value <= theirs.value if ours.higher_is_better else ours.value >= theirs.value
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name, or a copy where the disk knows no links."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)

@@ -1,0 +1,1 @@
+"""A smaller checkpoint and its original -> one that is repaired."""

@@ -1,0 +1,115 @@
+"""Split a model over the processes of a launch, by torch's own `fully_shard` (FSDP2)."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from ..errors import StatetrimError
+from ..runtime.loading import forget_offloaded, materialize
+from ..runtime.processes import launched
+
+
+def refuse_unmet_requests(sharded: bool) -> None:
+    """To accelerate for FSDP, which on CPUs does nothing at all and says nothing; and to us, where
+    there is nobody to share with."""
+    if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
+        raise StatetrimError(
+            "this launch asks accelerate for FSDP, which recovery does not go by; start it with "
+            "torchrun, or without the FSDP part of accelerate's config, and add --shard"
+        )
+    if sharded and launched() < 2:
+        raise StatetrimError(
+            "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
+            "statetrim recover ..."
+        )
+
+
+class Sharder:
+    """Splits models that were loaded `layerwise`, and so are on disk still.
+
+    A process reads one decoder layer whole, keeps its part of it, and only then reads the next;
+    embeddings and head likewise.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        from torch.distributed.device_mesh import init_device_mesh
+
+        # The Trainer says cpu:0, and a parameter moved there is none any more.
+        self.device = torch.device("cpu") if device.type == "cpu" else device
+        self.mesh = init_device_mesh(
+            device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",)
+        )
+
+    def split(self, live: Any) -> None:
+        for layer in live.base_model.layers:
+            with self.layer(layer):
+                pass
+        self.rest(live)
+
+    @contextmanager
+    def layer(self, layer: nn.Module) -> Iterator[None]:
+        """Within, a decoder layer is whole; afterwards it is split."""
+        from torch.distributed.fsdp import fully_shard
+
+        materialize(layer, self.device)
+        yield
+        fully_shard(layer, mesh=self.mesh)
+
+    def rest(self, live: Any) -> None:
+        """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
+        from torch.distributed.fsdp import fully_shard
+
+        embeddings, head = live.get_input_embeddings(), live.get_output_embeddings()
+        materialize(embeddings, self.device)
+        live.tie_weights()  # before the head would be read as a matrix of its own
+        tied = head.weight is embeddings.weight
+        if not tied:  # one vocabulary matrix after the other
+            fully_shard(embeddings, mesh=self.mesh)
+            materialize(head, self.device)
+            fully_shard(head, mesh=self.mesh)
+        materialize(live, self.device)
+        # Said outright: by default the outermost module stays whole until a backward pass, and a
+        # teacher has none.
+        fully_shard(live.base_model, mesh=self.mesh, reshard_after_forward=True)
+        if tied:  # the head would hold on to the whole matrix
+            head.weight = embeddings.weight
+        live.statetrim_device = self.device
+        check_sharded(live)
+        forget_offloaded(live)
+
+
+def check_sharded(live: nn.Module) -> None:
+    """Every parameter must be a shard; one that is not would be a silent full copy."""
+    whole = [name for name, parameter in live.named_parameters() if not is_shard(parameter)]
+    if whole:
+        raise StatetrimError(
+            f"sharding was asked for and {len(whole)} parameters are whole, the first is {whole[0]}"
+        )
+
+
+def is_shard(tensor: Tensor) -> bool:
+    from torch.distributed.tensor import DTensor
+
+    return isinstance(tensor, DTensor) and any(place.is_shard() for place in tensor.placements)
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """The full value on the CPU; with a sharded tensor every process must ask."""
+    full: Any = getattr(tensor, "full_tensor", None)
+    value: Tensor = tensor if full is None else full()
+    return value.detach().cpu()
+
+
+def like(value: Tensor, model: Tensor) -> Tensor:
+    """`value`, known whole to every process, on the device and in the shards of `model`."""
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    value = value.to(device=model.device, dtype=model.dtype)
+    if not isinstance(model, DTensor):
+        return value
+    return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)

@@ -1,0 +1,82 @@
+"""From final hidden states to logits, as the stock model does it, where it is wanted."""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from ..errors import StatetrimError
+
+_PROBE = 8  # tokens on which the head is compared with the model's own logits
+
+
+@dataclass(frozen=True, eq=False)
+class LogitHead:
+    """A frozen matrix; some models scale its result, some cap it."""
+
+    module: nn.Linear
+    scale: float = 1.0
+    cap: float | None = None
+
+    @property
+    def weight(self) -> Tensor:
+        """[vocabulary, hidden], whole even where it is sharded."""
+        return _whole(self.module.weight.detach())
+
+    @property
+    def bias(self) -> Tensor | None:
+        return None if self.module.bias is None else _whole(self.module.bias.detach())
+
+    def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[positions, hidden] -> [positions, vocabulary], float32."""
+        logits = functional.linear(hidden.to(weight.dtype), weight, bias).float()
+        if self.scale != 1.0:
+            logits *= self.scale
+        return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
+
+    def backward(self, gradient: Tensor, logits: Tensor, weight: Tensor) -> Tensor:
+        """Gradient of the logits -> gradient of the hidden states, float32."""
+        if self.cap is not None:
+            gradient = gradient * (1 - (logits / self.cap).square())
+        return (gradient.to(weight.dtype) @ weight).float() * self.scale
+
+
+def head_of(live: Any) -> LogitHead:
+    """The head of a live model, once it is certain to give the model's own logits."""
+    config = live.config.get_text_config()
+    scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
+    cap = getattr(config, "final_logit_softcapping", None)
+    head = LogitHead(live.get_output_embeddings(), float(scale), cap)
+    ids = torch.arange(_PROBE, device=live.statetrim_device).unsqueeze(0) % config.vocab_size
+    with torch.no_grad():
+        stock = _stock_logits(live, head, ids)[0].float()
+        hidden = live.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        ours = head.logits(hidden, head.weight, head.bias)
+    if not torch.allclose(ours, stock, rtol=1e-3, atol=1e-3 * float(stock.abs().max())):
+        raise StatetrimError(
+            f"{type(live).__name__} turns hidden states into logits in a way that statetrim does "
+            f"not know, so it cannot be distilled"
+        )
+    return head
+
+
+def _stock_logits(live: Any, head: LogitHead, ids: Tensor) -> Tensor:
+    """By the model's own forward pass; a sharded head is replaced by a whole one meanwhile, since
+    one that is tied to the embeddings is brought together for them only."""
+    whole = nn.Linear(1, 1, bias=head.bias is not None, device="meta")
+    whole.weight = nn.Parameter(head.weight, requires_grad=False)
+    if head.bias is not None:
+        whole.bias = nn.Parameter(head.bias, requires_grad=False)
+    live.set_output_embeddings(whole)
+    try:
+        logits: Tensor = live(input_ids=ids, use_cache=False).logits
+        return logits
+    finally:
+        live.set_output_embeddings(head.module)
+
+
+def _whole(tensor: Tensor) -> Tensor:
+    full: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full is None else full()

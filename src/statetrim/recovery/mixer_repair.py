@@ -1,0 +1,289 @@
+"""Repair one mixer at a time against the original's, on the original's own inputs.
+
+The original runs through its decoder layers one by one: the hidden states of the whole text lie on
+disk between two layers, and of the weights only one layer's are in memory, with one mixer of the
+student. A layer is the unit of work: an interrupted one is done again from its beginning.
+"""
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from ..errors import StatetrimError
+from ..runtime.kernel_hooks import mixers
+from ..runtime.loading import load, materialize
+from ..storage.checkpoint import Checkpoint
+from ..storage.output import finish
+from .adapters import Adapters, Update, attach_to_mixer
+from .progress import Moment, Progress
+
+Curve = list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How every mixer is trained."""
+
+    rank: int
+    alpha: int
+    learning_rate: float
+    last_learning_rate: float
+    warm_up: float
+    mixed_precision: bool
+    seed: int
+
+
+@dataclass
+class Repaired:
+    """What was trained, and the loss of every step of every layer."""
+
+    adapters: Adapters
+    trained: dict[str, Tensor]
+    curve: Curve
+
+
+class Layerwise:
+    """A student and its teacher on disk; `directory` keeps hidden states and finished layers."""
+
+    def __init__(
+        self, student: Checkpoint, teacher: Checkpoint, directory: Path, recipe: Recipe
+    ) -> None:
+        self.checkpoint, self.directory, self.recipe = student, directory, recipe
+        self.student, self.teacher = load(student, layerwise=True), load(teacher, layerwise=True)
+        self.student.requires_grad_(False)
+        self.device: torch.device = self.teacher.statetrim_device
+        self.repaired = mixers(self.student, student)
+        self.originals = mixers(self.teacher, teacher)
+        if set(self.repaired) != set(self.originals):
+            raise StatetrimError("teacher and student have linear attention in different layers")
+        directory.mkdir(parents=True, exist_ok=True)
+
+    def run(self, batches: list[Tensor], progress: Progress) -> Repaired:
+        layers: Any = self.teacher.base_model.layers
+        waiting = self.directory.glob("hidden-*[0-9]")
+        first = max((int(path.name.partition("-")[2]) for path in waiting), default=0)
+        if first:
+            values = _returned(self.directory / f"hidden-{first}")
+            for layer in layers[:first]:
+                _hand_on(layer, values)
+        for number in range(first, max(self.repaired) + 1):
+            self._layer(number, layers[number], batches, progress)
+            _hand_on(layers[number], _returned(self.directory / f"hidden-{number + 1}"))
+        return self._result()
+
+    def _layer(
+        self, number: int, layer: nn.Module, batches: list[Tensor], progress: Progress
+    ) -> None:
+        """Run one decoder layer over all of the text; where it is linear, train the student's."""
+        before, after = (self.directory / f"hidden-{n}" for n in (number, number + 1))
+        growing = after.with_name(after.name + ".tmp")
+        shutil.rmtree(growing, ignore_errors=True)
+        growing.mkdir()
+        materialize(layer, self.device)
+        apprentice = self._apprentice(number, len(batches)) if number in self.repaired else None
+        tokens = 0
+        for step, ids in enumerate(batches):
+            hidden = load_file(before / f"{step}.safetensors")["hidden"] if number else None
+            heard: list[_Heard] = []
+            with _listening(self.originals.get(number), heard):
+                result = self._through(layer, ids, hidden)
+            about = {"values": str(result.values)}
+            kept = {"hidden": result.hidden.contiguous().cpu()}
+            save_file(kept, growing / f"{step}.safetensors", about)
+            if apprentice is not None:
+                tokens += ids.numel()
+                loss = apprentice.learn(heard[0], tokens)
+                progress(Moment(step + 1, len(batches), tokens, loss, f"layer {number}"))
+        if apprentice is not None:
+            apprentice.save(self.directory / f"layer-{number}.safetensors")
+        layer.to("meta")
+        growing.rename(after)
+        shutil.rmtree(before, ignore_errors=True)
+
+    def _apprentice(self, number: int, steps: int) -> "_Apprentice":
+        mixer = self.repaired[number]
+        name = next(name for name, module in self.student.named_modules() if module is mixer)
+        materialize(mixer, self.device)
+        torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
+        found = Adapters()
+        attach_to_mixer(
+            mixer, name, self.checkpoint, found, rank=self.recipe.rank, alpha=self.recipe.alpha
+        )
+        return _Apprentice(number, name, mixer, found, self.recipe, steps)
+
+    def _through(self, layer: nn.Module, ids: Tensor, hidden: Tensor | None) -> "_Enough":
+        """The layer's output for a batch, by the model's own forward pass, which knows its masks
+        and positions: the layers before only hand on, and those after are not reached."""
+
+        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+            if hidden is None:
+                return None
+            given = hidden.to(self.device)
+            return ((given, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": given})
+
+        def leave(module: nn.Module, args: Any, result: Any) -> None:
+            raise _Enough(result)
+
+        hooks = (
+            layer.register_forward_pre_hook(enter, with_kwargs=True),
+            layer.register_forward_hook(leave),
+        )
+        try:
+            with torch.no_grad():
+                self.teacher.base_model(input_ids=ids.to(self.device), use_cache=False)
+        except _Enough as enough:
+            return enough
+        finally:
+            for hook in hooks:
+                hook.remove()
+        raise AssertionError("the layer was not reached")
+
+    def _result(self) -> Repaired:
+        """From the files of all layers, whether this process wrote them or one before it."""
+        result = Repaired(Adapters(), {}, [])
+        total = result.adapters.coverage
+        for number in sorted(self.repaired):
+            path = self.directory / f"layer-{number}.safetensors"
+            with safe_open(path, framework="pt") as file:
+                about = file.metadata()
+                result.trained |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+            result.curve += json.loads(about["curve"])
+            for stored, parameters, scale in json.loads(about["updates"]):
+                result.adapters.updates.append(Update(tuple(stored), tuple(parameters), scale))
+            for field in ("layers", "projections", "convolutions"):
+                count = getattr(total, field) + json.loads(about["coverage"])[field]
+                setattr(total, field, count)
+        total.trained_parameters = sum(value.numel() for value in result.trained.values())
+        total.all_parameters = self.checkpoint.parameters
+        return result
+
+
+class _Apprentice:
+    """One mixer of the student, and its training."""
+
+    def __init__(
+        self,
+        layer: int,
+        name: str,
+        mixer: nn.Module,
+        adapters: Adapters,
+        recipe: Recipe,
+        steps: int,
+    ) -> None:
+        from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
+
+        self.layer, self.name, self.mixer, self.adapters = layer, name, mixer, adapters
+        self.mixed_precision = recipe.mixed_precision
+        self.trained = {n: p for n, p in mixer.named_parameters() if p.requires_grad}
+        self.optimizer = torch.optim.AdamW(
+            self.trained.values(), lr=recipe.learning_rate, weight_decay=0.0
+        )
+        self.schedule = get_cosine_with_min_lr_schedule_with_warmup(
+            self.optimizer,
+            num_warmup_steps=round(recipe.warm_up * steps),
+            num_training_steps=steps,
+            min_lr=recipe.last_learning_rate,
+        )
+        self.curve: Curve = []
+
+    def learn(self, heard: "_Heard", tokens: int) -> float:
+        """One step; the loss is the squared error over the target's own square."""
+        target = heard.output
+        device = target.device.type
+        with torch.autocast(device, torch.bfloat16, enabled=self.mixed_precision):
+            answer = _first(self.mixer(*heard.args, **heard.kwargs))
+        error = (answer.float() - target.float()).square().mean()
+        loss: Any = error / target.float().square().mean().clamp_min(1e-30)
+        if not bool(loss.isfinite()):
+            raise StatetrimError(
+                f"the loss of layer {self.layer} is not a number; lower the learning rate"
+            )
+        rate = self.schedule.get_last_lr()[0]
+        self.optimizer.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
+        self.optimizer.step()
+        self.schedule.step()
+        line = {"layer": self.layer, "step": len(self.curve) + 1, "tokens": tokens}
+        self.curve.append(line | {"loss": float(loss.detach()), "learning_rate": rate})
+        return float(loss.detach())
+
+    def save(self, target: Path) -> None:
+        """What was learned, and all that is needed to write it back; then the mixer is let go."""
+        values = {
+            f"{self.name}.{leaf}": value.detach().cpu().contiguous()
+            for leaf, value in self.trained.items()
+        }
+        about = {
+            "curve": self.curve,
+            "updates": [(u.stored, u.parameters, u.scale) for u in self.adapters.updates],
+            "coverage": self.adapters.coverage.as_json(),
+        }
+        beside = target.with_name(target.name + ".tmp")
+        save_file(values, beside, {name: json.dumps(value) for name, value in about.items()})
+        finish(beside, target)
+        self.mixer.to("meta")
+
+
+class _Enough(Exception):
+    """Leaves a forward pass with what was wanted of it."""
+
+    def __init__(self, result: Any) -> None:
+        self.hidden = _first(result)
+        self.values = len(result) if isinstance(result, tuple) else 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Heard:
+    """One call of a mixer."""
+
+    args: Any
+    kwargs: Any
+    output: Tensor
+
+
+def _first(result: Any) -> Tensor:
+    hidden: Tensor = result[0] if isinstance(result, tuple) else result
+    return hidden
+
+
+@contextmanager
+def _listening(mixer: nn.Module | None, heard: list[_Heard]) -> Iterator[None]:
+    """Within, `heard` gets what the mixer was given and what it gave."""
+    if mixer is None:
+        yield
+        return
+
+    def listen(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
+        heard.append(_Heard(args, kwargs, _first(result)))
+
+    hook = mixer.register_forward_hook(listen, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
+
+
+def _returned(directory: Path) -> int:
+    """How many values the layers of this model return, in a tuple; 0 where it is a bare tensor."""
+    with safe_open(directory / "0.safetensors", framework="pt") as file:
+        return int(file.metadata()["values"])
+
+
+def _hand_on(layer: nn.Module, values: int) -> None:
+    """Make a layer that has had its turn return what it is given."""
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        hidden = args[0] if args else kwargs["hidden_states"]
+        return (hidden, *[None] * (values - 1)) if values else hidden
+
+    layer.forward = forward

@@ -1,0 +1,413 @@
+"""Checkpoint + teacher + text -> a checkpoint that learned to do with its smaller state.
+
+The result is the input's files with the trained tensors replaced; everything else is copied byte
+for byte. It grows in `OUT.partial`, where the training state is kept too.
+"""
+
+import errno
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ..artifacts.model_card import recovered_card
+from ..errors import StatetrimError
+from ..maths.units import MIB
+from ..runtime.kernel_hooks import mixers
+from ..runtime.loading import load, load_tokenizer
+from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
+from ..storage.json_file import read_object, write_object, write_text
+from ..storage.output import (
+    ARTIFACTS,
+    CARD,
+    MOST_RECORD_BYTES,
+    already_done,
+    copy_unchanged,
+    finish,
+    newer,
+    sync_directory,
+    workplace,
+)
+from ..storage.safetensors_file import patch_shard
+from ..storage.text import Sequences, documents, sequences
+from ..version import __version__
+from .adapters import Adapters, Coverage, attach, refuse_unknown
+from .fsdp import Sharder, refuse_unmet_requests
+from .progress import Progress
+
+RECORD = "recover.json"
+TRAINING = "training"  # the directory of the training state in OUT.partial
+OURS = ("checkpoint-*", "hidden-*", "layer-*")  # in there; the rest is a tracker's
+
+
+@dataclass(frozen=True)
+class Options:
+    """What decides the result, besides models and data; the defaults are the paper's."""
+
+    rank: int = 16
+    alpha: int = 32
+    learning_rate: float = 1e-4
+    last_learning_rate: float = 1e-5
+    warm_up: float = 0.05  # of all steps
+    batch_size: int = 16  # sequences a step, over all processes
+    temperature: float = 2.0
+    also: tuple[str, ...] = ()
+    mixed_precision: bool = False
+    layerwise: bool = False
+    seed: int = 0
+
+
+def recover(
+    small: Checkpoint,
+    *,
+    teacher: Checkpoint | None = None,
+    text: str | Path | Sequences,
+    tokens: int = 2**26,
+    out: str | Path,
+    length: int = 2048,
+    skip: int = 0,
+    rank: int = 16,
+    alpha: int = 32,
+    learning_rate: float = 1e-4,
+    last_learning_rate: float | None = None,
+    warm_up: float = 0.05,
+    batch_size: int = 16,
+    micro_batch: int | None = None,
+    temperature: float = 2.0,
+    also: Sequence[str] = (),
+    mixed_precision: bool = False,
+    gradient_checkpointing: bool = False,
+    control: bool = False,
+    layerwise: bool = False,
+    shard: bool = False,
+    seed: int = 0,
+    save_every: int = 100,
+    report_to: Sequence[str] = (),
+    resume: bool = False,
+    announce: Callable[[Coverage], None] = lambda coverage: None,
+    progress: Progress = lambda moment: None,
+) -> Checkpoint:
+    """Train `small` for about `tokens` of `text`, and write the merged checkpoint to `out`.
+
+    Loss: cross-entropy + temperature² KL(teacher || small); without a `teacher` cross-entropy
+    alone. LoRA on every projection of the linear-attention layers (`also`: "softmax", "mlp"), their
+    convolutions whole. `control` trains `teacher` itself instead of `small`, by the same data and
+    steps: what it gains is no merit of recovery. `layerwise` repairs one mixer at a time against
+    the teacher's, with weights streamed from disk. `micro_batch` sequences are run at a time in
+    each process; `shard` splits both models over the processes of a torchrun launch. Every
+    `save_every` steps the state is saved, from which `resume` goes on. `last_learning_rate` is a
+    tenth of `learning_rate` unless given.
+    """
+    if control:
+        if teacher is None:
+            raise StatetrimError("a control run trains the original model: give it as --teacher")
+        small = teacher
+    options = Options(
+        rank=rank,
+        alpha=alpha,
+        learning_rate=learning_rate,
+        last_learning_rate=learning_rate / 10 if last_learning_rate is None else last_learning_rate,
+        warm_up=warm_up,
+        batch_size=batch_size,
+        temperature=temperature,
+        also=tuple(also),
+        mixed_precision=mixed_precision,
+        layerwise=layerwise,
+        seed=seed,
+    )
+    _check(options, small, teacher, shard)
+    data = _data(small, teacher, text, tokens, length, skip, batch_size)
+    record = {
+        "format": "statetrim recover",
+        "version": 1,
+        "statetrim": __version__,
+        "student": small.digest,
+        "teacher": teacher.digest if teacher else None,
+        "weights": [model.fingerprint for model in (small, teacher) if model is not None],
+        "control": control,
+        "data": {name: value for name, value in data.lineage.items() if name != "text"},
+        "options": asdict(options) | {"also": list(options.also)},
+    }
+    out = Path(out)
+    if already_done(out, RECORD, record):
+        return open_checkpoint(out, small.family)
+    partial = out.with_name(out.name + ".partial")
+    job = _Job(small, teacher, data, options, record, partial, announce, progress)
+    if layerwise:
+        job.alone(resume, out)
+    else:
+        job.together(
+            resume, out, micro_batch, gradient_checkpointing, shard, save_every, list(report_to)
+        )
+    return open_checkpoint(out, small.family)
+
+
+@dataclass
+class _Job:
+    """One run; `partial` is where it grows."""
+
+    student: Checkpoint
+    teacher: Checkpoint | None
+    data: Sequences
+    options: Options
+    record: dict[str, Any]
+    partial: Path
+    announce: Callable[[Coverage], None]
+    progress: Progress
+
+    def together(
+        self,
+        resume: bool,
+        out: Path,
+        micro_batch: int | None,
+        gradient_checkpointing: bool,
+        sharded: bool,
+        save_every: int,
+        report_to: list[str],
+    ) -> None:
+        """The whole model at once, in as many processes as were started."""
+        from . import trainer as training
+
+        options, steps = self.options, len(self.data.ids) // self.options.batch_size
+        args = training.arguments(
+            self.partial / TRAINING,
+            learning_rate=options.learning_rate,
+            last_learning_rate=options.last_learning_rate,
+            warm_up=options.warm_up,
+            steps=steps,
+            save_every=save_every,
+            seed=options.seed,
+            mixed_precision=options.mixed_precision,
+            report_to=report_to,
+        )
+        _share_batch(args, options.batch_size, micro_batch)
+        lead = args.process_index == 0
+        with ExitStack() as stack:
+            if lead:
+                _check_resume(self.partial, resume)
+                stack.enter_context(workplace(self.partial, RECORD, self.record))
+                _check_space(self.student, self.partial)
+            _wait()
+            finished = self._finished()
+            _wait()  # nobody renames it while another still reads
+            if not finished:
+                model, adapters = self._live(args.device, gradient_checkpointing, sharded)
+                trainer = training.trainer(model, args, self.data.ids, sharded, self.progress)
+                if lead:
+                    self.announce(adapters.coverage)
+                saved = training.checkpoints(self.partial / TRAINING)
+                trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
+                trained = trainer.trained()
+                if lead:
+                    self.write(adapters, trained, trainer.curve)
+            if lead:
+                _publish(self.partial, out)
+            _wait()
+
+    def alone(self, resume: bool, out: Path) -> None:
+        """One mixer after the other, in one process."""
+        from .mixer_repair import Layerwise, Recipe
+
+        assert self.teacher is not None
+        recipe = Recipe(**{f.name: getattr(self.options, f.name) for f in fields(Recipe)})
+        batches = self.data.batches(self.options.batch_size)
+        _check_resume(self.partial, resume)
+        with workplace(self.partial, RECORD, self.record):
+            _check_space(self.student, self.partial)
+            if not self._finished():
+                directory = self.partial / TRAINING
+                job = Layerwise(self.student, self.teacher, directory, recipe)
+                result = job.run(batches, self.progress)
+                self.announce(result.adapters.coverage)
+                self.write(result.adapters, result.trained, result.curve)
+            _publish(self.partial, out)
+
+    def _live(
+        self, device: torch.device, gradient_checkpointing: bool, sharded: bool
+    ) -> tuple[Any, Adapters]:
+        """Student and teacher with their loss, and what is trained of the student."""
+        from .distillation import Distillation
+        from .logit_head import head_of
+
+        options, sharder = self.options, Sharder(device) if sharded else None
+        student = load(self.student, device=str(device), layerwise=sharded)
+        torch.manual_seed(options.seed)  # of LoRA's first values
+        adapters = attach(
+            student,
+            self.student,
+            rank=options.rank,
+            alpha=options.alpha,
+            also=options.also,
+            around=None if sharder is None else sharder.layer,
+        )
+        if gradient_checkpointing:
+            student.gradient_checkpointing_enable(
+                gradient_checkpointing_kwargs={"use_reentrant": False}
+            )
+        if sharder is not None:
+            sharder.rest(student)
+        head = head_of(student)
+        teacher = teacher_head = None
+        if self.teacher is not None:
+            teacher = load(self.teacher, device=str(device), layerwise=sharded)
+            teacher.requires_grad_(False)
+            if sharder is not None:
+                sharder.split(teacher)
+            teacher_head = head_of(teacher)
+            if len(teacher_head.weight) != len(head.weight):
+                raise StatetrimError(
+                    f"the teacher has {len(teacher_head.weight)} logits and the student "
+                    f"{len(head.weight)}; they must share a vocabulary"
+                )
+        frozen_mode: tuple[Any, ...] = ()
+        if self.student.family.fused_training:
+            frozen_mode = tuple(mixers(student, self.student).values())
+        model = Distillation(student, head, teacher, teacher_head, options.temperature, frozen_mode)
+        return model, adapters
+
+    def _finished(self) -> bool:
+        """Whether only the last step, the new name, is missing."""
+        return "curve" in read_object(self.partial / ARTIFACTS / RECORD, MOST_RECORD_BYTES)
+
+    def write(
+        self, adapters: Adapters, trained: Mapping[str, Tensor], curve: list[dict[str, Any]]
+    ) -> None:
+        """The checkpoint's files with the trained tensors replaced; the record last."""
+        replacements: dict[str, Callable[[Tensor], Tensor]] = {}
+        for update in adapters.updates:
+            replacements |= update.replacements(self.student, trained)
+        for source in self.student.shards:
+            target = self.partial / source.path.name
+            if not target.exists() or newer(source.path, target):
+                beside = target.with_name(target.name + ".tmp")
+                with beside.open("wb") as file:
+                    patch_shard(source, file, replacements, lambda count: None)
+                finish(beside, target)
+        done = self.record | {
+            "text": str(self.data.lineage.get("text")),
+            "trained_tensors": sorted(replacements),
+            "coverage": adapters.coverage.as_json(),
+            "curve": curve,
+        }
+        original = copy_unchanged(self.student, self.partial, RECORD)
+        name = self.student.path.resolve().name
+        write_text(self.partial / CARD, recovered_card(original, name, done))
+        result = with_weights(open_checkpoint(self.partial, self.student.family))
+        assert result.geometry == self.student.geometry
+        assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
+        write_object(self.partial / ARTIFACTS / RECORD, done)
+
+
+def _publish(partial: Path, out: Path) -> None:
+    """The name that was asked for; of the training state only what a tracker wrote stays."""
+    training = partial / TRAINING
+    for pattern in OURS if training.is_dir() else ():
+        for path in training.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+    if training.is_dir():
+        if any(training.iterdir()):
+            training.rename(partial / ARTIFACTS / TRAINING)
+        else:
+            training.rmdir()
+    partial.rename(out)
+    sync_directory(out.parent)
+
+
+def _check(options: Options, small: Checkpoint, teacher: Checkpoint | None, sharded: bool) -> None:
+    with_weights(small)
+    if teacher is not None:
+        with_weights(teacher)
+    if options.rank < 1 or options.batch_size < 1 or not options.alpha > 0:
+        raise StatetrimError("rank, alpha and batch size must be positive")
+    if not 0 < options.last_learning_rate <= options.learning_rate < 1:
+        raise StatetrimError(
+            f"the learning rate must fall from below 1 to above 0, not from "
+            f"{options.learning_rate} to {options.last_learning_rate}"
+        )
+    if not options.temperature > 0 or not 0 <= options.warm_up < 1:
+        raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
+    alone = not dist.is_torchelastic_launched()
+    if options.layerwise and (teacher is None or sharded or options.also or not alone):
+        raise StatetrimError(
+            "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
+            "one process"
+        )
+    refuse_unknown(options.also)
+    refuse_unmet_requests(sharded)
+
+
+def _data(
+    small: Checkpoint,
+    teacher: Checkpoint | None,
+    text: str | Path | Sequences,
+    tokens: int,
+    length: int,
+    skip: int,
+    batch_size: int,
+) -> Sequences:
+    """Whole batches only: every step then weighs every token alike."""
+    if isinstance(text, Sequences):
+        steps = len(text.ids) // batch_size
+        if not steps:
+            raise StatetrimError(f"{len(text.ids)} sequences do not fill a batch of {batch_size}")
+        return Sequences(text.ids[: steps * batch_size], text.lineage)
+    steps = tokens // (batch_size * length)
+    if not steps:
+        raise StatetrimError(
+            f"{tokens} tokens do not fill a batch of {batch_size} sequences of {length} tokens; "
+            f"ask for more tokens, or smaller or shorter batches"
+        )
+    tokenizer = load_tokenizer(small)
+    if teacher is not None and teacher is not small:
+        sample = next(documents(text), "")[:10_000]
+        if load_tokenizer(teacher)(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
+            raise StatetrimError("teacher and student have different tokenizers")
+    whole = steps * batch_size * length
+    return sequences(text, tokenizer, tokens=whole, length=length, skip=skip)
+
+
+def _share_batch(args: Any, batch_size: int, micro_batch: int | None) -> None:
+    """Give every process its part of a batch, in passes of `micro_batch` sequences."""
+    args._n_gpu = min(1, args.n_gpu)  # several GPUs are for several processes
+    micro = micro_batch or batch_size // args.world_size
+    if micro < 1 or batch_size % (micro * args.world_size):
+        raise StatetrimError(
+            f"a batch of {batch_size} sequences cannot be shared by {args.world_size} processes "
+            f"that each run {max(micro, 1)} at a time"
+        )
+    args.per_device_train_batch_size = micro
+    args.gradient_accumulation_steps = batch_size // (micro * args.world_size)
+
+
+def _check_resume(partial: Path, resume: bool) -> None:
+    if partial.exists() and not resume:
+        raise StatetrimError(
+            f"{partial} is left from an interrupted run; add --resume to go on, or remove it"
+        )
+
+
+def _check_space(student: Checkpoint, partial: Path) -> None:
+    """Before hours of training rather than after them."""
+    needed = sum(shard.path.stat().st_size for shard in student.shards)
+    needed -= sum(path.stat().st_size for path in partial.glob("*.safetensors"))
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"the result will need {needed / MIB:,.0f} MiB, and the disk of {partial} has "
+            f"{free / MIB:,.0f} MiB free",
+        )
+
+
+def _wait() -> None:
+    if dist.is_initialized():
+        dist.barrier()

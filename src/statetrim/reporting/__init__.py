@@ -1,0 +1,1 @@
+"""Artifacts -> one page, and pictures."""

@@ -1,0 +1,188 @@
+"""What a report is made from: artifacts of strangers, each recognised by what stands in it."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.analysis import FORMAT as ANALYSIS
+from ..artifacts.analysis import Analysis
+from ..artifacts.plan import FORMAT as PLAN
+from ..artifacts.plan import Plan
+from ..artifacts.scores import FORMAT as SCORES
+from ..artifacts.scores import MOST_BYTES, Scores
+from ..artifacts.sweep import FORMAT as SWEEP
+from ..artifacts.sweep import Sweep
+from ..artifacts.timings import FORMAT as TIMINGS
+from ..artifacts.timings import Timings
+from ..errors import StatetrimError
+from ..geometry import Geometry
+from ..maths.units import MIB
+from ..storage.checkpoint import Checkpoint, inside, open_checkpoint
+from ..storage.json_file import read_object
+
+RECORDS = "statetrim"  # where a checkpoint keeps how it was made
+MOST_RECORD_BYTES = 24 * MIB
+RECORD_KINDS = {
+    "statetrim prune": "prune",
+    "statetrim recover": "recovery",
+    "statetrim refit": "refit",
+    "statetrim trim": "trim",
+}
+FIELDS = {"recover": "recovery"}
+WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings")
+"""What a checkpoint may hold beside its plan; what the user gives counts more."""
+
+
+@dataclass
+class Findings:
+    """All that is known of one cut; what was not given is None or empty."""
+
+    before: Checkpoint | None = None
+    after: Checkpoint | None = None
+    plan: Plan | None = None
+    scores: Scores | None = None
+    analysis: Analysis | None = None
+    timings: Timings | None = None
+    sweep: Sweep | None = None
+    recovery: dict[str, Any] | None = None
+    prune: dict[str, Any] | None = None
+    refit: dict[str, Any] | None = None
+    trim: dict[str, Any] | None = None
+    sources: dict[str, str] = field(default_factory=dict)  # what -> the file it came from
+
+    @property
+    def geometry_before(self) -> Geometry | None:
+        if self.before is not None:
+            return self.before.geometry
+        return self.analysis.baseline.geometry if self.analysis and self.analysis.baseline else None
+
+    @property
+    def geometry_after(self) -> Geometry | None:
+        if self.after is not None:
+            return self.after.geometry
+        if self.before is not None and self.plan is not None:
+            return self.plan.resized(self.before.geometry)
+        return self.analysis.geometry if self.analysis else None
+
+    @property
+    def own_scores(self) -> bool:
+        """Whether the scores are of this very checkpoint; True where that cannot be told."""
+        if self.scores is None or self.after is None or not self.after.shards:
+            return True
+        scored = self.scores.lineage.get("models")
+        return not isinstance(scored, list) or self.after.fingerprint in scored
+
+    @property
+    def mismatches(self) -> Iterator[str]:
+        """Artifacts that do not belong together, each in a sentence."""
+        source = None if self.plan is None else self.plan.lineage.get("source")
+        if source and self.prune and self.prune.get("source") != source:
+            yield "the plan was made for another model than the one the checkpoint was cut from"
+        before = self.before
+        if source and before is not None and before.shards and before.digest != source:
+            yield f"the plan was not made for {before.path.name}"
+        if not self.own_scores:
+            yield "the scores are of other weights than this checkpoint's"
+        analysed = self.analysis.lineage.get("source") if self.analysis else None
+        after = self.after
+        if analysed and after is not None and after.shards and analysed != after.digest:
+            yield "the analysis looked at other weights than this checkpoint's"
+
+
+def gather(artifacts: Sequence[str | Path]) -> Findings:
+    """Read artifacts in any order: JSON files of statetrim, and checkpoints before and after."""
+    if not artifacts:
+        raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
+    found = Findings()
+    paths = [Path(artifact) for artifact in artifacts]
+    _read_checkpoints(found, [path for path in paths if path.is_dir()])
+    for path in paths:
+        if not path.is_dir():
+            _read(found, path)
+    if found.after is not None:
+        _read_records(found, found.after.path)
+    return found
+
+
+def _read_checkpoints(found: Findings, paths: Sequence[Path]) -> None:
+    """Before and after: one that was cut may itself be what another was cut from."""
+    models = {path: open_checkpoint(path) for path in paths}
+    cut = [path for path in paths if (path / RECORDS / "plan.json").exists()]
+    for path, model in models.items():
+        again = any(other != path and _cut_from(other, model) for other in cut)
+        _put(found, "after" if path in cut and not again else "before", model, path)
+
+
+def _cut_from(path: Path, model: Checkpoint) -> bool:
+    plan = Plan.load(inside(path, f"{RECORDS}/plan.json"))
+    return bool(model.shards) and plan.lineage.get("source") == model.digest
+
+
+def _read_records(found: Findings, path: Path) -> None:
+    """What the cut checkpoint says of itself."""
+    own = Plan.load(inside(path, f"{RECORDS}/plan.json"))
+    if found.plan is None:
+        _put(found, "plan", own, path / RECORDS / "plan.json")
+    elif not _same(own, found.plan):
+        raise StatetrimError(f"{found.sources['plan']} is not the plan that {path} was cut by")
+    for name in WITHIN:
+        file, field_name = f"{RECORDS}/{name}.json", FIELDS.get(name, name)
+        if (path / file).exists() and getattr(found, field_name) is None:
+            _read(found, inside(path, file))
+    within = path / RECORDS
+    if found.scores and Path(found.sources["scores"]).parent == within and not found.own_scores:
+        found.scores = found.trim = None  # taken before the weights were trained or refitted
+
+
+def _read(found: Findings, path: Path) -> None:
+    kind = read_object(path, MOST_BYTES).get("format")
+    if kind == PLAN:
+        _put(found, "plan", Plan.load(path), path)
+    elif kind == ANALYSIS:
+        _put(found, "analysis", Analysis.load(path), path)
+    elif type(kind) is int and kind == SCORES:
+        _put(found, "scores", Scores.load(path), path)
+    elif kind == TIMINGS:
+        _put(found, "timings", Timings.load(path), path)
+    elif kind == SWEEP:
+        _put(found, "sweep", Sweep.load(path), path)
+    elif isinstance(kind, str) and kind in RECORD_KINDS:
+        _put(found, RECORD_KINDS[kind], read_object(path, MOST_RECORD_BYTES), path)
+    else:
+        raise StatetrimError(
+            f"{path} is no artifact a report knows; give a checkpoint, or what select, evaluate, "
+            f"analyze, benchmark, recover or trim --sweep wrote"
+        )
+
+
+def _same(one: Plan, other: Plan) -> bool:
+    return all(
+        set(a) == set(b) and all(a[layer].equal(b[layer]) for layer in a)
+        for a, b in (
+            (one.kept, other.kept),
+            (one.kept_values or {}, other.kept_values or {}),
+        )
+    )
+
+
+def _put(found: Findings, name: str, value: Any, path: Path) -> None:
+    if getattr(found, name) is not None:
+        raise StatetrimError(
+            f"{path} and {found.sources[name]} are both {NAMES.get(name, name)}; a report is of one"
+        )
+    setattr(found, name, value)
+    found.sources[name] = str(path)
+
+
+NAMES = {
+    "before": "checkpoints that statetrim did not cut",
+    "after": "cut checkpoints",
+    "plan": "plans",
+    "analysis": "analyses",
+    "prune": "records of a cut",
+    "recovery": "records of a recovery",
+    "refit": "records of a refit",
+    "trim": "records of a trim",
+    "sweep": "sweeps",
+}

@@ -1,0 +1,94 @@
+"""Artifacts -> one page to forward: report.html, and the same in Markdown."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..errors import StatetrimError
+from ..storage.json_file import write_text
+from ..tasks import TASKS
+from ..version import __version__
+from .document import Document, Text
+from .findings import Findings, gather
+from .sections import sections
+from .sections.wording import change, score_text, size
+
+MOST_BYTES = 2_000_000
+HTML, MARKDOWN = "report.html", "report.md"
+
+
+def report(artifacts: Sequence[str | Path], out: str | Path) -> Path:
+    """Write `out/report.html` and `out/report.md`, and return the first.
+
+    `artifacts` are checkpoints before and after a cut, and what select, evaluate, analyze,
+    benchmark and recover wrote, in any order; every section that lacks its artifact names the
+    command that makes it. The page needs nothing beside itself and fetches nothing.
+    """
+    out = Path(out)
+    for path in (out, out / HTML, out / MARKDOWN):
+        if path.exists() and not (path == out and path.is_dir()):
+            raise StatetrimError(
+                f"{path} exists already and is not overwritten; choose another name"
+            )
+    document = compose(gather(artifacts))
+    page = document.as_html()
+    if len(page.encode()) > MOST_BYTES:
+        raise StatetrimError(
+            f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page should be; "
+            f"give fewer artifacts"
+        )
+    out.mkdir(parents=True, exist_ok=True)
+    write_text(out / MARKDOWN, document.as_markdown())
+    write_text(out / HTML, page)
+    return out / HTML
+
+
+def compose(found: Findings) -> Document:
+    """The document of these findings."""
+    model = found.before or found.after
+    name = model.path.resolve().name if model else Path(next(iter(found.sources.values()))).stem
+    before, after = found.geometry_before, found.geometry_after
+    highlights = []
+    if before and after and before != after:
+        old, new = before.state_numel * 4, after.state_numel * 4
+        axes = (
+            ("key", before.head_k_dim, after.head_k_dim),
+            ("value", before.head_v_dim, after.head_v_dim),
+        )
+        kept = " and ".join(f"{now} of {was} {axis}" for axis, was, now in axes if now != was)
+        lead = (
+            f"The recurrent state of every sequence goes from {size(old)} to {size(new)}: each "
+            f"head keeps {kept} channels"
+        )
+        highlights = [(change(old, new), "recurrent state per sequence")]
+    elif found.plan:
+        lead = f"Each head keeps {found.plan.keep} key channels"
+    else:
+        lead = "What statetrim's artifacts say of this model"
+    highlights += _quality_highlights(found)
+    return Document(
+        title=f"{name}: what was cut and what it costs",
+        lead=f"{lead}.",
+        highlights=highlights,
+        notes=[
+            Text(f"These artifacts do not belong together: {sentence}.", "note")
+            for sentence in found.mismatches
+        ],
+        sections=sections(found),
+        footer=f"Made by statetrim {__version__} from the artifacts listed above. Nothing in this "
+        f"page is fetched from anywhere.",
+    )
+
+
+def _quality_highlights(found: Findings) -> list[tuple[str, str]]:
+    """The main metric of up to three tasks, original and cut model."""
+    scores = found.scores
+    if scores is None or len(scores.models) < 2:
+        return []
+    own = found.after.path.resolve().name if found.after else ""
+    model = own if own in scores.models[1:] else scores.models[1]
+    shown = []
+    for task in scores.tasks[:3]:
+        metric = TASKS[task].metric if task in TASKS else scores.metrics(task)[0]
+        old, new = (scores.find(m, task, metric) for m in (scores.baseline, model))
+        shown.append((f"{score_text(old)} → {score_text(new)}", f"{task}, {metric}"))
+    return shown

@@ -1,0 +1,101 @@
+"""Which channels stay, layer by layer."""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from ...geometry import Axis
+from ..charts import bitmap
+from ..document import Block, Picture, Table, Text
+from ..findings import Findings
+from .wording import missing, spread
+
+MOST_LAYER_PICTURES = 64
+MOST_PICTURED_HEADS, MOST_PICTURED_CHANNELS = 64, 1024
+MOST_LISTED_HEADS = 64
+
+
+def cut(found: Findings) -> Iterator[Block]:
+    plan = found.plan
+    if plan is None:
+        yield from missing(
+            "No plan was given, so this report cannot show which channels went.",
+            "statetrim select MODEL --method drrqr --keep 64 --statistics FILE -o plan.json",
+        )
+        return
+    options = ", ".join(f"{name}={value}" for name, value in plan.options.items()) or "none"
+    rows = [
+        ("method", plan.method),
+        ("its options", options),
+        ("seed", str(plan.seed)),
+        ("asked to keep", plan.requested),
+        ("key/query channels kept per head", str(plan.keep)),
+    ]
+    if plan.keep_values is not None:
+        chosen = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
+        rows += [
+            ("method for values", f"{plan.value_method}{f' ({chosen})' if chosen else ''}"),
+            ("value channels kept per head", str(plan.keep_values)),
+        ]
+    rows.append(("linear-attention layers", str(len(plan.kept))))
+    yield Table(("", "the plan"), rows)
+    before = found.geometry_before
+    tables: list[tuple[Axis, Mapping[int, Tensor]]] = []
+    if plan.method != "none":  # values alone
+        tables.append(("key", plan.kept))
+    if plan.kept_values is not None:
+        tables.append(("value", plan.kept_values))
+    for axis, kept in tables:
+        most = max(int(table.max()) for table in kept.values()) + 1
+        yield from _kept(axis, kept, before.channels(axis) if before else most)
+
+
+def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
+    heads, keep = next(iter(kept.values())).shape
+    name = "key/query" if axis == "key" else "value"
+    layers = spread(list(kept), MOST_LAYER_PICTURES)
+    if channels <= MOST_PICTURED_CHANNELS:
+        pictures = "".join(
+            f"<div><p>layer {layer}</p>{_layer_picture(kept[layer], layer, name, channels)}</div>"
+            for layer in layers
+        )
+        shown = "" if len(layers) == len(kept) else f" ({len(layers)} of {len(kept)} layers)"
+        yield Picture(
+            f'<div class="layers">{pictures}</div>',
+            f"Kept {name} channels{shown}: one band a head, from channel 0 on the left to "
+            f"{channels - 1} on the right; coloured channels stay ({keep} in every head), gaps "
+            f"were removed. Heads are cut apart, so the same place in two heads is not alike.",
+        )
+    if heads * len(kept) <= MOST_LISTED_HEADS:
+        yield Table(
+            ("layer", "head", "kept channels"),
+            [
+                (str(layer), str(head), _ranges(row))
+                for layer, table in kept.items()
+                for head, row in enumerate(table.tolist())
+            ],
+            caption=f"Kept {name} channels in numbers",
+            folded=True,
+        )
+    else:
+        yield Text("The numbers of all kept channels stand in the plan.")
+
+
+def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> str:
+    heads = kept[:MOST_PICTURED_HEADS]
+    channels = max(channels, int(heads.max()) + 1)  # the other model may be a stranger's
+    mask = torch.zeros(len(heads), channels, dtype=torch.bool).scatter_(1, heads, True)
+    first = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
+    return bitmap(mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{first}")
+
+
+def _ranges(channels: list[int]) -> str:
+    """[0, 1, 2, 5] -> "0-2, 5"."""
+    runs: list[list[int]] = []
+    for channel in channels:
+        if runs and channel == runs[-1][1] + 1:
+            runs[-1][1] = channel
+        else:
+            runs.append([channel, channel])
+    return ", ".join(f"{a}-{b}" if b > a else str(a) for a, b in runs)

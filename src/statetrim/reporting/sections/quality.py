@@ -1,0 +1,111 @@
+"""What the model still does, with intervals."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...artifacts.scores import Scores
+from ...artifacts.verdicts import Verdict, judge, recall_change
+from ...tasks import TASKS
+from ..charts import interval_chart
+from ..document import Block, Picture, Table, Text
+from ..findings import Findings
+from .wording import mapping, missing, number, score_text, strings
+
+CHECKS = {
+    "sliced_against_masked": "cut model against the original with those channels masked",
+    "prefill_against_decode": "decoding token by token against prefill",
+    "prefill_against_decode_before": "the same, in the original",
+}
+
+
+def quality(found: Findings) -> Iterator[Block]:
+    """Checks of the cut itself, then scores against the original."""
+    if found.trim is not None:
+        yield from _checked(found.trim)
+    scores = found.scores
+    if scores is None or len(scores.models) < 2:
+        yield from missing(
+            "Quality was not measured. A cut loses quality; recall suffers before perplexity.",
+            "statetrim evaluate SMALL --baseline MODEL --tasks wikitext,squad,mqar --data DATA "
+            "-o scores.json",
+        )
+        return
+    judged = list(_judged(scores))
+    header = ("task", "metric", "samples", *scores.models)
+    yield Text(f"The original is {scores.baseline}. Intervals are of 95%, paired by sample.")
+    yield Table((*header, "against the original"), list(_main_rows(scores, judged)))
+    for unit, words in (
+        ("share", "percentage points lost"),
+        ("perplexity", "rise of perplexity, % of the original's"),
+        ("nats", "KL from the original, nats per token"),
+    ):
+        rows = [
+            (_case(scores, v), v.loss.estimate, v.loss.low, v.loss.high)
+            for v in judged
+            if v.unit == unit
+        ]
+        chart = interval_chart(rows, f"Loss by task with 95% intervals: {words}", words)
+        if chart:
+            yield Picture(
+                chart,
+                f"How to read it: a dot is the measured loss, its bar the 95% interval ({words}); "
+                f"a bar that touches the dashed zero line is no proven loss. Left is better.",
+            )
+    for model in scores.models[1:]:
+        if all(task in TASKS for task in scores.tasks) and (moved := recall_change(scores, model)):
+            yield Text(
+                f"Mean recall of {model}: {moved.estimate:+.2f} points, between {moved.low:+.2f} "
+                f"and {moved.high:+.2f}."
+            )
+    main = {(verdict.task, verdict.metric) for verdict in judged}
+    others = [
+        _cells(scores, task, metric)
+        for task in scores.tasks
+        for metric in scores.metrics(task)
+        if (task, metric) not in main
+    ]
+    if others:
+        yield Table(header, others, caption="All other metrics", folded=True)
+    yield Text(
+        "There are several verdicts here and no correction for that: one in twenty would be wrong "
+        "by chance."
+    )
+
+
+def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
+    """What `trim` compared and found worth a warning."""
+    for warning in strings(record.get("warnings")):
+        yield Text(f"Warning: {warning}.", "note")
+    checks = mapping(record.get("checks"))
+    rows = [
+        (words, f"{checks[name]:.1e}") for name, words in CHECKS.items() if number(checks.get(name))
+    ]
+    if rows:
+        yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
+
+
+def _judged(scores: Scores) -> Iterator[Verdict]:
+    for task in scores.tasks:
+        metric = TASKS[task].metric if task in TASKS else scores.metrics(task)[0]
+        for model in scores.models[1:]:
+            yield judge(scores, model, task, metric)
+
+
+def _main_rows(scores: Scores, judged: list[Verdict]) -> Iterator[tuple[str, ...]]:
+    for task, metric in dict.fromkeys((verdict.task, verdict.metric) for verdict in judged):
+        said = [
+            verdict.sentence if len(scores.models) == 2 else f"{verdict.model}: {verdict.sentence}"
+            for verdict in judged
+            if (verdict.task, verdict.metric) == (task, metric)
+        ]
+        yield (*_cells(scores, task, metric), "; ".join(said))
+
+
+def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
+    found = [scores.find(model, task, metric) for model in scores.models]
+    return (task, metric, str(len(found[0].samples)), *map(score_text, found))
+
+
+def _case(scores: Scores, verdict: Verdict) -> str:
+    model = "" if len(scores.models) == 2 else f" ({verdict.model})"
+    return f"{verdict.task}, {verdict.metric}{model}: {verdict.sentence}"

@@ -1,0 +1,1 @@
+"""A checkpoint as a live model: loading, hooks, states, logits, processes."""

@@ -1,0 +1,231 @@
+"""Listen where the recurrence kernel is called: our only monkeypatch.
+
+Modules are no place to listen: fused convolutions bypass their hooks, silently. The kernel call is
+the one place every family passes, with q and k after convolution and SiLU, before the L2 norm.
+"""
+
+import functools
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import StatetrimError
+from ..storage.checkpoint import Checkpoint
+
+L2_EPS = 1e-6  # of every kernel that normalises q and k
+_NAMES = (("q", "k"), ("query", "key"), ("C", "B"))  # in Mamba-2, C reads and B writes
+
+
+@dataclass(frozen=True, eq=False)
+class KernelCall:
+    """One layer's kernel call: what the state was written and read with."""
+
+    layer: int
+    query: Tensor  # [batch, time, key heads, channels]
+    key: Tensor  # [batch, time, key heads, channels]
+    output: Tensor  # [batch, time, value heads, value channels]
+    kernel: str = ""  # the name it was called by
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all of them, by name
+
+
+@dataclass(frozen=True, eq=False)
+class MixerInput:
+    """What a layer's projections saw."""
+
+    layer: int
+    hidden: Tensor  # [batch, time, hidden]
+
+
+@dataclass(frozen=True, eq=False)
+class ReadOut:
+    """What a layer's output projection is given: the state's answer behind norm and gate."""
+
+    layer: int
+    values: Tensor  # [batch, time, value heads x value channels]
+
+
+def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
+    """The live mixer module of every linear-attention layer."""
+    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
+    pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, leaves))})")
+    found: dict[int, nn.Module] = {}
+    for name, module in model.named_modules():
+        match = pattern.fullmatch(name)
+        if match and int(match.group(1)) in checkpoint.geometry.layers:
+            found[int(match.group(1))] = module
+    missing = sorted(set(checkpoint.geometry.layers) - set(found))
+    if missing:
+        raise StatetrimError(f"the live model has no mixer for layers {missing[:5]}")
+    return found
+
+
+def output_projections(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
+    """The live output projection of every linear-attention layer, by the family's claims."""
+    claims = checkpoint.family.channels(checkpoint.config, checkpoint.geometry)
+    name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
+    if name is None:
+        raise StatetrimError(
+            f"family {type(checkpoint.family).__name__} does not say where values are read out"
+        )
+    leaf = name.removesuffix(".weight")
+    return {i: mixer.get_submodule(leaf) for i, mixer in mixers(model, checkpoint).items()}
+
+
+@contextmanager
+def tap(
+    model: nn.Module,
+    checkpoint: Checkpoint,
+    on_call: Callable[[KernelCall], None],
+    on_input: Callable[[MixerInput], None] | None = None,
+    on_readout: Callable[[ReadOut], None] | None = None,
+    only: Mapping[int, Tensor] | None = None,
+    layers: Iterable[int] | None = None,
+) -> Iterator[None]:
+    """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard.
+
+    With `only` (kept channels [key heads, keep] for each layer) the kernels read and write as if
+    the other channels were not there. Where `layers` are given, only those are expected to run.
+    """
+    modules = mixers(model, checkpoint)
+    listener = _Listener(checkpoint, on_call, on_input, only or {})
+    with ExitStack() as stack:
+        if on_readout is not None:
+            stack.enter_context(_readouts(model, checkpoint, on_readout))
+        for layer, module in modules.items():
+            enter = module.register_forward_pre_hook(
+                functools.partial(listener.enter, layer), with_kwargs=True
+            )
+            stack.callback(enter.remove)
+        for home in {sys.modules[type(module).__module__] for module in modules.values()}:
+            names = [name for name in checkpoint.family.kernels if hasattr(home, name)]
+            if not names:
+                raise StatetrimError(f"{home.__name__} calls none of the kernels its family names")
+            for name in names:
+                kernel = getattr(home, name)
+                stack.callback(setattr, home, name, kernel)
+                setattr(home, name, listener.wrap(name, kernel))
+        yield
+    expected = checkpoint.geometry.layers if layers is None else layers
+    silent = sorted(set(expected) - listener.heard)
+    if silent:
+        raise StatetrimError(
+            f"layers {silent[:5]} never called a recurrence kernel that statetrim knows, so "
+            f"nothing was recorded for them"
+        )
+
+
+@contextmanager
+def _readouts(
+    model: nn.Module, checkpoint: Checkpoint, on_readout: Callable[[ReadOut], None]
+) -> Iterator[None]:
+    heard: set[int] = set()
+
+    def listen(layer: int, module: nn.Module, args: Any) -> None:
+        heard.add(layer)
+        on_readout(ReadOut(layer, args[0].detach()))
+
+    with ExitStack() as stack:
+        for layer, module in output_projections(model, checkpoint).items():
+            hook = module.register_forward_pre_hook(functools.partial(listen, layer))
+            stack.callback(hook.remove)
+        yield
+    silent = sorted(set(checkpoint.geometry.layers) - heard)
+    if silent:
+        raise StatetrimError(
+            f"layers {silent[:5]} never called their output projection, so nothing was recorded "
+            f"for their values"
+        )
+
+
+class _Listener:
+    """Knows which layer is running, and hands on what its kernel is given."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        on_call: Callable[[KernelCall], None],
+        on_input: Callable[[MixerInput], None] | None,
+        only: Mapping[int, Tensor],
+    ) -> None:
+        self.geometry, self.only = checkpoint.geometry, only
+        self.on_call, self.on_input = on_call, on_input
+        self.layer: int | None = None
+        self.heard: set[int] = set()
+
+    def enter(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self.layer = layer
+        if self.on_input is not None:
+            hidden = args[0] if args else kwargs["hidden_states"]
+            self.on_input(MixerInput(layer, hidden.detach()))
+
+    def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(kernel)
+        query, key = next(pair for pair in _NAMES if pair[0] in signature.parameters)
+
+        @functools.wraps(kernel)
+        def listening(*args: Any, **kwargs: Any) -> Any:
+            if self.layer in self.only:
+                bound = signature.bind(*args, **kwargs)
+                for side in (query, key):
+                    bound.arguments[side] = self._masked(bound.arguments[side])
+                args, kwargs = bound.args, bound.kwargs
+            result = kernel(*args, **kwargs)
+            if self.layer in self.only and (query, key) != ("C", "B"):
+                result = self._rescaled(result)
+            given = _arguments(signature, args, kwargs)
+            output = result[0] if isinstance(result, tuple) else result
+            self._report(name, given, given[query], given[key], output)
+            return result
+
+        return listening
+
+    def _report(
+        self, kernel: str, given: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
+    ) -> None:
+        assert self.layer is not None, "a kernel ran outside every mixer"
+        self.heard.add(self.layer)
+        with torch.no_grad():
+            self.on_call(
+                KernelCall(
+                    self.layer,
+                    self._key_heads(query.detach()),
+                    self._key_heads(key.detach()),
+                    output.detach(),
+                    kernel,
+                    given,
+                )
+            )
+
+    def _masked(self, x: Tensor) -> Tensor:
+        """x [..., heads, channels], in which transformers may have repeated the key heads."""
+        kept = self.only[self.layer]  # type: ignore[index]
+        mask = torch.zeros(len(kept), x.shape[-1]).scatter_(1, kept, 1.0).to(x)
+        return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
+
+    def _rescaled(self, result: Any) -> Any:
+        """Delta-rule kernels divide by the square root of the width they see; Mamba-2's do not."""
+        factor = (self.geometry.head_k_dim / self.only[self.layer].shape[1]) ** 0.5  # type: ignore[index]
+        return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
+
+    def _key_heads(self, x: Tensor) -> Tensor:
+        """transformers repeats q and k for every value head before the kernel; fla does not."""
+        repeat = x.shape[2] // self.geometry.num_k_heads
+        return x[:, :, ::repeat]
+
+
+def _arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
+    """By name, defaults and catch-all keywords included; tensors without their graph."""
+    bound = signature.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given: dict[str, Any] = {}
+    for name, value in bound.arguments.items():
+        catch_all = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
+        given |= value if catch_all else {name: value}
+    return {n: x.detach() if isinstance(x, Tensor) else x for n, x in given.items()}

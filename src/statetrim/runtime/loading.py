@@ -1,0 +1,183 @@
+"""Checkpoint -> live model; the only place that chooses transformers, fla or portable."""
+
+import atexit
+import importlib.util
+import logging
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import nn
+
+from ..errors import StatetrimError
+from ..storage.checkpoint import Checkpoint, open_checkpoint
+
+PORTABLE_TYPES = ("delta_net", "gated_deltanet", "kda")
+FLA_TYPES = (*PORTABLE_TYPES, "gated_deltaproduct", "comba", "gla")
+_GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
+
+logger = logging.getLogger("statetrim")
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Which code runs a model here, and why that one."""
+
+    name: Literal["transformers", "fla", "portable"]
+    reason: str
+
+
+def runtime_for(model_type: str) -> Runtime:
+    """fla where its kernels can run, portable where they cannot, transformers for its own types."""
+    if model_type not in FLA_TYPES:
+        kernels = "fla's kernels" if fla_runs() else "its PyTorch kernels: fla cannot run here"
+        return Runtime("transformers", f"with {kernels}")
+    if fla_runs():
+        return Runtime("fla", "a GPU with triton is here")
+    if model_type in PORTABLE_TYPES:
+        return Runtime("portable", "fla needs a GPU with triton")
+    raise StatetrimError(
+        f"{model_type} runs only in fla, which needs a GPU with triton; here it can be inspected "
+        f"and pruned by its weights alone, but not run"
+    )
+
+
+def fla_runs() -> bool:
+    return (
+        torch.cuda.is_available()
+        and importlib.util.find_spec("triton") is not None
+        and importlib.util.find_spec("fla") is not None
+    )
+
+
+def load(
+    model: str | Path | Checkpoint,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | None = None,
+    layerwise: bool = False,
+) -> Any:
+    """The live causal LM of any supported family, on whatever runtime fits this machine.
+
+    `dtype` None keeps the stored one. `device` None is the first GPU, or the CPU without one.
+    `layerwise` leaves the weights on disk and brings each module's in when it runs. The runtime
+    chosen is logged and stands in the model's `statetrim_runtime`.
+    """
+    checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+    model_type = checkpoint.config["model_type"]
+    runtime = runtime_for(model_type)
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
+    folder = tempfile.mkdtemp(prefix="statetrim-offload-") if layerwise else None
+    with _own_kernels_only():
+        from transformers import AutoModelForCausalLM
+
+        _register(runtime)
+        auto: Any = AutoModelForCausalLM
+        try:
+            live, info = auto.from_pretrained(
+                checkpoint.path,
+                dtype=dtype or "auto",
+                use_safetensors=True,
+                trust_remote_code=False,
+                local_files_only=True,
+                output_loading_info=True,
+                **(_offloaded(folder) if folder else {}),
+            )
+        except (ValueError, OSError) as error:  # an option that this runtime does not have
+            reason = str(error).partition("\n")[0][:300]
+            raise StatetrimError(
+                f"{checkpoint.path} does not load in {runtime.name}: {reason}"
+            ) from error
+    _check_loaded(info, checkpoint.path)
+    live.statetrim_runtime = runtime
+    live.statetrim_device = torch.device(device)  # of the inputs; offloaded weights claim "meta"
+    live.statetrim_folder = folder
+    return (live if layerwise else live.to(device)).eval()
+
+
+def _offloaded(folder: str) -> dict[str, Any]:
+    """accelerate's disk offload: weights stay in their shards, except those that transformers
+    fuses on loading, which go to a temporary folder that lives as long as the process."""
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return {"device_map": {"": "disk"}, "offload_folder": folder}
+
+
+def forget_offloaded(live: Any) -> None:
+    """Remove that folder early, once all of the model is in memory."""
+    shutil.rmtree(live.statetrim_folder, ignore_errors=True)
+
+
+def materialize(module: nn.Module, device: torch.device) -> None:
+    """Bring the weights of a module of a model that was loaded `layerwise` into memory, to stay."""
+    from accelerate.hooks import remove_hook_from_module
+    from accelerate.utils import set_module_tensor_to_device
+
+    for part in module.modules():
+        weights: Any = getattr(getattr(part, "_hf_hook", None), "weights_map", None)
+        tensors = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
+        for name, tensor in tensors:
+            if tensor.is_meta:
+                set_module_tensor_to_device(part, name, device, value=weights[name])
+    remove_hook_from_module(module, recurse=True)
+
+
+def _register(runtime: Runtime) -> None:
+    """Make transformers' Auto classes know the model types of this runtime."""
+    if runtime.name == "fla":
+        import fla  # noqa: F401  (registers its model types)
+    elif runtime.name == "portable":
+        from .. import portable
+
+        portable.register()
+
+
+def load_tokenizer(checkpoint: Checkpoint) -> Any:
+    """The model's own tokenizer; never another's, and never remote code."""
+    from transformers import AutoTokenizer
+
+    with _own_kernels_only():
+        _register(runtime_for(checkpoint.config["model_type"]))
+    try:
+        return AutoTokenizer.from_pretrained(
+            checkpoint.path, local_files_only=True, trust_remote_code=False
+        )
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:150]
+        raise StatetrimError(f"{checkpoint.path} has no tokenizer that loads: {reason}") from None
+
+
+def _check_loaded(info: dict[str, Any], path: Path) -> None:
+    """A vision tower or a prediction head may stay out; nothing may be missing or misshapen."""
+    for problem in ("missing_keys", "mismatched_keys"):
+        if info.get(problem):
+            name = sorted(map(str, info[problem]))[0]
+            raise StatetrimError(
+                f"{path} does not fit its own config: {len(info[problem])} {problem.split('_')[0]} "
+                f"tensors, the first is {name}"
+            )
+
+
+@contextmanager
+def _own_kernels_only() -> Iterator[None]:
+    """Without a GPU, hide GPU kernels from transformers while it imports modelling code.
+
+    It binds them at that moment without asking for a device, and then fails on CPU tensors.
+    """
+    if torch.cuda.is_available():
+        yield
+        return
+    hidden = [name for name in _GPU_KERNELS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            if sys.modules.get(name) is None:
+                del sys.modules[name]

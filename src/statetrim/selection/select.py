@@ -1,0 +1,205 @@
+"""Checkpoint -> Plan: ask a method, layer by layer, which channels stay."""
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts.plan import Plan
+from ..artifacts.statistics import Statistics
+from ..errors import StatetrimError
+from ..families.contract import resized_config
+from ..geometry import Axis, resolve_keep
+from ..methods import find_method, method_names
+from ..methods.contract import Evidence, Method, Select, ValueEvidence
+from ..storage.checkpoint import Checkpoint, check_values, with_weights
+from ..version import __version__
+
+
+def select(
+    model: Checkpoint,
+    method: str | Select = "l1",
+    keep: int | float | str | None = None,
+    *,
+    keep_values: int | float | str | None = None,
+    value_method: str | Select = "readout_l1",
+    value_options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    statistics: Statistics | None = None,
+    progress: Any = iter,
+    **options: Any,
+) -> Plan:
+    """Choose the channels that stay: `keep` per key head, `keep_values` per value head, each a
+    number or a fraction; the axis that is left out keeps all it has.
+
+    `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
+    `value_options` are the same for the value axis. `statistics` come from `calibrate`, for methods
+    that need them. `progress` wraps the iteration over layers.
+    """
+    geometry = with_weights(model).geometry
+    if keep is None and keep_values is None:
+        raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
+    keys = values = None
+    if keep is not None:
+        keys = _Choice(model, "key", method, options, keep, statistics)
+    if keep_values is not None:
+        check_values(model)
+        values = _Choice(
+            model, "value", value_method, dict(value_options or {}), keep_values, statistics
+        )
+    after = geometry.resized(keys.keep if keys else None, values.keep if values else None)
+    resized_config(model.family, model.config, after)
+    layers: Iterable[int] = progress(geometry.layers)
+    kept, kept_values = {}, {}
+    notes: dict[str, Any] = {}
+    for layer in layers:
+        heard = statistics.layers[layer] if statistics else None
+        kept[layer] = torch.arange(geometry.head_k_dim).repeat(geometry.num_k_heads, 1)
+        if keys:
+            evidence = Evidence(*model.projections(layer), _generator(seed, layer), heard)
+            kept[layer] = keys.made(evidence, layer)
+            notes |= {str(layer): evidence.notes} if evidence.notes else {}
+        if values:
+            weights, generator = model.values(layer), _generator(seed, layer, "value")
+            seen = ValueEvidence(*weights, generator, heard)
+            kept_values[layer] = values.made(seen, layer)
+            notes |= {f"{layer} values": seen.notes} if seen.notes else {}
+    used = [choice.method for choice in (keys, values) if choice]
+    return Plan(
+        kept=kept,
+        requested=str(keep if keys else "all"),
+        method=keys.method.name if keys else "none",
+        seed=seed,
+        options=keys.all_options if keys else {},
+        kept_values=kept_values or None,
+        requested_values=str(keep_values) if values else None,
+        value_method=values.method.name if values else None,
+        value_options=values.all_options if values else {},
+        lineage={
+            "statetrim": __version__,
+            "model_type": model.config.get("model_type"),
+            "source": model.digest,
+            "statistics": dict(statistics.lineage)
+            if statistics and any(method.needs for method in used)
+            else None,
+        },
+        notes=notes,
+    )
+
+
+class _Choice:
+    """A method, checked against axis, options and statistics, and how many channels it keeps."""
+
+    def __init__(
+        self,
+        model: Checkpoint,
+        axis: Axis,
+        method: str | Select,
+        options: dict[str, Any],
+        requested: int | float | str,
+        statistics: Statistics | None,
+    ) -> None:
+        self.method, self.options = find_method(method), options
+        if axis not in self.method.axes:
+            raise StatetrimError(
+                f"method {self.method.name!r} does not choose {axis} channels; choose one of "
+                f"{', '.join(method_names(axis))}"
+            )
+        _check_options(self.method, options)
+        _check_statistics(self.method, statistics, model)
+        self.keep = resolve_keep(requested, model.geometry.channels(axis))
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        return dict(self.method.options) | self.options
+
+    def made(self, evidence: Evidence | ValueEvidence, layer: int) -> Tensor:
+        """The kept channels [heads, keep] of one layer."""
+        _check_finite(evidence, layer)
+        _check_heard(evidence, self.method, layer)
+        return _select_layer(evidence, self.method, self.keep, self.options)
+
+
+def _select_layer(
+    evidence: Evidence | ValueEvidence, method: Method, keep: int, options: dict[str, Any]
+) -> Tensor:
+    try:
+        kept = method.select(evidence, keep, **options)
+    except (ValueError, TypeError) as error:  # an option of the wrong kind, or numbers beyond use
+        raise StatetrimError(f"method {method.name!r} cannot go on: {error}") from error
+    heads, channels = evidence.shape
+    if (
+        not isinstance(kept, Tensor)
+        or kept.dtype != torch.int64
+        or tuple(kept.shape) != (heads, keep)
+        or int(kept.min()) < 0
+        or int(kept.max()) >= channels
+        or bool((kept.diff(dim=1) <= 0).any())
+    ):
+        raise StatetrimError(
+            f"method {method.name!r} must return int64 [{heads}, {keep}], ascending channels below "
+            f"{channels} in every head"
+        )
+    return kept
+
+
+def _generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
+    """Seeded by model seed, layer and axis, so that layers may be visited in any order."""
+    digest = hashlib.sha256(f"{seed} {layer}{axis}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
+    if not method.needs:
+        return
+    have = statistics.parts if statistics else set()
+    lacking = [part for part in method.needs if part not in have]
+    if statistics is None or lacking:
+        raise StatetrimError(
+            f"method {method.name!r} needs {' and '.join(lacking)} from calibration; "
+            f"run: statetrim calibrate MODEL --for {method.name} --text SOURCE -o FILE"
+        )
+    if statistics.lineage.get("source") != model.digest:
+        raise StatetrimError("the statistics were made with another model; calibrate this one")
+    if set(statistics.layers) != set(model.geometry.layers):
+        raise StatetrimError("the statistics do not cover the model's linear-attention layers")
+
+
+def _check_finite(evidence: Evidence | ValueEvidence, layer: int) -> None:
+    if isinstance(evidence, Evidence):
+        kind, weights = "query or key", (evidence.query_weight, evidence.key_weight)
+    else:
+        kind, weights = "value or output", (evidence.value_weight, evidence.output_weight)
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise StatetrimError(f"layer {layer} has {kind} weights that are not finite")
+
+
+def _check_heard(evidence: Evidence | ValueEvidence, method: Method, layer: int) -> None:
+    """Statistics may be a stranger's: each sum must be there, finite, of the weights' shape."""
+    heads, channels = evidence.shape
+    shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
+    if isinstance(evidence, Evidence):
+        shapes |= {
+            "input_square": (evidence.query_weight.shape[-1],),
+            "query_gradient": tuple(evidence.query_weight.shape),
+            "key_gradient": tuple(evidence.key_weight.shape),
+        }
+    for part in method.needs:
+        expected = shapes.get(part, (heads, channels, channels))
+        value = getattr(evidence.statistics, part)
+        fits = value is not None and (expected is None or tuple(value.shape) == expected)
+        if not fits or not bool(value.isfinite().all()):
+            raise StatetrimError(
+                f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
+            )
+
+
+def _check_options(method: Method, options: dict[str, Any]) -> None:
+    unknown = sorted(set(options) - set(method.options))
+    if unknown:
+        known = ", ".join(method.options) or "none"
+        raise StatetrimError(
+            f"method {method.name!r} has no option {unknown[0]!r}; it has: {known}"
+        )

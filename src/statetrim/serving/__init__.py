@@ -1,0 +1,1 @@
+"""What a shape means for engines and memory."""

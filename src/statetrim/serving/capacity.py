@@ -1,0 +1,172 @@
+"""How many sequences fit: what one of them holds, and how vLLM lays that out in pages and blocks.
+
+vLLM gives the recurrent layers and the softmax layers of a hybrid model blocks of one size from one
+pool. A block must hold the whole state of a layer, so the state decides how many tokens of keys
+and values share a block; and layers are put in groups of equal size, each with its own block table.
+Followed from vLLM 0.32.0 (platforms/interface.py, v1/core/kv_cache_utils.py); one GPU, no
+speculative decoding.
+"""
+
+from dataclasses import dataclass
+from math import ceil
+
+from ..errors import StatetrimError
+from ..geometry import Geometry
+from .softmax_cache import KeyValues
+
+DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+ALIGNMENT = 16
+"""Tokens to whose multiples blocks are rounded: 16 on a GPU, 128 on a CPU, or --block-size."""
+MOST_CONTEXT = 2**30
+MOST_MEMORY = 2**50
+
+
+@dataclass(frozen=True)
+class SequenceBytes:
+    """What one sequence of `context` tokens holds, in the layout of transformers."""
+
+    state: int
+    convolution: int
+    key_values: int
+
+    @property
+    def total(self) -> int:
+        return self.state + self.convolution + self.key_values
+
+
+def sequence_bytes(
+    geometry: Geometry,
+    kept: KeyValues,
+    *,
+    context: int,
+    dtype: str,
+    state_dtype: str = "float32",
+) -> SequenceBytes:
+    """State in `state_dtype`; convolution, keys and values in the model's `dtype`."""
+    width = DTYPE_BYTES[dtype]
+    return SequenceBytes(
+        state=geometry.state_numel * DTYPE_BYTES[state_dtype],
+        convolution=geometry.conv_numel * width,
+        key_values=context * kept.layers * kept.numel * width,
+    )
+
+
+@dataclass(frozen=True)
+class Pages:
+    """vLLM's layout of a hybrid model's cache."""
+
+    state_bytes: int  # one linear layer of one sequence: state and convolution, unpadded
+    token_bytes: int  # one softmax layer, one token
+    block_size: int  # tokens of keys and values in a block
+    page_bytes: int  # one layer's part of a block; a state is padded to this
+    block_bytes: int  # of all layers in a group
+    softmax_groups: int
+    linear_groups: int
+
+    def blocks(self, memory: int) -> int:
+        """Blocks in a cache of `memory` bytes."""
+        return memory // self.block_bytes
+
+    def blocks_per_sequence(self, context: int, *, prefix_caching: bool) -> int:
+        """With prefix caching vLLM holds a second state: the last one at a block's border."""
+        states = 2 if prefix_caching else 1
+        return self.softmax_groups * ceil(context / self.block_size) + self.linear_groups * states
+
+    def concurrency(self, memory: int, context: int, *, prefix_caching: bool) -> float:
+        """Sequences of `context` tokens at once: "Maximum concurrency" in vLLM's log."""
+        return self.blocks(memory) / self.blocks_per_sequence(
+            context, prefix_caching=prefix_caching
+        )
+
+
+def pages(
+    geometry: Geometry,
+    kept: KeyValues,
+    *,
+    dtype: str,
+    state_dtype: str = "float32",
+    alignment: int = ALIGNMENT,
+) -> Pages | None:
+    """None for a model without softmax layers: then nothing is aligned."""
+    if not kept.layers or not kept.numel:
+        return None
+    layers = len(geometry.layers)
+    # vLLM keeps one input less than the convolution is wide: the present one is at hand.
+    taps = max(geometry.conv_width - 1, 0)
+    convolution = geometry.conv_numel // layers // max(geometry.conv_width, 1) * taps
+    state_bytes = (
+        geometry.state_numel // layers * DTYPE_BYTES[state_dtype] + convolution * DTYPE_BYTES[dtype]
+    )
+    token_bytes = kept.numel * DTYPE_BYTES[dtype]
+    block_size = alignment * ceil(state_bytes / (alignment * token_bytes))
+    page_bytes = block_size * token_bytes
+    few, many = sorted((layers, kept.layers))
+    group = many if many < 1.5 * few else few
+    return Pages(
+        state_bytes=state_bytes,
+        token_bytes=token_bytes,
+        block_size=block_size,
+        page_bytes=page_bytes,
+        block_bytes=page_bytes * group,
+        softmax_groups=ceil(kept.layers / group),
+        linear_groups=ceil(layers / group),
+    )
+
+
+@dataclass(frozen=True)
+class VllmCapacity:
+    """What vLLM prints when it starts."""
+
+    block_size: int
+    page_bytes: int
+    blocks: int
+    sequences: float  # maximum concurrency without prefix caching
+    sequences_prefix_caching: float
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """What fits in a given memory, for one shape and one dtype of the state."""
+
+    shape: str
+    state_dtype: str
+    state_bytes: int  # per sequence, all layers
+    convolution_bytes: int
+    key_value_bytes: int  # per token, all layers
+    sequences_unpaged: int  # memory over the bytes of one sequence: a bound for any engine
+    vllm: VllmCapacity | None  # None where there are no softmax layers, so nothing is aligned
+
+
+def capacity(
+    geometry: Geometry,
+    kept: KeyValues,
+    *,
+    memory: int,
+    context: int,
+    dtype: str,
+    state_dtype: str = "float32",
+    alignment: int = ALIGNMENT,
+) -> Capacity:
+    """How many sequences of `context` tokens fit in a cache of `memory` bytes."""
+    if not 1 <= memory <= MOST_MEMORY:
+        raise StatetrimError(f"cache memory must lie between 1 byte and 2^50, not {memory}")
+    if not 1 <= context <= MOST_CONTEXT:
+        raise StatetrimError(f"a context has between 1 and 2^30 tokens, not {context}")
+    one = sequence_bytes(geometry, kept, context=context, dtype=dtype, state_dtype=state_dtype)
+    layout = pages(geometry, kept, dtype=dtype, state_dtype=state_dtype, alignment=alignment)
+    return Capacity(
+        shape=f"{geometry.head_k_dim}x{geometry.head_v_dim}",
+        state_dtype=state_dtype,
+        state_bytes=one.state,
+        convolution_bytes=one.convolution,
+        key_value_bytes=kept.layers * kept.numel * DTYPE_BYTES[dtype],
+        sequences_unpaged=memory // one.total,
+        vllm=None if layout is None else _in_vllm(layout, memory, context),
+    )
+
+
+def _in_vllm(layout: Pages, memory: int, context: int) -> VllmCapacity:
+    plain, caching = (
+        layout.concurrency(memory, context, prefix_caching=caching) for caching in (False, True)
+    )
+    return VllmCapacity(layout.block_size, layout.page_bytes, layout.blocks(memory), plain, caching)

@@ -1,0 +1,104 @@
+"""Where a model can be served after a cut, with which command, and how many sequences fit."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import StatetrimError
+from ..geometry import Geometry
+from ..storage.checkpoint import Checkpoint
+from .capacity import Capacity, capacity
+from .engines import Compatibility, Shape, engines_for, propose, serve_command, verdicts
+from .softmax_cache import key_values
+
+GIB = 2**30
+DEFAULT_CONTEXT = 4096
+MODEL = "SMALL"  # stands in commands for the directory that prune will write
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Engines, commands and capacity for one shape of the state."""
+
+    shape: str
+    engines: list[Compatibility]
+    commands: dict[str, str]  # engine -> what to type, for those that serve the shape
+    everywhere: str | None  # the nearest shape that every engine known serves
+    memory: int | None
+    context: int | None
+    capacity: list[Capacity]  # before and after; each with a float32 and a bfloat16 state
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def deployment(
+    model: Checkpoint,
+    after: Geometry | None,
+    *,
+    dtype: str,
+    memory_gib: float | None = None,
+    context: int | None = None,
+) -> Deployment:
+    """For the state `after` a cut, or for the present one where there is no cut."""
+    model_type, shape = str(model.config.get("model_type")), Shape.of(after or model.geometry)
+    lines = verdicts(model_type, shape)
+    return Deployment(
+        shape=str(shape),
+        engines=lines,
+        commands=_commands(lines, MODEL if after else "MODEL"),
+        everywhere=_everywhere(model_type, model.geometry, after),
+        memory=None if memory_gib is None else _memory(memory_gib),
+        context=None if memory_gib is None else context or DEFAULT_CONTEXT,
+        capacity=[]
+        if memory_gib is None
+        else _capacity(model, after, dtype, memory_gib, context or DEFAULT_CONTEXT),
+    )
+
+
+def _commands(lines: list[Compatibility], model: str) -> dict[str, str]:
+    """One for each engine that serves the shape, and for older versions where only they do."""
+    found: dict[str, str] = {}
+    current = {line.engine for line in lines if line.current and line.serves}
+    for line in sorted(lines, key=lambda line: not line.flag):  # a flag does no harm elsewhere
+        if line.serves and (line.current or line.engine not in current):
+            name = line.engine if line.current else f"{line.engine} {line.versions}"
+            found.setdefault(name, serve_command(line, model))
+    return found
+
+
+def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> str | None:
+    if after is None or not engines_for(model_type):
+        return None
+    try:
+        return str(propose(model_type, before, after.head_k_dim, after.head_v_dim))
+    except StatetrimError:
+        return None
+
+
+def _capacity(
+    model: Checkpoint, after: Geometry | None, dtype: str, memory_gib: float, context: int
+) -> list[Capacity]:
+    kept = key_values(model.config, model.geometry)
+    if kept is None:
+        raise StatetrimError(
+            f"what the softmax layers of {model.config.get('model_type')} keep of a token is not "
+            f"known, so how many sequences fit cannot be told; leave out --memory-gib"
+        )
+    return [
+        capacity(
+            geometry,
+            kept,
+            memory=_memory(memory_gib),
+            context=context,
+            dtype=dtype,
+            state_dtype=state_dtype,
+        )
+        for geometry in ([model.geometry] if after is None else [model.geometry, after])
+        for state_dtype in ("float32", "bfloat16")
+    ]
+
+
+def _memory(memory_gib: float) -> int:
+    if not 0 < memory_gib <= 2**20:
+        raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
+    return int(memory_gib * GIB)

@@ -1,0 +1,1 @@
+"""Files: checkpoints, safetensors, JSON, text, output directories."""

@@ -1,0 +1,381 @@
+"""A checkpoint directory, read lazily: config, headers, and single tensors on request."""
+
+import hashlib
+import json
+import re
+from dataclasses import dataclass, field
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..families import family_of
+from ..families.contract import Config, Family
+from ..geometry import ChannelRows, Geometry, Role
+from ..maths.units import MIB
+from .json_file import read_object
+from .safetensors_file import DTYPES, Shard, TensorInfo, read_shard, read_tensor
+
+CONFIG = "config.json"
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+MOST_CONFIG_BYTES = 16 * MIB
+MOST_INDEX_BYTES = 24 * MIB
+
+_QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
+_SOFTMAX = {f"{name}_proj.{part}" for name in "qkvo" for part in ("weight", "bias")}
+_SAMPLE_BYTES = 4096
+_DIMENSIONS: dict[Role, int] = {
+    "q_proj": 2,
+    "k_proj": 2,
+    "v_proj": 2,
+    "o_proj": 2,
+    "q_conv": 3,
+    "k_conv": 3,
+    "v_conv": 3,
+    "q_bias": 1,
+    "k_bias": 1,
+    "v_bias": 1,
+    "norm": 1,
+    "shared_norm": 1,
+}
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model on disk. `open_checkpoint` makes one; weights are read only when asked for."""
+
+    path: Path
+    config: Config
+    family: Family
+    geometry: Geometry
+    shards: tuple[Shard, ...] = ()
+    index: dict[str, Any] | None = None  # model.safetensors.index.json, where there is one
+
+    @cached_property
+    def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:
+        """Every tensor by name, and the shard that holds it."""
+        return {tensor.name: (shard, tensor) for shard in self.shards for tensor in shard.tensors}
+
+    @cached_property
+    def parameters(self) -> int:
+        """Number of stored parameters; 0 where only the config is at hand."""
+        return sum(prod(tensor.shape) for _, tensor in self.tensors.values())
+
+    def tensor(self, name: str) -> Tensor:
+        """One whole tensor, in its stored dtype."""
+        shard, info = self.tensors[name]
+        with shard.path.open("rb") as file:
+            return read_tensor(file, info)
+
+    @cached_property
+    def claims(self) -> dict[str, "LayerClaims"]:
+        """Tensor name -> the layer it belongs to and its claims; checks the closed world first."""
+        return _resolve(self)
+
+    def projections(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Query and key projection weights, each [heads, channels, copies, hidden], float64.
+
+        There is one copy except where several projections share a key head's channels.
+        """
+        return self._rows(layer, "q_proj"), self._rows(layer, "k_proj")
+
+    def values(self, layer: int) -> tuple[Tensor, Tensor]:
+        """Value projection rows and output projection columns, each [heads, channels, copies,
+        hidden], float64."""
+        return self._rows(layer, "v_proj"), self._rows(layer, "o_proj")
+
+    def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
+        """Query and key convolution taps, each [heads, channels, copies, width], float64; None for
+        models without a short convolution."""
+        if not self.geometry.conv_width:
+            return None
+        return self._rows(layer, "q_conv").squeeze(3), self._rows(layer, "k_conv").squeeze(3)
+
+    def _rows(self, layer: int, role: Role) -> Tensor:
+        copies = []
+        for name, owner in self.claims.items():
+            wanted = [claim for claim in owner.claims if claim.role == role]
+            if owner.layer == layer and wanted:
+                weight = self.tensor(name).movedim(wanted[0].dim, 0)
+                copies += [weight[claim.rows].double() for claim in wanted]
+        return torch.stack(copies, dim=2)
+
+    @cached_property
+    def digest(self) -> str:
+        """What a plan or statistics were made from: config, tensor names, shapes, and a sample of
+        the weights to be cut, so that a fine-tuned sibling is told apart."""
+        hashed = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name in sorted(self.tensors):
+            _, tensor = self.tensors[name]
+            hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+        for name in sorted(self.claims):
+            shard, tensor = self.tensors[name]
+            with shard.path.open("rb") as file:
+                file.seek(tensor.start)
+                hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
+        return hashed.hexdigest()
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """What scores are of: config and a sample of every tensor, so that training that leaves the
+        query and key weights alone is told apart too."""
+        hashed = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
+        for name in sorted(self.tensors):
+            shard, tensor = self.tensors[name]
+            hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+            with shard.path.open("rb") as file:
+                file.seek(tensor.start)
+                hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
+        return hashed.hexdigest()
+
+
+@dataclass(frozen=True)
+class LayerClaims:
+    """The claims on one tensor of one decoder layer."""
+
+    layer: int
+    claims: list[ChannelRows] = field(default_factory=list)
+
+
+def open_checkpoint(model: str | Path, family: Family | None = None) -> Checkpoint:
+    """Open a checkpoint directory, a bare config.json, or a hub id that is in the local cache.
+
+    Reads the config and the headers of the weights, and checks both.
+    """
+    path = _locate(model)
+    directory = path if path.is_dir() else path.parent
+    config = read_object(inside(path, CONFIG) if path.is_dir() else path, MOST_CONFIG_BYTES)
+    family = family or family_of(config)
+    geometry = family.geometry(config)
+    if not path.is_dir():
+        return Checkpoint(directory, config, family, geometry)
+    shards, index = _open_shards(directory)
+    return Checkpoint(directory, config, family, geometry, shards, index)
+
+
+def with_weights(model: Checkpoint) -> Checkpoint:
+    """`model`, once it is certain that its weights are here and can be cut."""
+    reason = model.family.refusal(model.config)
+    if reason:
+        raise StatetrimError(f"{model.config.get('model_type')} cannot be pruned: {reason}")
+    refuse_quantized(model)
+    if not model.shards:
+        raise StatetrimError(
+            f"{model.path} holds no {SINGLE} and no {INDEX}; only safetensors weights can be cut"
+        )
+    model.claims  # noqa: B018  (checks every header against the family)
+    return model
+
+
+def check_values(model: Checkpoint) -> Checkpoint:
+    """`model`, once it is certain that its value channels can be cut."""
+    reason = model.family.value_refusal(model.config)
+    claimed = {claim.axis for claim in model.family.channels(model.config, model.geometry)}
+    if reason is None and "value" not in claimed:
+        reason = f"family {type(model.family).__name__} does not say where they lie"
+    if reason:
+        raise StatetrimError(
+            f"the values of {model.config.get('model_type')} cannot be cut: {reason}"
+        )
+    return model
+
+
+def refuse_quantized(model: Checkpoint) -> None:
+    """Quantised rows share scales or packed words with their neighbours, so none can be dropped."""
+    text = model.config.get("text_config")
+    for config in (model.config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            if config.get(key) is not None:
+                value = config[key]
+                kind = (
+                    value.get("quant_method", "unnamed") if isinstance(value, dict) else "unnamed"
+                )
+                raise StatetrimError(
+                    f"the checkpoint is quantised ({str(kind)[:40]}, by config field {key!r}): "
+                    f"scales cover blocks of rows, so rows cannot be cut; prune the original "
+                    f"weights and quantise the result"
+                )
+    for name in _QUANTIZED_FILES:
+        if (model.path / name).exists():
+            raise StatetrimError(
+                f"the checkpoint is quantised ({name} is beside it): rows cannot be dropped from "
+                f"packed weights; prune the original weights and quantise the result"
+            )
+
+
+def _locate(model: str | Path) -> Path:
+    try:
+        path = Path(model).expanduser()
+        if path.is_dir() or path.is_file():
+            return path
+    except (OSError, RuntimeError):  # a name too long, or the home of an unknown user
+        pass
+    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(model)):  # ./MODEL is no hub id
+        from huggingface_hub import snapshot_download
+
+        try:
+            return Path(snapshot_download(str(model), local_files_only=True))
+        except Exception:
+            raise StatetrimError(
+                f"{model} is neither a directory here nor in the local hub cache; "
+                f"download it first with: hf download {model}"
+            ) from None
+    raise StatetrimError(
+        f"{str(model)[:200]} does not exist; give a checkpoint directory or a config.json"
+    )
+
+
+def _open_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | None]:
+    has_index, has_single = (directory / INDEX).exists(), (directory / SINGLE).exists()
+    if has_index and has_single:
+        raise StatetrimError(f"{directory} has both {INDEX} and {SINGLE}; keep the one that counts")
+    if not has_index:
+        return ((read_shard(inside(directory, SINGLE)),) if has_single else ()), None
+    index = read_object(inside(directory, INDEX), MOST_INDEX_BYTES)
+    where = index.get("weight_map")
+    if not isinstance(where, dict) or not where:
+        raise StatetrimError(f"{INDEX} has no 'weight_map'")
+    if not isinstance(index.get("metadata"), dict | None):
+        raise StatetrimError(f"{INDEX} has 'metadata' that is not an object")
+    names = {str(name) for name in where.values()}
+    wrong = next((n for n in names if not re.fullmatch(r"[\w.-]+\.safetensors", n)), None)
+    if wrong is not None:
+        raise StatetrimError(
+            f"{INDEX} names the file {wrong[:200]!r}; shards must be .safetensors files that stand "
+            f"beside it"
+        )
+    shards = []
+    for name in sorted(names):  # each is checked before the next is read, so memory stays bounded
+        shards.append(read_shard(inside(directory, name)))
+        _check_shard(where, shards[-1])
+    found = {tensor.name for shard in shards for tensor in shard.tensors}
+    missing = next((name for name in where if name not in found), None)
+    if missing is not None:
+        raise StatetrimError(f"{INDEX} lists {missing[:200]!r}, which no shard holds")
+    return tuple(shards), index
+
+
+def _check_shard(where: dict[str, str], shard: Shard) -> None:
+    for tensor in shard.tensors:
+        if where.get(tensor.name) != shard.path.name:
+            raise StatetrimError(
+                f"{shard.path.name} holds {tensor.name[:200]!r}, but {INDEX} places it "
+                f"{'elsewhere' if tensor.name in where else 'nowhere'}"
+            )
+
+
+def inside(directory: Path, name: str) -> Path:
+    """`directory / name`, once it is certain that no link leads out of the checkpoint.
+
+    A hub cache is the exception it must be: snapshots there link to blobs of the same repository.
+    """
+    path, root = directory / name, directory.resolve()
+    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
+        root = root.parent.parent
+    try:
+        real = path.resolve(strict=True)
+    except (OSError, RuntimeError):
+        raise StatetrimError(f"{path} is missing") from None
+    if not real.is_relative_to(root) or not real.is_file():
+        raise StatetrimError(f"{path} leads out of the checkpoint's directory, so it is not read")
+    return path
+
+
+def _resolve(model: Checkpoint) -> dict[str, LayerClaims]:
+    """Match every tensor name, whole and anchored; refuse whatever the family did not foresee."""
+    family, layers = model.family, set(model.geometry.layers)
+    by_name: dict[str, list[ChannelRows]] = {}
+    for claim in family.channels(model.config, model.geometry):
+        by_name.setdefault(claim.tensor, []).append(claim)
+    # DOTALL: a name with a line break in it is still a name under the mixer.
+    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers), re.DOTALL)
+    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers), re.DOTALL)
+    telling = (set(by_name) | set(family.untouched)) - _SOFTMAX
+
+    found: dict[str, LayerClaims] = {}
+    seen: dict[tuple[int, str], str] = {}
+    for name, (_, tensor) in model.tensors.items():
+        match = anchored.fullmatch(name)
+        if match is None:
+            tail = stray.search(name)
+            if tail and next(part for part in tail.groups() if part) in telling:
+                raise StatetrimError(
+                    f"tensor {name[:200]!r} looks like linear attention outside the decoder; "
+                    f"refusing to guess what to do with it"
+                )
+            continue
+        number, leaf = (part for part in match.groups() if part)
+        layer = int(number)
+        if layer not in layers:
+            if leaf in telling:
+                raise StatetrimError(
+                    f"tensor {name[:200]!r} belongs to a linear-attention layer, but the config "
+                    f"does not list layer {layer} as one"
+                )
+            continue
+        if (layer, leaf) in seen:
+            raise StatetrimError(
+                f"layer {layer} has {leaf!r} twice: {name} and {seen[layer, leaf]}"
+            )
+        seen[layer, leaf] = name
+        if leaf in by_name:
+            for claim in by_name[leaf]:
+                _check_fit(claim, tensor, model.geometry)
+            found[name] = LayerClaims(layer, by_name[leaf])
+        elif leaf not in family.untouched:
+            raise StatetrimError(
+                f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
+                f"refusing to guess whether it holds key channels"
+            )
+    for layer in model.geometry.layers:
+        for leaf, claims in by_name.items():
+            if (layer, leaf) not in seen and not claims[0].optional:
+                raise StatetrimError(
+                    f"layer {layer} lacks the tensor {leaf!r} that its config implies"
+                )
+    return found
+
+
+def _anchored(mixer: str) -> str:
+    before, after = map(re.escape, mixer.split("{layer}"))
+    return rf"{before}(0|[1-9][0-9]{{0,5}}){after}\.(.+)"
+
+
+def _anywhere(mixer: str) -> str:
+    return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
+
+
+def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
+    if tensor.dtype not in DTYPES:
+        raise StatetrimError(
+            f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "
+            f"prune the original weights and quantise the result"
+        )
+    convolution = claim.role in ("q_conv", "k_conv", "v_conv")
+    dimensions = _DIMENSIONS.get(claim.role, len(tensor.shape))
+    if len(tensor.shape) != dimensions or 0 in tensor.shape:
+        raise StatetrimError(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; it must have {dimensions} "
+            f"dimensions, none of them empty"
+        )
+    if convolution and tensor.shape[-1] != geometry.conv_width:
+        raise StatetrimError(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies a "
+            f"convolution {geometry.conv_width} wide"
+        )
+    if len(tensor.shape) <= claim.dim or tensor.shape[claim.dim] != claim.size:
+        raise StatetrimError(
+            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies "
+            f"{claim.size} along dimension {claim.dim}"
+            + (
+                "; transformers' save_pretrained splits fused convolutions into equal thirds, so "
+                "use the original files if this checkpoint was saved again"
+                if convolution
+                else ""
+            )
+        )

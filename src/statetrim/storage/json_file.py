@@ -1,0 +1,88 @@
+"""Read JSON written by strangers, and write JSON so that a crash leaves the old file or the new."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any, NoReturn
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+
+_MOST_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and object
+_MOST_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
+
+
+def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
+    """The JSON object in `path`: bounded in size and depth, no repeated keys, no NaN."""
+    try:
+        if not path.is_file():
+            raise StatetrimError(f"{path} is missing")
+        if path.stat().st_size > most_bytes:
+            raise StatetrimError(
+                f"{path} is larger than {most_bytes // MIB} MiB, so it is not read"
+            )
+        text = path.read_bytes()
+    except OSError as error:
+        raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
+    return parse_object(text, str(path))
+
+
+def parse_object(text: bytes, name: str) -> dict[str, Any]:
+    """The JSON object in `text`; `name` is what an error calls it."""
+    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
+        raise StatetrimError(f"{name} holds more than {_MOST_CONTAINERS} lists and objects")
+    try:
+        value = json.loads(
+            text.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_constant
+        )
+        _check_depth(value)
+        if b"\\u" in text:  # half a surrogate pair can be read but not written
+            json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        reason = str(error).partition("\n")[0][:120]
+        raise StatetrimError(f"{name} is not valid JSON: {reason}") from None
+    if not isinstance(value, dict):
+        raise StatetrimError(f"{name} must hold a JSON object")
+    return value
+
+
+def write_object(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
+    """Write beside, sync, then rename over `path`."""
+    write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write beside, sync, then rename over `path`."""
+    beside = path.with_name(path.name + ".tmp")
+    with beside.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    beside.replace(path)
+
+
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        absent = object()
+        repeated = next(name for name, _ in pairs if found.pop(name, absent) is absent)
+        raise ValueError(f"the name {repeated[:80]!r} stands twice")
+    return found
+
+
+def _check_depth(value: Any) -> None:
+    level: list[Any] = [[value]]
+    for _ in range(_MOST_DEPTH):
+        level = [
+            inner
+            for outer in level
+            for inner in (outer.values() if isinstance(outer, dict) else outer)
+            if isinstance(inner, dict | list)
+        ]
+        if not level:
+            return
+    raise ValueError(f"nested more than {_MOST_DEPTH} deep")
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not a JSON number")

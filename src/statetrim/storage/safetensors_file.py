@@ -1,0 +1,282 @@
+"""One safetensors file: a strict header reader, and a writer that drops rows and copies the rest.
+
+safetensors' own reader hides byte offsets, and bytes that do not change should go from file to file
+inside the kernel; so the header is read here, and checked before anything relies on it.
+"""
+
+import errno
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from io import BufferedReader
+from itertools import groupby
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+from .json_file import parse_object
+
+MOST_HEADER_BYTES = 24 * MIB
+MOST_DIMENSIONS = 16
+BLOCK_BYTES = 32 * MIB
+"""How much of a cut tensor is in memory at a time."""
+COPY_BYTES = 256 * MIB
+"""How much the kernel copies between two reports of progress."""
+
+_BITS = {
+    "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
+    "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
+    "F4": 4, "F6_E2M3": 6, "F6_E3M2": 6,
+}  # fmt: skip
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+"""The dtypes whose rows can be cut; the others hold packed or scaled values."""
+
+_NOT_SUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+
+Progress = Callable[[int], None]
+"""Called with the number of bytes just written."""
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where a tensor lies: `start` counts from the beginning of the file."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+    start: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class Shard:
+    """A safetensors file whose header has been checked; tensors in the order of their bytes."""
+
+    path: Path
+    metadata: dict[str, str]
+    tensors: tuple[TensorInfo, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Cut:
+    """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
+    be multiplied by its factor; after, all entries may be replaced by one value."""
+
+    masks: Mapping[int, Tensor]
+    columns: Tensor | None = None  # [columns], float64
+    value: float | None = None
+
+    def shape(self, before: Sequence[int]) -> tuple[int, ...]:
+        return tuple(
+            int(self.masks[dim].sum()) if dim in self.masks else size
+            for dim, size in enumerate(before)
+        )
+
+
+def read_shard(path: Path) -> Shard:
+    """Read and check the header of a safetensors file; no tensor is touched."""
+    try:
+        with path.open("rb") as file:
+            total = os.fstat(file.fileno()).st_size
+            length = int.from_bytes(file.read(8), "little")
+            if total < 8 or length > total - 8 or length > MOST_HEADER_BYTES:
+                raise StatetrimError(
+                    f"{path.name} is not a safetensors file: its first 8 bytes announce a header "
+                    f"of {length} bytes in a file of {total}"
+                )
+            text = file.read(length)
+    except OSError as error:
+        raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
+    header = parse_object(text, f"the header of {path.name}")
+    metadata = header.pop("__metadata__", {})
+    if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
+        raise StatetrimError(f"the header of {path.name} has metadata that is not text")
+    data = 8 + length
+    found = [_tensor(path, data, name, entry) for name, entry in header.items()]
+    found.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
+    end = data
+    for tensor in found:
+        if tensor.start != end:
+            raise StatetrimError(
+                f"{path.name} is damaged: the bytes of {tensor.name[:200]!r} overlap others or "
+                f"leave a gap"
+            )
+        end += tensor.nbytes
+    if end != total:
+        raise StatetrimError(
+            f"{path.name} is damaged or not complete: its header describes {end} bytes, "
+            f"the file has {total}"
+        )
+    return Shard(path, metadata, tuple(found))
+
+
+def _tensor(path: Path, data: int, name: str, entry: Any) -> TensorInfo:
+    def wrong(what: str) -> StatetrimError:
+        return StatetrimError(f"the header of {path.name} gives {name[:200]!r} {what}")
+
+    if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
+        raise wrong("an entry that is not dtype, shape and data_offsets")
+    dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    if not isinstance(dtype, str) or dtype not in _BITS:
+        raise wrong(f"the unknown dtype {str(dtype)[:40]!r}")
+    if not _naturals(shape) or len(shape) > MOST_DIMENSIONS:
+        raise wrong("a shape that is not a short list of sizes")
+    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise wrong("data_offsets that are not a begin and an end")
+    nbytes = offsets[1] - offsets[0]
+    if prod(shape) * _BITS[dtype] != nbytes * 8:
+        raise wrong(f"{nbytes} bytes, which do not fit shape {shape} of {dtype}")
+    return TensorInfo(name, dtype, tuple(shape), data + offsets[0], nbytes)
+
+
+def _naturals(values: Any) -> bool:
+    return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
+    """The whole tensor, in its own dtype."""
+    return next(_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
+
+
+def rewritten(shard: Shard, cuts: Mapping[str, Cut]) -> list[TensorInfo]:
+    """The shard's tensors as they will lie in the file that `rewrite_shard` writes."""
+    after: list[TensorInfo] = []
+    for tensor in shard.tensors:
+        if tensor.name in cuts:
+            shape = cuts[tensor.name].shape(tensor.shape)
+            nbytes = prod(shape) * _BITS[tensor.dtype] // 8
+            after.append(replace(tensor, shape=shape, nbytes=nbytes))
+        else:
+            after.append(tensor)
+    start = len(_header(shard.metadata, after))
+    placed = []
+    for tensor in after:
+        placed.append(replace(tensor, start=start))
+        start += tensor.nbytes
+    return placed
+
+
+def rewrite_shard(
+    shard: Shard, target: BinaryIO, cuts: Mapping[str, Cut], progress: Progress
+) -> None:
+    """Write `shard` to `target` without the rows and columns that `cuts` drop."""
+    header = _header(shard.metadata, rewritten(shard, cuts))
+    target.write(header)
+    progress(len(header))
+    with shard.path.open("rb") as source:
+        for cut, group in groupby(shard.tensors, key=lambda tensor: tensor.name in cuts):
+            tensors = list(group)
+            if not cut:  # neighbours in the file: one copy for all of them
+                count = sum(tensor.nbytes for tensor in tensors)
+                _copy(source, target, tensors[0].start, count, progress)
+                continue
+            for tensor in tensors:
+                for block in _cut_blocks(source, tensor, cuts[tensor.name]):
+                    target.write(block)
+                    progress(len(block))
+
+
+def patch_shard(
+    shard: Shard,
+    target: BinaryIO,
+    replacements: Mapping[str, Callable[[Tensor], Tensor]],
+    progress: Progress,
+) -> None:
+    """Copy `shard` to `target`, and write new values over some of its tensors, in their dtype.
+
+    Each replacement is given the old value; one tensor is in memory at a time.
+    """
+    with shard.path.open("rb") as source:
+        _copy(source, target, 0, os.fstat(source.fileno()).st_size, progress)
+        for tensor in shard.tensors:
+            if tensor.name in replacements:
+                before = read_tensor(source, tensor)
+                after = replacements[tensor.name](before).to(before.dtype)
+                assert after.shape == before.shape, tensor.name
+                buffer = bytearray(tensor.nbytes)
+                torch.frombuffer(buffer, dtype=before.dtype).reshape(before.shape).copy_(after)
+                target.seek(tensor.start)
+                target.write(buffer)
+
+
+def _header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
+    """Length and JSON, padded with spaces so that the data begin at a multiple of 8."""
+    entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
+    start = 0
+    for tensor in tensors:
+        offsets = [start, start + tensor.nbytes]
+        entries[tensor.name] = {
+            "dtype": tensor.dtype,
+            "shape": list(tensor.shape),
+            "data_offsets": offsets,
+        }
+        start += tensor.nbytes
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Iterator[Tensor]:
+    """The tensor's rows [rows, ...] in blocks of about `block_bytes`."""
+    count = tensor.shape[0] if tensor.shape else 1
+    row_bytes = max(1, tensor.nbytes // max(1, count))
+    step = max(1, block_bytes // row_bytes) * row_bytes
+    file.seek(tensor.start)
+    for done in range(0, tensor.nbytes, step):
+        buffer = bytearray(min(step, tensor.nbytes - done))
+        if file.readinto(buffer) != len(buffer):
+            raise StatetrimError(f"{file.name} became shorter while it was read")
+        values = torch.frombuffer(buffer, dtype=DTYPES[tensor.dtype])
+        yield values.reshape(-1, *tensor.shape[1:])
+
+
+def _cut_blocks(file: BufferedReader, tensor: TensorInfo, cut: Cut) -> Iterator[bytearray]:
+    row = 0
+    for block in _blocks(file, tensor, BLOCK_BYTES):
+        kept = block
+        if cut.columns is not None:
+            kept = (block.double() * cut.columns).to(block.dtype)
+        for dim, mask in cut.masks.items():
+            part = mask[row : row + len(block)] if dim == 0 else mask
+            kept = kept.index_select(dim, part.nonzero().squeeze(1))
+        row += len(block)
+        if cut.value is not None:
+            kept = torch.full_like(kept, cut.value)
+        if kept.numel():
+            buffer = bytearray(kept.numel() * kept.element_size())
+            torch.frombuffer(buffer, dtype=kept.dtype).reshape(kept.shape).copy_(kept)
+            yield buffer
+
+
+def _copy(source: BinaryIO, target: BinaryIO, start: int, count: int, progress: Progress) -> None:
+    """Copy bytes from file to file inside the kernel, where the system can."""
+    target.flush()
+    while count:
+        step = min(count, COPY_BYTES)
+        done = _copy_range(source.fileno(), target.fileno(), step, start)
+        if done == 0:
+            raise StatetrimError(f"{source.name} became shorter while it was read")
+        start, count = start + done, count - done
+        progress(done)
+
+
+def _copy_range(source: int, target: int, count: int, start: int) -> int:
+    if hasattr(os, "copy_file_range"):
+        try:
+            return os.copy_file_range(source, target, count, offset_src=start)
+        except OSError as error:
+            if error.errno not in _NOT_SUPPORTED:
+                raise
+    return os.write(target, os.pread(source, min(count, BLOCK_BYTES), start))

@@ -1,0 +1,126 @@
+"""Text -> token sequences of one length, in an order that never changes, with a digest."""
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+
+SUFFIXES = (".txt", ".jsonl", ".parquet")
+
+
+@dataclass(frozen=True, eq=False)
+class Sequences:
+    """Packed token ids [count, length], and what they were made from."""
+
+    ids: Tensor  # int32 [count, length]
+    lineage: dict[str, Any]
+
+    @property
+    def tokens(self) -> int:
+        return self.ids.numel()
+
+    def batches(self, size: int) -> list[Tensor]:
+        """int64 [<= size, length], in order."""
+        return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
+
+
+def sequences(
+    text: str | Path, tokenizer: Any, *, tokens: int, length: int = 512, skip: int = 0
+) -> Sequences:
+    """The first `tokens` of a text source after `skip`, packed into sequences of `length`.
+
+    `text` is a .txt, .jsonl (field `text`) or .parquet file, a directory of them, or the name of a
+    hub dataset, which is streamed. Documents are joined by the end-of-text token.
+    """
+    if length < 2 or tokens < length:
+        raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
+    count = tokens // length
+    need, have = skip + count * length, 0
+    parts: list[Tensor] = []
+    separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
+    for document in documents(text):
+        ids = tokenizer(document, add_special_tokens=False)["input_ids"] + separator
+        parts.append(torch.tensor(ids, dtype=torch.int32))
+        have += len(ids)
+        if have >= need:
+            break
+    if have < need:
+        raise StatetrimError(
+            f"{text} gives {have} tokens, fewer than the {need} asked for; ask for fewer tokens"
+        )
+    packed = torch.cat(parts)[skip:need].reshape(count, length)
+    digest = hashlib.sha256(packed.numpy().tobytes()).hexdigest()
+    lineage = {"text": str(text), "skip": skip, "length": length, "count": count, "digest": digest}
+    return Sequences(packed, lineage)
+
+
+def check_source(text: str | Path) -> None:
+    """Refuse what can be no text, before any work."""
+    path = Path(text)
+    if path.suffix in SUFFIXES and not path.exists():
+        raise StatetrimError(
+            f"there is no file {text}; give a text file, a folder of them, or a hub dataset"
+        )
+    if (path.is_file() and path.suffix not in SUFFIXES) or (path.suffix and not path.exists()):
+        raise StatetrimError(
+            f"{text} is neither a file ending in {', '.join(SUFFIXES)}, a directory of them, nor "
+            f"the name of a hub dataset"
+        )
+
+
+def documents(text: str | Path) -> Iterator[str]:
+    """The documents of a source, one at a time, always in the same order."""
+    path = Path(text)
+    if path.is_dir():
+        files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
+        if not files:
+            raise StatetrimError(f"{path} holds no file ending in {', '.join(SUFFIXES)}")
+        for file in files:
+            yield from documents(file)
+    elif path.suffix == ".txt" and path.is_file():
+        yield path.read_text(encoding="utf-8", errors="replace")
+    elif path.suffix == ".jsonl" and path.is_file():
+        yield from _jsonl(path)
+    elif path.suffix == ".parquet" and path.is_file():
+        yield from _dataset("parquet", data_files=str(path))
+    else:
+        check_source(text)
+        yield from _dataset(str(text))
+
+
+def _jsonl(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                yield _text_of(json.loads(line))
+            except (ValueError, RecursionError):
+                raise StatetrimError(
+                    f"{path}, line {number}, is not a JSON object with a field 'text'"
+                ) from None
+
+
+def _dataset(name: str, **options: Any) -> Iterator[str]:
+    import datasets
+
+    try:
+        stream = datasets.load_dataset(name, split="train", streaming=True, **options)
+        rows = iter(stream)
+    except Exception as error:
+        reason = str(error).partition("\n")[0][:200]
+        raise StatetrimError(f"the dataset {name} cannot be opened: {reason}") from None
+    for row in rows:
+        yield _text_of(row)
+
+
+def _text_of(row: Any) -> str:
+    text = row.get("text") if isinstance(row, dict) else None
+    if not isinstance(text, str):
+        raise StatetrimError("every row of the text source needs a field 'text'")
+    return text

@@ -1,0 +1,1 @@
+"""Model and Plan -> a smaller checkpoint, checked and refitted."""

@@ -1,0 +1,237 @@
+"""Checkpoint + Plan -> a smaller checkpoint, shard by shard, with no model in memory.
+
+All is worked out and checked from the headers before a byte is written. Where values are cut, the
+output norm's weight, which all heads of a layer share while they keep different channels, moves
+into the output projection first (`_folded`). The result grows in `OUT.partial` and takes its name
+last; a rerun after a crash keeps the shards that were finished.
+"""
+
+import errno
+import hashlib
+import json
+import shutil
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ..artifacts.model_card import model_card
+from ..artifacts.plan import Plan
+from ..errors import StatetrimError
+from ..families.contract import Config, resized_config
+from ..geometry import Geometry, survivors
+from ..maths.units import MIB
+from ..storage.checkpoint import (
+    CONFIG,
+    INDEX,
+    Checkpoint,
+    check_values,
+    open_checkpoint,
+    with_weights,
+)
+from ..storage.json_file import write_object, write_text
+from ..storage.output import (
+    ARTIFACTS,
+    CARD,
+    already_done,
+    companions,
+    copy_companions,
+    finish,
+    newer,
+    sync_directory,
+    workplace,
+)
+from ..storage.safetensors_file import Cut, Progress, Shard, TensorInfo, rewrite_shard, rewritten
+from ..version import __version__
+
+RECORD = "prune.json"
+_SOURCE_CARD = f"{ARTIFACTS}/source_README.md"
+
+
+@dataclass(frozen=True, eq=False)
+class Surgery:
+    """Everything a prune will do, worked out from config and headers alone."""
+
+    model: Checkpoint
+    plan: Plan
+    geometry: Geometry  # after the cut
+    config: Config  # after the cut
+    cuts: dict[str, Cut]
+
+    @cached_property
+    def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
+        """Each source shard with its tensors as they will be written."""
+        return [(shard, rewritten(shard, self.cuts)) for shard in self.model.shards]
+
+    @cached_property
+    def companions(self) -> dict[str, Path]:
+        """Files beside the weights that come along: where to, from where."""
+        found = companions(self.model)
+        return {_SOURCE_CARD if name == CARD else name: path for name, path in found.items()}
+
+    @property
+    def bytes_before(self) -> int:
+        return sum(t.nbytes for shard in self.model.shards for t in shard.tensors)
+
+    @property
+    def bytes_after(self) -> int:
+        return sum(tensor.nbytes for _, tensors in self.shards for tensor in tensors)
+
+    @property
+    def parameters_after(self) -> int:
+        return sum(prod(tensor.shape) for _, tensors in self.shards for tensor in tensors)
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """What identifies the job: the same source and plan give the same record."""
+        kept = [self.plan.layer(layer) for layer in self.geometry.layers]
+        lists = [{axis: table.tolist() for axis, table in sorted(k.items())} for k in kept]
+        return {
+            "format": "statetrim prune",
+            "version": 1,
+            "statetrim": __version__,
+            "source": self.model.digest,
+            "weights": self.model.fingerprint,
+            "plan": hashlib.sha256(json.dumps(lists).encode()).hexdigest(),
+        }
+
+
+def prepare(model: Checkpoint, plan: Plan) -> Surgery:
+    """Check plan, config and every header against each other; write nothing."""
+    if plan.lineage.get("source") != with_weights(model).digest:
+        raise StatetrimError(
+            "the plan was made for another model (its 'source' is not this checkpoint's); "
+            "make one for this model with: statetrim select"
+        )
+    if plan.kept_values is not None:
+        check_values(model)
+    after = plan.resized(model.geometry)
+    config = resized_config(model.family, model.config, after)
+    cuts = {
+        name: Cut(masks)
+        for name, owner in model.claims.items()
+        if (masks := survivors(owner.claims, plan.layer(owner.layer)))
+    }
+    if plan.kept_values is not None:
+        cuts |= _folded(model, cuts)
+    surgery = Surgery(model, plan, after, config, cuts)
+    surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
+    return surgery
+
+
+def _folded(model: Checkpoint, cuts: dict[str, Cut]) -> dict[str, Cut]:
+    """The cuts of every shared norm and output projection, with the one folded into the other."""
+    norms = {
+        owner.layer: name
+        for name, owner in model.claims.items()
+        if owner.claims[0].role == "shared_norm"
+    }
+    folded = {name: replace(cuts[name], value=1.0) for name in norms.values()}
+    for name, owner in model.claims.items():
+        if owner.claims[0].role == "o_proj" and owner.layer in norms:
+            factors = torch.ones(owner.claims[0].size, dtype=torch.float64)
+            for claim in owner.claims:
+                factors[claim.rows] = model.tensor(norms[owner.layer]).double()
+            folded[name] = replace(cuts[name], columns=factors)
+    return folded
+
+
+def prune(
+    model: Checkpoint, plan: Plan, out: str | Path, *, progress: Progress = lambda count: None
+) -> Checkpoint:
+    """Write the smaller checkpoint to `out` and open it.
+
+    `progress` is called with the number of weight bytes just written, out of
+    `prepare(model, plan).bytes_after`.
+    """
+    out = Path(out)
+    surgery = prepare(model, plan)
+    if already_done(out, RECORD, surgery.record):
+        return open_checkpoint(out, model.family)
+    partial = out.with_name(out.name + ".partial")
+    with workplace(partial, RECORD, surgery.record):
+        _check_space(surgery, partial)
+        try:
+            _write_shards(surgery, partial, progress)
+            _write_the_rest(surgery, partial)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise OSError(
+                    error.errno,
+                    f"the disk of {out.parent.resolve()} is full; free some space and run the same "
+                    f"command again, finished shards are kept in {partial.name}",
+                ) from None
+            raise
+        _check_result(surgery, partial)
+        partial.rename(out)
+        sync_directory(out.parent)
+    return open_checkpoint(out, model.family)
+
+
+def _check_space(surgery: Surgery, partial: Path) -> None:
+    there = sum(path.stat().st_size for path in partial.iterdir())  # finished, or written over
+    companions = sum(path.stat().st_size for path in surgery.companions.values())
+    needed = surgery.bytes_after + companions - there
+    free = shutil.disk_usage(partial).free
+    if needed > free:
+        raise OSError(
+            errno.ENOSPC,
+            f"writing {partial.name} needs {needed / MIB:,.0f} MiB more, and its disk has "
+            f"{free / MIB:,.0f} MiB free",
+        )
+
+
+def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
+    """Write every shard not yet there; a shard has its final name only when it is on the disk.
+
+    One thread syncs a finished shard while the next is written.
+    """
+    with ThreadPoolExecutor(max_workers=1) as syncing:
+        pending: list[Future[None]] = []
+        for shard, tensors in surgery.shards:
+            target = partial / shard.path.name
+            if target.exists() and not newer(shard.path, target):
+                progress(sum(tensor.nbytes for tensor in tensors))
+                continue
+            beside = target.with_name(target.name + ".tmp")
+            with beside.open("wb") as file:
+                rewrite_shard(shard, file, surgery.cuts, progress)
+            pending.append(syncing.submit(finish, beside, target))
+            while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
+                pending.pop(0).result()
+        for future in pending:
+            future.result()
+
+
+def _write_the_rest(surgery: Surgery, partial: Path) -> None:
+    """Index, tokenizer and the like, plan and card; config.json last: without it nothing loads."""
+    model, artifacts = surgery.model, partial / ARTIFACTS
+    if model.index is not None:
+        metadata = dict(model.index.get("metadata") or {})
+        metadata["total_size"] = surgery.bytes_after
+        if "total_parameters" in metadata:
+            metadata["total_parameters"] = surgery.parameters_after
+        write_object(partial / INDEX, model.index | {"metadata": metadata})
+    copy_companions(surgery.companions, partial)
+    surgery.plan.save(artifacts / "plan.json")
+    write_text(partial / CARD, model_card(surgery, _front_matter(surgery)))
+    write_object(partial / CONFIG, surgery.config)
+
+
+def _front_matter(surgery: Surgery) -> str:
+    """The beginning of the original's card; empty where there is none."""
+    if _SOURCE_CARD not in surgery.companions:
+        return ""
+    with surgery.companions[_SOURCE_CARD].open(errors="replace") as card:
+        return card.read(MIB)
+
+
+def _check_result(surgery: Surgery, partial: Path) -> None:
+    """Read the result back as a stranger would; a mismatch here is a defect of ours."""
+    result = with_weights(open_checkpoint(partial, surgery.model.family))
+    assert result.geometry == surgery.geometry
+    assert set(result.tensors) == set(surgery.model.tensors)

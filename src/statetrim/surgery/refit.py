@@ -1,0 +1,190 @@
+"""Cut checkpoint + Statistics -> the same checkpoint with its output projections fitted anew.
+
+A layer gave y = W a; after the cut its output projection is given a', which has fewer channels and,
+because the norm's mean is taken over those alone, another scale. The best W' for it, in least
+squares over the calibration text, has a closed form:
+
+    W' = C_ya' (C_a'a' + damping I)^-1,    C_ya' = W C_aa'
+
+Every other tensor is copied byte for byte.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial as bound
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts.model_card import refitted_card
+from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
+from ..errors import StatetrimError
+from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
+from ..storage.json_file import write_object, write_text
+from ..storage.output import (
+    ARTIFACTS,
+    CARD,
+    already_done,
+    copy_unchanged,
+    finish,
+    sync_directory,
+    workplace,
+)
+from ..storage.safetensors_file import Progress, patch_shard
+from ..version import __version__
+
+RECORD = "refit.json"
+
+
+@dataclass(frozen=True)
+class LayerError:
+    """The part of a layer's output, in squares, that the cut layer misses: 0 is perfect."""
+
+    before: float
+    after: float
+
+
+def refit(
+    small: Checkpoint,
+    statistics: Statistics | None,
+    *,
+    out: str | Path,
+    damping: float = 1e-8,
+    progress: Progress = lambda count: None,
+) -> Checkpoint:
+    """Write `small` with refitted output projections to `out` and open it.
+
+    `statistics` come from `calibrate(small, text, original=model)`. `damping` is relative to the
+    mean square of the read-out's channels. The errors of every layer, before and after, stand in
+    `OUT/statetrim/refit.json`. `progress` is called with the bytes just written.
+    """
+    heard = _checked(with_weights(small), statistics)
+    if not 0 <= damping < 1:
+        raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
+    record = {
+        "format": "statetrim refit",
+        "version": 1,
+        "statetrim": __version__,
+        "source": small.digest,
+        "weights": small.fingerprint,
+        "damping": damping,
+        "statistics": dict(heard.lineage),
+    }
+    out = Path(out)
+    if already_done(out, RECORD, record):
+        return open_checkpoint(out, small.family)
+    partial = out.with_name(out.name + ".partial")
+    with workplace(partial, RECORD, record):
+        errors = _write_shards(small, heard, damping, partial, progress)
+        done = record | {"layers": {str(i): vars(error) for i, error in sorted(errors.items())}}
+        original = copy_unchanged(small, partial, RECORD)
+        write_text(partial / CARD, refitted_card(original, small.path.resolve().name, done))
+        write_object(partial / ARTIFACTS / RECORD, done)
+        result = with_weights(open_checkpoint(partial, small.family))
+        assert [shard.tensors for shard in result.shards] == [s.tensors for s in small.shards]
+        partial.rename(out)
+        sync_directory(out.parent)
+    return open_checkpoint(out, small.family)
+
+
+def fitted(sums: LayerStatistics, damping: float) -> Tensor:
+    """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
+    gram, target = sums.readout_moment, sums.target_moment
+    assert gram is not None and target is not None
+    mean_square = float(gram.diagonal().mean())
+    damped = gram + damping * mean_square * torch.eye(len(gram), dtype=gram.dtype)
+    factor, failed = torch.linalg.cholesky_ex(damped)
+    rounding = len(gram) * torch.finfo(gram.dtype).eps * damped.diagonal().max()
+    if int(failed) or bool(factor.diagonal().square().min() <= rounding):
+        raise StatetrimError(
+            "the read-out's channels depend on one another on this text, so the fit is not unique; "
+            "give more tokens or a larger damping, such as 1e-6"
+        )
+    return torch.cholesky_solve(target.mT, factor).mT
+
+
+def error_of(weight: Tensor, sums: LayerStatistics) -> float:
+    """What a projection [hidden, n] misses of the layer's output, in squares, as a part of it."""
+    gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
+    assert gram is not None and target is not None and square is not None
+    weight = weight.double()
+    missed = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()
+    return float(missed / square.sum()) if float(square.sum()) else 0.0  # a layer that is silent
+
+
+def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
+    """`error_of` every layer's stored output projection."""
+    return {
+        layer: error_of(model.tensor(name), statistics.layers[layer])
+        for name, layer in output_projection_names(model).items()
+    }
+
+
+def output_projection_names(model: Checkpoint) -> dict[str, int]:
+    """Tensor name -> layer."""
+    return {
+        name: owner.layer
+        for name, owner in model.claims.items()
+        if owner.claims[0].role == "o_proj"
+    }
+
+
+def _write_shards(
+    small: Checkpoint, heard: Statistics, damping: float, partial: Path, progress: Progress
+) -> dict[int, LayerError]:
+    errors: dict[int, LayerError] = {}
+
+    def replacement(layer: int, before: Tensor) -> Tensor:
+        sums = heard.layers[layer]
+        after = fitted(sums, damping).to(before.dtype)
+        old, new = error_of(before, sums), error_of(after, sums)
+        if not new < old:  # rounding to the stored dtype may undo a gain that is next to nothing
+            after, new = before, old
+        errors[layer] = LayerError(old, new)
+        return after
+
+    replacements: Mapping[str, Callable[[Tensor], Tensor]] = {
+        name: bound(replacement, layer) for name, layer in output_projection_names(small).items()
+    }
+    for shard in small.shards:
+        target = partial / shard.path.name
+        beside = target.with_name(target.name + ".tmp")
+        with beside.open("wb") as file:
+            patch_shard(shard, file, replacements, progress)
+        finish(beside, target)
+    return errors
+
+
+def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
+    """Statistics may be a stranger's: of this very model, whole, finite, and of enough tokens."""
+    if statistics is None or not set(REFIT_PARTS) <= statistics.parts:
+        raise StatetrimError(
+            "a refit needs what the original's layers put out and this model's read out, on text; "
+            "run: statetrim calibrate SMALL --original MODEL --text SOURCE -o FILE"
+        )
+    if statistics.lineage.get("source") != small.digest:
+        raise StatetrimError("the statistics were made with another model; calibrate this one")
+    for name, layer in output_projection_names(small).items():
+        hidden, columns = small.tensors[name][1].shape
+        shapes = {
+            "readout_moment": (columns, columns),
+            "target_moment": (hidden, columns),
+            "target_square": (1,),
+        }
+        sums = statistics.layers.get(layer)
+        for part, shape in shapes.items():
+            value: Any = getattr(sums, part, None)
+            usable = value is not None and tuple(value.shape) == shape
+            usable = usable and bool(value.isfinite().all())
+            if not usable or (part == "target_square" and float(value) < 0):
+                raise StatetrimError(
+                    f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
+                )
+        if sums is not None and sums.tokens < columns:
+            raise StatetrimError(
+                f"{sums.tokens} tokens do not determine the {columns} columns of a layer's output "
+                f"projection; calibrate with several times as many"
+            )
+    return statistics

@@ -1,0 +1,467 @@
+"""The analysis against states walked token by token in float64, on every family that runs here."""
+
+import functools
+import hashlib
+import inspect
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import statetrim as st
+from helpers import reference, tiny
+from statetrim.artifacts.analysis import BINS, Analysis, filter_similarity
+from statetrim.maths.linalg import rank_utilization
+from statetrim.runtime.kernel_hooks import KernelCall, mixers, tap
+from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.states import walk
+from statetrim.storage.text import sequences
+
+PORTABLE = ("delta_net", "gated_deltanet", "kda")
+GATED = ("qwen3_next", "qwen3_5_text", "olmo_hybrid")
+MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
+RUNNABLE = (*PORTABLE, *GATED, *MAMBA)
+LINEAR_LAYERS = {  # of the hybrids; the others are softmax attention or feed-forward
+    **dict.fromkeys((*GATED, "bamba", "granitemoehybrid"), (0, 2)),
+    "nemotron_h": (0, 3),
+    "zamba2": (0, 1, 2, 3),  # its second and fourth have both
+}
+KERNELS = {
+    "delta_net": "chunk_delta_rule",
+    "gated_deltanet": "chunk_gated_delta_rule",
+    "kda": "chunk_kda",
+    **dict.fromkeys(GATED, "torch_chunk_gated_delta_rule"),
+    **dict.fromkeys(MAMBA, "mamba2_chunk_scan"),
+}
+LENGTH, BURN_IN, EVERY = 280, 128, 16  # more than one block, and a last chunk that is not full
+SETTINGS: dict[str, Any] = {
+    "tokens": 2 * LENGTH,
+    "length": LENGTH,
+    "batch_size": 2,
+    "burn_in": BURN_IN,
+    "every": EVERY,
+}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 1000)
+
+
+@contextmanager
+def recorded(live: torch.nn.Module, model: st.Checkpoint) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of every kernel call, in layer order; shares nothing with the tap."""
+    home = sys.modules[type(next(iter(mixers(live, model).values()))).__module__]
+    name = KERNELS[model.config["model_type"]]
+    kernel, calls = getattr(home, name), list[dict[str, Any]]()
+    signature = inspect.signature(kernel)
+
+    @functools.wraps(kernel)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        calls.append(dict(signature.bind(*args, **kwargs).arguments))
+        return kernel(*args, **kwargs)
+
+    setattr(home, name, call)
+    yield calls
+    setattr(home, name, kernel)
+
+
+def oracle(
+    model_type: str, given: dict[str, Any], sequence: int, head: int
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """Queries and keys [T, d_k] as the state sees them, and all states [d_v, d_k] of one head."""
+
+    def of(name: str) -> Tensor:  # [T, ...] of this head, or of the key head it shares
+        x = given[name][sequence].double()
+        heads = given["beta" if "beta" in given else "dt"].shape[2]
+        return x[:, head * x.shape[1] // heads]
+
+    if model_type in MAMBA:
+        q, k = of("C"), of("B")
+        step = torch.log1p((of("dt") + given["dt_bias"][head].double()).exp())
+        step = step.clamp(*given["dt_limit"])
+        decay = step * given["A"][head].double()
+        v = step[:, None] * of("hidden_states")
+        return q, k, reference.linear_attention(q, k, v, decay)[1]
+    short = model_type in PORTABLE
+    q, k, v = (of(name) for name in (("q", "k", "v") if short else ("query", "key", "value")))
+    q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
+    if model_type == "delta_net":
+        return q, k, reference.delta_rule(q, k, v, of("beta"))[1]
+    rule = reference.kda if model_type == "kda" else reference.gated_delta_rule
+    return q, k, rule(q, k, v, of("beta"), of("g"))[1]
+
+
+def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
+    tokenizer = load_tokenizer(model)
+    return sequences(text, tokenizer, tokens=2 * LENGTH, length=LENGTH).ids.long()
+
+
+@pytest.mark.parametrize("model_type", RUNNABLE)
+@torch.no_grad()
+def test_states_and_spectra_equal_the_step_by_step_oracle(
+    model_type: str, checkpoint: Any, text: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    analysis = st.analyze(model, text, **SETTINGS)
+    geometry = model.geometry
+    assert tuple(analysis.layers) == LINEAR_LAYERS.get(model_type, (0, 1)), "only linear layers"
+    positions = [*range(EVERY, LENGTH, EVERY), LENGTH]
+    assert analysis.positions.tolist() == positions
+
+    live, heard = load(model), list[KernelCall]()
+    with torch.inference_mode(), recorded(live, model) as calls, tap(live, model, heard.append):
+        live(input_ids=token_ids(model, text), use_cache=False)
+    assert len(calls) == len(heard) == len(geometry.layers)
+
+    for given, call in zip(calls, heard, strict=True):
+        layer = analysis.layers[call.layer]
+        ours = {n: torch.cat([b.states for b in walk(call, n)], 1) for n in (64, 1)}
+        assert ours[1].shape[1] == LENGTH and ours[64].shape[1] == math.ceil(LENGTH / 64)
+        keys: dict[int, list[Tensor]] = {}
+        queries: dict[int, list[Tensor]] = {}
+        for head in range(geometry.num_v_heads):
+            ranks, spectra = [], []
+            for sequence in range(2):
+                q, k, states = oracle(model_type, given, sequence, head)
+                stacked = torch.stack(states)  # [T, d_v, d_k]
+                size = stacked.abs().max()
+                for every, found in ours.items():
+                    ends = [*range(every, LENGTH, every), LENGTH]
+                    truth = stacked[[end - 1 for end in ends]].mT
+                    assert (found[sequence, :, head] - truth).abs().max() < 1e-10 * size
+                sampled = stacked[[p - 1 for p in positions]].numpy()
+                singular = np.linalg.svd(sampled, compute_uv=False)
+                spectra.append(singular[[p > BURN_IN for p in positions]])
+                ranks.append((singular**2).sum(1) / singular[:, 0] ** 2)
+                group = head * geometry.num_k_heads // geometry.num_v_heads
+                if head * geometry.num_k_heads % geometry.num_v_heads == 0:
+                    keys.setdefault(group, []).append(k)
+                    queries.setdefault(group, []).append(q)
+            np.testing.assert_allclose(
+                layer.effective_rank[head], np.mean(ranks, axis=0), rtol=1e-9
+            )
+            pooled = np.concatenate(spectra)
+            np.testing.assert_allclose(
+                layer.spectrum[head], pooled.mean(0), rtol=0, atol=1e-10 * pooled.max()
+            )
+            edges = np.linspace(-8, 4, BINS + 1)
+            counts = np.histogram(np.log10(pooled).clip(-7.999, 3.999), edges)[0]
+            # a value may fall on the other side of a bin's edge by its last digit
+            assert np.abs(layer.histogram[head].numpy().cumsum() - counts.cumsum()).max() <= 1
+        for found, rows in ((layer.key_condition, keys), (layer.query_condition, queries)):
+            truth = [np.linalg.cond(torch.cat(rows[group]).numpy()) for group in sorted(rows)]
+            np.testing.assert_allclose(found, truth, rtol=1e-6)
+
+
+def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("gated_deltanet"))  # 12 key and 24 value channels
+    analysis = st.analyze(model, text, **{**SETTINGS, "tokens": LENGTH, "every": "token"})
+    heard = list[KernelCall]()
+    live = load(model)
+    with torch.inference_mode(), tap(live, model, heard.append):
+        live(input_ids=token_ids(model, text)[:1], use_cache=False)
+    assert heard[1].arguments["scale"] is None, "defaults are reported too"
+    states = torch.cat([block.states for block in walk(heard[1], 1)], 1)[0]
+    torch.testing.assert_close(
+        analysis.utilization[1], rank_utilization(states).T, rtol=1e-9, atol=0
+    )
+    late = rank_utilization(states)[BURN_IN:].mean(0)
+    torch.testing.assert_close(analysis.mean_utilization[1], late, rtol=1e-9, atol=0)
+    torch.testing.assert_close(
+        analysis.curve, analysis.utilization.mean((0, 1)), rtol=1e-12, atol=0
+    )
+    assert analysis.utilization[..., 0].allclose(torch.tensor(1 / 12).double()), "rank one at first"
+
+
+@pytest.mark.parametrize("bounded", [False, True])
+def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> None:
+    """fla's GPU kernels take the raw gates; the states are those of the finished ones."""
+    torch.manual_seed(0)
+    raw, key, value = torch.randn(2, 40, 4, 6), torch.randn(2, 40, 2, 6), torch.randn(2, 40, 4, 8)
+    raw_beta, a_log, bias = torch.randn(2, 40, 4), torch.randn(4), torch.randn(24)
+    shifted, rate = raw.double() + bias.view(4, 6), a_log.double().exp().view(4, 1)
+    g = -4 * torch.sigmoid(rate * shifted) if bounded else -rate * torch.log1p(shifted.exp())
+    common = {"v": value, "use_qk_l2norm_in_kernel": True}
+    finished = common | {"g": g, "beta": 2 * raw_beta.double().sigmoid()}
+    unfinished = common | {
+        "g": raw, "beta": raw_beta, "A_log": a_log, "dt_bias": bias,
+        "lower_bound": -4.0 if bounded else None, "use_gate_in_kernel": True,
+        "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True,
+    }  # fmt: skip
+    a, b = (
+        next(walk(KernelCall(0, key, key, value, "chunk_kda", given), 8)).states
+        for given in (finished, unfinished)
+    )
+    torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_recurrence_that_is_not_known_is_refused() -> None:
+    x = torch.randn(1, 8, 2, 4)
+    for kernel, given, says in (
+        ("chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
+        ("chunk_kda", {"initial_state": x}, "without a cache"),
+        ("chunk_kda", {"cu_seqlens": x}, "packed"),
+    ):
+        with pytest.raises(st.StatetrimError, match=says):
+            next(walk(KernelCall(0, x, x, x, kernel, given), 8))
+
+
+def test_filters_of_a_head_are_compared_pair_by_pair() -> None:
+    alike = torch.tensor([1.0, 2.0, 0.0, -1.0]).expand(3, 4) * torch.tensor([[1.0], [-2.0], [5.0]])
+    apart = torch.eye(4)[:3]
+    filters = torch.stack([alike, apart]).unsqueeze(2).double()  # [heads, channels, copies, width]
+    torch.testing.assert_close(filter_similarity(filters), torch.tensor([1.0, 0.0]).double())
+    random = torch.randn(1, 2000, 1, 4, dtype=torch.float64)
+    assert abs(float(filter_similarity(random)) - 4 / (3 * math.pi)) < 0.01
+
+
+@pytest.mark.parametrize("model_type", RUNNABLE)
+def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> None:
+    model = st.open(checkpoint(model_type))
+    g, live = model.geometry, load(model)
+    for layer, mixer in mixers(live, model).items():
+        found = model.filters(layer)
+        assert found is not None
+        width = g.num_k_heads * g.head_k_dim
+        if hasattr(mixer, "k_conv1d"):
+            query, key = mixer.q_conv1d.weight, mixer.k_conv1d.weight
+        elif model_type in MAMBA:  # [ x | B | C ]
+            _, key, query = mixer.conv1d.weight.split([g.num_v_heads * g.head_v_dim, width, width])
+        else:  # [ q | k | v ]
+            query, key, _ = mixer.conv1d.weight.split([width, width, g.num_v_heads * g.head_v_dim])
+        for ours, theirs in zip(found, (query, key), strict=True):
+            assert torch.equal(ours.flatten(0, 2), theirs.squeeze(1).double())
+
+
+PEAK = """
+import re, sys, torch, statetrim.portable.delta_rule
+from statetrim import Geometry
+from statetrim.analysis.analyze import _Tally
+from statetrim.runtime.kernel_hooks import KernelCall
+time = int(sys.argv[1])
+torch.manual_seed(0)
+q, k, v = (torch.randn(1, time, 8, 64) for _ in range(3))
+given = {"v": v, "g": -torch.rand(1, time, 8), "beta": torch.rand(1, time, 8),
+         "use_qk_l2norm_in_kernel": True}
+call = KernelCall(0, q, k, v, "chunk_gated_delta_rule", given)
+def kib(field):
+    return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
+open("/proc/self/clear_refs", "w").write("5")  # forget the peak that importing reached
+before = kib("VmRSS")
+_Tally(Geometry((0,), 8, 8, 64, 64), time, 64, 128).add(call)
+print(kib("VmHWM") - before)
+"""
+
+
+def test_memory_is_flat_in_sequence_length() -> None:
+    """Chunk-end states of 12,288 tokens would be 48 MiB here, and its keys in float64 as much."""
+    extra = {}
+    for time in (1024, 12288):
+        command = [sys.executable, "-c", PEAK, str(time)]
+        ended = subprocess.run(command, capture_output=True, text=True, check=True)
+        extra[time] = int(ended.stdout) / 1024
+    assert extra[12288] < extra[1024] + 16, f"MiB beyond the call's own arguments: {extra}"
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: Any, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
+    """A tiny model cut to half its channels, beside itself before the cut."""
+    model = st.open(checkpoint("gated_deltanet"))
+    out = tmp_path_factory.mktemp("small") / "out"
+    small = st.prune(model, st.select(model, "l1", 6), out=out)
+    return st.analyze(small, text, **SETTINGS, baseline=model)
+
+
+def arrays(analysis: Analysis) -> dict[str, Tensor]:
+    return {
+        f"{number}.{name}": value
+        for number, layer in analysis.layers.items()
+        for name, value in vars(layer).items()
+    }
+
+
+def same(first: Analysis, second: Analysis) -> None:
+    assert (first.geometry, first.burn_in, first.lineage) == (
+        second.geometry,
+        second.burn_in,
+        second.lineage,
+    )
+    assert torch.equal(first.positions, second.positions)
+    a, b = arrays(first), arrays(second)
+    assert a.keys() == b.keys()
+    for name in a:
+        torch.testing.assert_close(a[name], b[name], rtol=0, atol=0, equal_nan=True)
+
+
+def test_what_is_saved_is_what_is_loaded(pair: Analysis, tmp_path: Path) -> None:
+    pair.save(tmp_path / "analysis.json")
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        "analysis.json",
+        "analysis.safetensors",
+    ]
+    again = Analysis.load(tmp_path / "analysis.json")
+    assert pair.baseline is not None and again.baseline is not None
+    same(pair, again)
+    same(pair.baseline, again.baseline)
+    assert (again.widest, again.baseline.widest) == (6, 12)
+    assert again.lineage["data"]["digest"] == again.baseline.lineage["data"]["digest"]
+    assert again.lineage["source"] != again.baseline.lineage["source"]
+
+
+def test_the_baseline_is_the_model_analysed_alone(
+    pair: Analysis, checkpoint: Any, text: Path
+) -> None:
+    alone = st.analyze(st.open(checkpoint("gated_deltanet")), text, **SETTINGS)
+    assert pair.baseline is not None
+    same(alone, pair.baseline)
+
+
+def edited(path: Path, *keys: str, value: Any) -> None:
+    about = json.loads(path.read_text())
+    inner = about
+    for key in keys[:-1]:
+        inner = inner[key]
+    inner[keys[-1]] = value
+    path.write_text(json.dumps(about))
+
+
+HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
+    (("format",), "statetrim plan", "not a statetrim analysis"),
+    (("version",), 2, "of version 2"),
+    (("version",), True, "of version True"),
+    (("arrays_sha256",), "0" * 64, "not the file that was written"),
+    (("arrays_sha256",), None, "not the file that was written"),
+    (("model",), [], "no valid 'model'"),
+    (("model", "geometry"), None, "no valid 'geometry'"),
+    (("model", "geometry", "head_k_dim"), 10**12, "no valid 'head_k_dim'"),
+    (("model", "geometry", "head_k_dim"), 7, "lack 'model.0.spectrum'"),
+    (("model", "geometry", "num_v_heads"), "4", "no valid 'num_v_heads'"),
+    (("model", "geometry", "layers"), [0, 0], "list of layers"),
+    (("model", "geometry", "layers"), [0, 1, 2], "lack 'model.2.effective_rank'"),
+    (("model", "geometry", "layers"), [0], "besides"),
+    (("model", "geometry", "layers"), list(range(10**5)), "list of layers"),
+    (("model", "geometry", "conv_width"), 0, "no valid 'model.0.key_filters'"),
+    (("model", "positions"), [5, 3], "no valid 'positions'"),
+    (("model", "positions"), [1, 2], "lack 'model.0.effective_rank'"),
+    (("model", "burn_in"), -1, "no valid 'positions' and 'burn_in'"),
+    (("model", "lineage"), "me", "no valid 'lineage'"),
+    (("baseline",), None, "no valid 'baseline'"),
+]
+
+
+@pytest.mark.parametrize(("keys", "value", "says"), HOSTILE)
+def test_a_file_that_is_not_whole_is_refused(
+    keys: tuple[str, ...], value: Any, says: str, pair: Analysis, tmp_path: Path
+) -> None:
+    path = tmp_path / "analysis.json"
+    pair.save(path)
+    edited(path, *keys, value=value)
+    with pytest.raises(st.StatetrimError, match=says):
+        Analysis.load(path)
+
+
+def test_broken_arrays_are_refused(pair: Analysis, tmp_path: Path) -> None:
+    path, beside = tmp_path / "analysis.json", tmp_path / "analysis.safetensors"
+    pair.save(path)
+    whole = beside.read_bytes()
+    for content in (whole[:-1], b"", b"\xff" * 64, whole[:8] + b"{" * 100):
+        beside.write_bytes(content)
+        with pytest.raises(st.StatetrimError, match="not the file that was written"):
+            Analysis.load(path)
+        edited(path, "arrays_sha256", value=hashlib.sha256(content).hexdigest())
+        with pytest.raises(st.StatetrimError, match="cannot be read as arrays"):
+            Analysis.load(path)
+        pair.save(path)
+    beside.unlink()
+    with pytest.raises(st.StatetrimError, match="cannot be read"):
+        Analysis.load(path)
+
+
+def test_what_cannot_be_analysed_is_said_in_a_sentence(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("gated_deltanet"))
+    for changes, says in (
+        ({"burn_in": LENGTH}, "leave nothing"),
+        ({"every": 3}, "not every '3'"),
+        ({"every": "word"}, "not every 'word'"),
+        ({"every": 128}, "not every '128'"),
+        ({"baseline": st.open(checkpoint("delta_net"))}, "other layers or heads|nothing would"),
+    ):
+        with pytest.raises(st.StatetrimError, match=says):
+            st.analyze(model, text, **{**SETTINGS, **changes})
+
+
+def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> None:
+    from matplotlib.image import imread
+
+    from statetrim.reporting import rank_figures as figures
+
+    assert pair.baseline is not None
+    both = {"before": pair.baseline, "after": pair}
+    written = figures.save_all(both, tmp_path)
+    assert sorted(path.name for path in written) == sorted(
+        f"{name}.{suffix}"
+        for name in ("utilization", "spectra", "heat-map", "filters")
+        for suffix in ("png", "svg")
+    )
+    for path in written:
+        if path.suffix == ".png":
+            pixels = imread(path)[..., :3]
+            assert min(pixels.shape[:2]) > 250
+            ink = (pixels < 0.9).any(-1)
+            assert ink.mean() > 0.02, f"{path.name} is empty"
+            border = np.concatenate([ink[0], ink[-1], ink[:, 0], ink[:, -1]])
+            assert not border.any(), f"{path.name} is cut off at its edge"
+        else:
+            text = path.read_text()
+            assert "How to read it" in text and text.rstrip().endswith("</svg>")
+    before = [path.read_bytes() for path in written]
+    assert before == [path.read_bytes() for path in figures.save_all(both, tmp_path)]
+    with pytest.raises(st.StatetrimError, match="no layer 9 with a head 0"):
+        figures.spectra(both, 9, 0)
+
+
+def test_no_legend_stands_over_data(pair: Analysis) -> None:
+    from statetrim.reporting import rank_figures as figures
+
+    assert pair.baseline is not None
+    both = {"before": pair.baseline, "after": pair}
+    for figure in (figures.utilization_curves(both), figures.spectra(both, 0, 0)):
+        figure.draw_without_rendering()
+        (legend,) = figure.legends
+        box = legend.get_window_extent()
+        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+
+
+def test_the_command_writes_shows_and_draws(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    options = ["--tokens", "560", "--length", "280", "--every", "16", "-o", "a.json"]
+    command = [sys.executable, "-m", "statetrim", "analyze", checkpoint("qwen3_5_text")]
+    command += ["--text", text, *options]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*map(str, command), *more], capture_output=True, text=True, cwd=tmp_path, check=False
+        )
+
+    shown = run("--figures", "pictures")
+    assert shown.returncode == 0, shown.stderr[-1000:]
+    assert "How full the state is" in shown.stdout and "written to a.json" in shown.stdout
+    assert len(list((tmp_path / "pictures").iterdir())) == 8
+    assert max(map(len, shown.stdout.splitlines())) <= 100
+    again = run()
+    assert again.returncode == 2 and "not overwritten" in again.stderr
+    for path in tmp_path.glob("a.*"):
+        path.unlink()
+    found = json.loads(run("--json").stdout)
+    saved = Analysis.load(tmp_path / "a.json")
+    assert found["mean_utilization"] == round(float(saved.mean_utilization.mean()), 6)
+    assert list(found["layers"]) == ["0", "2"]

@@ -1,0 +1,293 @@
+"""Timings: what is measured, how it is compared, and a vLLM server that is a stand-in."""
+
+import json
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import statetrim as st
+from statetrim.benchmarking import stopwatch
+from statetrim.benchmarking.benchmark import DECODE_CYCLE
+from statetrim.benchmarking.peak_memory import peak_of
+from statetrim.benchmarking.served import benchmark_served
+from statetrim.benchmarking.stopwatch import Laps, laps
+from statetrim.benchmarking.vllm_server import Load
+from statetrim.cli import app
+from statetrim.portable.deferred import DeferredState
+from statetrim.serving import capacity as concurrency
+from statetrim.serving.softmax_cache import key_values
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module")
+def pair(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    model = st.open(checkpoint("qwen3_5_text"))
+    out = tmp_path_factory.mktemp("small") / "half"
+    st.prune(model, st.select(model, "l1", keep=6), out)
+    return model.path, out
+
+
+def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    before, after = pair
+    seen: list[int] = []
+    timings = st.benchmark(
+        [after],
+        baseline=before,
+        batches=[1, 3],
+        lengths=[20],
+        rounds=2,
+        out=tmp_path / "timings.json",
+        progress=lambda label, done, total: seen.append(done),
+    )
+    assert seen == [0, 1, 2]
+    assert timings.models == ["qwen3_5_text", "half"]
+    for name, path in zip(timings.models, (before, after), strict=True):
+        opened = st.open(path)
+        kept = key_values(opened.config, opened.geometry)
+        assert kept is not None
+        one = concurrency.sequence_bytes(opened.geometry, kept, context=20, dtype="float32")
+        assert timings.find(name, "state bytes").value == one.state
+        assert timings.find(name, "convolution bytes").value == one.convolution
+        assert timings.find(name, "key-value bytes").value == one.key_values
+    for metric in ("prefill", "decode", "mixer prefill", "mixer decode"):
+        for batch in (1, 3):
+            first = timings.find("qwen3_5_text", metric, batch, 20)
+            second = timings.find("half", metric, batch, 20)
+            assert first.value > 0 and first.unit == "tokens/s" and first.ratio is None
+            assert second.ratio and second.ratio_spread and second.spread
+            assert second.spread[0] <= second.value <= second.spread[1]
+    work = [timings.find(name, "mixer prefill work").value for name in timings.models]
+    assert 0 < work[1] < work[0]
+    assert st.Timings.load(tmp_path / "timings.json") == timings
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "falcon_h1", "delta_net", "olmo_hybrid"])
+def test_every_kind_of_mixer_can_be_timed(
+    model_type: str, checkpoint: Callable[[str], Path]
+) -> None:
+    model = checkpoint(model_type)
+    timings = st.benchmark([model], baseline=model, batches=[2], lengths=[9], rounds=1)
+    assert timings.models == [model_type, f"{model_type} (2)"]
+    assert timings.find(f"{model_type} (2)", "mixer decode").value > 0
+
+
+def test_taking_turns_gives_the_ratio_of_each_round() -> None:
+    found = Laps({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
+    assert found.speedup("fast")[0] == 2.0
+    assert found.rate("slow", 8.0) == (2.0, (1.1, 3.0))
+    order: list[str] = []
+    watched = laps(
+        {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"},
+        rounds=2,
+        device=CPU,
+        least_seconds=0.0,
+        warm_up=0,
+    )
+    assert order == ["a", "b", "a", "b", "b", "a"]  # once to see how long it takes, then in turns
+    assert [len(seconds) for seconds in watched.seconds.values()] == [2, 2]
+
+
+@pytest.mark.parametrize(("asked", "calls"), [(0.0, 16), (0.20, 16), (0.30, 32)])
+def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
+    asked: float, calls: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else some rounds would hold a write more than others."""
+    assert DeferredState(torch.zeros(1, 1, 2, 2)).keys.shape[1] == DECODE_CYCLE
+    made: list[int] = []
+    monkeypatch.setattr(
+        stopwatch, "_seconds", lambda work, repeats, device: made.append(repeats) or 0.01
+    )
+    laps(
+        {"a": lambda: None},
+        rounds=2,
+        device=CPU,
+        least_seconds=asked,
+        warm_up=0,
+        cycle=DECODE_CYCLE,
+    )
+    assert made == [1, calls, calls]
+
+
+def test_peak_memory_is_that_of_the_work() -> None:
+    """Also where it finds memory that was freed before it and that the allocator still holds."""
+    torch.ones(2**23)  # once freed, blocks up to its size come from the heap and stay there
+
+    def work() -> list[torch.Tensor]:
+        return [torch.ones(2**18) for _ in range(128)]  # 128 MiB
+
+    blocks = work()
+    above = [torch.ones(2**18) for _ in range(4)]  # the heap cannot shrink below these
+    del blocks
+    peak = peak_of(work, CPU)
+    assert peak is None or 0.9 * 2**27 < peak < 1.5 * 2**27
+    assert len(above) == 4
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"batches": [0]}, "batch"), ({"lengths": [2**30]}, "length"), ({"rounds": 0}, "rounds")],
+)
+def test_settings_out_of_bounds_are_refused(
+    change: dict[str, Any], sentence: str, pair: tuple[Path, Path]
+) -> None:
+    with pytest.raises(st.StatetrimError, match=sentence):
+        st.benchmark([pair[1]], baseline=pair[0], **change)
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"format": "statetrim plan"},
+        {"models": []},
+        {"models": [1]},
+        {"lineage": []},
+        {"records": [{}]},
+        {"records": [[1]]},
+        {"records": "x"},
+    ],
+)
+def test_spoiled_timings_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
+    path = tmp_path / "timings.json"
+    timing = st.Timing("a", "decode", 1, 2, 3.0, "tokens/s")
+    good = st.Timings(["a"], [timing], {}).as_json()
+    path.write_text(json.dumps(good | spoil))
+    with pytest.raises(st.StatetrimError, match=r"timings|statetrim benchmark"):
+        st.Timings.load(path)
+
+
+STAND_IN = """
+import argparse, http.server, json, os, pathlib, threading
+parser = argparse.ArgumentParser()
+parser.add_argument("--port", type=int)
+parser.add_argument("--host")
+parser.add_argument("--kv-cache-memory-bytes", type=int)
+parser.add_argument("--model")
+known, _ = parser.parse_known_args()
+assert known.host == "127.0.0.1" and "PYTHONPATH" not in os.environ.get("SEEN", "")
+pathlib.Path({pids!r}, str(os.getpid())).touch()
+if {broken!r}:
+    raise SystemExit("ValueError: this shape is not served")
+print("INFO [x.py:1] CPU KV cache size: 9 tokens, Maximum concurrency")
+most = 4 if known.model.endswith("half") else 2
+gate, lock, running, peak = threading.Semaphore(most), threading.Lock(), [0], [0]
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def log_message(self, *args): pass
+    def answer(self, text):
+        self.send_response(200); self.end_headers(); self.wfile.write(text.encode())
+    def do_GET(self):
+        self.answer('vllm:num_requests_running{{a="b"}} %d\\nvllm:kv_cache_usage_perc 0.5\\n'
+                    'vllm:cache_config_info{{num_gpu_blocks="%d"}} 1.0\\n'
+                    'vllm:generation_tokens_total 24.0\\n' % (running[0], 10 * most))
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        with gate:
+            with lock: running[0] += 1
+            threading.Event().wait(0.5)
+            with lock: running[0] -= 1
+        self.answer(json.dumps({{"usage": {{"completion_tokens": body["max_tokens"]}}}}))
+
+http.server.ThreadingHTTPServer((known.host, known.port), Handler).serve_forever()
+"""
+
+
+def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
+    """A Python whose vLLM is a few lines, and where its process numbers are left."""
+    package = folder / "vllm" / "entrypoints" / "openai"
+    package.mkdir(parents=True)
+    pids = folder / "pids"
+    pids.mkdir()
+    (package / "api_server.py").write_text(STAND_IN.format(pids=str(pids), broken=broken))
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return python, pids
+
+
+def gone(pids: Path) -> bool:
+    return not any(Path("/proc", pid.name).exists() for pid in pids.iterdir())
+
+
+def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    python, pids = stand_in(tmp_path)
+    load = Load(requests=6, length=32, generated=4, seconds=60)
+    timings = benchmark_served([pair[1]], baseline=pair[0], python=python, loads=[load])
+    held = [timings.find(name, "concurrent sequences") for name in timings.models]
+    assert [record.value for record in held] == [2, 4]
+    assert held[1].ratio == 2.0 and held[0].ratio is None
+    assert timings.find("half", "cache blocks").value == 40
+    assert timings.lineage["log"]["half, 32 tokens"] == [
+        "CPU KV cache size: 9 tokens, Maximum concurrency"
+    ]
+    assert len(list(pids.iterdir())) == 2 and gone(pids)
+
+
+def test_a_server_that_does_not_start_is_told_in_a_sentence(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python, pids = stand_in(tmp_path, broken=True)
+    arguments = ["benchmark", pair[1], "--baseline", pair[0], "--engine", "vllm"]
+    arguments += ["--engine-python", python, "-o", tmp_path / "out.json"]
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(result.exception, st.StatetrimError)
+    assert "this shape is not served" in str(result.exception)
+    assert gone(pids) and not (tmp_path / "out.json").exists()
+
+
+def test_a_python_that_is_none_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(st.StatetrimError, match="nowhere cannot be started"):
+        benchmark_served([pair[1]], baseline=pair[0], python=tmp_path / "nowhere", loads=[Load()])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_ends_with_the_command_that_started_it(
+    number: signal.Signals, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python, pids = stand_in(tmp_path)
+    command = [sys.executable, "-m", "statetrim", "benchmark", pair[1], "--baseline", pair[0]]
+    command += ["--engine", "vllm", "--engine-python", python, "--requests", "400"]
+    command += ["--lengths", "128", "-o", tmp_path / "out.json"]
+    process = subprocess.Popen(
+        [str(part) for part in command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    _wait_until(lambda: any(pids.iterdir()))
+    process.send_signal(number)
+    assert process.wait(timeout=60) != 0
+    _wait_until(lambda: gone(pids))
+
+
+def _wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_the_command_writes_and_shows(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    out = tmp_path / "timings.json"
+    arguments = ["benchmark", pair[1], "--baseline", pair[0], "-o", out]
+    arguments += ["--batch-sizes", "1", "--lengths", "8", "--rounds", "1"]
+    shown = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert shown.exit_code == 0, shown.output
+    assert "mixer decode, tokens/s" in shown.stdout and "half" in shown.stdout
+    again = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(again.exception, st.StatetrimError)  # nothing is overwritten
+    for option in (["--engine", "sglang"], ["--dtype", "int8"]):
+        refused = CliRunner().invoke(
+            app, [*map(str, arguments[:-6]), *option, "-o", str(tmp_path / "other.json")]
+        )
+        assert isinstance(refused.exception, st.StatetrimError)

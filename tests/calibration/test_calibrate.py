@@ -1,0 +1,338 @@
+"""Sums against a plain recomputation from captured activations and autograd."""
+
+import inspect
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import statetrim as st
+from helpers import tiny
+from helpers.sums import close
+from statetrim.artifacts.statistics import PARTS, REFIT_PARTS, Statistics
+from statetrim.methods import method_names
+from statetrim.runtime.kernel_hooks import mixers
+from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.storage.text import Sequences, sequences
+
+# Hyper-connections, MoE and vision wrappers share the mixer of the types below.
+PORTABLE = ("delta_net", "gated_deltanet", "kda")
+RUNNABLE = (*PORTABLE, "qwen3_next", "qwen3_5_text", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
+KERNELS = (
+    "torch_chunk_gated_delta_rule",
+    "mamba2_chunk_scan",
+    *(
+        f"{form}_{rule}"
+        for form in ("chunk", "fused_recurrent")
+        for rule in ("delta_rule", "gated_delta_rule", "kda")
+    ),
+)
+ALL = ("drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy")
+SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 1000)
+
+
+@contextmanager
+def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
+    """Every kernel call's q and k and every mixer's input, kept whole."""
+    home = sys.modules[type(next(iter(modules.values()))).__module__]
+    kernels = {name: getattr(home, name) for name in KERNELS if hasattr(home, name)}
+    seen: dict[str, list[Tensor]] = {"q": [], "k": [], "x": [], "a": []}
+    handles = [
+        module.register_forward_pre_hook(
+            lambda _, args, kwargs: seen["x"].append(args[0] if args else kwargs["hidden_states"]),
+            with_kwargs=True,
+        )
+        for module in modules.values()
+    ]
+    handles += [
+        next(
+            m for n, m in module.named_children() if n in ("o_proj", "out_proj")
+        ).register_forward_pre_hook(lambda _, args: seen["a"].append(args[0]))
+        for module in modules.values()
+    ]
+
+    def wrap(kernel: Any) -> Any:
+        signature = inspect.signature(kernel)
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            given = signature.bind(*args, **kwargs).arguments
+            seen["q"].append(next(given[name] for name in ("q", "query", "C") if name in given))
+            seen["k"].append(next(given[name] for name in ("k", "key", "B") if name in given))
+            return kernel(*args, **kwargs)
+
+        return call
+
+    for name, kernel in kernels.items():
+        setattr(home, name, wrap(kernel))
+    yield seen
+    for name, kernel in kernels.items():
+        setattr(home, name, kernel)
+    for handle in handles:
+        handle.remove()
+
+
+def gram(x: Tensor, head: int) -> Tensor:
+    rows = x[:, :, head].reshape(-1, x.shape[-1]).double()
+    return sum(torch.outer(row, row) for row in rows)  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("model_type", RUNNABLE)
+def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint(model_type))
+    statistics = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    assert statistics.parts == set(PARTS) - set(REFIT_PARTS)
+
+    live = load(model)
+    modules = mixers(live, model)
+    from transformers import AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(model.path)
+    data = sequences(text, tokenizer, tokens=SETTINGS["tokens"], length=SETTINGS["length"])
+    loss = torch.zeros((), dtype=torch.float64)
+    ids = data.ids.long()
+    with recorded(live, modules) as seen:
+        logits = live(input_ids=ids, use_cache=False).logits.double()
+    log_p = logits[:, :-1].log_softmax(-1)
+    loss = -log_p.gather(-1, ids[:, 1:, None]).sum()
+    loss.backward()
+
+    geometry = model.geometry
+    for number, layer in enumerate(geometry.layers):
+        sums = statistics.layers[layer]
+        assert sums.tokens == SETTINGS["tokens"]
+        x = seen["x"][number].detach().double()
+        torch.testing.assert_close(sums.input_square, x.square().sum((0, 1)), rtol=1e-5, atol=0)
+        read = seen["a"][number].detach().unflatten(-1, (geometry.num_v_heads, -1))
+        assert sums.readout_gram is not None
+        for head in range(geometry.num_v_heads):
+            expected = gram(read, head)
+            torch.testing.assert_close(sums.readout_gram[head], expected, rtol=1e-4, atol=1e-4)
+        for side, values in (("query", seen["q"]), ("key", seen["k"])):
+            value = values[number].detach()
+            value = value[:, :, :: value.shape[2] // geometry.num_k_heads]
+            unit = value.double()
+            if "mamba" not in str(model.family.mixers):
+                unit = unit / (unit.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+            for head in range(geometry.num_k_heads):
+                # activations of another batch size differ in float32's last digits
+                for part, given in (("gram", value), ("unit_gram", unit)):
+                    ours = getattr(sums, f"{side}_{part}")[head]
+                    torch.testing.assert_close(ours, gram(given, head), rtol=1e-4, atol=1e-4)
+    check_gradients(model, modules, statistics)
+
+
+def check_gradients(model: st.Checkpoint, modules: dict[int, Any], statistics: Statistics) -> None:
+    """Each weight's gradient, found by perturbing nothing but the row that the channel owns."""
+    for layer, mixer in modules.items():
+        sums = statistics.layers[layer]
+        assert sums.query_gradient is not None and sums.key_gradient is not None
+        total = torch.cat([sums.query_gradient, sums.key_gradient]).abs().max()
+        for side, gradient in (("q_proj", sums.query_gradient), ("k_proj", sums.key_gradient)):
+            rows = projection_gradient(model, mixer, side)
+            assert (gradient.squeeze(2) - rows).abs().max() < 1e-4 * total
+
+
+def projection_gradient(model: st.Checkpoint, mixer: Any, side: str) -> Tensor:
+    """[heads, channels, hidden], by the layouts written out in families.md, not by our tables."""
+    g = model.geometry
+    heads, dim = g.num_k_heads, g.head_k_dim
+    if hasattr(mixer, "in_proj_qkvz"):  # per key head [ q | k | v | z ]
+        blocks = mixer.in_proj_qkvz.weight.grad.reshape(heads, -1, mixer.hidden_size)
+        return blocks[:, :dim] if side == "q_proj" else blocks[:, dim : 2 * dim]
+    if hasattr(mixer, "in_proj_qkv"):  # [ q | k | v ]
+        q, k, _ = mixer.in_proj_qkv.weight.grad.split(
+            [heads * dim, heads * dim, g.num_v_heads * g.head_v_dim]
+        )
+        return (q if side == "q_proj" else k).reshape(heads, dim, -1)
+    if hasattr(mixer, "q_proj"):
+        return getattr(mixer, side).weight.grad.reshape(heads, dim, -1)
+    inner = g.num_v_heads * g.head_v_dim  # Mamba-2: [ gate | x | B | C | dt ]
+    _, _, b, c, _ = mixer.in_proj.weight.grad.split(
+        [inner, inner, heads * dim, heads * dim, g.num_v_heads]
+    )
+    return (c if side == "q_proj" else b).reshape(heads, dim, -1)
+
+
+def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    half = {**SETTINGS, "tokens": 160}
+    st.calibrate(model, text, methods=ALL, **half, out=tmp_path / "a.safetensors")
+    st.calibrate(model, text, methods=ALL, **half, skip=160, out=tmp_path / "b.safetensors")
+    parts = [Statistics.load(tmp_path / name) for name in ("a.safetensors", "b.safetensors")]
+    merged = st.merge(parts)
+    close(whole, merged, 1e-12)
+    for method in method_names("key"):
+        choice: dict[str, Any] = {"keep_values": 4, "value_method": "readout_greedy"}
+        first, second = (
+            st.select(model, method, 6, statistics=s, **choice) for s in (whole, merged)
+        )
+        assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept)
+        assert first.kept_values and second.kept_values
+        assert all(torch.equal(first.kept_values[i], second.kept_values[i]) for i in first.kept)
+    with pytest.raises(st.StatetrimError, match="would count twice"):
+        st.merge([parts[0], parts[0]])
+    other = st.calibrate(model, text, methods=["drrqr"], **half)
+    with pytest.raises(st.StatetrimError, match="differ in 'parts'"):
+        st.merge([parts[0], other])
+
+
+def test_two_torchrun_processes_give_the_same_sums(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    out = tmp_path / "two.safetensors"
+    arguments = ["--tokens", "320", "--length", "20", "--batch-size", "4", "--for", ",".join(ALL)]
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", *launch, "--master-port", port, "-m", "statetrim", "calibrate"]
+    result = subprocess.run(
+        [*command, model.path, "--text", text, *arguments, "-o", out],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    close(whole, Statistics.load(out), 1e-12)
+    assert [path.name for path in tmp_path.iterdir()] == ["two.safetensors"]
+
+
+KILLED = """
+import os, signal, sys
+import statetrim as st
+from statetrim import calibration
+stop = int(sys.argv[4])
+real = calibration._Partial.save
+def save(self, sums, batches):
+    real(self, sums, batches)
+    if batches == stop:
+        os.kill(os.getpid(), signal.SIGKILL)
+calibration._Partial.save = save
+st.calibrate(st.open(sys.argv[1]), sys.argv[2], tokens=320, length=20, batch_size=4,
+             methods=["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"],
+             out=sys.argv[3], resume=True, save_seconds=0)
+"""
+
+
+def test_killed_three_times_and_resumed_is_bit_identical(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    out = tmp_path / "s.safetensors"
+    for stop in (1, 2, 3, 99):
+        command = [sys.executable, "-c", KILLED, model.path, text, out, str(stop)]
+        ended = subprocess.run(list(map(str, command)), check=False, capture_output=True)
+        assert ended.returncode == (0 if stop == 99 else -9), ended.stderr[-1000:]
+        assert out.exists() == (stop == 99)
+    close(whole, Statistics.load(out), 0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors"]
+
+
+def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    out = tmp_path / "s.safetensors"
+    command = [sys.executable, "-c", KILLED, model.path, text, out, "2"]
+    subprocess.run(list(map(str, command)), check=False, capture_output=True)
+    with pytest.raises(st.StatetrimError, match="--resume"):
+        st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
+    with pytest.raises(st.StatetrimError, match="another 'data'"):
+        st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out, resume=True)
+    finished = st.calibrate(model, text, methods=ALL, **SETTINGS, out=out, resume=True)
+    close(finished, Statistics.load(out), 0.0)
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
+
+
+def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    heard = st.calibrate(model, text, methods=["s_wanda"], **SETTINGS)
+    assert heard.parts == {"input_square", "output_square"}, "nothing is summed that nobody needs"
+    with pytest.raises(st.StatetrimError, match=r"'drrqr' needs query_gram.*--for drrqr"):
+        st.select(model, "drrqr", 6, statistics=heard)
+    with pytest.raises(st.StatetrimError, match="'grad' needs query_gradient"):
+        st.select(model, "grad", 6)
+    with pytest.raises(st.StatetrimError, match="another model"):
+        st.select(st.open(checkpoint("qwen3_5_moe_text")), "s_wanda", 6, statistics=heard)
+    with pytest.raises(st.StatetrimError, match="needs no calibration"):
+        st.calibrate(model, text, methods=["rand", "l1"], **SETTINGS)
+
+
+def test_a_layer_that_is_never_heard_is_an_error(
+    checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    recurrent = ("torch_recurrent_gated_delta_rule",)
+    monkeypatch.setattr(type(model.family), "kernels", recurrent)  # prefill calls the other one
+    with pytest.raises(st.StatetrimError, match=r"layers \[0, 2\] never called"):
+        st.calibrate(model, text, methods=["drrqr"], **SETTINGS)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "olmo_hybrid", "nemotron_h", "delta_net"])
+def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: Path) -> None:
+    """Fused experts (qwen3_next) and fused convolutions (olmo_hybrid) included."""
+    model = st.open(checkpoint(model_type))
+    wanted = ["drrqr", "s_wanda", "readout_greedy"]
+    whole = st.calibrate(model, text, methods=wanted, **SETTINGS)
+    close(whole, st.calibrate(model, text, methods=wanted, layerwise=True, **SETTINGS), 1e-12)
+    with pytest.raises(st.StatetrimError, match="'grad' needs the whole model in memory"):
+        st.calibrate(model, text, methods=["grad"], layerwise=True, **SETTINGS)
+
+
+def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    data = sequences(text, load_tokenizer(model), tokens=320, length=20)
+    ready = st.calibrate(model, data, methods=ALL, batch_size=4)
+    close(st.calibrate(model, text, methods=ALL, **SETTINGS), ready, 0.0)
+    assert ready.lineage["data"] == [data.lineage]
+    recall = Sequences(torch.arange(48, dtype=torch.int32).reshape(4, 12), {"text": "ids"})
+    both = st.merge([ready, st.calibrate(model, recall, methods=ALL, batch_size=4)])
+    assert next(iter(both.layers.values())).tokens == 368
+
+
+def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    heard = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    first, *_ = heard.layers
+    for method, part in (
+        ("drrqr", "key_gram"),
+        ("grad", "key_gradient"),
+        ("s_wanda", "input_square"),
+        ("readout_greedy", "readout_gram"),
+    ):
+        sums = getattr(heard.layers[first], part)
+        for spoiled in (None, sums[..., :-1], sums * float("nan")):
+            layer = replace(heard.layers[first], **{part: spoiled})
+            statistics = Statistics({**heard.layers, first: layer}, heard.lineage)
+            values = part == "readout_gram"
+            with pytest.raises(st.StatetrimError, match=part):
+                st.select(
+                    model,
+                    "l1" if values else method,
+                    6,
+                    keep_values=4 if values else None,
+                    value_method=method,
+                    statistics=statistics,
+                )
+    for tolerance in (1.0, "much"):
+        with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot go on"):
+            st.select(model, "drrqr", 6, statistics=heard, tolerance=tolerance)

@@ -1,0 +1,315 @@
+"""Our command beside stock lm-eval, a plain computation, a kill, and every batch size."""
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, run
+from statetrim.evaluation import harness
+from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.logits import Readout, compare
+from statetrim.storage.text import sequences
+from statetrim.tasks import SUITES, TASKS, pages
+
+SHARED = Path(__file__).parents[3] / "shared"
+DATA, MODEL = SHARED / "data", SHARED / "models" / "tiny-delta_net"
+BATCHES = (1, 3, 8)
+pytestmark = [
+    # transformers, lm-eval and datasets warn about one another's habits
+    pytest.mark.filterwarnings("ignore"),
+]
+needs_data = pytest.mark.skipif(
+    not (DATA.exists() and MODEL.exists()), reason="the reference data and models are not here"
+)
+
+
+@pytest.fixture(scope="module")
+def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The reference model, cut in half."""
+    model, out = st.open(MODEL), tmp_path_factory.mktemp("cut") / "small"
+    st.prune(model, st.select(model, "l1", 0.5), out)
+    return out
+
+
+@pytest.fixture(scope="module")
+def ours() -> st.Scores:
+    tasks = ["wikitext", "lambada_openai"]
+    return st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=3, batch_size=3)
+
+
+STOCK_CLI = """
+from statetrim import portable
+portable.register()  # fla's own classes need a GPU; all else is stock
+from lm_eval.__main__ import cli_evaluate
+cli_evaluate()
+"""
+
+
+@needs_data
+def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
+    """On the same model and files, with definitions written here."""
+    titled = (DATA / "wikitext-2-raw" / "wiki.test.raw").read_text()
+    found = list(pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))
+    assert len(found) == 62 and "\n".join(found) in titled
+    rows = tmp_path / "pages.jsonl"
+    rows.write_text("".join(json.dumps({"page": page}) + "\n" for page in found))
+    files = {"wikitext": rows, "lambada_openai": DATA / "lambada_openai" / "lambada_test.jsonl"}
+    for task, path in files.items():
+        stock = harness.stock_tasks() / TASKS[task].stock
+        (tmp_path / f"{task}.yaml").write_text(
+            f"include: {stock}\ntask: {task}\ndataset_path: json\ndataset_name: null\n"
+            f"dataset_kwargs:\n  data_files:\n    test: {path}\n"
+            "training_split: null\nvalidation_split: null\n"
+        )
+    command = [sys.executable, "-c", STOCK_CLI, "run", "--model", "hf", "--limit", "3"]
+    command += ["--model_args", f"pretrained={MODEL}", "--tasks", ",".join(files)]
+    command += ["--include_path", str(tmp_path), "--device", "cpu", "--batch_size", "4"]
+    command += ["--output_path", str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (written,) = (tmp_path / "out").rglob("results*.json")
+    theirs = json.loads(written.read_text())["results"]
+    for task, metric in (
+        ("wikitext", "word_perplexity"),
+        ("wikitext", "byte_perplexity"),
+        ("lambada_openai", "perplexity"),
+        ("lambada_openai", "acc"),
+    ):
+        value = ours.find("tiny-delta_net", task, metric).value
+        assert value == pytest.approx(theirs[task][f"{metric},none"], rel=1e-6), (task, metric)
+
+
+@needs_data
+def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
+    """Windows of 2,048 tokens written out; the last one looks back as far as it can."""
+    from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
+
+    live, tokenizer, most = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
+    total, words = 0.0, 0
+    for page in list(pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:3]:
+        ids = torch.tensor([0, *tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]])
+        done = 0  # targets scored
+        while done < len(ids) - 1:
+            end = min(done + most, len(ids) - 1)
+            start = max(0, end - most)
+            with torch.no_grad():
+                logits = live(input_ids=ids[None, start:end], use_cache=False).logits[0].double()
+            chosen = logits.log_softmax(-1).gather(1, ids[start + 1 : end + 1, None])
+            total += float(chosen[done - start :].sum())
+            done = end
+        words += len(page.split()) + int(page[0].isspace()) + int(page[-1].isspace())
+    value = ours.find("tiny-delta_net", "wikitext", "word_perplexity").value
+    assert value == pytest.approx(math.exp(-total / words), rel=1e-3)
+
+
+@needs_data
+def test_batch_size_does_not_change_a_score() -> None:
+    tasks = ["wikitext", "lambada_openai", "hellaswag", "squad", "mqar"]
+    found = [
+        st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=3, batch_size=size)
+        for size in BATCHES
+    ]
+    for scores in found[1:]:
+        for one, other in zip(found[0].scores, scores.scores, strict=True):
+            assert (one.model, one.metric) == (other.model, other.metric)
+            assert one.samples == pytest.approx(other.samples, rel=1e-5, abs=1e-5), one.task
+
+
+FAMILIES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "qwen3_5_text", "mamba2", "bamba")
+
+
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_neither_padding_nor_neighbours_change_an_answer(
+    model_type: str, checkpoint: Callable[[str], Path]
+) -> None:
+    from lm_eval.api.instance import Instance
+
+    harness.quiet()
+    model = st.open(checkpoint(model_type))
+    live, tokenizer = load(model), load_tokenizer(model)
+    texts = [" ".join(f"w{1 + (7 * i + j * j) % 63}" for j in range(3 + 5 * i)) for i in range(8)]
+    until = {"until": ["<stop>"], "max_gen_toks": 6, "do_sample": False}
+    likelihoods, answers = [], []
+    for size in BATCHES:
+        lm = harness.hf_model(live, tokenizer, size)
+        asked = [Instance("loglikelihood", {}, (text, " w5 w9"), i) for i, text in enumerate(texts)]
+        likelihoods.append([value for value, _ in lm.loglikelihood(asked)])
+        asked = [Instance("generate_until", {}, (text, until), i) for i, text in enumerate(texts)]
+        answers.append(lm.generate_until(asked))
+    assert len(set(answers[0])) > 4, "the answers depend on the texts"
+    for values, words in zip(likelihoods[1:], answers[1:], strict=True):
+        assert values == pytest.approx(likelihoods[0], abs=1e-5)
+        assert words == answers[0]
+
+
+@needs_data
+def test_every_offline_task_runs_in_one_command_and_ends_in_a_table(
+    small: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "scores.json"
+    command = ["evaluate", str(small), "--baseline", str(MODEL), "--data", str(DATA)]
+    code, err, text = run([*command, "--limit", "2", "-o", str(out)])
+    assert code is None, err
+    assert err.count(" done\n") == 2 * len(SUITES["offline"])
+    for task in SUITES["offline"]:
+        assert task in text and f"{task}, {TASKS[task].metric}, small: " in text
+    scores = st.Scores.load(out)
+    assert scores.models == ["tiny-delta_net", "small"] and scores.tasks == SUITES["offline"]
+    assert not (tmp_path / "scores.json.partial").exists()
+
+
+@needs_data
+def test_tasks_without_rows_here_run_on_rows_made_by_hand(small: Path, tmp_path: Path) -> None:
+    keyed = {"key": "name", "value": "Ada", "text": "The name is Ada.\nname:"}
+    asked = {"context": "Ada wrote it.", "question": "It was written by", "answers": ["Ada"]}
+    for task, row in {"fda": keyed, "swde": keyed, "triviaqa": asked}.items():
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "rows.jsonl").write_text(2 * (json.dumps(row) + "\n"))
+    tasks = ["fda", "swde", "triviaqa"]
+    scores = st.evaluate([small], baseline=MODEL, tasks=tasks, data=tmp_path)
+    assert scores.tasks == tasks and all(len(score.samples) == 2 for score in scores.scores)
+
+
+@needs_data
+def test_a_killed_run_goes_on_and_ends_in_the_same_scores(small: Path, tmp_path: Path) -> None:
+    tasks = "lambada_openai,nq,mqar"
+    command = [sys.executable, "-m", "statetrim", "evaluate", small, "--baseline", MODEL]
+    command += ["--tasks", tasks, "--data", DATA, "--limit", "6"]
+    out = tmp_path / "killed.json"
+    process = subprocess.Popen(
+        [*map(str, command), "-o", str(out)],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    first = out.with_name("killed.json.partial") / "tiny-delta_net.lambada_openai.json"
+    while not first.exists():
+        assert process.poll() is None, "it ended before its first task"
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not out.exists()
+    options: dict[str, Any] = {"tasks": tasks.split(","), "data": DATA, "limit": 6}
+    with pytest.raises(st.StatetrimError, match="add --resume to go on"):
+        st.evaluate([small], baseline=MODEL, out=out, **options)
+    with pytest.raises(st.StatetrimError, match="another 'limit'"):
+        st.evaluate([small], baseline=MODEL, out=out, resume=True, **options | {"limit": 5})
+    with pytest.raises(st.StatetrimError, match="another 'baseline'"):
+        st.evaluate([MODEL], baseline=small, out=out, resume=True, **options)
+    kept = first.stat().st_mtime_ns
+    seen: list[tuple[str, str, int]] = []
+
+    def progress(model: str, task: str, done: int, total: int) -> None:
+        seen.append((model, task, done))
+        assert not first.exists() or first.stat().st_mtime_ns == kept
+
+    resumed = st.evaluate(
+        [small], baseline=MODEL, out=out, resume=True, progress=progress, **options
+    )
+    assert ("tiny-delta_net", "lambada_openai", 0) not in seen, "what was done is not done again"
+    assert ("small", "lambada_openai", 0) in seen
+    whole = st.evaluate([small], baseline=MODEL, **options)
+    assert resumed.scores == whole.scores == st.Scores.load(out).scores
+    with pytest.raises(st.StatetrimError, match="exists already"):
+        st.evaluate([small], baseline=MODEL, out=out, resume=True, **options)
+
+
+@needs_data
+def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path) -> None:
+    command = ["evaluate", str(small), "--baseline", str(MODEL), "--tasks", "mqar", "--limit", "4"]
+    gate = ["--fail-if", "recall drop > 2%", "--json", "-o", str(tmp_path / "a.json")]
+    code, err, out = run([*command, *gate])
+    assert code == 1
+    assert err.splitlines()[-1].startswith("statetrim: small breaks the rule 'recall drop > 2%'")
+    (verdict,) = json.loads(out)["verdicts"]
+    assert verdict["loss"][1] > 2 and verdict["unit"] == "points"
+    code, err, _ = run([*command, "--fail-if", "mqar drop > 99%", "-o", str(tmp_path / "b.json")])
+    assert code is None, err
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--tasks", "nonsense"], "no task has the name 'nonsense'; there are wikitext, "),
+        (["--fail-if", "recall falls"], "is not a rule"),
+        (["--tasks", "mqar", "--engine", "vllm"], "mqar reads the model's own logits"),
+        (["--tasks", "squad", "--engine", "vllm", "--data", "DATA"], "it is not installed"),
+        (["--tasks", "mqar", "--engine", "tpu"], "there is no engine 'tpu'; choose hf or vllm"),
+        (["--tasks", "fda_like"], "is on no hub; give --data"),
+        (["--tasks", "mqar", "--limit", "1"], "leaves nothing to compare"),
+        (["--tasks", "mqar", "--batch-size", "0"], "take 1 or more"),
+        (["--tasks", "fda", "--data", "."], r"fda reads fda/\*.jsonl below \., where no file"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    options: list[str], says: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    data = tmp_path / "data" / "squad"
+    data.mkdir(parents=True)
+    (data / "rows.jsonl").write_text('{"text": "w1 w2", "value": "w3"}\n' * 2)
+    options = [str(data.parent) if option == "DATA" else option for option in options]
+    models = [str(checkpoint("delta_net")), "--baseline", str(checkpoint("qwen3_5_text"))]
+    code, err, out = run(["evaluate", *models, *options, "-o", str(tmp_path / "scores.json")])
+    check_refusal(code, err, out, says)
+    assert not (tmp_path / "scores.json").exists()
+
+
+def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> None:
+    before, after = (load(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
+    ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
+    found = compare(Readout(before), Readout(after), ids, chunk=7)
+    with torch.no_grad():
+        p, q = (live(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after))
+    assert torch.allclose(found.kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
+    assert torch.equal(found.same, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
+    foretold = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
+    assert torch.allclose(found.log_likelihood, foretold, rtol=1e-5)
+    alone = Readout(before)
+    itself = compare(alone, alone, ids, chunk=16)
+    assert float(itself.kl.max()) == 0.0 and float(itself.same.min()) == 1.0
+
+
+def test_own_text_is_read_by_both_whole_or_streamed(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    """Perplexity as transformers' own loss gives it, on the tokens after `skip`."""
+    text = tmp_path / "text.jsonl"
+    tiny.write_text(text, 2**13)
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small")
+    options: dict[str, Any] = {"tasks": ["text"], "text": text, "skip": 100, "limit": 3}
+    whole = st.evaluate([small], baseline=model, **options)
+    streamed = st.evaluate([small], baseline=model, layerwise=True, **options)
+    ids = sequences(text, load_tokenizer(model), tokens=3 * 512, skip=100).ids.long()
+    for name, checkpoint_ in zip(whole.models, (model, small), strict=True):
+        live = load(checkpoint_)
+        with torch.no_grad():
+            expected = math.exp(float(live(input_ids=ids, labels=ids).loss))
+        for scores in (whole, streamed):
+            assert scores.find(name, "text", "perplexity").value == pytest.approx(
+                expected, rel=1e-5
+            )
+    assert whole.find(whole.models[1], "text", "kl").value > 1e-6
+    with pytest.raises(st.StatetrimError, match="go together"):
+        st.evaluate([small], baseline=model, tasks=["text"])
+
+
+def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Path]) -> None:
+    live = load(checkpoint("granitemoehybrid"))
+    live.config.logits_scaling = live.logits_scaling = 4.0
+    readout, ids = Readout(live), torch.arange(40).reshape(2, 20)
+    places = torch.tensor([3, 11])
+    with torch.no_grad():
+        whole = live(input_ids=ids).logits[:, places]
+        assert not readout.plain and torch.allclose(readout.at(ids)(places), whole)

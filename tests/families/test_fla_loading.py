@@ -1,0 +1,119 @@
+"""fla's classes need a GPU to run, but they build and load here once triton can be imported."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, NO_VALUES
+
+WORKER = Path(__file__).parents[1] / "helpers" / "fla_checkpoints.py"
+
+pytestmark = pytest.mark.skipif(
+    not tiny.FLA_INSTALLED, reason="fla is an empty shell without triton"
+)
+
+
+def run(command: str, directory: Path) -> Any:
+    result = subprocess.run(
+        [sys.executable, WORKER, command, directory], capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stderr[-2000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("fla")
+    run("build", directory)
+    return directory
+
+
+def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
+    """Keys and, where the family can, values."""
+    values = None if model.config["model_type"] in NO_VALUES else KEEP_VALUES
+    return st.select(model, "rand", KEEP, keep_values=values, value_method="rand", seed=seed)
+
+
+@pytest.fixture(scope="module")
+def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """What fla's own classes say of every pruned checkpoint."""
+    pruned = tmp_path_factory.mktemp("fla-pruned")
+    for model_type in CONFIGS:
+        model = st.open(original / model_type)
+        assert len(model.shards) >= 2
+        st.prune(model, random_plan(model, seed=5), pruned / model_type)
+    return run("load", pruned)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_fla_loads_a_pruned_checkpoint_with_no_key_mismatch(
+    model_type: str, original: Path, loaded: Any
+) -> None:
+    before = st.open(original / model_type).geometry
+    report = loaded[model_type]
+    assert report["class"].startswith("fla.models."), report
+    assert report["mismatches"] == {}
+    values = before.head_v_dim if model_type in NO_VALUES else KEEP_VALUES
+    assert (report["head_k_dim"], report["head_v_dim"]) == (KEEP, values)
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_every_width_reads_back_from_the_edited_config(model_type: str, original: Path) -> None:
+    model = st.open(original / model_type)
+    for keep in range(1, model.geometry.head_k_dim):
+        for keep_values in range(1, model.geometry.head_v_dim + 1):
+            after = model.geometry.resized(keep, keep_values)
+            assert model.family.geometry(model.family.resized(model.config, after)) == after
+
+
+@pytest.mark.parametrize("model_type", CONFIGS)
+def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, original: Path) -> None:
+    """Mark every row with its channel; after the cut each head shows its kept channels."""
+    model = st.open(original / model_type)
+    plan = random_plan(model, seed=9)
+    surgery = st.prepare(model, plan)
+    for name, owner in model.claims.items():
+        for claim in owner.claims:
+            if claim.role != "shared_norm" and claim.axis in plan.layer(owner.layer):
+                survivors = surgery.cuts[name].masks[claim.dim][claim.rows]  # [heads, channels]
+                kept = plan.layer(owner.layer)[claim.axis]
+                expected = torch.zeros_like(survivors).scatter_(1, kept, True)
+                assert torch.equal(survivors, expected), (name, claim.role)
+
+
+def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    config = json.loads((original / "delta_net" / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 4}
+    softmax = {"q_proj", "k_proj", "v_proj", "o_proj"}
+    linear = softmax | {"b_proj", "q_conv1d", "k_conv1d", "v_conv1d", "o_norm"}
+    config["expand_v"] = 1.0
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    shapes = {"conv1d": (48, 1, 4), "norm": (12,), "proj": (48, 48)}
+    tensors = {
+        f"model.layers.{layer}.attn.{name}.weight": torch.randn(shapes[name.split("_")[1]])
+        for layer, names in (
+            (0, linear),
+            (1, {"q_proj", "k_proj", "v_proj", "o_proj"}),
+            (2, linear),
+        )
+        for name in names
+    }
+    save_file(tensors, tmp_path / "model.safetensors")
+    model = st.open(tmp_path)
+    assert model.geometry.layers == (0, 2)
+    st.prune(model, st.select(model, "l1", 6), tmp_path / "out")
+    after = st.open(tmp_path / "out")
+    assert after.tensors["model.layers.0.attn.q_proj.weight"][1].shape == (24, 48)
+    assert torch.equal(
+        after.tensor("model.layers.1.attn.q_proj.weight"),
+        tensors["model.layers.1.attn.q_proj.weight"],
+    )

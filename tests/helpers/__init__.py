@@ -1,0 +1,1 @@
+"""What several tests share: tiny checkpoints, oracles, workers of other processes."""

@@ -1,0 +1,141 @@
+"""Runs the command line in forked children, so that torch is imported once for many processes.
+
+Reads a job as JSON per line, answers with JSON per line:
+    {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null,
+     "kill_when": a path that must appear first, or null,
+     "kill_size": and how many bytes must be in that directory}
+    {"code": exit code or minus the signal, "seconds": ..., "cpu_seconds": ..., "peak": bytes,
+     "err": ..., "out": ...}
+Importing torch starts no threads, and this process runs nothing of it: forking is safe.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch  # noqa: F401
+
+import statetrim.console.terminal
+import statetrim.selection.select
+import statetrim.surgery.prune  # noqa: F401
+from statetrim.cli import main
+
+
+def child(arguments: list[str], free: int | None, files: list[Any]) -> None:
+    for number, file in enumerate(files, start=1):
+        os.dup2(file.fileno(), number)
+    sys.argv = ["statetrim", *arguments]
+    if free is not None:
+        usage = shutil.disk_usage("/")._replace(free=free)
+        shutil.disk_usage = lambda path: usage
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = int(end.code or 0)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def answer(job: dict[str, Any]) -> dict[str, Any]:
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+        began = time.perf_counter()
+        pid = os.fork()
+        if pid == 0:
+            child(job["arguments"], job["free"], [out, err])
+        if job["kill_when"] is not None:
+            while written(Path(job["kill_when"])) < job["kill_size"] and not ended(pid):
+                time.sleep(0.0005)
+        if job["kill_after"] is not None:
+            time.sleep(job["kill_after"])
+            os.kill(pid, signal.SIGKILL)
+        _, status, usage = os.wait4(pid, 0)
+        seconds = time.perf_counter() - began
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode())
+        return {
+            "code": os.waitstatus_to_exitcode(status),
+            "seconds": seconds,
+            "cpu_seconds": usage.ru_utime + usage.ru_stime,
+            "peak": usage.ru_maxrss * 1024,
+            "out": texts[0],
+            "err": texts[1],
+        }
+
+
+def written(path: Path) -> int:
+    """Bytes of the files in a directory, 0 for a file, -1 where there is nothing."""
+    if not path.exists():
+        return -1
+    total = 0
+    for file in path.rglob("*"):
+        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+            total += file.stat().st_size if file.is_file() else 0
+    return total
+
+
+def ended(pid: int) -> bool:
+    """Whether the child is dead, without taking its status."""
+    options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+    return os.waitid(os.P_PID, pid, options) is not None
+
+
+class Forker:
+    """The other end: starts this file and talks to it; `modules` are imported before any fork."""
+
+    def __init__(self, *modules: str) -> None:
+        import subprocess
+
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__)), *modules],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(
+        self,
+        arguments: list[str],
+        kill_after: float | None = None,
+        free: int | None = None,
+        kill_when: Path | None = None,
+        kill_size: int = 0,
+    ) -> dict[str, Any]:
+        assert self.process.stdin and self.process.stdout
+        job = {
+            "arguments": arguments,
+            "kill_after": kill_after,
+            "free": free,
+            "kill_when": None if kill_when is None else str(kill_when),
+            "kill_size": kill_size,
+        }
+        print(json.dumps(job), file=self.process.stdin, flush=True)
+        reply: dict[str, Any] = json.loads(self.process.stdout.readline())
+        return reply
+
+    def close(self) -> None:
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+
+
+if __name__ == "__main__":
+    for module in sys.argv[1:]:
+        importlib.import_module(module)
+    for line in sys.stdin:
+        reply = answer(json.loads(line))
+        print(json.dumps(reply), flush=True)

@@ -1,0 +1,103 @@
+"""Checkpoints of random numbers straight from config and row tables, without any model class.
+
+Only the tensors a family claims are there, and one outside the mixers; nothing can run them, but
+everything that works on files can.
+"""
+
+import json
+import struct
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from helpers import tiny
+from statetrim.families import family_of
+
+HIDDEN = 16
+INDEX = "model.safetensors.index.json"
+_DIMS = {"hidden_size": 32, "num_hidden_layers": 2, "num_heads": 2, "vocab_size": 64}
+FLA: dict[str, dict[str, Any]] = {
+    "delta_net": {**_DIMS, "expand_k": 0.75, "expand_v": 1.0},
+    "gated_deltanet": {**_DIMS, "head_dim": 12, "expand_v": 2.0, "num_v_heads": 4},
+    "comba": {**_DIMS, "head_dim": 12, "expand_v": 2.0},
+    "gated_deltaproduct": {**_DIMS, "head_dim": 12, "expand_v": 2.0, "num_householder": 2},
+    "kda": {**_DIMS, "head_dim": 12, "expand_v": 1.0, "num_v_heads": 4},
+    "gla": {**_DIMS, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.5, "use_short_conv": True},
+}
+CONFIGS = {
+    name: {"model_type": name, **json.loads(json.dumps(config))}
+    for name, config in (tiny.CONFIGS | FLA).items()
+}
+
+
+def tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    """Every claimed tensor, and an embedding."""
+    family = family_of(config)
+    geometry = family.geometry(config)
+    generator = torch.Generator().manual_seed(0)
+    found: dict[str, Tensor] = {}
+    for layer in geometry.layers:
+        for claim in family.channels(config, geometry):
+            name = f"{family.mixers[0].format(layer=layer)}.{claim.tensor}"
+            shape: tuple[int, ...] = (claim.size, HIDDEN)
+            if claim.role.endswith("conv"):
+                shape = (claim.size, 1, geometry.conv_width)
+            elif claim.role.endswith("norm") or name.endswith("bias"):
+                shape = (claim.size,)
+            elif claim.dim == 1:
+                shape = (HIDDEN, claim.size)
+            if name not in found:
+                found[name] = torch.randn(shape, generator=generator).to(dtype)
+    found["model.embed_tokens.weight"] = torch.randn(64, HIDDEN, generator=generator).to(dtype)
+    return found
+
+
+def save(directory: Path, config: dict[str, Any], weights: dict[str, Tensor], shards: int) -> Path:
+    """Write the weights in `shards` files, dealt out in turn; one shard has no index."""
+    directory.mkdir(parents=True)
+    (directory / "config.json").write_text(json.dumps(config))
+    names = list(weights)
+    where: dict[str, str] = {}
+    for number in range(shards):
+        part = names[number::shards]
+        file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
+        file = file if shards > 1 else "model.safetensors"
+        save_file({name: weights[name] for name in part}, directory / file, {"format": "pt"})
+        where |= dict.fromkeys(part, file)
+    if shards > 1:
+        size = sum(tensor.nbytes for tensor in weights.values())
+        index = {"metadata": {"total_size": size}, "weight_map": where}
+        (directory / INDEX).write_text(json.dumps(index))
+    return directory
+
+
+def build(directory: Path, model_type: str, shards: int = 2) -> Path:
+    config = CONFIGS[model_type]
+    return save(directory, config, tensors(config), shards)
+
+
+def read(path: Path) -> tuple[dict[str, Any], bytes]:
+    """Header and data of a safetensors file."""
+    content = path.read_bytes()
+    (length,) = struct.unpack("<Q", content[:8])
+    return json.loads(content[8 : 8 + length]), content[8 + length :]
+
+
+def write(path: Path, header: Any, data: bytes, length: int | None = None) -> None:
+    """A safetensors file with any header, even one that lies."""
+    text = header if isinstance(header, bytes) else json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
+
+
+def loaded(directory: Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
+    """(name, header entry, bytes) of every tensor of a checkpoint, read without our own code."""
+    for path in sorted(directory.glob("*.safetensors")):
+        header, data = read(path)
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            begin, end = entry["data_offsets"]
+            yield name, {"dtype": entry["dtype"], "shape": entry["shape"]}, data[begin:end]

@@ -1,0 +1,98 @@
+"""One process of a torchrun launch: the same recovery by DDP, by FSDP2, and stopped and resumed.
+
+    torchrun --nproc-per-node 2 recovery_worker.py MODEL SMALL DIRECTORY
+
+Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with what was sharded, and
+how many elements of parameters were whole at a time while the models were read.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+import statetrim as st
+from statetrim.recovery import fsdp as sharding
+from statetrim.recovery import trainer as training
+from statetrim.recovery.fsdp import is_shard
+from statetrim.storage.text import Sequences
+
+STEPS, BATCH, LENGTH = 8, 4, 24
+STOP_AFTER = 5
+
+
+def data() -> Sequences:
+    generator = torch.Generator().manual_seed(3)
+    ids = torch.randint(1, 64, (STEPS * BATCH, LENGTH), generator=generator).int()
+    return Sequences(ids, {"digest": "worker"})
+
+
+def options(model: str) -> dict[str, Any]:
+    # Ten times the default; at a hundred times, Adam's first steps make whole steps of rounding.
+    return {
+        "teacher": st.open(model), "text": data(), "batch_size": BATCH, "learning_rate": 1e-3,
+        "save_every": 2,
+    }  # fmt: skip
+
+
+class Stopped(Exception):
+    pass
+
+
+def main() -> None:
+    model, small, directory = sys.argv[1], st.open(sys.argv[2]), Path(sys.argv[3])
+    st.recover(small, out=directory / "ddp", **options(model))
+
+    counts: dict[str, Any] = {}
+    real_trained, real_log = training.RecoveryTrainer.trained, training.RecoveryTrainer.log
+
+    def count(self: Any) -> Any:
+        parameters = list(self.model.student.parameters())
+        teacher = list(self.model.__dict__["teacher"].parameters())
+        moments = [
+            state[name]
+            for state in self.optimizer.state.values()
+            for name in ("exp_avg", "exp_avg_sq")
+        ]
+        counts["world"] = dist.get_world_size()
+        for name, tensors in (("student", parameters), ("teacher", teacher), ("adam", moments)):
+            counts[name] = [len(tensors), sum(map(is_shard, tensors))]
+            local = sum(t.to_local().numel() if is_shard(t) else t.numel() for t in tensors)
+            counts[name] += [local, sum(t.numel() for t in tensors)]
+        return real_trained(self)
+
+    real_materialize, seen = sharding.materialize, list[Any]()
+
+    def materialize(module: Any, device: torch.device) -> None:
+        real_materialize(module, device)
+        seen.append(module)
+        parameters = {id(p): p for part in seen for p in part.parameters()}.values()
+        whole = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
+        counts["whole"] = max(counts.get("whole", 0), whole)
+
+    sharding.materialize = materialize
+    training.RecoveryTrainer.trained = count
+    st.recover(small, out=directory / "fsdp", shard=True, **options(model))
+    training.RecoveryTrainer.trained, sharding.materialize = real_trained, real_materialize
+    (directory / f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
+
+    def stop(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
+        if self.state.global_step == STOP_AFTER:
+            raise Stopped
+        real_log(self, logs, start_time)
+
+    training.RecoveryTrainer.log = stop
+    try:
+        st.recover(small, out=directory / "resumed", **options(model))
+    except Stopped:
+        training.RecoveryTrainer.log = real_log
+        # The state was saved without sharding; it does not matter.
+        st.recover(small, out=directory / "resumed", resume=True, shard=True, **options(model))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""One process of a torchrun launch: split models that lie on disk, and compare with whole ones.
+
+    torchrun --nproc-per-node 2 sharding_worker.py REPORT MODEL...
+
+Writes REPORT-RANK.json: for each model the largest difference of hidden states and of the head, and
+whether every parameter is a shard.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import statetrim as st
+from statetrim.recovery.fsdp import Sharder, is_shard, whole
+
+
+@torch.no_grad()
+def compared(path: str, sharder: Sharder) -> dict[str, float]:
+    ids = torch.arange(12).unsqueeze(0) % 50 + 1
+    plain, split = st.load(path), st.load(path, layerwise=True).requires_grad_(False)
+    sharder.split(split)
+    expected, found = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))
+    heads = [whole(m.get_output_embeddings().weight) for m in (plain, split)]
+    return {
+        "hidden": float((found - expected).abs().max() / expected.abs().max()),
+        "head": float((heads[1] - heads[0]).abs().max()),
+        "whole": sum(not is_shard(p) for p in split.parameters()),
+        "tied": plain.get_output_embeddings().weight is plain.get_input_embeddings().weight,
+    }
+
+
+def main() -> None:
+    dist.init_process_group("gloo")
+    sharder = Sharder(torch.device("cpu", 0))  # as the Trainer names it
+    report = {path: compared(path, sharder) for path in sys.argv[2:]}
+    Path(f"{sys.argv[1]}-{os.environ['RANK']}.json").write_text(json.dumps(report))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,561 @@
+"""Strong RRQR from a Gram against an oracle that never sees one, and the rank measures.
+
+The oracle is scipy's pivoted QR of the raw matrix, then textbook swaps with a full QR each time.
+"""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator
+
+import numpy as np
+import pytest
+import scipy.linalg
+import torch
+from numpy.typing import NDArray
+
+from statetrim.maths import linalg
+from statetrim.maths.linalg import (
+    condition_number,
+    effective_rank,
+    rank_utilization,
+    retrieval_error_bounds,
+    strong_rrqr,
+)
+
+Matrix = NDArray[np.float64]
+Case = tuple[Matrix, int, float]  # raw matrix [rows, n], keep, tolerance
+
+
+# --- the oracle -----------------------------------------------------------------------------------
+
+
+def blocks(matrix: Matrix, kept: list[int]) -> tuple[Matrix, Matrix, Matrix, list[int]]:
+    """A, B, C of the QR with the kept columns first, and the removed columns in order."""
+    removed = [j for j in range(matrix.shape[1]) if j not in kept]
+    r = np.linalg.qr(matrix[:, kept + removed], mode="r")
+    k = len(kept)
+    return r[:k, :k], r[:k, k:], r[k:, k:], removed
+
+
+def textbook_gains(matrix: Matrix, kept: list[int]) -> Matrix:
+    a, b, c, _ = blocks(matrix, kept)
+    inverse = scipy.linalg.solve_triangular(a, np.eye(len(a)))
+    row_norm, residual = np.linalg.norm(inverse, axis=1), np.linalg.norm(c, axis=0)
+    return np.sqrt((inverse @ b) ** 2 + np.outer(row_norm, residual) ** 2)
+
+
+def textbook_strong_rrqr(matrix: Matrix, keep: int, tolerance: float) -> tuple[list[int], int]:
+    _, _, order = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
+    kept, swaps = sorted(order[:keep].tolist()), 0
+    while keep < matrix.shape[1]:
+        gains = textbook_gains(matrix, kept)
+        if gains.max() <= tolerance:
+            break
+        i, j = np.unravel_index(gains.argmax(), gains.shape)
+        removed = [c for c in range(matrix.shape[1]) if c not in kept]
+        kept, swaps = sorted({*kept, removed[j]} - {kept[i]}), swaps + 1
+    return kept, swaps
+
+
+def lowest_twins(matrix: Matrix, columns: list[int]) -> list[int]:
+    """Name every column by the lowest index of an equal one: LAPACK breaks ties by position."""
+    first = [
+        next(i for i in range(j + 1) if np.array_equal(matrix[:, i], matrix[:, j])) for j in columns
+    ]
+    return sorted(first)
+
+
+def select(matrix: Matrix, keep: int, tolerance: float = 1.5) -> linalg.RRQR:
+    return strong_rrqr(torch.from_numpy(matrix.T @ matrix), keep, tolerance)
+
+
+# --- matrices -------------------------------------------------------------------------------------
+
+
+def with_spectrum(rng: np.random.Generator, rows: int, singular: Matrix) -> Matrix:
+    n = len(singular)
+    left = np.linalg.qr(rng.standard_normal((rows, n)))[0]
+    return (left * singular) @ np.linalg.qr(rng.standard_normal((n, n)))[0]
+
+
+def kahan(n: int, cosine: float, decrease: float = 1e-7) -> Matrix:
+    """Pivoting keeps the natural order and misses the near-null vector; all norms tie at 0."""
+    sine = np.sqrt(1 - cosine**2)
+    upper = np.eye(n) - cosine * np.triu(np.ones((n, n)), 1)
+    return sine ** np.arange(n)[:, None] * upper * (1 - decrease) ** np.arange(n)
+
+
+def kahan_blocks(count: int, n: int, cosine: float) -> Matrix:
+    """One swap per block; the blocks differ a little in scale so that they do not tie."""
+    return scipy.linalg.block_diag(*[kahan(n, cosine) * 1.001**-i for i in range(count)])
+
+
+def gaussian_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(1)
+    for trial in range(150):
+        n = int(rng.integers(2, 41))
+        matrix = rng.standard_normal((n + int(rng.integers(0, 60)), n))
+        yield matrix, int(rng.integers(1, n + 1)), (1.5, 1.02, 1.001)[trial % 3]
+
+
+def conditioned_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(2)
+    for trial in range(126):
+        n = int(rng.integers(4, 65))
+        matrix = with_spectrum(rng, n + 10, np.logspace(0, -1 - trial % 6, n))
+        yield matrix, int(rng.integers(1, n)), (1.5, 1.05)[trial % 2]
+
+
+def activation_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(3)
+    for n, keep in [(16, 8), (32, 8), (64, 32), (64, 48)] * 10 + [(128, 64)] * 4:
+        hidden = rng.standard_normal((2 * n, n)) @ (
+            rng.standard_normal((n, n)) * np.logspace(0, -1.5, n)
+        )
+        yield hidden / (1 + np.exp(-hidden)), keep, 1.5
+
+
+def kahan_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(4)
+    for n, cosines in [
+        (8, (0.2, 0.285, 0.4, 0.6)),
+        (16, (0.2, 0.285, 0.4)),
+        (24, (0.1, 0.2, 0.285, 0.4)),
+        (32, (0.1, 0.2, 0.285)),
+        (48, (0.05, 0.1, 0.2, 0.25)),
+    ]:
+        for cosine in cosines:
+            for keep in (n // 4, n // 2, n - 2, n - 1):
+                yield kahan(n, cosine), keep, 1.5
+                yield kahan(n, cosine)[:, rng.permutation(n)], keep, 1.5
+
+
+def kahan_block_cases() -> Iterator[Case]:
+    for count, n in [(2, 8), (3, 8), (5, 10), (8, 6), (10, 5)]:
+        yield kahan_blocks(count, n, 0.6), count * (n - 1), 1.5
+
+
+def smooth_cases() -> Iterator[Case]:
+    """Nearly dependent columns, Gaussian bumps and powers: pivoting is often not enough."""
+    rng = np.random.default_rng(5)
+    while True:
+        n = int(rng.integers(4, 24))
+        grid, points = np.linspace(0, 1, 40), rng.random(n)
+        bumps = np.exp(-rng.choice([10.0, 100.0]) * (grid[:, None] - points) ** 2)
+        powers = np.vander(grid, n, increasing=True)
+        for matrix in (bumps * (1 + 0.1 * rng.random(n)), powers * (1 + 0.1 * rng.random(n))):
+            if np.linalg.cond(matrix) < 1e6:
+                yield matrix, int(rng.integers(1, n)), float(rng.choice([1.5, 1.1, 1.02]))
+
+
+def duplicated_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(6)
+    for _ in range(60):
+        n = int(rng.integers(3, 20))
+        distinct = rng.integers(-9, 10, (n + 8, n)).astype(float)
+        matrix = distinct[:, rng.permutation(np.r_[np.arange(n), rng.integers(0, n, n)])]
+        yield matrix, int(rng.integers(1, n + 1)), 1.5
+
+
+def zeroed_cases() -> Iterator[Case]:
+    rng = np.random.default_rng(7)
+    for _ in range(40):
+        n = int(rng.integers(4, 30))
+        matrix = rng.standard_normal((n + 5, n))
+        dead = rng.choice(n, int(rng.integers(1, n)), replace=False)
+        matrix[:, dead] = 0.0
+        yield matrix, int(rng.integers(1, n - len(dead) + 1)), 1.5
+        spread = np.zeros((24, 32))
+        spread[:, rng.choice(32, 24, replace=False)] = kahan(24, 0.285)
+        yield spread, int(rng.integers(12, 24)), 1.5
+
+
+def first(count: int, cases: Iterator[Case]) -> Iterator[Case]:
+    return (case for case, _ in zip(cases, range(count), strict=False))
+
+
+FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
+    "gaussian": gaussian_cases,
+    "conditioned to 1e6": conditioned_cases,
+    "activations": activation_cases,
+    "kahan": kahan_cases,
+    "kahan blocks": kahan_block_cases,
+    "smooth": lambda: first(60, smooth_cases()),
+    "duplicated columns": duplicated_cases,
+    "zero columns": zeroed_cases,
+}
+FEWEST_SWAPS = {
+    "gaussian": 5,
+    "conditioned to 1e6": 40,
+    "kahan": 60,
+    "kahan blocks": 28,
+    "smooth": 8,
+    "zero columns": 40,
+}
+
+
+# --- selection ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_same_columns_as_scipy_and_textbook_swaps(family: str) -> None:
+    swaps = 0
+    for matrix, keep, tolerance in FAMILIES[family]():
+        expected, expected_swaps = textbook_strong_rrqr(matrix, keep, tolerance)
+        result = select(matrix, keep, tolerance)
+        assert result.kept.dtype == torch.int64
+        assert result.kept.tolist() == lowest_twins(matrix, expected)
+        assert (result.rank, result.swaps, result.converged) == (keep, expected_swaps, True)
+        swaps += result.swaps
+    assert swaps >= FEWEST_SWAPS.get(family, 0), "too few swaps to test swapping"
+
+
+def test_the_families_hold_at_least_500_matrices() -> None:
+    assert sum(1 for family in FAMILIES.values() for _ in family()) >= 500
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_gu_eisenstat_bounds_on_the_result(family: str) -> None:
+    for matrix, keep, tolerance in FAMILIES[family]():
+        n = matrix.shape[1]
+        kept = select(matrix, keep, tolerance).kept.tolist()
+        a, b, c, _ = blocks(matrix, kept)
+        singular = np.linalg.svd(matrix, compute_uv=False)
+        bound = np.sqrt(1 + tolerance**2 * keep * (n - keep)) * (1 + 1e-9)
+        noise = 1e-12 * singular[0]
+        assert (np.linalg.svd(a, compute_uv=False) * bound + noise >= singular[:keep]).all()
+        if keep < n:
+            residual = np.linalg.svd(c, compute_uv=False)
+            assert (residual <= bound * singular[keep:] + noise).all()
+            coefficients = scipy.linalg.solve_triangular(a, b)
+            assert np.abs(coefficients).max() <= tolerance * (1 + 1e-6)
+            assert textbook_gains(matrix, kept).max() <= tolerance * (1 + 1e-6)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "kahan", "smooth"])
+def test_reported_gains_are_those_of_the_raw_matrix(family: str) -> None:
+    for matrix, keep, tolerance in FAMILIES[family]():
+        result = select(matrix, keep, tolerance)
+        if keep == matrix.shape[1]:
+            assert result.first_gain == result.last_gain == 0.0
+            continue
+        gains = textbook_gains(matrix, result.kept.tolist())
+        assert result.last_gain == pytest.approx(gains.max(), rel=1e-3)
+        assert (result.first_gain > tolerance) == (result.swaps > 0)
+        assert result.last_gain <= tolerance == result.tolerance
+
+
+def log_volume(matrix: Matrix, columns: list[int]) -> float:
+    return float(np.log(np.abs(np.diag(np.linalg.qr(matrix[:, columns], mode="r")))).sum())
+
+
+@pytest.mark.parametrize("n", [3, 8, 20])
+def test_every_swap_multiplies_the_volume_by_exactly_its_gain(n: int) -> None:
+    rng = np.random.default_rng(n)
+    matrix = rng.standard_normal((n + 3, n))
+    mask = torch.zeros(n, dtype=torch.bool)
+    mask[torch.from_numpy(rng.permutation(n)[: n // 2 + 1])] = True
+    kept, removed = mask.nonzero()[:, 0], (~mask).nonzero()[:, 0]
+    table, _ = linalg._pivoted_sweep(torch.from_numpy(matrix.T @ matrix), mask, len(kept))
+    gains = linalg._gains(table, kept, removed, 0.0).sqrt()
+    before = log_volume(matrix, kept.tolist())
+    for row, i in enumerate(kept.tolist()):
+        for column, j in enumerate(removed.tolist()):
+            after = log_volume(matrix, sorted({*kept.tolist(), j} - {i}))
+            assert float(gains[row, column]) == pytest.approx(np.exp(after - before), rel=1e-9)
+
+
+def test_each_swap_of_a_search_multiplies_the_volume_by_its_stated_gain(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    matrix = kahan_blocks(5, 10, 0.6)
+    steps: list[tuple[float, list[int]]] = []
+    best_swap = linalg._best_swap
+
+    def recorded(table: torch.Tensor, mask: torch.Tensor, floor: float) -> tuple[float, int, int]:
+        found = best_swap(table, mask, floor)
+        steps.append((found[0], mask.nonzero()[:, 0].tolist()))
+        return found
+
+    monkeypatch.setattr(linalg, "_best_swap", recorded)
+    result = select(matrix, 45)
+    assert result.swaps == 5
+    for (gain, before), (_, after) in itertools.pairwise(steps[:6]):
+        growth = log_volume(matrix, after) - log_volume(matrix, before)
+        assert growth == pytest.approx(np.log(gain), rel=1e-9)
+    assert (result.first_gain, result.last_gain) == (steps[0][0], steps[-1][0])
+
+
+def test_sweeping_equals_refactorising() -> None:
+    rng = np.random.default_rng(0)
+    matrix = rng.standard_normal((40, 24))
+    gram = torch.from_numpy(matrix.T @ matrix)
+    table, mask = linalg._pivoted_sweep(gram, torch.ones(24, dtype=torch.bool), 12)
+    for _ in range(30):
+        leaving = int(rng.choice(mask.nonzero()[:, 0].numpy()))
+        entering = int(rng.choice((~mask).nonzero()[:, 0].numpy()))
+        linalg._sweep(table, leaving, inverse=True)
+        linalg._sweep(table, entering)
+        mask[leaving], mask[entering] = False, True
+    a, b, c, removed = blocks(matrix, mask.nonzero()[:, 0].tolist())
+    inverse = np.linalg.inv(a)
+    kept = mask.nonzero()[:, 0]
+    np.testing.assert_allclose(table[kept][:, kept], -inverse @ inverse.T, atol=1e-10)
+    np.testing.assert_allclose(table[kept][:, removed], inverse @ b, atol=1e-10)
+    np.testing.assert_allclose(table[removed][:, kept], (inverse @ b).T, atol=1e-10)
+    np.testing.assert_allclose(table[removed][:, removed], c.T @ c, atol=1e-10)
+
+
+def test_more_than_50_swaps_start_again_from_the_gram(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    pivoted_sweep = linalg._pivoted_sweep
+
+    def counted(
+        gram: torch.Tensor, allowed: torch.Tensor, count: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        calls.append(count)
+        return pivoted_sweep(gram, allowed, count)
+
+    monkeypatch.setattr(linalg, "_pivoted_sweep", counted)
+    assert select(kahan_blocks(60, 5, 0.6), 240).swaps == 60
+    assert len(calls) == 3  # the start, after 50 swaps, and to judge the end
+
+
+# --- rank, ties, order ----------------------------------------------------------------------------
+
+
+def test_dependent_columns_are_filled_up_by_norm_and_the_rank_is_reported() -> None:
+    rng = np.random.default_rng(8)
+    for trial in range(60):
+        n, rank = int(rng.integers(4, 40)), int(rng.integers(1, 4))
+        matrix = rng.standard_normal((n + 4, rank)) @ rng.standard_normal((rank, n))
+        if trial % 3 == 0:
+            matrix[:, rng.choice(n, n // 4, replace=False)] = 0.0
+        _, r, order = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
+        found = int((np.abs(np.diag(r)) > 1e-9 * abs(r[0, 0])).sum())
+        keep = int(rng.integers(found + 1, n + 1))
+        basis = order[:found].tolist()
+        rest = sorted(set(range(n)) - set(basis), key=lambda j: -np.square(matrix[:, j]).sum())
+        result = select(matrix, keep)
+        assert result.rank == found < keep
+        assert result.kept.tolist() == sorted(basis + rest[: keep - found])
+        assert (result.swaps, result.converged, result.last_gain) == (0, True, 0.0)
+
+
+def test_all_zero_gram_has_rank_zero_and_keeps_the_lowest_channels() -> None:
+    result = strong_rrqr(torch.zeros(6, 6, dtype=torch.float64), 4)
+    assert (result.rank, result.kept.tolist()) == (0, [0, 1, 2, 3])
+
+
+@pytest.mark.parametrize("decades", [8, 10, 12, 15])
+def test_beyond_what_a_gram_resolves_the_rank_is_reported(decades: int) -> None:
+    n = 64
+    singular = np.logspace(0, -decades, n)
+    result = select(with_spectrum(np.random.default_rng(decades), 2 * n, singular), n)
+    # A Gram resolves singular values down to about 1.2e-7 of the largest (n = 64).
+    assert (singular > 1e-6).sum() <= result.rank <= (singular > 1e-8).sum() < n
+    assert result.kept.tolist() == list(range(n))
+
+
+def test_rank_does_not_depend_on_the_scale_of_the_activations() -> None:
+    matrix = with_spectrum(np.random.default_rng(0), 60, np.logspace(0, -9, 40))
+    plain = select(matrix, 36)
+    for scale in (1e-30, 1e-9, 1e9, 1e30):
+        scaled = select(matrix * scale, 36)
+        assert (scaled.rank, scaled.kept.tolist()) == (plain.rank, plain.kept.tolist())
+
+
+def test_ties_go_to_the_lowest_index() -> None:
+    identity = np.eye(9)
+    assert select(identity, 4).kept.tolist() == [0, 1, 2, 3]
+    assert select(np.hstack([identity, identity]), 9).kept.tolist() == list(range(9))
+    backwards = np.hstack([np.diag(np.arange(1.0, 5.0)), np.diag(np.arange(1.0, 5.0))[:, ::-1]])
+    assert select(backwards, 2).kept.tolist() == [2, 3]
+    # More columns than rank: the longest first, again from the lowest index.
+    assert select(np.hstack([identity[:, :3]] * 3), 5).kept.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_rounding_does_not_decide_a_tie() -> None:
+    rng = np.random.default_rng(9)
+    for _ in range(20):
+        nearly_tied = np.diag(1 + 1e-14 * rng.standard_normal(12))
+        assert select(nearly_tied, 5).kept.tolist() == [0, 1, 2, 3, 4]
+    # All residuals of an exact Kahan matrix tie at every step: natural order, then the same swap.
+    exact, decreasing = kahan(24, 0.285, decrease=0.0), kahan(24, 0.285)
+    assert select(exact, 23).kept.tolist() == select(decreasing, 23).kept.tolist()
+
+
+def test_a_tied_swap_takes_the_lowest_pair() -> None:
+    block = kahan(8, 0.6)
+    twice = scipy.linalg.block_diag(block, block)
+    one_swap = select(twice, 14, tolerance=1.5)
+    assert one_swap.swaps == 2
+    single = select(block, 7).kept.tolist()
+    assert one_swap.kept.tolist() == single + [8 + j for j in single]
+    table, mask = linalg._pivoted_sweep(
+        torch.from_numpy(twice.T @ twice), torch.tensor(([True] * 7 + [False]) * 2), 14
+    )
+    assert linalg._best_swap(table, mask, 0.0)[1:] == (0, 7)
+
+
+def test_one_and_two_threads_choose_the_same_set() -> None:
+    rng = np.random.default_rng(10)
+    threads = torch.get_num_threads()
+    try:
+        for n, keep in [(64, 32), (128, 64), (256, 96)]:
+            matrix = torch.from_numpy(with_spectrum(rng, 2 * n, np.logspace(0, -4, n)))
+            results = []
+            for count in (1, 2):
+                torch.set_num_threads(count)
+                results.append(strong_rrqr(matrix.T @ matrix, keep, 1.01))
+            assert torch.equal(results[0].kept, results[1].kept)
+            assert results[0].swaps == results[1].swaps
+    finally:
+        torch.set_num_threads(threads)
+
+
+@pytest.mark.parametrize("family", ["gaussian", "conditioned to 1e6", "kahan", "smooth"])
+def test_permuting_the_channels_permutes_the_choice(family: str) -> None:
+    rng = np.random.default_rng(11)
+    for matrix, keep, tolerance in FAMILIES[family]():
+        order = rng.permutation(matrix.shape[1])
+        permuted = select(matrix[:, order], keep, tolerance).kept.numpy()
+        assert sorted(order[permuted].tolist()) == select(matrix, keep, tolerance).kept.tolist()
+
+
+def test_grams_of_row_blocks_add() -> None:
+    rng = np.random.default_rng(12)
+    for _ in range(20):
+        matrix = rng.standard_normal((90, 30)) * np.logspace(0, -2, 30)
+        parts = [block.T @ block for block in np.split(matrix[rng.permutation(90)], [10, 55])]
+        merged = strong_rrqr(torch.from_numpy(parts[0] + parts[1] + parts[2]), 12, 1.01)
+        assert merged.kept.tolist() == select(matrix, 12, 1.01).kept.tolist()
+
+
+def test_720_heads_of_128_channels_take_less_than_ten_seconds() -> None:
+    rng = np.random.default_rng(14)
+    hidden = rng.standard_normal((8, 256, 128)) @ rng.standard_normal((8, 128, 128))
+    heads = torch.nn.functional.silu(torch.from_numpy(hidden))
+    grams = heads.mT @ heads
+    start = time.process_time()  # of this process, whatever else the machine is doing
+    for head in range(720):
+        assert strong_rrqr(grams[head % 8], 64).converged
+    assert time.process_time() - start < 10
+
+
+# --- honesty --------------------------------------------------------------------------------------
+
+
+def bumps(width: float, bend: float, n: int) -> Matrix:
+    """Columns so close that, near a tolerance of 1, rounding decides which swap gains."""
+    points = np.linspace(0, 1, n) ** bend
+    return np.exp(-width * (points[:, None] - points) ** 2)
+
+
+def test_a_search_that_rounding_leads_in_a_circle_says_so() -> None:
+    matrix = bumps(3, 1.3, 21)
+    stopped = select(matrix, 9, 1.001)
+    assert (stopped.rank, stopped.converged) == (9, False)
+    assert stopped.last_gain > stopped.tolerance
+    assert stopped.swaps < 10  # at the first repetition, long before the limit
+    assert select(matrix, 9).converged
+
+
+def test_a_search_that_ends_in_a_set_the_gram_cannot_resolve_says_so() -> None:
+    stopped = select(bumps(3, 1.3, 33), 9, 1.001)
+    assert (stopped.rank, stopped.converged) == (9, False)
+    assert stopped.swaps > 0 and stopped.last_gain < stopped.tolerance
+
+
+def test_the_swap_limit_is_reported_and_never_met_in_practice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert linalg._swap_limit(64, 1.5) > 64 * np.log(np.sqrt(128)) / np.log(1.5)
+    monkeypatch.setattr(linalg, "_swap_limit", lambda keep, tolerance: 2)
+    cut = select(kahan_blocks(5, 10, 0.6), 45)
+    assert (cut.swaps, cut.converged) == (2, False)
+    assert cut.last_gain > cut.tolerance
+
+
+def test_the_input_is_left_alone() -> None:
+    gram = torch.eye(5, dtype=torch.float64) + 0.1
+    before = gram.clone()
+    strong_rrqr(gram, 3)
+    assert torch.equal(gram, before)
+
+
+@pytest.mark.parametrize("tolerance", [1.0, 0.5, -2.0, float("nan")])
+def test_a_tolerance_of_one_or_less_is_refused(tolerance: float) -> None:
+    with pytest.raises(ValueError, match="tolerance must be above 1"):
+        strong_rrqr(torch.eye(4, dtype=torch.float64), 2, tolerance)
+
+
+@pytest.mark.parametrize(
+    ("gram", "keep", "message"),
+    [
+        (torch.eye(4), 2, "float64"),
+        (torch.ones(4, 3, dtype=torch.float64), 2, "square"),
+        (torch.ones(2, 4, 4, dtype=torch.float64), 2, "square"),
+        (torch.eye(4, dtype=torch.float64), 0, "from 1 to 4"),
+        (torch.eye(4, dtype=torch.float64), 5, "from 1 to 4"),
+        (torch.eye(4, dtype=torch.float64) * float("nan"), 2, "finite"),
+        (torch.ones(4, 4, dtype=torch.float64).tril(), 2, "symmetric"),
+        (-torch.eye(4, dtype=torch.float64), 2, "diagonal"),
+    ],
+)
+def test_what_is_no_gram_is_refused(gram: torch.Tensor, keep: int, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        strong_rrqr(gram, keep)
+
+
+# --- rank measures --------------------------------------------------------------------------------
+
+
+def test_effective_rank_utilization_and_condition_of_a_known_spectrum() -> None:
+    singular = np.array([4.0, 2.0, 1.0, 0.0])
+    matrix = torch.from_numpy(with_spectrum(np.random.default_rng(13), 7, singular))
+    for oriented in (matrix, matrix.T):
+        assert effective_rank(oriented).item() == pytest.approx(21 / 16)
+        assert rank_utilization(oriented).item() == pytest.approx(21 / 64)
+        assert condition_number(oriented).item() == pytest.approx(4.0)
+
+
+def test_rank_measures_take_batches_and_any_float_type() -> None:
+    batch = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
+    for measure in (effective_rank, rank_utilization, condition_number):
+        values = measure(batch)
+        assert (values.shape, values.dtype) == ((2, 3), torch.float64)
+        torch.testing.assert_close(values[1, 2], measure(batch[1, 2].double()))
+
+
+def test_rank_measures_are_undefined_for_a_zero_matrix_and_only_there() -> None:
+    batch = torch.stack([torch.zeros(3, 3), torch.eye(3)])
+    for measure, expected in ((effective_rank, 3), (rank_utilization, 1), (condition_number, 1)):
+        values = measure(batch)
+        assert values[0].isnan() and values[1].item() == pytest.approx(expected)
+
+
+def test_rank_measures_survive_extreme_scales() -> None:
+    matrix = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
+    for scale in (1e-300, 1e300):
+        assert effective_rank(matrix * scale).item() == pytest.approx(10 / 9)
+        assert condition_number(matrix * scale).item() == pytest.approx(3.0)
+
+
+def test_retrieval_error_of_a_diagonal_state() -> None:
+    state = torch.diag(torch.tensor([2.0, 1.0]))
+    error = retrieval_error_bounds(state, torch.tensor([3.0, 4.0]), torch.tensor([0.0, 5.0]))
+    assert error.ratio == pytest.approx(1 / np.sqrt(1.2**2 + 0.8**2))
+    assert (error.lower, error.upper) == (0.0, pytest.approx(5 / 3))
+    assert error.paper_upper == pytest.approx(5 / 3 * np.sqrt(1.25))
+    aligned = retrieval_error_bounds(state, torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]))
+    assert (aligned.ratio, aligned.lower, aligned.upper) == (2.0, 1.0, float("inf"))
+    assert aligned.paper_lower == pytest.approx(1 / np.sqrt(1.25))
+
+
+def test_retrieval_error_needs_noise_and_a_clean_output() -> None:
+    state, query = torch.diag(torch.tensor([1.0, 0.0])), torch.tensor([1.0, 0.0])
+    with pytest.raises(ValueError, match="nonzero"):
+        retrieval_error_bounds(state, query, torch.zeros(2))
+    with pytest.raises(ValueError, match="nonzero"):
+        retrieval_error_bounds(state, query.flip(0), query)

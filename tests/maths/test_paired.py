@@ -1,0 +1,170 @@
+"""Paired statistics by simulation: intervals cover, p-values are uniform under the null."""
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+
+from statetrim.artifacts.scores import Score, Scores
+from statetrim.artifacts.verdicts import broken, check_rule, judge, recall_change
+from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, unseen
+
+EXPERIMENTS = 1000
+
+
+def coverage(
+    truth: float, draw: Callable[[torch.Generator], list[Pairs]], resamples: int = 600
+) -> float:
+    covered = 0
+    for seed in range(EXPERIMENTS):
+        generator = torch.Generator().manual_seed(seed)
+        # another seed, for the same one would tie the draws to the data
+        interval = difference_interval(draw(generator), resamples=resamples, seed=seed + 10**6)
+        assert interval.low <= interval.estimate <= interval.high
+        covered += interval.low <= truth <= interval.high
+    return covered / EXPERIMENTS
+
+
+def answers(generator: torch.Generator, count: int, lost: float, won: float) -> Pairs:
+    """Right and wrong answers: 60% right before; some of them lost, some of the others won."""
+    before = (torch.rand(count, generator=generator) < 0.6).double()
+    flip = torch.rand(count, generator=generator)
+    after = torch.where(before == 1, (flip >= lost).double(), (flip < won).double())
+    return Pairs(before, after)
+
+
+def documents(generator: torch.Generator, count: int) -> Pairs:
+    """Log-likelihoods of documents of very different length, 0.05 nats a word worse after."""
+    words = torch.exp(torch.randn(count, generator=generator, dtype=torch.float64) * 0.6 + 6)
+    noise = torch.randn(count, generator=generator, dtype=torch.float64)
+    before = words * 3.0 + torch.randn(count, generator=generator, dtype=torch.float64) * words**0.5
+    return Pairs(before, before + 0.05 * words + 0.02 * noise * words, words)
+
+
+@pytest.mark.parametrize("count", [40, 200])
+def test_intervals_of_accuracy_cover_the_truth(count: int) -> None:
+    truth = 0.4 * 0.1 - 0.6 * 0.3
+    covered = coverage(truth, lambda generator: [answers(generator, count, 0.3, 0.1)])
+    assert 0.93 <= covered <= 0.97, covered
+
+
+def test_intervals_of_perplexity_cover_the_truth() -> None:
+    covered = coverage(0.05, lambda generator: [documents(generator, 62)])
+    assert 0.93 <= covered <= 0.97, covered
+
+
+def test_intervals_of_mean_recall_cover_the_truth() -> None:
+    """Tasks of different size, averaged with equal weight."""
+    truth = ((0.4 * 0.1 - 0.6 * 0.3) + (0.4 * 0.2 - 0.6 * 0.2)) / 2
+
+    def draw(generator: torch.Generator) -> list[Pairs]:
+        return [answers(generator, 60, 0.3, 0.1), answers(generator, 150, 0.2, 0.2)]
+
+    assert 0.93 <= coverage(truth, draw) <= 0.97
+
+
+def test_pairing_is_what_makes_the_interval_short() -> None:
+    generator = torch.Generator().manual_seed(0)
+    pairs = documents(generator, 62)
+    shuffled = Pairs(
+        pairs.before, pairs.after[torch.randperm(62, generator=generator)], pairs.weights
+    )
+    assert difference_interval([pairs]).margin < 0.1 * difference_interval([shuffled]).margin
+
+
+def null_p_values(mid: bool) -> Tensor:
+    found = []
+    for seed in range(EXPERIMENTS):
+        generator = torch.Generator().manual_seed(seed)
+        both = torch.rand(2, 4000, generator=generator) < torch.rand(4000, generator=generator)
+        found.append(mcnemar(both[0].double(), both[1].double(), mid=mid))
+    return torch.tensor(found, dtype=torch.float64)
+
+
+def test_mcnemar_is_uniform_under_the_null() -> None:
+    p = null_p_values(mid=True)
+    assert stats.kstest(p.numpy(), "uniform").pvalue > 0.01
+    for level in (0.01, 0.05, 0.1, 0.5):
+        margin = 3 * math.sqrt(level * (1 - level) / EXPERIMENTS)
+        assert abs(float((p <= level).double().mean()) - level) < margin
+
+
+def test_the_exact_test_never_cries_too_often() -> None:
+    p = null_p_values(mid=False)
+    for level in (0.01, 0.05, 0.1):
+        margin = 3 * math.sqrt(level * (1 - level) / EXPERIMENTS)
+        assert float((p <= level).double().mean()) <= level + margin
+
+
+@pytest.mark.parametrize(("lost", "won"), [(0, 0), (1, 0), (3, 9), (9, 3), (5, 5), (40, 70)])
+def test_mcnemar_equals_scipys_binomial_test(lost: int, won: int) -> None:
+    before = torch.tensor([1.0] * (lost + 7) + [0.0] * (won + 4))
+    after = torch.tensor([0.0] * lost + [1.0] * (7 + won) + [0.0] * 4)
+    exact = stats.binomtest(lost, lost + won).pvalue if lost + won else 1.0
+    assert mcnemar(before, after, mid=False) == pytest.approx(exact, abs=1e-12)
+    seen = stats.binom.pmf(min(lost, won), lost + won, 0.5)
+    middle = exact - (0.5 * seen if lost == won and lost else seen)
+    assert mcnemar(before, after) == pytest.approx(middle if lost + won else 1.0, abs=1e-12)
+
+
+def test_what_never_happened_in_n_trials_may_happen_three_times_in_n() -> None:
+    assert unseen(100) == pytest.approx(0.03, abs=0.001)
+
+
+def scores(before: list[float], after: list[float], unit: str = "share") -> Scores:
+    task, metric = ("squad", "contains") if unit == "share" else ("lambada_openai", "perplexity")
+    rows = [("old", before), ("new", after)]
+    return Scores(
+        ["old", "new"],
+        [Score(model, task, metric, unit, unit == "share", row) for model, row in rows],  # type: ignore[arg-type]
+    )
+
+
+def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
+    lost = scores([1.0] * 80 + [0.0] * 20, [1.0] * 40 + [0.0] * 60)
+    verdict = judge(lost, "new", "squad", "contains")
+    assert verdict.sentence.startswith("loss of 40.00 ± ") and verdict.sentence.endswith("points")
+    assert verdict.p is not None and verdict.p < 1e-10
+    won = judge(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "squad", "contains")
+    assert won.sentence.startswith("gain of 60.00 ± ")
+    same = judge(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
+    assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
+    floor = judge(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
+    assert floor.sentence == "says nothing: the baseline scores 0"
+    unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
+    assert unchanged is not None and unchanged.high == pytest.approx(2.95, abs=0.01)
+    change = recall_change(lost, "new")
+    assert change is not None and change.estimate == pytest.approx(-40)
+
+    worse = scores([-2.0] * 30, [-2.0 - math.log(1.1)] * 30, "perplexity")
+    assert worse.find("old", "lambada_openai", "perplexity").value == pytest.approx(math.exp(2))
+    verdict = judge(worse, "new", "lambada_openai", "perplexity")
+    assert verdict.loss.estimate == pytest.approx(10.0) and verdict.sentence.endswith("%")
+
+
+def test_gates() -> None:
+    found = scores([1.0] * 50 + [0.0] * 50, [1.0] * 48 + [0.0] * 52)
+    assert broken("recall drop > 3%", found) == (
+        "new breaks the rule 'recall drop > 3%': recall goes from 0.5 to 0.48, a drop of 4.00%"
+    )
+    assert broken("squad drop > 1.9 points", found) is not None
+    assert broken("squad drop > 2.1 points", found) is None
+    assert broken("recall drop > 4.5%", found) is None
+    assert broken("recall rise > 0%", found) is None
+    worse = scores([-2.0] * 30, [-2.1] * 30, "perplexity")
+    assert broken("perplexity rise > 10%", worse) is not None
+    assert broken("lambada_openai rise > 11%", worse) is None
+    with pytest.raises(ValueError, match="no such task was run"):
+        broken("perplexity rise > 1%", found)
+    for nonsense in ("recall", "recall drop < 2%", "speed drop > 2%", "recall drop > -2%"):
+        with pytest.raises(ValueError, match="is not a rule"):
+            check_rule(nonsense)
+
+
+def test_scores_of_other_samples_are_not_compared() -> None:
+    with pytest.raises(ValueError, match="other samples"):
+        scores([1.0, 0.0], [1.0]).pairs("new", "squad", "contains")
+    assert -Interval(1.0, 0.5, 2.0) == Interval(-1.0, -2.0, -0.5)

@@ -1,0 +1,281 @@
+"""One contract, every method."""
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, get_args
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+import statetrim as st
+from statetrim.artifacts.statistics import LayerStatistics
+from statetrim.geometry import Axis
+from statetrim.methods import find_method, method_names
+from statetrim.methods.contract import as_method, top
+
+HEADS, CHANNELS, HIDDEN, KEEP = 3, 16, 10, 5
+SCORED = [name for name in method_names("key") if name != "rand"]
+EVERY: list[tuple[Axis, str]] = [
+    (axis, name) for axis in get_args(Axis) for name in method_names(axis)
+]
+
+
+def evidence(
+    permutation: Tensor | None = None, copies: int = 1, axis: Axis = "key"
+) -> st.Evidence | st.ValueEvidence:
+    """Random weights, gradients and activations, of which the Grams are made."""
+    generator = torch.Generator().manual_seed(7)
+    order = torch.arange(CHANNELS) if permutation is None else permutation
+
+    def random(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+    def gram() -> Tensor:
+        rows = random(HEADS, 200, CHANNELS)[..., order] * torch.linspace(0.1, 2, CHANNELS)[order]
+        return rows.mT @ rows
+
+    def rows() -> Tensor:
+        return random(HEADS, CHANNELS, copies, HIDDEN)[:, order]
+
+    statistics = LayerStatistics(
+        tokens=200,
+        input_square=random(HIDDEN).square(),
+        query_gram=gram(),
+        key_gram=gram(),
+        query_unit_gram=gram(),
+        key_unit_gram=gram(),
+        query_gradient=rows(),
+        key_gradient=rows(),
+        readout_gram=gram(),
+    )
+    kind = st.Evidence if axis == "key" else st.ValueEvidence
+    return kind(rows(), rows(), torch.Generator().manual_seed(1), statistics)
+
+
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_shape_order_range_and_determinism(axis: Axis, name: str) -> None:
+    select = find_method(name).select
+    kept = select(evidence(axis=axis), KEEP)
+    assert kept.dtype == torch.int64 and tuple(kept.shape) == (HEADS, KEEP)
+    assert (kept.diff(dim=1) > 0).all() and kept.min() >= 0 and kept.max() < CHANNELS
+    assert torch.equal(kept, select(evidence(axis=axis), KEEP))
+
+
+@pytest.mark.parametrize(("axis", "name"), [pair for pair in EVERY if pair[1] != "rand"])
+def test_permuting_the_channels_permutes_the_choice(axis: Axis, name: str) -> None:
+    permutation = torch.randperm(CHANNELS, generator=torch.Generator().manual_seed(2))
+    select = find_method(name).select
+    kept = select(evidence(axis=axis), KEEP)
+    permuted = select(evidence(permutation, axis=axis), KEEP)
+    assert torch.equal(permutation[permuted].sort(dim=1).values, kept)
+
+
+@pytest.mark.parametrize(("axis", "name"), EVERY)
+def test_several_projections_per_head_are_judged_together(axis: Axis, name: str) -> None:
+    kept = find_method(name).select(evidence(copies=3, axis=axis), KEEP)
+    assert tuple(kept.shape) == (HEADS, KEEP)
+
+
+def output_error(given: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> float:
+    """What least squares on the kept channels leaves of the head's output, from its definition."""
+    gram = given.heard("readout_gram")[head].numpy()
+    weight = given.output_weight[head, :, 0].numpy()  # [channels, hidden]
+    values, vectors = np.linalg.eigh(gram)
+    features = (vectors * np.sqrt(values.clip(0))) @ vectors.T  # any matrix with this Gram
+    target, chosen = features @ weight, features[:, list(kept)]
+    fitted = np.linalg.lstsq(chosen, target, rcond=None)[0]
+    return float(((target - chosen @ fitted) ** 2).sum())
+
+
+def test_greedy_adds_the_channel_that_lowers_the_output_error_most() -> None:
+    given = evidence(axis="value")
+    assert isinstance(given, st.ValueEvidence)
+    kept = find_method("readout_greedy").select(given, KEEP)
+    for head in range(HEADS):
+        chosen: tuple[int, ...] = ()
+        for _ in range(KEEP):
+            left = [c for c in range(CHANNELS) if c not in chosen]
+            chosen += (min(left, key=lambda c: output_error(given, head, (*chosen, c))),)
+        assert kept[head].tolist() == sorted(chosen)
+
+
+def test_greedy_on_channels_that_say_the_same_keeps_one_of_them() -> None:
+    """A copy adds nothing, dead channels come last, and nothing divides by zero."""
+    generator = torch.Generator().manual_seed(3)
+    rows = torch.randn(100, 4, dtype=torch.float64, generator=generator)
+    rows = torch.stack([10 * rows[:, 0], 10 * rows[:, 0], rows[:, 1], rows[:, 2]], dim=1)
+    rows = torch.cat([rows, torch.zeros(100, 2, dtype=torch.float64)], dim=1)
+    weight = torch.randn(1, 6, 1, 5, dtype=torch.float64, generator=generator)
+    heard = LayerStatistics(100, readout_gram=(rows.mT @ rows).unsqueeze(0))
+    given = st.ValueEvidence(weight, weight, torch.Generator(), heard)
+    select = find_method("readout_greedy").select
+    assert select(given, 3).tolist() == [[0, 2, 3]]
+    assert select(given, 6).tolist() == [[0, 1, 2, 3, 4, 5]]
+    nothing = replace(given, statistics=LayerStatistics(1, readout_gram=0 * heard.readout_gram))  # type: ignore[operator]
+    assert select(nothing, 2).tolist() == [[0, 1]]
+
+
+def test_energy_of_a_value_channel_counts_how_it_is_read() -> None:
+    given = evidence(axis="value")
+    assert isinstance(given, st.ValueEvidence)
+    kept = find_method("readout_energy").select(given, KEEP)
+    for head in range(HEADS):
+        alone = [
+            float(given.heard("readout_gram")[head, c, c])
+            * sum(float(w) ** 2 for w in given.output_weight[head, c, 0])
+            for c in range(CHANNELS)
+        ]
+        best = sorted(range(CHANNELS), key=lambda c: alone[c], reverse=True)[:KEEP]
+        assert kept[head].tolist() == sorted(best)
+
+
+def test_a_method_of_the_other_axis_is_refused(checkpoint: Callable[[str], Path]) -> None:
+    model = st.open(checkpoint("qwen3_next"))
+    with pytest.raises(st.StatetrimError, match=r"'drrqr' does not choose value.*readout_greedy"):
+        st.select(model, keep_values=4, value_method="drrqr")
+    with pytest.raises(st.StatetrimError, match=r"'readout_l1' does not choose key.*drrqr"):
+        st.select(model, "readout_l1", 4)
+
+
+@pytest.mark.parametrize("name", SCORED)
+def test_every_method_can_judge_by_queries_or_keys_alone(name: str) -> None:
+    """Blind to the other side: random changes there do not matter, changes on its own side do."""
+    select, given = find_method(name).select, evidence()
+    for side, other in (("query", "key"), ("key", "query")):
+        alone = select(given, KEEP, score=side[0])
+        assert torch.equal(alone, select(shuffled(given, other), KEEP, score=side[0]))
+        assert not torch.equal(alone, select(shuffled(given, side), KEEP, score=side[0]))
+    assert not torch.equal(select(given, KEEP), select(shuffled(given, "key"), KEEP))
+
+
+def shuffled(given: st.Evidence, side: str) -> st.Evidence:
+    """The same evidence with one side's channels reversed."""
+    heard = given.statistics
+    assert heard is not None
+    grams = {
+        name: getattr(heard, name).flip(1, 2) for name in (f"{side}_gram", f"{side}_unit_gram")
+    }
+    gradient = {f"{side}_gradient": getattr(heard, f"{side}_gradient").flip(1)}
+    weight = {f"{side}_weight": getattr(given, f"{side}_weight").flip(1)}
+    return replace(given, statistics=replace(heard, **grams, **gradient), **weight)
+
+
+def by_hand(given: st.Evidence, name: str, head: int, channel: int) -> float:
+    """Each formula of the paper's table, in loops."""
+    s = given.statistics
+    assert s is not None
+    total = 0.0
+    if name in ("energy", "product"):
+        q = float(s.query_unit_gram[head, channel, channel])  # type: ignore[index]
+        k = float(s.key_unit_gram[head, channel, channel])  # type: ignore[index]
+        return q + k if name == "energy" else q * k
+    for weight, gradient in (
+        (given.query_weight, s.query_gradient),
+        (given.key_weight, s.key_gradient),
+    ):
+        for feature in range(HIDDEN):
+            w = float(weight[head, channel, 0, feature])
+            if name == "s_wanda":
+                total += abs(w) * float(s.input_square[feature]) ** 0.5  # type: ignore[index]
+            else:
+                total += abs(w * float(gradient[head, channel, 0, feature]))  # type: ignore[index]
+    return total
+
+
+@pytest.mark.parametrize("name", ["s_wanda", "grad", "energy", "product"])
+def test_scores_are_the_formulas(name: str) -> None:
+    given = evidence()
+    kept = find_method(name).select(given, KEEP)
+    for head in range(HEADS):
+        scores = {channel: by_hand(given, name, head, channel) for channel in range(CHANNELS)}
+        best = sorted(scores, key=lambda channel: scores[channel], reverse=True)[:KEEP]
+        assert kept[head].tolist() == sorted(best)
+
+
+def test_drrqr_is_rrqr_of_the_stacked_rows_and_reports_its_work() -> None:
+    from scipy.linalg import qr
+
+    given = evidence()
+    kept = find_method("drrqr").select(given, KEEP)
+    assert given.statistics is not None
+    grams = given.statistics.query_gram + given.statistics.key_gram  # type: ignore[operator]
+    for head in range(HEADS):
+        factor = torch.linalg.cholesky(grams[head]).mT.numpy()
+        pivots = qr(factor, pivoting=True, mode="r")[1][:KEEP]
+        if given.notes["swaps"][head] == 0:
+            assert kept[head].tolist() == sorted(pivots.tolist())
+    assert given.notes["converged"] == [True] * HEADS and given.notes["rank"] == [KEEP] * HEADS
+    assert 0 in given.notes["swaps"]
+    with pytest.raises(ValueError, match="tolerance"):
+        find_method("drrqr").select(given, KEEP, tolerance=1.0)
+
+
+def test_what_a_method_did_not_declare_it_may_not_use() -> None:
+    bare = replace(evidence(), statistics=LayerStatistics(tokens=1))
+    with pytest.raises(st.StatetrimError, match="without declaring"):
+        find_method("energy").select(bare, KEEP)
+
+
+@pytest.mark.parametrize("score", ["qk", "q", "k"])
+def test_l1_is_the_sum_of_magnitudes(score: str) -> None:
+    given = evidence()
+    parts = {"q": given.query_weight, "k": given.key_weight}
+    kept = find_method("l1").select(given, KEEP, score=score)
+    for head in range(HEADS):
+        sums = {
+            channel: sum(float(parts[p][head, channel].abs().sum()) for p in score)
+            for channel in range(CHANNELS)
+        }
+        best = sorted(sums, key=lambda channel: sums[channel], reverse=True)[:KEEP]
+        assert kept[head].tolist() == sorted(best)
+
+
+def test_rand_draws_each_channel_equally_often_and_heads_differ() -> None:
+    given = evidence()
+    counts = torch.zeros(CHANNELS)
+    for _ in range(600):
+        kept = find_method("rand").select(given, KEEP)
+        counts += torch.bincount(kept.flatten(), minlength=CHANNELS)
+    expected = 600 * HEADS * KEEP / CHANNELS
+    assert (counts - expected).abs().max() < 5 * expected**0.5
+
+
+def test_ties_go_to_the_lowest_channel() -> None:
+    scores = torch.tensor([[1.0, 3.0, 3.0 + 1e-14, 3.0]], dtype=torch.float64)
+    assert top(scores, 2).tolist() == [[1, 2]]
+
+
+def test_unknown_names_and_options_are_refused(checkpoint: Any) -> None:
+    with pytest.raises(st.StatetrimError, match=r"no method 'l3'.*l1.*rand"):
+        find_method("l3")
+    with pytest.raises(st.StatetrimError, match=r"no option 'skore'.*score"):
+        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, skore="q")
+    with pytest.raises(st.StatetrimError, match="score must be"):
+        st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, score="v")
+
+
+def test_a_method_that_returns_nonsense_is_refused(checkpoint: Any) -> None:
+    def lazy(evidence: st.Evidence, keep: int) -> Tensor:
+        return torch.zeros(2, keep, dtype=torch.int64)
+
+    with pytest.raises(st.StatetrimError, match="'lazy' must return"):
+        st.select(st.open(checkpoint("qwen3_5_text")), lazy, 4)
+
+
+def test_options_come_from_the_signature() -> None:
+    def select(evidence: st.Evidence, keep: int, *, tolerance: float = 1.5) -> Tensor:
+        raise NotImplementedError
+
+    assert as_method(select, "mine").options == {"tolerance": 1.5}
+
+
+def test_layers_and_seeds_draw_differently_and_repeatably(checkpoint: Any) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    first, again, other = (st.select(model, "rand", 6, seed=s) for s in (0, 0, 1))
+    layers = list(first.kept)
+    assert all(torch.equal(first.kept[i], again.kept[i]) for i in layers)
+    assert not torch.equal(first.kept[layers[0]], first.kept[layers[1]])
+    assert not torch.equal(first.kept[layers[0]], other.kept[layers[0]])

@@ -1,0 +1,66 @@
+"""Hub checkpoints are bfloat16: everything must run on them, and keep them so."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from statetrim.runtime.loading import load
+from statetrim.runtime.logits import Readout
+from statetrim.storage.json_file import read_object, write_object
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+def halved(source: Path, target: Path) -> Path:
+    """The same checkpoint in bfloat16."""
+    target.mkdir()
+    for path in source.iterdir():
+        if path.suffix == ".safetensors":
+            tensors = {name: x.bfloat16() for name, x in load_file(path).items()}
+            save_file(tensors, target / path.name, {"format": "pt"})
+        elif path.is_file():
+            (target / path.name).write_bytes(path.read_bytes())
+    config = read_object(target / "config.json", 2**20)
+    write_object(target / "config.json", config | {"dtype": "bfloat16"})
+    return target
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "gated_deltanet", "mamba2"])
+def test_the_whole_chain_runs_in_bfloat16(
+    model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = halved(checkpoint(model_type), tmp_path / "model")
+    tiny.write_text(tmp_path / "text.jsonl", 2**14)
+    small = st.trim(
+        model,
+        keep=0.5,
+        text=tmp_path / "text.jsonl",
+        out=tmp_path / "out",
+        tokens=1024,
+        limit=2,
+        batch_size=2,
+        refit=True,
+        recover=16 * 512,
+        control=False,
+        benchmark=False,
+    )
+    stored = {tensor.dtype for _, tensor in small.tensors.values()}
+    assert stored == {"BF16"}
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "granitemoehybrid", "falcon_h1"])
+def test_logits_at_chosen_places_are_the_models_own(
+    model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    live = load(halved(checkpoint(model_type), tmp_path / "model"))
+    ids, places = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
+    with torch.inference_mode():
+        whole = live(input_ids=ids, use_cache=False).logits[:, places].float()
+        ours = Readout(live).at(ids)(places)
+    # One bfloat16 step of the largest logit: products of other shapes are summed in another order.
+    torch.testing.assert_close(ours, whole, rtol=0, atol=2**-7 * float(whole.abs().max()))

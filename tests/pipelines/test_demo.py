@@ -1,0 +1,27 @@
+"""The demo, from the built wheel: its model learns, loses some by the cut, and is reported on."""
+
+from pathlib import Path
+
+import pytest
+
+import statetrim as st
+from helpers.fresh_install import Fresh, fresh  # noqa: F401
+
+
+@pytest.mark.timeout(1200)
+def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noqa: F811
+    done = fresh.run("statetrim demo", tmp_path)
+    assert done.returncode == 0, done.stderr
+    home = tmp_path / "statetrim-demo"
+    assert (home / "report" / "report.html").is_file()
+    assert not home.with_name("statetrim-demo.partial").exists()
+    scores = st.Scores.load(home / "scores.json")
+    recall = {m: scores.find(m, "mqar", "pairs_16").value for m in scores.models}
+    assert list(recall) == ["MODEL", "rand", "l1", "drrqr"]
+    assert recall["MODEL"] > 0.9
+    assert recall["MODEL"] > recall["drrqr"] > recall["rand"] > 0.1
+    commands = [line for line in done.stdout.splitlines() if line.startswith("$ statetrim")]
+    assert len(commands) == 11
+    again = fresh.run("statetrim demo", tmp_path)
+    assert again.returncode == 2
+    assert "exists already and is not overwritten" in again.stderr

@@ -1,0 +1,317 @@
+"""The whole chain in one command: on every family, after kills, and what it warns of."""
+
+import json
+import os
+import random
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, fingerprint, run
+from statetrim.artifacts.scores import Score
+from statetrim.geometry import Geometry
+from statetrim.pipelines.observer import Watch
+from statetrim.pipelines.options import Job
+from statetrim.pipelines.trim import warnings
+from statetrim.serving.budget import MIB, widest_that_fits
+
+Load = Callable[[str], Path]
+OPTIONS: dict[str, Any] = {"tokens": 1024, "limit": 2, "batch_size": 2, "benchmark": False}
+FLAGS = ["--tokens", "1k", "--limit", "2", "--batch-size", "2", "--no-benchmark"]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("text") / "text.jsonl"
+    tiny.write_text(path, 2**14)
+    return path
+
+
+class Heard(Watch):
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.found: list[str] = []
+
+    def begins(self, stage: str) -> None:
+        self.begun.append(stage)
+
+    def kept(self, stage: str) -> None:
+        self.found.append(stage)
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
+    model_type: str,
+    checkpoint: Load,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from transformers import PreTrainedTokenizerFast
+
+    # For some types transformers takes a tokenizer class of its own, which knows no word of ours.
+    for stage in ("calibration.calibrate", "evaluation.evaluate", "pipelines.trim"):
+        monkeypatch.setattr(
+            f"statetrim.{stage}.load_tokenizer",
+            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
+        )
+    path = checkpoint(model_type)
+    before = fingerprint(path)
+    quick = OPTIONS | {"tasks": ("text",), "control": False}
+    small = st.trim(path, keep=0.5, text=text, out=tmp_path / "out", **quick)
+    cls = tiny.stock_class(model_type)
+    live, info = cls.from_pretrained(small.path, output_loading_info=True)
+    assert not any(info.values()), info
+    with torch.no_grad():
+        assert live(torch.arange(8).unsqueeze(0)).logits.isfinite().all()
+    assert small.geometry.head_k_dim == st.open(path).geometry.head_k_dim // 2
+    found = {file.name for file in (small.path / "statetrim").iterdir()}
+    assert {"plan.json", "prune.json", "trim.json", "scores.json"} <= found
+    assert "## Measured" in (small.path / "README.md").read_text()
+    assert fingerprint(path) == before and not (tmp_path / "out.partial").exists()
+
+
+def result(path: Path) -> dict[str, Any]:
+    """Everything that a rerun must give again, byte for byte; a report tells where it lies."""
+    assert (path / "statetrim" / "report" / "report.html").exists()
+    return {
+        name: content
+        for name, (_, _, content, _) in fingerprint(path).items()
+        if "report" not in name
+        and (not name.endswith(".json") or name.endswith(("plan.json", "trim.json", "config.json")))
+    } | {"scores": st.Scores.load(path / "statetrim" / "scores.json").scores}
+
+
+def test_five_kills_and_the_same_result(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    """Killed as each of five stages begins, or a random moment later."""
+    model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
+    command = [sys.executable, "-m", "statetrim", "trim", str(model), "--keep", "6", *FLAGS]
+    command += ["--text", str(text)]
+    whole = tmp_path / "whole" / "small"
+    subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
+    generator, seen = random.Random(7), []
+    for stage in ("calibrate", "select by drrqr", "prune", "check", "evaluate"):
+        process = subprocess.Popen([*command, "-o", str(out)], stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line)
+            if re.match(rf"{stage}.* \.\.\.", line):
+                break
+        time.sleep(generator.random() / 50)  # stages of a tiny model are short
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait()
+        process.stderr.close()
+        assert lines and lines[-1].startswith(stage), "the stage had been finished too early"
+        assert not out.exists()
+        seen.append("".join(lines))
+    repeated = r"^(calibrate|select by drrqr|prune .pruned.) \.\.\."
+    assert not re.search(repeated, seen[-1], flags=re.MULTILINE)
+    code, err, printed = run([*command[3:5], "--keep", "5", *command[7:], "-o", str(out), "--json"])
+    check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
+    ends = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
+    assert "calibrate: done before, kept" in ends.stderr
+    assert "check: done before, kept" in ends.stderr
+    assert result(out) == result(whole)
+    again = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
+    assert " ..." not in again.stderr, "a finished job has nothing left to do"
+
+
+def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    """What no other test here turns on; llama.cpp takes square states of 16, 32, 64 or 128."""
+    model, out = tmp_path / "model", tmp_path / "small"
+    tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
+    command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]
+    command += ["--keep", "20", "--for", "llamacpp", "--recover", "8k", "--json"]
+    code, err, printed = run(command)
+    assert code is None, err
+    small = st.open(out)
+    assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (16, 16)
+    found = {file.name for file in (out / "statetrim").iterdir()}
+    assert {"refit.json", "recover.json", "timings.json", "report"} <= found
+    said = json.loads(printed)
+    assert said["scores"]["models"] == ["model", "recovered", "pruned", "rand"]
+    assert said["checks"]["sliced_against_masked"] < 1e-4
+    assert "timings" in (out / "statetrim" / "report" / "report.md").read_text().lower()
+
+
+def test_a_plain_directory_is_left_alone(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    for name in ("out", "out.partial"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "mine").write_text("precious")
+        with pytest.raises(st.StatetrimError, match=r"exists already|did not write"):
+            st.trim(checkpoint("qwen3_next"), keep=6, text=text, out=tmp_path / "out", **OPTIONS)
+        assert (tmp_path / name / "mine").read_text() == "precious"
+        shutil.rmtree(tmp_path / name)
+
+
+def test_a_dry_run_shows_the_steps_and_writes_nothing(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), *FLAGS]
+    command += ["--text", str(text), "--dry-run", "--json"]
+    code, err, out = run([*command, "--keep", "6"])
+    assert code is None and not err
+    said = json.loads(out)
+    assert [step["name"] for step in said["steps"]][:3] == ["calibrate", "select", "prune"]
+    assert said["state_bytes"][1] * 2 == said["state_bytes"][0]
+    assert all(step["seconds"] >= 0 for step in said["steps"])
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ([], "say once what to keep"),
+        (["--keep", "6", "--square", "6"], "say once what to keep"),
+        (["--sequences", "4"], "go together"),
+        (["--sequences", "0", "--memory-gib", "1"], "say once|more than nothing"),
+        (["--state-mib-per-sequence", "1000"], "nothing needs to be cut"),
+        (["--state-mib-per-sequence", "0.0001"], "even with 1 channels per head"),
+        (["--sweep", "6,6"], "shapes that all differ"),
+        (["--sweep", "6,4", "--dry-run"], "has no dry run"),
+        (["--sweep", "6,4", "--keep", "6"], "names its shapes itself"),
+        (["--keep", "6", "--text", "typo.jsonl", "--dry-run"], "there is no file typo.jsonl"),
+        (["--keep", "6", "--method", "nonsense"], "nonsense"),
+        (["--keep", "12"], "nothing would change"),
+        (["--keep", "6", "--recover", "1m"], "fewer than the"),
+        (["--keep", "6", "--for", "abacus"], "no engine 'abacus'; choose vllm"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    flags: list[str], says: str, checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), "--json"]
+    check_refusal(*run([*command, "--text", str(text), *flags]), says)
+    assert not list(tmp_path.iterdir())
+
+
+def test_memory_becomes_channels() -> None:
+    geometry = Geometry(tuple(range(48)), 16, 48, 128, 128)  # a 27B model: 144 MiB
+
+    def state(geometry: Geometry) -> int:
+        return 4 * geometry.state_numel
+
+    assert state(geometry) == 144 * MIB
+    for most, keys in ((143.9, 112), (126.0, 112), (125.9, 96), (72.0, 64), (18.0, 16)):
+        assert widest_that_fits(geometry, most * MIB, state, square=False).head_k_dim == keys
+    square = widest_that_fits(geometry, 40 * MIB, state, square=True)
+    assert (square.head_k_dim, square.head_v_dim) == (64, 64)
+
+
+def scores(cut: dict[str, float], control: dict[str, float]) -> st.Scores:
+    """mqar accuracy and text KL of an original, a cut and a random cut."""
+    made = []
+    for model, found in (("original", {"mqar": 1.0, "text": 0.0}), ("cut", cut), ("rand", control)):
+        made.append(Score(model, "mqar", "accuracy", "share", True, [found["mqar"]] * 40))
+        made.append(Score(model, "text", "kl", "nats", False, [found["text"]] * 40))
+    return st.Scores(["original", "cut", "rand"], made)
+
+
+def test_warnings_are_about_recall_and_the_random_cut() -> None:
+    fine = {"mqar": 1.0, "text": 0.1}
+    bad = {"mqar": 0.5, "text": 0.4}
+    assert warnings(scores(fine, bad)) == []
+    fell, by_chance, too = warnings(scores(bad, fine))
+    assert "recall falls by 50.0 points" in fell
+    assert "on mqar the cut is no better" in by_chance and "on text" in too
+
+
+def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    heard, out, shapes = Heard(), tmp_path / "sweep", ["8", "4", "10x4"]
+    options = OPTIONS | {"text": text, "tasks": ("text",)}
+    found = st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=heard, **options)
+    assert heard.begun.count("calibrate") == 1 and heard.begun.count("evaluate") == 3
+    assert [point.keep for point in found.points] == [12, 8, 10, 4]
+    whole, wide, both, narrow = found.points
+    assert both.keep_values == 4 and heard.begun.count("refit") == 1
+    assert wide.state_bytes * 3 == whole.state_bytes * 2
+    for name in ("text perplexity", "text kl"):
+        low, high = narrow.scores[name].low, narrow.scores[name].high
+        assert low is not None and high is not None
+        assert low <= narrow.scores[name].value <= high
+    assert whole.scores["text kl"].value == 0 < wide.scores["text kl"].value
+    files = {path.name for path in out.iterdir()}
+    assert {"sweep.json", "sweep.svg", "report"} <= files
+    assert len([name for name in files if "plan-" in name]) == 3
+    assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
+    assert st.Sweep.load(out / "sweep.json") == found
+    plan = st.Plan.load(next(out.glob("plan-4x*.json")))
+    st.prune(st.open(checkpoint("qwen3_next")), plan, tmp_path / "small")
+    quiet = Heard()
+    assert st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=quiet, **options) == found
+    assert not quiet.begun
+
+
+def test_a_model_that_was_cut_before_is_cut_again_and_reported(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
+    first = st.trim(checkpoint("qwen3_5_text"), keep=8, out=tmp_path / "first", **quick)
+    second = st.trim(first.path, keep=4, out=tmp_path / "second", **quick)
+    page = (second.path / "statetrim" / "report" / "report.md").read_text()
+    assert "4 of 8 key channels" in page
+
+
+def test_other_weights_under_the_same_name_are_another_job(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    """Also where only an MLP changed, which no plan looks at."""
+    model = tmp_path / "model"
+    shutil.copytree(checkpoint("qwen3_5_text"), model)
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}
+    st.trim(model, keep=6, out=tmp_path / "out", **quick)
+    plan = st.Plan.load(tmp_path / "out" / "statetrim" / "plan.json")
+    st.prune(st.open(model), plan, tmp_path / "pruned")
+    shard = next(
+        path for path in model.glob("*.safetensors") if any("mlp" in n for n in load_file(path))
+    )
+    weights = load_file(shard)
+    name = next(name for name in weights if "mlp" in name)
+    weights[name] = weights[name] + 1
+    save_file(weights, shard, {"format": "pt"})
+    with pytest.raises(st.StatetrimError, match="exists already"):
+        st.trim(model, keep=6, out=tmp_path / "out", **quick)
+    with pytest.raises(st.StatetrimError, match="exists already"):
+        st.prune(st.open(model), plan, tmp_path / "pruned")
+
+
+def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text, "keep": 6}
+    out, partial = tmp_path / "out", tmp_path / "out.partial"
+    st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
+    record = json.loads((out / "statetrim" / "trim.json").read_text())
+    (partial / "statetrim").mkdir(parents=True)
+    job = {name: value for name, value in record.items() if name not in ("checks", "warnings")}
+    (partial / "statetrim" / "trim.json").write_text(json.dumps(job))
+    (partial / "rand").mkdir()
+    (partial / "rand" / "left").write_text("over")
+    shutil.rmtree(out / "statetrim" / "report")
+    st.trim(checkpoint("qwen3_5_text"), out=out, **quick)
+    assert not partial.exists() and (out / "statetrim" / "report" / "report.html").exists()
+
+
+def test_whether_weights_are_streamed_is_decided_once(
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(st.open(checkpoint("qwen3_5_text")), 6)
+    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda: 0)
+    assert job.decided(tmp_path).layerwise is True
+    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda: 2**50)
+    assert job.decided(tmp_path).layerwise is True
+    assert job.record["layerwise"] is None

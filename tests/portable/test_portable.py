@@ -1,0 +1,439 @@
+"""The portable models against golden logits, against fla, and against themselves run otherwise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional as F
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from helpers import tiny
+from statetrim import portable
+from statetrim.portable import delta_net, gated_deltanet, kda
+from statetrim.portable.short_conv import ShortConvolution
+
+ROOT = Path(__file__).parents[2]
+SHARED = ROOT.parent / "shared"
+REFERENCE_MODELS = ("tiny-delta_net", "tiny-gated_deltanet")
+needs_models = pytest.mark.skipif(
+    not (SHARED / "models").is_dir(), reason="no reference checkpoints at ../shared/models"
+)
+needs_data = pytest.mark.skipif(
+    not (SHARED / "data").is_dir(), reason="no evaluation text at ../shared/data"
+)
+needs_fla = pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla needs triton to be imported")
+
+SMALL: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_heads": 2,
+    "num_hidden_layers": 2,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "bos_token_id": None,
+    "eos_token_id": None,
+}
+GROUPED = {"head_dim": 8, "num_v_heads": 4, "expand_v": 1.5}
+VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
+    "delta_net": (delta_net.DeltaNetConfig, delta_net.DeltaNetForCausalLM, {}),
+    "delta_net wide": (
+        delta_net.DeltaNetConfig,
+        delta_net.DeltaNetForCausalLM,
+        {"use_gate": True, "allow_neg_eigval": True, "expand_k": 0.5, "tie_word_embeddings": True},
+    ),
+    "delta_net sum": (
+        delta_net.DeltaNetConfig,
+        delta_net.DeltaNetForCausalLM,
+        {"qk_norm": "sum", "qk_activation": "elu", "use_beta": False, "use_short_conv": False},
+    ),
+    "gated_deltanet": (
+        gated_deltanet.GatedDeltaNetConfig,
+        gated_deltanet.GatedDeltaNetForCausalLM,
+        GROUPED,
+    ),
+    "gated_deltanet plain": (
+        gated_deltanet.GatedDeltaNetConfig,
+        gated_deltanet.GatedDeltaNetForCausalLM,
+        {"head_dim": 8, "expand_v": 2.0, "use_gate": False, "allow_neg_eigval": True},
+    ),
+    "kda": (kda.KDAConfig, kda.KDAForCausalLM, GROUPED),
+    "kda bounded": (
+        kda.KDAConfig,
+        kda.KDAForCausalLM,
+        {"head_dim": 8, "safe_gate": True, "lower_bound": -5.0},
+    ),
+}
+every_variant = pytest.mark.parametrize("variant", VARIANTS)
+
+
+def small(variant: str, seed: int = 0, **changes: Any) -> Any:
+    """A random model with activations of order one, so that differences would show."""
+    config, causal_lm, options = VARIANTS[variant]
+    torch.manual_seed(seed)
+    model = causal_lm(config(**{**SMALL, **options, **changes})).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() > 1:
+                torch.nn.init.normal_(parameter, std=0.3 if "conv1d" in name else 0.2)
+            elif "conv1d.bias" in name:
+                torch.nn.init.normal_(parameter, std=0.3)
+    return model
+
+
+def tokens(rows: int, time: int, seed: int = 0) -> Tensor:
+    return torch.randint(64, (rows, time), generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.fixture(scope="module")
+def registered() -> None:
+    portable.register()
+
+
+@pytest.fixture(scope="module")
+def reference(registered: None) -> dict[str, Any]:
+    return {
+        name: AutoModelForCausalLM.from_pretrained(
+            SHARED / "models" / name, output_loading_info=True, dtype=torch.float32
+        )
+        for name in REFERENCE_MODELS
+    }
+
+
+# Reference checkpoints
+
+
+@needs_models
+@pytest.mark.parametrize("name", REFERENCE_MODELS)
+def test_reference_checkpoint_reproduces_golden_values(name: str, reference: Any) -> None:
+    model, report = reference[name]
+    assert not any(report.values())
+    golden = load_file(SHARED / "models" / name / "golden.safetensors")
+    with torch.no_grad():
+        out = model.eval()(golden["input_ids"].long())
+    assert (out.logits - golden["logits"]).abs().max() < 1e-4
+    states = torch.stack([layer.recurrent_state for layer in out.past_key_values.layers])
+    assert (states.mT - golden["final_state_v_by_k"]).abs().max() < 1e-4
+
+
+@needs_models
+@needs_data
+@pytest.mark.parametrize("name, stated", [*zip(REFERENCE_MODELS, (5.81294, 5.79314), strict=True)])
+def test_reference_checkpoint_reproduces_its_stated_loss(
+    name: str, stated: float, reference: Any
+) -> None:
+    model, _ = reference[name]
+    tokenizer = AutoTokenizer.from_pretrained(SHARED / "models" / name)
+    text = (SHARED / "data" / "wikitext-2-raw" / "wiki.valid.raw").read_text()
+    ids = torch.tensor(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
+    total = 0.0
+    with torch.no_grad():
+        for window in ids[:81920].view(40, 8, 256):
+            logits = model.eval()(window, use_cache=False).logits
+            total += F.cross_entropy(logits[:, :-1].flatten(0, 1), window[:, 1:].flatten()).item()
+    assert total / 40 == pytest.approx(stated, rel=0.005)
+
+
+@needs_models
+@pytest.mark.parametrize("pairs, stated", [(8, 0.996), (16, 0.986), (32, 0.954), (63, 0.700)])
+def test_reference_checkpoint_reproduces_its_stated_recall(
+    pairs: int, stated: float, reference: Any
+) -> None:
+    """The stated values come from 32 unknown sequences: half a percent and their sampling error."""
+    model, _ = reference["tiny-delta_net"]
+    spread = (stated * (1 - stated) / (32 * pairs)) ** 0.5
+    assert recall(model, pairs, rows=64) == pytest.approx(stated, abs=0.005 * stated + 2 * spread)
+
+
+@torch.no_grad()
+def recall(model: Any, pairs: int, rows: int) -> float:
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(first: int) -> Tensor:
+        return first + torch.rand(rows, 1024, generator=generator).argsort(-1)[:, :pairs]
+
+    pair = torch.stack([drawn(1024), drawn(2048)], -1)
+    order = torch.rand(rows, pairs, generator=generator).argsort(-1)
+    again = torch.stack([row[o] for row, o in zip(pair, order, strict=True)])
+    ids = torch.cat([pair, again], 1).flatten(1)
+    asked = torch.arange(2 * pairs, 4 * pairs, 2)
+    predicted = model.eval()(ids, use_cache=False).logits[:, asked].argmax(-1)
+    return (predicted == ids[:, asked + 1]).float().mean().item()
+
+
+# Checkpoints exchanged with fla
+
+
+@pytest.fixture(scope="module")
+def through_fla(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`NAME/ours` saved by us, loaded and saved again by fla as `NAME/theirs`, with its report."""
+    folder = tmp_path_factory.mktemp("through_fla")
+    for name in VARIANTS:
+        small(name).save_pretrained(folder / name / "ours")
+    worker = Path(__file__).parents[1] / "helpers" / "fla_worker.py"
+    subprocess.run([sys.executable, worker, "checkpoints", folder], check=True)
+    return folder
+
+
+@needs_fla
+@every_variant
+def test_checkpoints_pass_to_fla_and_back(variant: str, through_fla: Path) -> None:
+    folder, model = through_fla / variant, small(variant)
+    report = json.loads((folder / "report.json").read_text())
+    assert report["class"].startswith("fla.")
+    assert report["problems"] == {}
+    mine, theirs = (load_file(folder / x / "model.safetensors") for x in ("ours", "theirs"))
+    assert mine.keys() == theirs.keys()
+    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+
+    back, problems = type(model).from_pretrained(folder / "theirs", output_loading_info=True)
+    assert not any(problems.values())
+    ids = tokens(2, 20)
+    with torch.no_grad():
+        assert torch.equal(back.eval()(ids).logits, model(ids).logits)
+
+
+@needs_fla
+@pytest.mark.parametrize("variant", ["delta_net", "gated_deltanet", "kda"])
+def test_config_fields_and_defaults_are_those_of_fla(variant: str, through_fla: Path) -> None:
+    theirs = json.loads((through_fla / variant / "defaults.json").read_text())
+    assert json.loads(VARIANTS[variant][0]().to_json_string(use_diff=False)) == theirs
+
+
+# One model, run in different ways
+
+
+@every_variant
+def test_prefill_equals_token_by_token(variant: str) -> None:
+    model, ids = small(variant), tokens(2, 70)
+    with torch.no_grad():
+        whole = model(ids)
+        cache, steps = None, []
+        for token in ids.split(1, 1):
+            out = model(token, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            steps.append(out.logits)
+    assert whole.logits.std() > 0.1
+    assert (torch.cat(steps, 1) - whole.logits).abs().max() < 1e-4
+    for one, other in zip(whole.past_key_values.layers, cache.layers, strict=True):
+        assert (one.recurrent_state - other.recurrent_state).abs().max() < 1e-4
+        for tail, other_tail in zip(one.conv_state, other.conv_state, strict=True):
+            assert (tail - other_tail).abs().max() < 1e-4
+
+
+def test_a_decoded_convolution_adds_up_in_float32() -> None:
+    """In bfloat16 each product would be rounded before it is added."""
+    torch.manual_seed(0)
+    conv = ShortConvolution(256, 4, bias=True, activation=None).bfloat16()
+    x, past = torch.randn(8, 1, 256).bfloat16(), torch.randn(8, 256, 4).bfloat16()
+    with torch.no_grad():
+        found, _ = conv(x, cache=past)
+        seen = torch.cat([past[..., 1:], x.mT], -1).double()
+        exact = (seen * conv.weight[:, 0].double()).sum(-1) + conv.bias.double()
+    assert (found[:, 0] == exact.bfloat16()).double().mean() > 0.99
+
+
+@every_variant
+def test_a_cache_does_not_keep_the_prompt_alive(variant: str) -> None:
+    """Its tensors are no views of larger ones."""
+    model = small(variant)
+    with torch.no_grad():
+        cache = model(tokens(2, 70), use_cache=True).past_key_values
+    for layer in cache.layers:
+        for tensor in (layer.recurrent_state, *layer.conv_state):
+            assert tensor.untyped_storage().nbytes() == tensor.nbytes
+
+
+@every_variant
+def test_prefill_in_pieces_equals_prefill_at_once(variant: str) -> None:
+    model, ids = small(variant), tokens(2, 90)
+    with torch.no_grad():
+        whole = model(ids).logits
+        cache, pieces = None, []
+        for piece in ids.split([1, 40, 2, 47], 1):
+            out = model(piece, past_key_values=cache, use_cache=True)
+            cache = out.past_key_values
+            pieces.append(out.logits)
+    assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-4
+
+
+@every_variant
+def test_left_padded_generation_equals_each_sequence_alone(variant: str) -> None:
+    model = small(variant)
+    prompts = [tokens(1, length, seed=length) for length in (3, 11, 7)]
+    alone = [model.generate(p, max_new_tokens=8, do_sample=False) for p in prompts]
+    longest = max(p.shape[1] for p in prompts)
+    padding = [longest - p.shape[1] for p in prompts]
+    ids = torch.cat([F.pad(p, (n, 0), value=5) for p, n in zip(prompts, padding, strict=True)])
+    mask = torch.stack([torch.arange(longest) >= n for n in padding]).long()
+    together = model.generate(ids, attention_mask=mask, max_new_tokens=8, do_sample=False)
+    for row, single in zip(together, alone, strict=True):
+        assert row[longest:].tolist() == single[0, -8:].tolist()
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    variant=st.sampled_from(sorted(VARIANTS)),
+    mask=st.lists(st.lists(st.booleans(), min_size=12, max_size=12), min_size=1, max_size=4).filter(
+        lambda rows: all(any(row) for row in rows)
+    ),
+    conv_bias=st.booleans(),
+)
+def test_masked_tokens_do_not_exist(variant: str, mask: list[list[bool]], conv_bias: bool) -> None:
+    """Left, right or in between: logits and the continued state are those of the real tokens."""
+    model = small(variant, conv_bias=conv_bias)
+    real = torch.tensor(mask)
+    ids, following = tokens(len(mask), 12), tokens(len(mask), 1, seed=1)
+    with torch.no_grad():
+        out = model(ids, attention_mask=real.long(), use_cache=True)
+        after = model(following, past_key_values=out.past_key_values, use_cache=True).logits
+        for row in range(len(mask)):
+            kept = ids[row : row + 1, real[row]]
+            alone = model(torch.cat([kept, following[row : row + 1]], 1), use_cache=False).logits[0]
+            assert (out.logits[row, real[row]] - alone[:-1]).abs().max() < 1e-4
+            assert (after[row, 0] - alone[-1]).abs().max() < 1e-4
+
+
+@every_variant
+def test_padding_content_does_not_leak(variant: str) -> None:
+    model, ids = small(variant), tokens(2, 20)
+    mask = torch.ones(2, 20, dtype=torch.long)
+    mask[0, 13:] = 0
+    changed = torch.where(mask.bool(), ids, (ids + 1) % 64)
+    with torch.no_grad():
+        one, other = (model(x, attention_mask=mask).logits for x in (ids, changed))
+        alone = model(ids[:1, :13]).logits
+    assert torch.equal(one[mask.bool()], other[mask.bool()])
+    assert (one[:1, :13] - alone).abs().max() < 1e-4
+
+
+@every_variant
+def test_packed_sequences_do_not_see_each_other(variant: str) -> None:
+    model, lengths = small(variant), [5, 1, 70, 8]
+    parts = [tokens(1, n, seed=n) for n in lengths]
+    bounds = torch.tensor([0, *lengths]).cumsum(0)
+    with torch.no_grad():
+        packed = model(torch.cat(parts, 1), cu_seqlens=bounds, use_cache=False).logits
+        alone = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
+    assert (packed - alone).abs().max() < 1e-4
+
+
+def test_beam_search_and_sampling_run_on_the_cache() -> None:
+    model, ids = small("gated_deltanet"), tokens(2, 6)
+    beams = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False)
+    assert beams.shape == (2, 11)
+    without = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False, use_cache=False)
+    assert torch.equal(beams, without)
+
+
+@every_variant
+def test_half_precision_model_keeps_a_float32_state(variant: str) -> None:
+    model = small(variant).to(torch.bfloat16)
+    with torch.no_grad():
+        out = model(tokens(1, 6))
+        out = model(tokens(1, 1), past_key_values=out.past_key_values, use_cache=True)
+    assert out.logits.dtype == torch.bfloat16
+    layer = out.past_key_values.layers[0]
+    assert layer.recurrent_state.dtype == torch.float32
+    assert all(x.dtype == torch.bfloat16 for x in layer.conv_state)
+
+
+@every_variant
+def test_training_reaches_every_parameter(variant: str) -> None:
+    model, ids = small(variant).train(), tokens(2, 70)
+    loss = model(ids, labels=ids).loss
+    loss.backward()
+    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
+    assert all(x.isfinite().all() and x.any() for x in wanted.values())
+    logits = model(ids, use_cache=False).logits
+    by_hand = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
+    assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
+    model.zero_grad()
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model(ids, labels=ids).loss.backward()
+    for name, p in model.named_parameters():
+        assert torch.allclose(p.grad, wanted[name], atol=1e-6)
+
+
+# What the rest of statetrim relies on
+
+
+@pytest.mark.parametrize(
+    "variant, module, names",
+    [
+        ("delta_net", delta_net, ("chunk_delta_rule", "fused_recurrent_delta_rule")),
+        (
+            "gated_deltanet",
+            gated_deltanet,
+            ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule"),
+        ),
+        ("kda", kda, ("chunk_kda", "fused_recurrent_kda")),
+    ],
+)
+def test_kernels_are_called_by_module_name_with_raw_q_and_k(
+    variant: str, module: Any, names: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[Any] = []
+
+    def spied(name: str, kernel: Any) -> Any:
+        def spy(q: Tensor, k: Tensor, *args: Any, **kwargs: Any) -> Any:
+            calls.append((name, q.shape, k.shape, q.square().sum(-1)))
+            return kernel(q, k, *args, **kwargs)
+
+        return spy
+
+    for name in names:
+        monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
+    model = small(variant)
+    with torch.no_grad():
+        out = model(tokens(3, 9))
+        model(tokens(3, 1), past_key_values=out.past_key_values, use_cache=True)
+    width = 16 if variant == "delta_net" else 8
+    assert [call[0] for call in calls] == [names[0]] * 2 + [names[1]] * 2
+    assert [call[1] for call in calls] == [(3, 9, 2, width)] * 2 + [(3, 1, 2, width)] * 2
+    assert all(call[1] == call[2] for call in calls)
+    assert (calls[0][3] - 1).abs().max() > 0.1  # not normalised yet
+
+
+@pytest.mark.parametrize(
+    "variant, changes, field",
+    [
+        ("delta_net", {"attn": {"layers": [0], "num_heads": 2}}, "attn"),
+        ("delta_net", {"hidden_act": "gelu"}, "hidden_act"),
+        ("delta_net", {"qk_norm": "rms"}, "qk_norm"),
+        ("delta_net", {"qk_activation": "tanh"}, "qk_activation"),
+        ("delta_net", {"expand_k": 0.3}, "expand_k"),
+        ("delta_net", {"attn_mode": "fused_chunk"}, "attn_mode"),
+        ("gated_deltanet", {"attnres_block_size": 2}, "attnres_block_size"),
+        ("gated_deltanet", {"expand_v": 1.3}, "expand_v"),
+        ("gated_deltanet", {"num_v_heads": 3}, "num_v_heads"),
+        ("gated_deltanet", {"output_gate_activation": "relu"}, "output_gate_activation"),
+        ("kda", {"safe_gate": True}, "lower_bound"),
+    ],
+)
+def test_what_is_not_supported_is_named(variant: str, changes: dict[str, Any], field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        small(variant, **changes)
+
+
+def test_importing_statetrim_imports_no_model_library() -> None:
+    script = (
+        "import sys, statetrim;"
+        "assert not {'transformers', 'fla', 'statetrim.portable'} & sys.modules.keys()"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True)
+
+
+def test_auto_classes_build_portable_models(registered: None, tmp_path: Path) -> None:
+    small("kda").save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert isinstance(model, portable.KDAForCausalLM)
+    assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "kda"

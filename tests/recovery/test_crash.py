@@ -1,0 +1,117 @@
+"""Kill -9 and resume: the same bits; and what another run left is never touched."""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers import tiny
+from helpers.forker import Forker
+from helpers.refusal import check_refusal, fingerprint
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    forker = Forker(
+        "statetrim.recovery.recover", "statetrim.recovery.trainer", "statetrim.portable", "peft"
+    )
+    yield forker
+    forker.close()
+
+
+@pytest.fixture(scope="module")
+def place(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MODEL, its pruned SMALL, and a text."""
+    root = tmp_path_factory.mktemp("recovery")
+    model = st.open(shutil.copytree(checkpoint("delta_net"), root / "MODEL"))
+    st.prune(model, st.select(model, "l1", 6), out=root / "SMALL")
+    tiny.write_text(root / "words.jsonl", 4000)
+    return root
+
+
+def command(place: Path, out: Path, *more: str) -> list[str]:
+    models = [str(place / "SMALL"), "--teacher", str(place / "MODEL")]
+    data = ["--text", str(place / "words.jsonl"), "--tokens", "1536", "--length", "32"]
+    training = ["--batch-size", "4", "--learning-rate", "1e-2", "--save-every", "2"]
+    return ["recover", *models, *data, *training, "-o", str(out), *more]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    files = (path for path in directory.rglob("*") if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
+
+
+def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, forker: Forker) -> None:
+    """In the first steps, while a state is written, and while the result is."""
+    whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
+    ended = forker.run(command(place, whole))
+    assert ended["code"] == 0, ended["err"]
+    training = partial / "training"
+    moments = [
+        training / "checkpoint-2",
+        training / "checkpoint-8.tmp",
+        partial / "model-00001-of-00003.safetensors",
+    ]
+    for number, moment in enumerate(moments):
+        resume = ["--resume"] if number else []
+        ended = forker.run(command(place, out, *resume), kill_after=0.0, kill_when=moment)
+        assert ended["code"] == -9, ended["err"]
+        assert not out.exists()
+        left = sorted(path.name for path in training.glob("checkpoint-*"))
+        assert left, "something to go on from"
+    ended = forker.run(command(place, out, "--resume"))
+    assert ended["code"] == 0, ended["err"]
+    assert contents(out) == contents(whole)
+    assert not partial.exists()
+    curve = json.loads((out / "statetrim" / "recover.json").read_text())["curve"]
+    assert [line["step"] for line in curve] == list(range(1, 13))
+
+
+def test_an_interrupted_run_is_not_resumed_by_accident(
+    place: Path, tmp_path: Path, forker: Forker
+) -> None:
+    out = tmp_path / "out"
+    state = tmp_path / "out.partial" / "training" / "checkpoint-2"
+    assert forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
+    before = fingerprint(tmp_path)
+    ended = forker.run(command(place, out))
+    check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "add --resume")
+    assert fingerprint(tmp_path) == before
+    for change in (["--rank", "8"], ["--learning-rate", "3e-3"], ["--seed", "1"], ["--skip", "9"]):
+        ended = forker.run(command(place, out, "--resume", *change))
+        check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "another job")
+        assert fingerprint(tmp_path) == before
+
+
+def test_a_result_of_another_run_is_left_alone(place: Path, tmp_path: Path, forker: Forker) -> None:
+    out = tmp_path / "out"
+    ended = forker.run(command(place, out, "--json"))
+    assert ended["code"] == 0, ended["err"]
+    shown = json.loads(ended["out"])
+    assert shown["output"] == str(out) and len(shown["curve"]) == 12
+    assert "training 10 of 10 projections and 6 convolutions of 2" in ended["err"]
+    assert re.search(r"step 12 of 12, loss \d\.\d+, [\d,]+ tokens/s", ended["err"])
+    before = fingerprint(tmp_path)
+    ended = forker.run(command(place, out, "--rank", "8"))
+    check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "exists already")
+    assert forker.run(command(place, out))["code"] == 0, "the same run again changes nothing"
+    assert fingerprint(tmp_path) == before
+
+
+def test_a_damaged_state_is_refused(place: Path, tmp_path: Path, forker: Forker) -> None:
+    out = tmp_path / "out"
+    state = tmp_path / "out.partial" / "training" / "checkpoint-2"
+    assert forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
+    last = max((tmp_path / "out.partial" / "training").glob("checkpoint-?"))
+    (last / "training.safetensors").write_bytes(b"\x80\x04pickle")
+    ended = forker.run(command(place, out, "--resume"))
+    check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "cannot be read")
+
+
+def last_line(text: str) -> str:
+    return text.splitlines()[-1] + "\n"

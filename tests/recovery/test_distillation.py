@@ -1,0 +1,106 @@
+"""The chunked loss against a plain computation with all logits in float64; and its memory."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from statetrim.recovery.distillation import chunked_loss
+from statetrim.recovery.logit_head import LogitHead
+
+POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
+
+
+def plain_loss(
+    hidden: Tensor, targets: Tensor, head: LogitHead, taught: Tensor | None, teacher: LogitHead,
+    temperature: float,
+) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
+    """Cross-entropy + T² KL by the definition, float64, all logits at once."""
+
+    def logits(x: Tensor, of: LogitHead) -> Tensor:
+        y = (x.double() @ of.module.weight.detach().double().T) * of.scale
+        if of.module.bias is not None:
+            y = y + of.module.bias.detach().double() * of.scale
+        return y if of.cap is None else of.cap * torch.tanh(y / of.cap)
+
+    student = logits(hidden, head)
+    log_q = student - student.logsumexp(-1, keepdim=True)
+    ce = -log_q.gather(1, targets[:, None]).mean()
+    kl = torch.zeros((), dtype=torch.float64)
+    if taught is not None:
+        warm = student / temperature
+        p = (logits(taught, teacher) / temperature).softmax(-1)
+        kl = (p * (p.log() - (warm - warm.logsumexp(-1, keepdim=True)))).sum(-1).mean()
+    return ce + temperature**2 * kl, ce, kl
+
+
+def head(seed: int, scale: float = 1.0, cap: float | None = None, bias: bool = False) -> LogitHead:
+    torch.manual_seed(seed)
+    module = nn.Linear(HIDDEN, VOCABULARY, bias=bias)
+    module.weight.data.normal_()
+    return LogitHead(module, scale, cap)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, POSITIONS, 1000])
+@pytest.mark.parametrize(
+    "kind",
+    [{}, {"scale": 0.25}, {"scale": 3.0, "cap": 5.0}, {"bias": True, "cap": 30.0}],
+    ids=lambda kind: "+".join(kind) or "plain",
+)
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+@pytest.mark.parametrize("with_teacher", [True, False])
+def test_loss_and_gradient(
+    chunk: int, kind: dict[str, float], temperature: float, with_teacher: bool
+) -> None:
+    student, teacher = head(0, **kind), head(1)  # type: ignore[arg-type]
+    torch.manual_seed(2)
+    hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
+    taught = torch.randn(POSITIONS, HIDDEN) if with_teacher else None
+    targets = torch.randint(0, VOCABULARY, (POSITIONS,))
+    loss, parts = chunked_loss(hidden, targets, student, taught, teacher, temperature, chunk)
+    (3 * loss).backward()  # type: ignore[no-untyped-call]
+    ours, hidden.grad = hidden.grad, None
+    assert ours is not None
+    expected, ce, kl = plain_loss(hidden, targets, student, taught, teacher, temperature)
+    (3 * expected).backward()  # type: ignore[no-untyped-call]
+    assert hidden.grad is not None
+    for got, wanted in ((loss, expected), (parts[0], ce), (parts[1], kl)):
+        assert float(got.detach()) == pytest.approx(float(wanted.detach()), rel=2e-6, abs=1e-7)
+    torch.testing.assert_close(ours, hidden.grad, rtol=1e-4, atol=1e-6)
+
+
+def test_without_a_gradient_nothing_is_differentiated() -> None:
+    hidden, targets = torch.randn(POSITIONS, HIDDEN), torch.randint(0, VOCABULARY, (POSITIONS,))
+    loss, _ = chunked_loss(hidden, targets, head(0))
+    assert not loss.requires_grad
+    expected, _, _ = plain_loss(hidden, targets, head(0), None, head(0), 2.0)
+    assert float(loss) == pytest.approx(float(expected), rel=1e-6)
+
+
+MEASURE = """
+import resource, sys, torch
+from torch import nn
+from statetrim.recovery.distillation import chunked_loss
+from statetrim.recovery.logit_head import LogitHead
+positions, vocabulary, hidden = int(sys.argv[1]), 50_304, 64
+student, teacher = (LogitHead(nn.Linear(hidden, vocabulary, bias=False)) for _ in range(2))
+for count in (32, positions):  # the first is a rehearsal
+    x = torch.randn(count, hidden, requires_grad=True)
+    targets = torch.randint(0, vocabulary, (count,))
+    loss, _ = chunked_loss(x, targets, student, torch.randn(count, hidden), teacher)
+    loss.backward()
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
+"""
+
+
+def test_memory_does_not_grow_with_the_sequence() -> None:
+    """All logits of the longer one would be 2 x 412 MB."""
+    short, long = 256, 2048
+    peaks = [
+        int(subprocess.check_output([sys.executable, "-c", MEASURE, str(count)], text=True))
+        for count in (short, long)
+    ]
+    states = (long - short) * 64 * 4  # one set of hidden states
+    assert peaks[1] - peaks[0] < 8 * states + 16 * 2**20, peaks

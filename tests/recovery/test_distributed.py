@@ -1,0 +1,109 @@
+"""Two processes on gloo: the same curve as one, really sharded when asked, resumable."""
+
+import json
+import math
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import statetrim as st
+from helpers import recovery_worker, sharding_worker, tiny
+
+WORKER = Path(recovery_worker.__file__)
+SPLITTER = Path(sharding_worker.__file__)
+
+
+def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    command = [
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
+        "--master-addr", "127.0.0.1", "--master-port", str(port), *map(str, arguments),
+    ]  # fmt: skip
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+@pytest.fixture(scope="module")
+def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """`one` by this process; `ddp`, `fsdp` and `resumed` by two."""
+    root = tmp_path_factory.mktemp("runs")
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = st.prune(model, st.select(model, "l1", 6), out=root / "small")
+    st.recover(small, out=root / "one", **recovery_worker.options(str(model.path)))
+    done = launch(WORKER, model.path, small.path, root)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return root
+
+
+def losses(run: Path) -> torch.Tensor:
+    curve = json.loads((run / "statetrim" / "recover.json").read_text())["curve"]
+    assert [line["step"] for line in curve] == list(range(1, recovery_worker.STEPS + 1))
+    return torch.tensor([[line["loss"], line["ce"], line["kl"]] for line in curve])
+
+
+@pytest.mark.parametrize("run", ["ddp", "fsdp", "resumed"])
+def test_the_curve_is_that_of_one_process(run: str, runs: Path) -> None:
+    """To 1e-4; sums over two halves of a batch differ from one sum in the last digits."""
+    torch.testing.assert_close(losses(runs / run), losses(runs / "one"), rtol=0, atol=1e-4)
+    for file in sorted((runs / "one").glob("*.safetensors")):
+        ours, theirs = load_file(runs / run / file.name), load_file(file)
+        for name, value in theirs.items():
+            torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_models_and_optimizer_are_really_sharded(runs: Path) -> None:
+    for rank in (0, 1):
+        counts = json.loads((runs / f"counts-{rank}.json").read_text())
+        assert counts["world"] == 2
+        for name in ("student", "teacher", "adam"):
+            tensors, shards, local, everything = counts[name]
+            assert tensors == shards > 0, f"every tensor of {name} is a shard"
+            # One that has a single row stays with one process.
+            assert 0.3 * everything < local < 0.7 * everything, counts[name]
+
+
+def test_no_process_holds_more_than_a_layer_while_models_are_read(
+    runs: Path, checkpoint: Any
+) -> None:
+    """Or embeddings, last norm and head, which come last."""
+    sizes: dict[str, int] = {}
+    for name, (_, tensor) in st.open(checkpoint("qwen3_5_text")).tensors.items():
+        layer = re.search(r"layers\.(\d+)\.", name)
+        part = layer.group(1) if layer else "rest"
+        sizes[part] = sizes.get(part, 0) + math.prod(tensor.shape)
+    for rank in (0, 1):
+        held = json.loads((runs / f"counts-{rank}.json").read_text())["whole"]
+        assert 0 < held <= max(sizes.values()) < sum(sizes.values()) / 2
+
+
+def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
+    """The same hidden states and head as the model read whole, tied to the embeddings or not."""
+    models = {model_type: str(checkpoint(model_type)) for model_type in tiny.MODEL_TYPES}
+    done = launch(SPLITTER, tmp_path / "report", *models.values())
+    assert done.returncode == 0, done.stderr[-3000:]
+    for rank in (0, 1):
+        report = json.loads((tmp_path / f"report-{rank}.json").read_text())
+        assert len(report) == len(models)
+        for path, found in report.items():
+            assert found["hidden"] < 1e-5 and found["head"] == 0 and found["whole"] == 0, path
+        assert {found["tied"] for found in report.values()} == {True, False}
+
+
+def test_processes_must_divide_the_batch(runs: Path, checkpoint: Any) -> None:
+    model, text = checkpoint("qwen3_5_text"), runs / "text.txt"
+    text.write_text("w1 w2 w3 " * 100)
+    command = ["-m", "statetrim", "recover", runs / "small", "--teacher", model, "--text", text]
+    done = launch(*command, "--tokens", 60, "--length", 20, "--batch-size", 3, "-o", runs / "odd")
+    assert done.returncode != 0
+    assert "a batch of 3 sequences cannot be shared by 2 processes" in done.stderr
+    assert not (runs / "odd").exists() and not (runs / "odd.partial").exists()

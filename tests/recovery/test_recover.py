@@ -1,0 +1,518 @@
+"""Recovery on every runnable family; what it trains, what it writes, and what it refuses."""
+
+import copy
+import io
+import json
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, run
+from statetrim.console import recover as recovery_console
+from statetrim.families.delta_net import DeltaNet
+from statetrim.recovery import trainer as training
+from statetrim.recovery.adapters import attach
+from statetrim.recovery.logit_head import head_of
+from statetrim.recovery.progress import Moment
+from statetrim.storage.text import Sequences
+
+KEEP = 6
+QUICK: dict[str, Any] = {"batch_size": 4, "learning_rate": 1e-2}
+
+
+@pytest.fixture(autouse=True)
+def quiet() -> Iterator[None]:
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def pair(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
+    """A tiny model and its pruned form."""
+    root = tmp_path_factory.mktemp("pruned")
+    known: dict[str, tuple[st.Checkpoint, st.Checkpoint]] = {}
+
+    def get(model_type: str) -> tuple[st.Checkpoint, st.Checkpoint]:
+        if model_type not in known:
+            model = st.open(checkpoint(model_type))
+            plan = st.select(model, "l1", KEEP)
+            known[model_type] = model, st.prune(model, plan, out=root / model_type)
+        return known[model_type]
+
+    return get
+
+
+def rehearsal(steps: int = 6, batch: int = 4, length: int = 24) -> Sequences:
+    """The same batch again and again, so that a loss must fall."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, tiny.VOCABULARY, (batch, length), generator=generator).int()
+    return Sequences(ids.repeat(steps, 1), {"digest": f"{steps} x {batch} x {length}"})
+
+
+def tensors(directory: Path) -> dict[str, Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def record(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
+    return found
+
+
+# --- every family --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_recovery_ends_in_a_stock_checkpoint(
+    model_type: str, pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, small = pair(model_type)
+    ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+    unmerged: list[Tensor] = []
+    real = training.RecoveryTrainer.trained
+
+    def listen(self: Any) -> dict[str, Tensor]:
+        student = precise(copy.deepcopy(self.model.student))
+        with torch.no_grad():
+            unmerged.append(student(input_ids=ids, use_cache=False).logits)
+        return real(self)
+
+    monkeypatch.setattr(training.RecoveryTrainer, "trained", listen)
+    steps = 3 if model_type.startswith("qwen4") else 6  # its hyper-connections are slow here
+    out = tmp_path / "out"
+    st.recover(small, teacher=model, text=rehearsal(steps), out=out, **QUICK)
+
+    curve = record(out)["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"]
+    assert {"step", "tokens", "loss", "ce", "kl", "learning_rate"} == set(curve[0])
+
+    stock, info = tiny.stock_class(model_type).from_pretrained(out, output_loading_info=True)
+    assert not any(info[kind] for kind in ("missing_keys", "unexpected_keys", "mismatched_keys"))
+    with torch.no_grad():
+        merged = precise(stock)(input_ids=ids, use_cache=False).logits
+    assert (merged - unmerged[-1]).norm() < 1e-5 * merged.norm()
+
+    before, after = tensors(small.path), tensors(out)
+    assert list(before) == list(after)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == set(record(out)["trained_tensors"]) == expected_changes(small)
+    for file in small.path.glob("*.safetensors"):  # names, order and sizes: the same headers
+        length = 8 + int.from_bytes(file.read_bytes()[:8], "little")
+        assert (out / file.name).read_bytes()[:length] == file.read_bytes()[:length]
+    for name in ("config.json", "tokenizer.json", "statetrim/prune.json", "statetrim/plan.json"):
+        assert (out / name).read_bytes() == (small.path / name).read_bytes()
+    assert "## Recovery" in (out / "README.md").read_text()
+
+
+def precise(live: Any) -> Any:
+    """In float64, so that only the rounding of the merged weights is left; experts run in less."""
+    experts = any(name.endswith("experts") for name, _ in live.named_modules())
+    return live.eval() if experts else live.double().eval()
+
+
+def expected_changes(small: st.Checkpoint) -> set[str]:
+    """By name alone: matrices and convolutions under a mixer's prefix, not its norms and decays."""
+    leaves = {template.rpartition(".")[2] for template in small.family.mixers}
+    found = set()
+    for name in small.tensors:
+        parts = name.split(".")
+        home = next((i for i, part in enumerate(parts) if part in leaves), None)
+        if home is None or "layers" not in parts or "visual" in parts:
+            continue
+        if int(parts[parts.index("layers") + 1]) not in small.geometry.layers:
+            continue
+        leaf = ".".join(parts[home + 1 :])
+        if (leaf.endswith("weight") and ("proj" in leaf or "conv" in leaf)) or (
+            "conv" in leaf and leaf.endswith("bias")
+        ):
+            found.add(name)
+    return found
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any) -> None:
+    """granitemoehybrid divides its logits and falcon_h1 multiplies them; here by much."""
+    live = st.load(checkpoint(model_type))
+    if model_type == "granitemoehybrid":
+        live.config.logits_scaling = 8.0
+    if model_type == "falcon_h1":
+        live.model.lm_head_multiplier = live.config.lm_head_multiplier = 0.25
+    head = head_of(live)
+    ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        hidden = live.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        ours = head.logits(hidden, head.weight, head.bias)
+        torch.testing.assert_close(ours, live(input_ids=ids, use_cache=False).logits)
+
+
+def test_an_unknown_way_to_logits_is_refused(checkpoint: Any) -> None:
+    live = st.load(checkpoint("granitemoehybrid"))
+    real = live.forward
+
+    def squared(**inputs: Any) -> Any:
+        result = real(**inputs)
+        result.logits = result.logits.square()
+        return result
+
+    live.forward = squared
+    with pytest.raises(st.StatetrimError, match="in a way that statetrim does not know"):
+        head_of(live)
+
+
+# --- what is trained -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", ["delta_net", "kda", "qwen3_next", "olmo_hybrid", "bamba"])
+def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None:
+    model = st.open(checkpoint(model_type))
+    live = st.load(model)
+    coverage = attach(live, model, rank=4, alpha=8, also=("softmax", "mlp")).coverage
+    assert coverage.layers == len(model.geometry.layers)
+    adapted = [name for name, _ in live.named_modules() if name.endswith("lora_A")]
+    assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]
+    assert coverage.softmax[0] == coverage.softmax[1] and coverage.mlp[0] == coverage.mlp[1] > 0
+    trained = [p for p in live.parameters() if p.requires_grad]
+    assert coverage.trained_parameters == sum(p.numel() for p in trained)
+    assert all(p.dtype == torch.float32 for p in trained)
+
+
+def test_a_projection_that_the_family_does_not_list_is_refused(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = st.open(checkpoint("delta_net"))
+    monkeypatch.setattr(DeltaNet, "projections", ("q_proj", "k_proj", "v_proj", "o_proj"))
+    with pytest.raises(st.StatetrimError, match=r"would miss the linear module .*attn\.b_proj"):
+        attach(st.load(model), model, rank=4, alpha=8)
+
+
+def test_an_adapter_that_a_kernel_reads_past_is_refused(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a fused kernel does that is given `o_proj.weight`."""
+    from statetrim.portable.mixer import Mixer
+
+    def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
+        q, k, v, _ = self._projections(hidden_states, None, None)
+        o, _ = self.recur(hidden_states, q, k, v, None, None)
+        return self.read_out(hidden_states, o).flatten(2) @ self.o_proj.weight.mT
+
+    monkeypatch.setattr(Mixer, "forward", forward)
+    model, small = pair("delta_net")
+    with pytest.raises(st.StatetrimError, match="4 trained parameters take no part in the loss"):
+        st.recover(small, teacher=model, text=rehearsal(), out=tmp_path / "out", **QUICK)
+
+
+def test_softmax_and_mlp_are_adapted_when_asked(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("qwen3_5_text")
+    out = tmp_path / "out"
+    also = ("softmax", "mlp")
+    st.recover(small, teacher=model, text=rehearsal(2), out=out, also=also, **QUICK)
+    before, after = tensors(small.path), tensors(out)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert any("self_attn.q_proj" in name for name in changed)
+    assert any("mlp.down_proj" in name for name in changed)
+    assert not any("norm" in name or "embed" in name or "lm_head" in name for name in changed)
+
+
+def test_a_bfloat16_model_is_trained_in_float32(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, small = (stored_as_bfloat16(m, tmp_path / str(n)) for n, m in enumerate(pair("kda")))
+    seen: list[Any] = []
+    real = training.RecoveryTrainer.trained
+
+    def listen(self: Any) -> dict[str, Tensor]:
+        seen.append(real(self))
+        return seen[-1]  # type: ignore[no-any-return]
+
+    monkeypatch.setattr(training.RecoveryTrainer, "trained", listen)
+    out = tmp_path / "out"
+    st.recover(small, teacher=model, text=rehearsal(), out=out, **QUICK)
+    assert {value.dtype for value in seen[-1].values()} == {torch.float32}
+    assert any("conv" in name for name in seen[-1])
+    curve = record(out)["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"]
+    assert {value.dtype for value in tensors(out).values()} == {torch.bfloat16}
+
+
+def stored_as_bfloat16(model: st.Checkpoint, directory: Path) -> st.Checkpoint:
+    directory.mkdir()
+    for file in model.path.iterdir():
+        if file.suffix == ".safetensors":
+            values = {name: value.bfloat16() for name, value in load_file(file).items()}
+            save_file(values, directory / file.name, {"format": "pt"})
+        elif file.is_file():
+            (directory / file.name).write_bytes(file.read_bytes())
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
+    return st.open(directory)
+
+
+# --- ways to train -------------------------------------------------------------------------------
+
+
+def test_micro_batches_and_gradient_checkpointing_change_nothing(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("qwen3_5_text")
+    ways: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"gradient_checkpointing": True}]
+    curves = []
+    for number, way in enumerate(ways):
+        out = tmp_path / str(number)
+        st.recover(small, teacher=model, text=rehearsal(3), out=out, **QUICK, **way)
+        curves.append(torch.tensor([line["loss"] for line in record(out)["curve"]]))
+    for curve in curves[1:]:
+        torch.testing.assert_close(curve, curves[0], rtol=1e-5, atol=1e-5)
+
+
+def test_mixed_precision(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("delta_net")
+    out = tmp_path / "out"
+    st.recover(small, teacher=model, text=rehearsal(), out=out, mixed_precision=True, **QUICK)
+    curve = record(out)["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"]
+
+
+def test_without_a_teacher_the_loss_is_cross_entropy(pair: Any, tmp_path: Path) -> None:
+    _, small = pair("delta_net")
+    out = tmp_path / "out"
+    st.recover(small, text=rehearsal(), out=out, **QUICK)
+    curve = record(out)["curve"]
+    assert all(line["kl"] == 0 and line["loss"] == line["ce"] for line in curve)
+    assert curve[-1]["loss"] < curve[0]["loss"]
+    ids = rehearsal().ids[:4].long()
+    with torch.no_grad():
+        expected = tiny.stock_class("delta_net").from_pretrained(small.path)(ids, labels=ids).loss
+    assert curve[0]["loss"] == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_the_control_is_the_original_under_the_same_recovery(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("delta_net")
+    out = tmp_path / "out"
+    got = st.recover(small, teacher=model, text=rehearsal(), out=out, control=True, **QUICK)
+    assert got.geometry == model.geometry
+    curve = record(out)["curve"]
+    assert curve[0]["kl"] == pytest.approx(0, abs=1e-6) and curve[-1]["kl"] > 1e-6
+    assert record(out)["student"] == record(out)["teacher"] == model.digest
+
+
+@pytest.mark.parametrize("model_type", ["delta_net", "olmo_hybrid", "qwen3_5_moe", "bamba"])
+def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Path) -> None:
+    model, small = pair(model_type)
+    out = tmp_path / "out"
+    st.recover(small, teacher=model, text=rehearsal(), out=out, layerwise=True, **QUICK)
+    curve = record(out)["curve"]
+    for layer in small.geometry.layers:
+        losses = [line["loss"] for line in curve if line["layer"] == layer]
+        assert losses[-1] < 0.8 * losses[0]
+    before, after = tensors(small.path), tensors(out)
+    changed = {name for name in before if not torch.equal(before[name], after[name])}
+    assert changed == expected_changes(small)
+    # The first loss by hand: both mixers on the original's own input, from whole models.
+    expected = mixer_error(model, small, rehearsal().ids[:4].long())
+    for layer, error in expected.items():
+        first = next(line["loss"] for line in curve if line["layer"] == layer)
+        assert first == pytest.approx(error, rel=1e-4)
+
+
+def mixer_error(model: st.Checkpoint, small: st.Checkpoint, ids: Tensor) -> dict[int, float]:
+    from statetrim.runtime.kernel_hooks import mixers
+
+    original, pruned = st.load(model), st.load(small)
+    theirs, errors = mixers(pruned, small), dict[int, float]()
+
+    def listen(layer: int) -> Any:
+        def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
+            with torch.no_grad():
+                ours = theirs[layer](*args, **kwargs)
+            wanted, got = (x[0] if isinstance(x, tuple) else x for x in (result, ours))
+            errors[layer] = float((got - wanted).square().mean() / wanted.square().mean())
+
+        return hook
+
+    for layer, mixer in mixers(original, model).items():
+        mixer.register_forward_hook(listen(layer), with_kwargs=True)
+    with torch.no_grad():
+        original(input_ids=ids, use_cache=False)
+    return errors
+
+
+def test_layerwise_goes_on_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("bamba")
+    options: dict[str, Any] = {"teacher": model, "text": rehearsal(), "layerwise": True, **QUICK}
+    st.recover(small, out=tmp_path / "whole", **options)
+
+    def stop(moment: Any) -> None:
+        if moment.label == "layer 2" and moment.step == 3:
+            raise KeyboardInterrupt
+
+    out = tmp_path / "out"
+    with pytest.raises(KeyboardInterrupt):
+        st.recover(small, out=out, progress=stop, **options)
+    labels: list[str] = []
+    st.recover(small, out=out, resume=True, progress=lambda m: labels.append(m.label), **options)
+    assert set(labels) == {"layer 2"}
+    for file in (tmp_path / "whole").rglob("*"):
+        if file.is_file():
+            assert (out / file.relative_to(tmp_path / "whole")).read_bytes() == file.read_bytes()
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"batch_size": 1000}, "do not fill a batch of 1000"),
+        ({"micro_batch": 3}, "cannot be shared by 1 processes that each run 3"),
+        ({"learning_rate": 2.0}, "must fall from below 1"),
+        ({"rank": 0}, "must be positive"),
+        ({"control": True, "teacher": None}, "give it as --teacher"),
+        ({"layerwise": True, "teacher": None}, "needs a teacher"),
+        ({"also": ("norms",)}, "choose from softmax, mlp"),
+        ({"shard": True}, "needs several processes"),
+    ],
+    ids=lambda value: "" if isinstance(value, str) else "+".join(value),
+)
+def test_what_cannot_be_done_is_one_sentence(
+    options: dict[str, Any], says: str, pair: Any, tmp_path: Path
+) -> None:
+    model, small = pair("delta_net")
+    whole = {"teacher": model, "text": rehearsal(), **QUICK, **options}
+    with pytest.raises(st.StatetrimError, match=says):
+        st.recover(small, out=tmp_path / "out", **whole)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_launch_that_asks_accelerate_to_shard_is_refused(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On CPUs accelerate's FSDP2 silently does nothing."""
+    model, small = pair("delta_net")
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    with pytest.raises(st.StatetrimError, match="add --shard"):
+        st.recover(small, teacher=model, text=rehearsal(), out=tmp_path / "out", **QUICK)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_size_without_a_launch_is_no_launch(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some containers set it for everybody."""
+    model, small = pair("delta_net")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(st.StatetrimError, match="needs several processes"):
+        st.recover(
+            small, teacher=model, text=rehearsal(), out=tmp_path / "out", shard=True, **QUICK
+        )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_stranger_s_teacher_is_refused(pair: Any, checkpoint: Any, tmp_path: Path) -> None:
+    _, small = pair("delta_net")
+    text = str(tiny.write_text(tmp_path / "words.jsonl", 400))
+    teacher = shutil.copytree(checkpoint("delta_net"), tmp_path / "teacher")
+    words = json.loads((teacher / "tokenizer.json").read_text())
+    vocabulary = words["model"]["vocab"]
+    vocabulary["w1"], vocabulary["w2"] = vocabulary["w2"], vocabulary["w1"]
+    (teacher / "tokenizer.json").write_text(json.dumps(words))
+    command = ["recover", str(small.path), "--teacher", str(teacher), "--text", text]
+    sizes = ["--tokens", "64", "--length", "16", "--batch-size", "2", "-o", str(tmp_path / "o")]
+    code, err, out = run([*command, *sizes])
+    check_refusal(code, err, out, "different tokenizers")
+    assert not list(tmp_path.glob("o*"))
+
+
+def test_an_unknown_tracker_is_one_sentence(pair: Any, tmp_path: Path) -> None:
+    _, small = pair("delta_net")
+    with pytest.raises(st.StatetrimError, match="cannot be reported as asked: diary is not"):
+        st.recover(small, text=rehearsal(1), out=tmp_path / "out", report_to=["diary"], **QUICK)
+
+
+def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    screen = io.StringIO()
+    terminal = Console(file=screen, force_terminal=True, width=120)
+    monkeypatch.setattr(recovery_console, "_err", terminal)
+    with recovery_console.training_progress() as (_, update):
+        for step in range(1, 5):
+            update(Moment(step, 8, 1000 * step, 1.2345))
+            time.sleep(0.2)
+    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", shown), shown
+
+
+def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> None:
+    _, small = pair("delta_net")
+    seeds = {}
+    for generation in range(3):
+        out = tmp_path / f"out{generation}"
+        small = st.recover(small, text=rehearsal(1), out=out, seed=generation, **QUICK)
+    for name in ("recover.json", "source_recover.json", "source_source_recover.json"):
+        seeds[name] = json.loads((out / "statetrim" / name).read_text())["options"]["seed"]
+    assert list(seeds.values()) == [2, 1, 0]
+
+
+def test_a_tracker_is_told_every_step_and_what_it_wrote_stays(pair: Any, tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    _, small = pair("delta_net")
+    out = tmp_path / "out"
+    st.recover(small, text=rehearsal(3), out=out, report_to=["tensorboard"], **QUICK)
+    (events,) = (out / "statetrim").rglob("*tfevents*")
+    told = EventAccumulator(str(events))
+    told.Reload()
+    losses = [scalar.value for scalar in told.Scalars("train/loss")]
+    assert losses == pytest.approx([line["loss"] for line in record(out)["curve"]], rel=1e-6)
+    assert not (out / "training").exists() and not list((out / "statetrim").rglob("checkpoint-*"))
+
+
+def test_a_disk_that_will_be_full_is_noticed_first(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, small = pair("delta_net")
+    usage = shutil.disk_usage("/")._replace(free=1000)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(OSError, match="the result will need"):
+        st.recover(small, text=rehearsal(1), out=tmp_path / "out", **QUICK)
+
+
+def test_loss_that_is_not_a_number_ends_the_run(
+    pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.recovery import distillation
+
+    real = distillation.chunked_loss
+
+    def spoiled(*args: Any) -> Any:
+        loss, parts = real(*args)
+        return loss * torch.nan, parts
+
+    monkeypatch.setattr(distillation, "chunked_loss", spoiled)
+    _, small = pair("delta_net")
+    with pytest.raises(st.StatetrimError, match="the loss of step 1 is not a number"):
+        st.recover(small, text=rehearsal(1), out=tmp_path / "out", **QUICK)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rerun_of_a_finished_run_does_nothing(pair: Any, tmp_path: Path) -> None:
+    model, small = pair("delta_net")
+    out = tmp_path / "out"
+    options: dict[str, Any] = {"teacher": model, "text": rehearsal(2), "out": out, **QUICK}
+    st.recover(small, **options)
+    moments: list[Any] = []
+    st.recover(small, **options, progress=moments.append)
+    assert not moments

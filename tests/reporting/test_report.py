@@ -1,0 +1,386 @@
+"""The report: what it shows is in the artifacts, and nothing in an artifact can act in the page."""
+
+import base64
+import json
+import re
+import shutil
+import subprocess
+import sys
+import zlib
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from statetrim.reporting.charts import Point, Series, bitmap, interval_chart, line_chart
+from statetrim.reporting.findings import gather
+from statetrim.reporting.report import compose
+
+EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+NASTY = "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
+VOID = {"meta", "img"}
+ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json",
+       "timings.json", "recover.json", "refit.json", "trim.json")  # fmt: skip
+
+
+class Page(HTMLParser):
+    """Every tag that opens, whether tags nest, and the text."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+@pytest.fixture(scope="module")
+def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
+    """MODEL, SMALL, plan, analysis, scores, recovery, sweep, in one directory."""
+    folder = tmp_path_factory.mktemp("report")
+    shutil.copytree(checkpoint("qwen3_5_text"), folder / "MODEL")
+    tiny.write_text(folder / "text.jsonl", 2**12)
+    model = st.open(folder / "MODEL")
+    plan = st.select(model, "rand", keep=6)
+    plan.save(folder / "plan.json")
+    small = st.prune(model, plan, folder / "SMALL")
+    heard = st.analyze(
+        small, folder / "text.jsonl", tokens=256, length=128, burn_in=64, baseline=model
+    )
+    heard.save(folder / "analysis.json")
+    write_scores(folder / "scores.json")
+    sweep = {
+        "format": "statetrim sweep",
+        "version": 1,
+        "model": "MODEL",
+        "lineage": {},
+        "points": [
+            {
+                "keep": keep,
+                "keep_values": 8,
+                "method": method,
+                "state_bytes": keep * 2**20,
+                "scores": {
+                    "mqar accuracy": measured(0.5, 0.4, None, "share"),
+                    "agreement kl": measured(1 / keep, 0.9 / keep, 1.1 / keep, "nats"),
+                },
+            }
+            for keep in (4, 6, 8)
+            for method in ("rand", "drrqr")
+        ],
+    }
+    (folder / "sweep.json").write_text(json.dumps(sweep))
+    write_records(folder, "MODEL")
+    return folder
+
+
+def measured(value: Any, low: Any, high: Any, unit: str) -> dict[str, Any]:
+    return {"value": value, "low": low, "high": high, "unit": unit, "higher_is_better": True}
+
+
+def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
+    """What benchmark, recover and trim write, with `text` wherever there is text."""
+    timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
+    timing |= {"spread": None, "ratio": 0.5, "ratio_spread": None}
+    infinite = timing | {"value": "inf", "ratio": "nan"}
+    records = {
+        "timings": {"models": [text], "records": [timing, infinite], "lineage": {"x": text}},
+        "recover": {
+            "options": {text: text},
+            "curve": [{"step": n, "loss": 2.0 - n, "ce": 1.0, "kl": 1.0} for n in (0, 1)]
+            + [{"step": step}, []],
+        },
+        "refit": {"layers": {"0": {"before": 0.5, "after": 0.25, text: text}, text: [1]}},
+        "trim": {"warnings": [text, 3], "checks": {"sliced_against_masked": 1e-7, text: text}},
+    }
+    for name, record in records.items():
+        content = {"format": f"statetrim {name}", "version": 1, "statetrim": text, **record}
+        (folder / f"{name}.json").write_text(json.dumps(content))
+    return [folder / f"{name}.json" for name in records]
+
+
+def write_scores(path: Path, name: str = "SMALL", task: str = "mqar") -> None:
+    records = [
+        {
+            "model": model,
+            "task": task,
+            "metric": "accuracy",
+            "unit": "share",
+            "higher_is_better": True,
+            "samples": samples,
+            "weights": None,
+        }
+        for model, samples in (("MODEL", [1.0] * 8), (name, [1.0, 0.0] * 4))
+    ]
+    content = {"format": 1, "models": ["MODEL", name], "scores": records, "lineage": {}}
+    path.write_text(json.dumps(content))
+
+
+@pytest.fixture(scope="module")
+def full(artifacts: Path, tmp_path_factory: Any) -> Path:
+    return st.report([artifacts / n for n in ALL], tmp_path_factory.mktemp("out") / "report")
+
+
+def check_page(html: str) -> Page:
+    """What must hold of every report, whoever made its artifacts."""
+    page = Page(html)
+    assert not page.open
+    assert {tag for tag, _ in page.tags}.isdisjoint(
+        {"script", "link", "iframe", "object", "embed", "form", "base", "video", "use", "image"}
+    )
+    identifiers = [a["id"] for _, a in page.tags if "id" in a]
+    assert len(identifiers) == len(set(identifiers))
+    for tag, attributes in page.tags:
+        assert not any(name.startswith("on") or name == "style" for name in attributes), tag
+        for name in ("src", "href", "data", "action", "xlink:href"):
+            value = attributes.get(name)
+            if value is not None:
+                assert value.startswith(("#", "data:image/png;base64,")), value
+        if tag == "img":
+            assert attributes["alt"]
+        if tag == "svg":
+            assert attributes["role"] == "img" and attributes["aria-label"]
+    assert "url(" not in html and "@import" not in html
+    assert len(html.encode()) < 2_000_000
+    return page
+
+
+def test_the_page_needs_nothing_else(full: Path) -> None:
+    page = check_page(full.read_text())
+    policy = next(a["content"] for t, a in page.tags if a.get("http-equiv"))
+    assert policy is not None and policy.startswith("default-src 'none'")
+    headings = [a["id"] for t, a in page.tags if t == "h2"]
+    assert headings == [
+        "what-was-cut", "state-before-and-after", "quality", "quality-against-state-size",
+        "how-full-the-state-is", "speed", "where-it-runs", "recovery", "how-to-reproduce-it",
+        "lineage",
+    ]  # fmt: skip
+
+
+def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None:
+    before, after = st.open(artifacts / "MODEL"), st.open(artifacts / "SMALL")
+    text = Page(full.read_text()).text
+    for model in (before, after):
+        assert f"{model.geometry.state_numel * 4 / 1024:,.1f} KiB" in text
+        assert f"{model.parameters:,}" in text
+    assert "100.0% → 50.0%" in text
+    assert "loss of 50.00" in text
+    assert "2.5 (0.50x)" in text
+    assert "Warning: MODEL." in text and "1.0e-07" in text
+    assert "0.1667 to" not in text and "0.15 to 0.1833" in text  # an interval of the sweep
+    kept = st.Plan.load(artifacts / "plan.json").kept[0][0].tolist()
+    shown = re.search(r"\| 0 \| 0 \| ([-0-9, ]+) \|", full.with_suffix(".md").read_text())
+    assert shown
+    ends = [run.split("-") for run in shown[1].split(", ")]
+    assert [n for run in ends for n in range(int(run[0]), int(run[-1]) + 1)] == kept
+
+
+def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> None:
+    page = st.report([artifacts / "plan.json"], tmp_path / "out")
+    check_page(page.read_text())
+    text = page.with_suffix(".md").read_text()
+    for command in ("evaluate", "analyze", "benchmark", "recover", "trim MODEL --sweep", "report"):
+        assert f"statetrim {command}" in text, command
+
+
+def test_a_picture_of_kept_channels_has_their_bits() -> None:
+    mask = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 1, 0], [0] * 10], dtype=torch.bool)
+    png = base64.b64decode(bitmap(mask, "alt").partition("base64,")[2].partition('"')[0])
+    start = png.index(b"IDAT")
+    length = int.from_bytes(png[start - 4 : start], "big")
+    rows = zlib.decompress(png[start + 4 : start + 4 + length])
+    width = 1 + 2  # filter byte, ten bits
+    assert rows[:width] == bytes([0, 0b10011000, 0b10000000])
+    assert len(rows) % width == 0
+
+
+@pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 0.0, 3.0])
+def test_charts_stand_any_number(value: float) -> None:
+    for log in (False, True):
+        chart = line_chart(
+            [Series("a", [Point(value, value), Point(1.0, 1e-12)])], "t", x="x", y="y", log=log
+        )
+        assert "nan" not in chart and "inf" not in chart
+    assert "nan" not in interval_chart([("a", value, value, value)], "t", "x")
+
+
+def hostile(artifacts: Path, folder: Path) -> list[Path]:
+    """The same artifacts with something to run in every text field."""
+    plan = json.loads((artifacts / "plan.json").read_text())
+    plan |= {"method": NASTY, "requested": NASTY, "options": {NASTY: NASTY}}
+    plan["lineage"] |= {
+        "statetrim": NASTY,
+        "source": NASTY,
+        "statistics": {"data": [{"text": NASTY, "count": 1, "length": 2, "skip": NASTY}]},
+    }
+    (folder / "plan.json").write_text(json.dumps(plan))
+    write_scores(folder / "scores.json", name=NASTY, task=NASTY)
+    point = {"keep": NASTY, "keep_values": NASTY, "method": NASTY, "state_bytes": 10}
+    points = [
+        point | {"scores": {NASTY: measured(1.0, NASTY, 2.0, NASTY), "x": measured("1", 0, 1, "")}},
+        point | {"state_bytes": "x", "scores": {}},
+    ]
+    sweep = {"format": "statetrim sweep", "version": 1, "model": NASTY, "points": points}
+    (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))
+    write_records(folder, NASTY, 10**400)
+    return sorted(folder.glob("*.json"))
+
+
+def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
+    page = st.report(hostile(artifacts, tmp_path), tmp_path / "out")
+    html = page.read_text()
+    check_page(html)
+    assert "alert(1)" in html  # shown, as text
+    for line in page.with_suffix(".md").read_text().splitlines():
+        if "alert(1)" in line and not line.startswith("    "):  # code is inert by itself
+            assert not re.search(r"(?<!\\)[<>`]", line.removeprefix("> ")), line
+            assert not line.startswith("# a")
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"models": []}, "not what statetrim evaluate writes"),
+        ({"models": "ab"}, "not what statetrim evaluate writes"),
+        ({"scores": [{}]}, "not what statetrim evaluate writes"),
+        ({"scores": 3}, "not what statetrim evaluate writes"),
+        ({"format": "statetrim plam"}, "no artifact a report knows"),
+        ({"format": True}, "no artifact a report knows"),
+        ({"format": ["x"]}, "no artifact a report knows"),
+    ],
+)
+def test_spoiled_artifacts_end_in_a_sentence(
+    change: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    write_scores(tmp_path / "scores.json")
+    content = json.loads((tmp_path / "scores.json").read_text()) | change
+    (tmp_path / "scores.json").write_text(json.dumps(content))
+    with pytest.raises(st.StatetrimError, match=said):
+        st.report([tmp_path / "scores.json"], tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("samples", [["a"], [], [True], None, [[1.0]], [1e301]])
+def test_spoiled_samples_end_in_a_sentence(samples: Any, tmp_path: Path) -> None:
+    write_scores(tmp_path / "scores.json")
+    content = json.loads((tmp_path / "scores.json").read_text())
+    content["scores"][1]["samples"] = samples
+    (tmp_path / "scores.json").write_text(json.dumps(content))
+    with pytest.raises(st.StatetrimError, match="not what statetrim evaluate writes"):
+        gather([tmp_path / "scores.json"])
+
+
+def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) -> None:
+    other = json.loads((artifacts / "plan.json").read_text())
+    kept = other["kept"]["0"][0]
+    kept[:] = sorted(set(range(12)) - set(kept))[: len(kept)]
+    (tmp_path / "plan.json").write_text(json.dumps(other))
+    with pytest.raises(st.StatetrimError, match="is not the plan that"):
+        gather([artifacts / "SMALL", tmp_path / "plan.json"])
+    with pytest.raises(st.StatetrimError, match="both plans"):
+        gather([artifacts / "plan.json", tmp_path / "plan.json"])
+    other["lineage"]["source"] = "0" * 64
+    (tmp_path / "plan.json").write_text(json.dumps(other))
+    found = gather([artifacts / "MODEL", tmp_path / "plan.json"])
+    assert "do not belong together" in compose(found).as_markdown()
+
+
+def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
+    """As after a recovery, which copies what stands beside the weights."""
+    shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
+    small, content = (
+        st.open(tmp_path / "SMALL"),
+        json.loads((artifacts / "scores.json").read_text()),
+    )
+    inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
+    for scored, said in (([small.fingerprint], False), (["0" * 64], True)):
+        inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
+        within = compose(gather([tmp_path / "SMALL"])).as_markdown()
+        assert ("Quality was not measured" in within) is said  # left out when not its own
+        shutil.copy(inner, tmp_path / "scores.json")
+        given = compose(gather([tmp_path / "SMALL", tmp_path / "scores.json"])).as_markdown()
+        assert ("scores are of other weights" in given) is said  # shown, with a warning
+
+
+def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
+    model = st.open(artifacts / "MODEL")
+    plan = st.select(model, keep_values=4, value_method="rand", seed=3)
+    plan.save(tmp_path / "plan.json")
+    page = st.report([artifacts / "MODEL", tmp_path / "plan.json"], tmp_path / "out")
+    html = page.read_text()
+    check_page(html)
+    assert "kept value channels" in html and "kept key/query channels" not in html
+    assert "--keep-values 4 --value-method rand" in html and "--keep all" not in html
+
+
+def test_nothing_is_overwritten(artifacts: Path, tmp_path: Path) -> None:
+    page = st.report([artifacts / "plan.json"], tmp_path / "out")
+    stood = page.read_bytes()
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        st.report([artifacts / "SMALL"], tmp_path / "out")
+    assert page.read_bytes() == stood
+
+
+def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Path) -> None:
+    shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
+    record = tmp_path / "SMALL" / "statetrim" / "prune.json"
+    record.rename(tmp_path / "elsewhere.json")
+    record.symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(st.StatetrimError, match="leads out"):
+        gather([tmp_path / "SMALL"])
+
+
+def test_a_large_plan_still_fits_in_two_megabytes(tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    kept = {
+        layer: torch.rand(64, 256, generator=generator).argsort(1)[:, :128].sort(1).values
+        for layer in range(96)
+    }
+    st.Plan(kept, "128", "rand", lineage={"source": "x"}).save(tmp_path / "plan.json")
+    page = st.report([tmp_path / "plan.json"], tmp_path / "out")
+    check_page(page.read_text())
+
+
+def test_the_command_line_makes_the_same_page(artifacts: Path, full: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "statetrim", "report", *(str(artifacts / n) for n in ALL)]
+    done = subprocess.run(
+        [*command, "-o", "out", "--json"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert json.loads(done.stdout) == {"html": "out/report.html", "markdown": "out/report.md"}
+    assert (tmp_path / "out" / "report.html").read_bytes() == full.read_bytes()
+
+
+def test_in_a_browser(
+    full: Path, artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Phone and desktop, light and dark: no request, no overflow, no serious fault by axe-core."""
+    pytest.importorskip("playwright")
+    pytest.importorskip("axe_playwright_python")
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import screenshots
+
+    if screenshots.chromium() is None:
+        pytest.skip("needs chromium")
+    nasty = st.report(hostile(artifacts, tmp_path), tmp_path / "out")
+    with screenshots.browser() as started:
+        assert list(screenshots.faults(started, full, None)) == []
+        assert list(screenshots.faults(started, nasty, None)) == []

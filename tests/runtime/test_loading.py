@@ -1,0 +1,90 @@
+"""Which runtime a model gets here, and that what is loaded is what was stored."""
+
+import json
+import logging
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from statetrim.runtime.loading import runtime_for
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU fla is chosen")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "runtime"),
+    [
+        ("delta_net", "portable"),
+        ("gated_deltanet", "portable"),
+        ("kda", "portable"),
+        ("qwen3_5_text", "transformers"),
+        ("olmo_hybrid", "transformers"),
+        ("mamba2", "transformers"),
+    ],
+)
+def test_the_runtime_is_chosen_and_said(
+    model_type: str, runtime: str, checkpoint: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="statetrim")
+    live = st.load(checkpoint(model_type))
+    assert live.statetrim_runtime.name == runtime
+    assert f"{model_type} runs in {runtime}" in caplog.text
+    home = "statetrim.portable" if runtime == "portable" else "transformers."
+    assert type(live).__module__.startswith(home)
+    ids = torch.randint(1, tiny.VOCABULARY, (1, 12))
+    with torch.no_grad():
+        assert live(input_ids=ids).logits.shape == (1, 12, tiny.VOCABULARY)
+
+
+def test_models_that_only_fla_can_run_say_so() -> None:
+    for model_type in ("comba", "gla", "gated_deltaproduct"):
+        with pytest.raises(st.StatetrimError, match=f"{model_type} runs only in fla"):
+            runtime_for(model_type)
+
+
+def test_a_dtype_can_be_asked_for(checkpoint: Any) -> None:
+    assert st.load(checkpoint("delta_net")).dtype == torch.float32
+    assert st.load(checkpoint("delta_net"), dtype=torch.bfloat16).dtype == torch.bfloat16
+
+
+def test_a_missing_tensor_is_an_error_not_a_random_weight(checkpoint: Any, tmp_path: Path) -> None:
+    source = checkpoint("delta_net")
+    tensors = {k: v for file in source.glob("*.safetensors") for k, v in load_file(file).items()}
+    del tensors["model.norm.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    with pytest.raises(st.StatetrimError, match=r"1 missing tensors, the first is model\.norm"):
+        st.load(tmp_path)
+
+
+def test_an_option_the_runtime_lacks_is_one_sentence(checkpoint: Any, tmp_path: Path) -> None:
+    """An fla hybrid: portable has no softmax layers."""
+    copy = shutil.copytree(checkpoint("delta_net"), tmp_path / "hybrid")
+    config = json.loads((copy / "config.json").read_text())
+    config["attn"] = {"layers": [1], "num_heads": 4}
+    (copy / "config.json").write_text(json.dumps(config))
+    with pytest.raises(st.StatetrimError, match="does not load in portable: attn: softmax layers"):
+        st.load(copy)
+
+
+@pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla is an empty shell without triton")
+def test_an_installed_fla_does_not_break_models_on_the_cpu(checkpoint: Any) -> None:
+    """transformers would hand CPU tensors to fla's GPU kernels; and fla would replace mamba2."""
+    code = """
+import sys, torch, statetrim as st
+for path in sys.argv[1:]:
+    live = st.load(path)
+    live(input_ids=torch.ones(1, 80, dtype=torch.long))
+    assert type(live).__module__.startswith(("transformers.", "statetrim.")), type(live)
+assert "fla" not in sys.modules
+"""
+    paths = [str(checkpoint(name)) for name in ("qwen3_5_text", "mamba2", "gated_deltanet")]
+    subprocess.run([sys.executable, "-c", code, *paths], check=True, capture_output=True)

@@ -1,0 +1,123 @@
+"""The same seed gives the same plans on every run; permuted channels give permuted plans."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import statetrim as st
+from helpers import tiny
+from statetrim.methods import find_method, method_names
+
+KEEP = 5
+SEED = 3
+CALIBRATED = [name for name in method_names() if find_method(name).needs]
+CASES: list[tuple[str, dict[str, Any]]] = [
+    *((name, {}) for name in method_names("key")),
+    *((name, {"score": side}) for name in method_names("key") if name != "rand" for side in "qk"),
+    ("drrqr", {"normalized": True}),
+]
+
+Kept = list[list[list[int]]]  # layer, head, channel
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 1000)
+
+
+def plans(directory: Path, text: Path) -> list[Kept]:
+    """What every method keeps of keys, then of values, calibrated anew."""
+    model = st.open(directory)
+    heard = st.calibrate(model, text, methods=CALIBRATED, tokens=640, length=32)
+    found = [st.select(model, m, KEEP, seed=SEED, statistics=heard, **o) for m, o in CASES]
+    on_values = [
+        st.select(model, keep_values=KEEP, value_method=m, seed=SEED, statistics=heard)
+        for m in method_names("value")
+    ]
+    tables = [plan.kept for plan in found] + [plan.kept_values or {} for plan in on_values]
+    return [[kept.tolist() for kept in layers.values()] for layers in tables]
+
+
+ANOTHER_RUN = """
+import json, pathlib, sys
+sys.path[:0] = sys.argv[1:3]
+import test_determinism
+print(json.dumps(test_determinism.plans(*map(pathlib.Path, sys.argv[3:]))))
+"""
+
+
+@pytest.mark.parametrize("model_type", ["delta_net", "qwen3_5_text"])
+def test_every_run_gives_the_same_plans(model_type: str, checkpoint: Any, text: Path) -> None:
+    directory = checkpoint(model_type)
+    command = [sys.executable, "-c", ANOTHER_RUN, *Path(__file__).parents[:2], directory, text]
+    other = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
+    assert other.returncode == 0, other.stderr[-2000:]
+    assert json.loads(other.stdout.splitlines()[-1]) == plans(directory, text)
+
+
+def test_rand_repeats_from_the_seed_that_its_plan_saved(checkpoint: Any, tmp_path: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    first = st.select(model, "rand", KEEP, seed=11)
+    first.save(tmp_path / "plan.json")
+    saved = st.Plan.load(tmp_path / "plan.json")
+    again = st.select(model, saved.method, KEEP, seed=saved.seed)
+    other = st.select(model, saved.method, KEEP, seed=saved.seed + 1)
+    assert all(torch.equal(first.kept[i], again.kept[i]) for i in first.kept)
+    assert any(not torch.equal(first.kept[i], other.kept[i]) for i in first.kept)
+
+
+def permuted(source: Path, out: Path) -> dict[tuple[int, int], Tensor]:
+    """Write the delta_net in `source` with every head's q and k channels in an order of its own.
+
+    Returns the orders by layer and head: the new channel `i` is the old channel `order[i]`.
+    """
+    shutil.copytree(source, out)
+    geometry = st.open(source).geometry
+    heads, channels = geometry.num_k_heads, geometry.head_k_dim
+    generator = torch.Generator().manual_seed(5)
+    orders = {
+        (layer, head): torch.randperm(channels, generator=generator)
+        for layer in geometry.layers
+        for head in range(heads)
+    }
+    touched = 0
+    for path in out.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name, tensor in tensors.items():
+            _, _, rest = name.partition("layers.")
+            if any(part in rest for part in ("q_proj.", "k_proj.", "q_conv1d.", "k_conv1d.")):
+                layer = int(rest.partition(".")[0])
+                by_head = tensor.unflatten(0, (heads, channels))
+                rows = [by_head[head][orders[layer, head]] for head in range(heads)]
+                tensors[name] = torch.cat(rows)
+                touched += 1
+        save_file(tensors, path, metadata={"format": "pt"})
+    assert touched == 6 * len(geometry.layers), "two weights, two filters and two biases a layer"
+    return orders
+
+
+def test_permuting_a_models_channels_permutes_the_plans(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    source = checkpoint("delta_net")
+    orders = permuted(source, tmp_path / "permuted")
+    layers = st.open(source).geometry.layers
+    before, after = plans(source, text), plans(tmp_path / "permuted", text)
+    for (method, options), old, new in zip(CASES, before, after, strict=False):
+        if method == "rand":
+            assert new == old, "rand never looks at the model"
+            continue
+        mapped = [
+            [sorted(orders[layer, head][kept].tolist()) for head, kept in enumerate(heads)]
+            for layer, heads in zip(layers, new, strict=True)
+        ]
+        assert mapped == old, (method, options)
+        assert new != old, (method, options)

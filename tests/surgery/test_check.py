@@ -1,0 +1,88 @@
+"""The self-checks of a cut pass on every family, and notice each kind of damage."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from statetrim.surgery.check import TOLERANCE, check_cut
+
+Load = Callable[[str], Path]
+
+
+def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
+    model = st.open(path)
+    plan = st.select(model, "rand", 0.5)
+    return model, plan, st.prune(model, plan, out)
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_every_family_passes(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
+    found = check_cut(*cut(checkpoint(model_type), tmp_path / "small"))
+    assert found.sliced_against_masked < TOLERANCE / 10
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_weights_streamed_from_disk_give_the_same(checkpoint: Load, tmp_path: Path) -> None:
+    job = cut(checkpoint("qwen3_next"), tmp_path / "small")
+    whole, streamed = check_cut(*job), check_cut(*job, layerwise=True)
+    assert whole.sliced_against_masked == pytest.approx(streamed.sliced_against_masked, abs=1e-6)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("tensor", ["in_proj_qkvz.weight", "conv1d.weight", "out_proj.weight"])
+def test_a_changed_tensor_is_noticed(tensor: str, checkpoint: Load, tmp_path: Path) -> None:
+    model, plan, small = cut(checkpoint("qwen3_next"), tmp_path / "small")
+    name = next(n for n in small.tensors if n.endswith(f"linear_attn.{tensor}"))
+    shard = small.tensors[name][0].path
+    weights = load_file(shard)
+    weights[name] = weights[name].roll(1, dims=0).contiguous()
+    save_file(weights, shard, {"format": "pt"})
+    with pytest.raises(st.StatetrimError, match=r"layer \d+ of .* differs from the original"):
+        check_cut(model, plan, st.open(small.path))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_another_plan_is_noticed(checkpoint: Load, tmp_path: Path) -> None:
+    model, _, small = cut(checkpoint("delta_net"), tmp_path / "small")
+    with pytest.raises(st.StatetrimError, match="differs from the original"):
+        check_cut(model, st.select(model, "rand", 0.5, seed=1), small)
+
+
+def tensors(held: object) -> list[torch.Tensor]:
+    inner = held.values() if isinstance(held, dict) else held if isinstance(held, list) else [held]
+    return [each for each in inner if isinstance(each, torch.Tensor)]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_cache_that_forgets_is_noticed(
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.surgery import check as checks
+
+    job = cut(checkpoint("qwen3_5_text"), tmp_path / "small")
+    real = checks.load
+
+    def forgetful(which: st.Checkpoint, **options: object) -> object:
+        live = real(which, **options)
+        forward = live.forward
+
+        def forward_without_state(*args: object, **kwargs: object) -> object:
+            answer = forward(*args, **kwargs)
+            for layer in getattr(answer.past_key_values, "layers", []):
+                for state in tensors(getattr(layer, "recurrent_states", None)):
+                    state.mul_(0.0 if which.path == job[2].path else 1.0)
+            return answer
+
+        live.forward = forward_without_state
+        forward_without_state.__signature__ = checks.signature(forward)  # type: ignore[attr-defined]
+        return live
+
+    monkeypatch.setattr(checks, "load", forgetful)
+    with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
+        check_cut(*job)

@@ -1,0 +1,338 @@
+"""What a prune writes, byte for byte, and what it refuses to write."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import statetrim as st
+from helpers import raw
+from helpers.refusal import fingerprint, run
+from statetrim.storage.safetensors_file import BLOCK_BYTES, Cut, read_shard, rewrite_shard
+
+MODEL_TYPE = "qwen3_next"
+NOTE = "note: kernels pad 8 channels to a multiple of 16: memory shrinks, time does not\n"
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return raw.build(tmp_path / "model", MODEL_TYPE, shards=3)
+
+
+def pruned(model: Path, out: Path, seed: int = 0) -> st.Plan:
+    opened = st.open(model)
+    plan = st.select(opened, "rand", 8, seed=seed)
+    st.prune(opened, plan, out)
+    return plan
+
+
+def contents(directory: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
+    return {name: (entry, data) for name, entry, data in raw.loaded(directory)}
+
+
+def edit(path: Path, **fields: Any) -> None:
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+# --- the slicer on one file ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("model_type", raw.CONFIGS)
+@pytest.mark.parametrize("masked", [False, True], ids=["no cuts", "all-true masks"])
+def test_keep_all_returns_every_tensor_byte_for_byte(
+    tmp_path: Path, model_type: str, masked: bool
+) -> None:
+    source = raw.build(tmp_path / "model", model_type)
+    again = tmp_path / "again"
+    again.mkdir()
+    for path in sorted(source.glob("*.safetensors")):
+        shard = read_shard(path)
+        cuts = {
+            tensor.name: Cut({dim: torch.ones(size, dtype=torch.bool)})
+            for tensor in shard.tensors
+            for dim, size in enumerate(tensor.shape[:2])
+            if masked
+        }
+        counted: list[int] = []
+        with (again / path.name).open("wb") as target:
+            rewrite_shard(shard, target, cuts, counted.append)
+        assert sum(counted) == (again / path.name).stat().st_size
+    assert contents(again) == contents(source)
+    assert len(contents(again)) > 2
+
+
+def test_rows_and_columns_of_a_tensor_larger_than_a_block(tmp_path: Path) -> None:
+    rows, columns = 3 * BLOCK_BYTES // 4096 + 5, 1024
+    weight = torch.arange(rows * columns, dtype=torch.int32).reshape(rows, columns)
+    path = tmp_path / "model.safetensors"
+    raw.save(tmp_path / "m", {}, {"w": weight.view(torch.float32)}, shards=1)
+    (tmp_path / "m" / "model.safetensors").rename(path)
+    keep = {0: torch.rand(rows) < 0.5, 1: torch.rand(columns) < 0.5}
+    target = tmp_path / "cut.safetensors"
+    with target.open("wb") as file:
+        rewrite_shard(read_shard(path), file, {"w": Cut(keep)}, lambda count: None)
+    header, data = raw.read(target)
+    expected = weight.numpy()[keep[0].numpy()][:, keep[1].numpy()]
+    assert header["w"]["shape"] == list(expected.shape)
+    assert data == expected.tobytes()
+
+
+def test_the_kernel_copy_has_a_substitute(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems, and some systems, cannot copy inside the kernel."""
+    pruned(model, tmp_path / "kernel")
+
+    def unsupported(*_: Any, **__: Any) -> int:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr(os, "copy_file_range", unsupported)
+    pruned(model, tmp_path / "python")
+    monkeypatch.delattr(os, "copy_file_range")
+    pruned(model, tmp_path / "elsewhere")
+    assert contents(tmp_path / "kernel") == contents(tmp_path / "python")
+    assert contents(tmp_path / "kernel") == contents(tmp_path / "elsewhere")
+
+
+# --- whole checkpoints ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "mamba2", "kda", "gla", "gated_deltaproduct"])
+def test_rows_are_picked_and_never_cast(
+    tmp_path: Path, model_type: str, dtype: torch.dtype
+) -> None:
+    """Against plain numpy on the raw bytes: kept rows where claimed, the same bytes elsewhere."""
+    settings = raw.CONFIGS[model_type]
+    source = raw.save(tmp_path / "m", settings, raw.tensors(settings, dtype), shards=2)
+    plan = pruned(source, tmp_path / "out")
+    opened = st.open(source)
+    before, after = contents(source), contents(tmp_path / "out")
+    assert before.keys() == after.keys()
+    cut = 0
+    for name, (entry, data) in before.items():
+        owner = opened.claims.get(name)
+        if owner is None:
+            assert after[name] == (entry, data)
+            continue
+        dropped: set[int] = set()
+        if not any(claim.axis == "key" for claim in owner.claims):
+            assert after[name] == (entry, data), "values are not cut unasked"
+            continue
+        for claim in owner.claims:
+            if claim.axis == "value":
+                continue
+            for head, rows in enumerate(claim.rows.tolist()):
+                kept = set(plan.kept[owner.layer][head].tolist())
+                dropped |= {row for channel, row in enumerate(rows) if channel not in kept}
+        survivors = [row for row in range(entry["shape"][0]) if row not in dropped]
+        table = np.frombuffer(data, np.uint8).reshape(entry["shape"][0], -1)
+        assert after[name][0]["dtype"] == entry["dtype"]
+        assert after[name][0]["shape"] == [len(survivors), *entry["shape"][1:]]
+        assert after[name][1] == table[survivors].tobytes()
+        assert len(survivors) < entry["shape"][0]
+        cut += 1
+    assert cut >= 4
+
+
+def test_one_shard_or_many_give_the_same_tensors(tmp_path: Path) -> None:
+    settings = raw.CONFIGS[MODEL_TYPE]
+    found = []
+    for shards in (1, 2, 5):
+        source = raw.save(tmp_path / f"{shards}", settings, raw.tensors(settings), shards)
+        pruned(source, tmp_path / f"out{shards}")
+        assert len(list((tmp_path / f"out{shards}").glob("*.safetensors"))) == shards
+        found.append(contents(tmp_path / f"out{shards}"))
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_plan_serves_the_same_model_in_other_shards(tmp_path: Path) -> None:
+    settings = raw.CONFIGS[MODEL_TYPE]
+    one = st.open(raw.save(tmp_path / "one", settings, raw.tensors(settings), 1))
+    two = st.open(raw.save(tmp_path / "two", settings, raw.tensors(settings), 2))
+    st.prune(two, st.select(one, "l1", 8), tmp_path / "out")
+
+
+def test_index_counts_the_bytes_and_places_the_tensors(model: Path, tmp_path: Path) -> None:
+    edit(model / raw.INDEX, metadata={"total_size": 1, "total_parameters": 1, "other": "stays"})
+    pruned(model, tmp_path / "out")
+    index = json.loads((tmp_path / "out" / raw.INDEX).read_text())
+    found = contents(tmp_path / "out")
+    assert index["metadata"]["total_size"] == sum(len(data) for _, data in found.values())
+    assert index["metadata"]["total_parameters"] == index["metadata"]["total_size"] // 4
+    assert index["metadata"]["other"] == "stays"
+    for name, file in index["weight_map"].items():
+        assert name in raw.read(tmp_path / "out" / file)[0]
+    assert set(index["weight_map"]) == set(found)
+
+
+def test_what_stands_beside_the_weights_comes_along(model: Path, tmp_path: Path) -> None:
+    along = {
+        "tokenizer.json": b'{"\xc3\xa9": 1}', "tokenizer_config.json": b"{}", "vocab.txt": b"a\r\n",
+        "tokenizer.model": b"\0\1\2", "generation_config.json": b"{}", "LICENSE": b"Apache",
+        "chat_template.jinja": b"{{ x }}", "preprocessor_config.json": b"{}", "merges.txt": b"",
+        "additional_chat_templates/tools.jinja": b"{{ y }}",
+    }  # fmt: skip
+    behind = {
+        "pytorch_model.bin", "model.gguf", "tf_model.h5", "flax_model.msgpack", "other.safetensors",
+        "consolidated.00.pth", "model.ONNX", "pytorch_model.bin.index.json", ".gitattributes",
+        "statetrim",
+    }  # fmt: skip
+    (model / "additional_chat_templates").mkdir()
+    for name, data in along.items():
+        (model / name).write_bytes(data)
+    for name in behind:
+        (model / name).write_bytes(b"x")
+    (model / "onnx").mkdir()
+    (model / "onnx" / "model.onnx").write_bytes(b"x")
+    pruned(model, tmp_path / "out")
+    out = tmp_path / "out"
+    assert {name: (out / name).read_bytes() for name in along} == along
+    written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
+    shards = {path.name for path in model.glob("model-*.safetensors")}
+    own = {"config.json", "README.md", raw.INDEX, "statetrim/plan.json", "statetrim/prune.json"}
+    assert written == set(along) | shards | own
+
+
+def test_the_card_keeps_the_licence_and_the_original(model: Path, tmp_path: Path) -> None:
+    card = (
+        b"---\r\nlicense: other\r\nlicense_name: some-license\r\ntags:\r\n- chat\r\n"
+        b"model-index:\r\n- name: x\r\n---\r\n# Model\r\nna\xefve\r\n"
+    )
+    (model / "README.md").write_bytes(card)
+    pruned(model, tmp_path / "out")
+    new = (tmp_path / "out" / "README.md").read_text()
+    front = new.split("---\n")[1].splitlines()
+    assert front == ["license: other", "license_name: some-license", "tags:", "- statetrim",
+                     "- pruned"]  # fmt: skip
+    assert "12 x 8 -> 8 x 8" in new and "`rand`" in new and "source_README.md" in new
+    assert (tmp_path / "out" / "statetrim" / "source_README.md").read_bytes() == card
+
+
+def test_without_a_card_one_is_written(model: Path, tmp_path: Path) -> None:
+    pruned(model, tmp_path / "out")
+    assert "source_README.md" not in (tmp_path / "out" / "README.md").read_text()
+    assert not (tmp_path / "out" / "statetrim" / "source_README.md").exists()
+
+
+def test_only_the_width_changes_in_the_config(model: Path, tmp_path: Path) -> None:
+    edit(model / "config.json", unknown_field={"é": [1, None, 1.5]})
+    pruned(model, tmp_path / "out")
+    before = json.loads((model / "config.json").read_text())
+    after = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert after == before | {"linear_key_head_dim": 8}
+
+
+def test_odd_but_harmless_fields_do_not_matter(model: Path, tmp_path: Path) -> None:
+    edit(model / raw.INDEX, metadata=None)
+    edit(model / "config.json", dtype=["float32"], torch_dtype={"a": 1}, name="\U0001f600")
+    assert run(["inspect", str(model), "--keep", "8"])[:2] == (None, NOTE)
+    pruned(model, tmp_path / "out")
+
+
+def test_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
+    st.select(st.open(model), "l1", 8).save(tmp_path / "plan.json")
+    before = fingerprint(tmp_path)
+    plan, out = str(tmp_path / "plan.json"), str(tmp_path / "out")
+    code, err, text = run(["prune", str(model), plan, "-o", out, "--dry-run"])
+    assert code is None and not err and "nothing was written" in text
+    assert fingerprint(tmp_path) == before
+
+
+def test_names_that_look_like_markup_are_only_names(model: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "a[" / "b][bold]"
+    odd.parent.mkdir()
+    code, err, text = run(["select", str(model), "--keep", "8", "-o", f"{odd}.json"])
+    assert (code, err) == (None, "")
+    code, err, text = run(["prune", str(model), f"{odd}.json", "-o", str(odd)])
+    assert (code, err) == (None, "") and "b][bold]" in text.replace("\n", "")
+    assert (odd / "config.json").is_file()
+
+
+def test_a_hub_cache_opens_and_prunes(model: Path, tmp_path: Path) -> None:
+    """Snapshots link to blobs that stand outside them, in the same repository."""
+    (model / "tokenizer.json").write_text("{}")
+    repository = tmp_path / "hub" / "models--org--name"
+    snapshot = repository / "snapshots" / "0123abc"
+    (repository / "blobs").mkdir(parents=True)
+    snapshot.mkdir(parents=True)
+    for number, path in enumerate(sorted(model.iterdir())):
+        shutil.copy(path, repository / "blobs" / str(number))
+        os.symlink(f"../../blobs/{number}", snapshot / path.name)
+    pruned(snapshot, tmp_path / "out")
+    pruned(model, tmp_path / "plain")
+    assert contents(tmp_path / "out") == contents(tmp_path / "plain")
+    assert (tmp_path / "out" / "tokenizer.json").read_text() == "{}"
+    assert not any(path.is_symlink() for path in (tmp_path / "out").rglob("*"))
+    card = (tmp_path / "out" / "README.md").read_text()
+    assert "base_model: org/name" in card and "# org/name, state 12 x 8 -> " in card
+
+
+# --- refusals ------------------------------------------------------------------------------------
+
+
+def refused(model: Path, plan: st.Plan, out: Path, says: str) -> None:
+    before = fingerprint(model.parent)
+    with pytest.raises(st.StatetrimError, match=says):
+        st.prune(st.open(model), plan, out)
+    assert fingerprint(model.parent) == before
+
+
+def test_a_plan_for_other_weights_is_refused(model: Path, tmp_path: Path) -> None:
+    plan = st.select(st.open(model), "l1", 8)
+    settings = raw.CONFIGS[MODEL_TYPE]
+    for name, tensor in raw.tensors(settings).items():
+        if "linear_attn" in name:  # one number in one claimed tensor is another model
+            other = raw.tensors(settings)
+            other[name] = tensor.clone()
+            other[name].view(-1)[0] += 1
+            sibling = raw.save(tmp_path / "siblings" / name, settings, other, 3)
+            refused(sibling, plan, tmp_path / "out", "made for another model")
+
+
+def test_a_plan_for_another_config_is_refused(model: Path, tmp_path: Path) -> None:
+    plan = st.select(st.open(model), "l1", 8)
+    edit(model / "config.json", rope_theta=5e6)
+    refused(model, plan, tmp_path / "out", "made for another model")
+
+
+def test_a_plan_that_keeps_all_is_refused(model: Path, tmp_path: Path) -> None:
+    plan = st.select(st.open(model), "l1", 8)
+    everything = {layer: torch.arange(12).repeat(2, 1) for layer in plan.kept}
+    whole = st.Plan(everything, "12", "l1", lineage=plan.lineage)
+    refused(model, whole, tmp_path / "out", "nothing would change")
+
+
+def test_values_are_refused_with_the_reason_where_a_family_cannot_cut_them(tmp_path: Path) -> None:
+    opened = st.open(raw.build(tmp_path / "kda", "kda"))
+    plan = st.select(opened, "l1", 8)
+    values = {layer: torch.arange(4).repeat(4, 1) for layer in plan.kept}
+    both = st.Plan(plan.kept, "8", "l1", kept_values=values, lineage=plan.lineage)
+    refused(opened.path, both, tmp_path / "out", "values of kda cannot be cut: .*inner rank")
+    with pytest.raises(st.StatetrimError, match="inner rank"):
+        st.select(opened, "l1", keep_values=4)
+    with pytest.raises(st.StatetrimError, match="inner rank"):
+        st.inspect(opened, keep_values=4)
+
+
+def test_pruning_the_pruned_again(model: Path, tmp_path: Path) -> None:
+    pruned(model, tmp_path / "out")
+    once = st.open(tmp_path / "out")
+    st.prune(once, st.select(once, "l1", 4), tmp_path / "twice")
+    assert st.open(tmp_path / "twice").geometry.head_k_dim == 4
+
+
+def test_a_tensor_of_no_bytes_and_a_scalar_are_tensors_too(tmp_path: Path) -> None:
+    header = {"empty": {"dtype": "F32", "shape": [0, 4], "data_offsets": [0, 0]},
+              "scalar": {"dtype": "F64", "shape": [], "data_offsets": [0, 8]}}  # fmt: skip
+    source, target = tmp_path / "edge.safetensors", tmp_path / "again.safetensors"
+    raw.write(source, header, b"\1" * 8)
+    with target.open("wb") as file:
+        rewrite_shard(read_shard(source), file, {}, lambda count: None)
+    found = raw.read(target)
+    assert found == (header, b"\1" * 8)

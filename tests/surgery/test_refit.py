@@ -1,0 +1,293 @@
+"""The refit against least squares on the captured features, in float64."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, fingerprint, run
+from helpers.sums import close
+from statetrim.artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
+from statetrim.runtime.kernel_hooks import mixers
+from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.storage.text import sequences
+from statetrim.surgery.refit import fitted, layer_errors
+
+# One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
+TYPES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba", "nemotron_h")
+SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 2000)
+
+
+def cut(model: st.Checkpoint, out: Path) -> st.Checkpoint:
+    values = None if model.config["model_type"] == "kda" else 4
+    plan = st.select(model, "rand", 8, keep_values=values, value_method="rand", seed=3)
+    return st.prune(model, plan, out)
+
+
+def captured(
+    model: st.Checkpoint, small: st.Checkpoint, ids: Tensor
+) -> dict[int, tuple[Tensor, Tensor]]:
+    """Layer -> what its cut mixer reads out, and what the original's output projection adds to its
+    bias: found by running each cut mixer alone on the inputs that were recorded."""
+    original, pruned = load(model), load(small)
+    inputs: dict[int, tuple[Any, Any]] = {}
+    seen: dict[str, Tensor] = {}
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    targets: dict[int, Tensor] = {}
+    for layer, mixer in mixers(original, model).items():
+        mixer.register_forward_pre_hook(
+            lambda _, args, kwargs, i=layer: inputs.update({i: (args, kwargs)}), with_kwargs=True
+        )
+        projection = projection_of(mixer)
+        projection.register_forward_pre_hook(
+            lambda p, args, i=layer: targets.update({i: args[0].double() @ p.weight.double().mT})
+        )
+    with torch.no_grad():
+        original.base_model(input_ids=ids, use_cache=False)
+        for layer, mixer in mixers(pruned, small).items():
+            hook = projection_of(mixer).register_forward_pre_hook(
+                lambda _, args: seen.update(a=args[0])
+            )
+            args, kwargs = inputs[layer]
+            mixer(*args, **kwargs)
+            hook.remove()
+            found[layer] = seen["a"].flatten(0, 1).double(), targets[layer].flatten(0, 1)
+    return found
+
+
+def projection_of(mixer: torch.nn.Module) -> Any:
+    return next(m for n, m in mixer.named_children() if n in ("o_proj", "out_proj"))
+
+
+def stored(model: st.Checkpoint, layer: int) -> Tensor:
+    name = next(
+        n for n, o in model.claims.items() if o.layer == layer and o.claims[0].role == "o_proj"
+    )
+    return model.tensor(name)
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_the_refit_is_least_squares_on_what_the_layers_read_out(
+    model_type: str, checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    small = cut(model, tmp_path / "small")
+    heard = st.calibrate(small, text, original=model, **SETTINGS)
+    assert heard.parts == set(REFIT_PARTS)
+    damping = 1e-8
+    refitted = st.refit(small, heard, out=tmp_path / "refitted", damping=damping)
+    ids = sequences(text, load_tokenizer(model), tokens=640, length=20).ids.long()
+    for layer, (features, target) in captured(model, small, ids).items():
+        ridge = (damping * features.square().sum(0).mean()).sqrt() * torch.eye(features.shape[1])
+        rows = torch.cat([features, ridge.double()]).numpy()
+        goal = torch.cat([target, torch.zeros(features.shape[1], target.shape[1])]).numpy()
+        oracle = torch.from_numpy(np.linalg.lstsq(rows, goal, rcond=None)[0].T)
+        weight = stored(refitted, layer).double()
+        # Features come from batches of another size: they differ in float32's last digits.
+        assert (weight - oracle).abs().max() < 1e-4 * oracle.abs().max()
+        before = (features @ stored(small, layer).double().mT - target).square().sum()
+        after = (features @ weight.mT - target).square().sum()
+        best = (features @ oracle.mT - target).square().sum()
+        assert best <= after * (1 + 1e-9) and after <= best * 1.001 < before
+        told = json.loads((refitted.path / "statetrim" / "refit.json").read_text())["layers"]
+        part = target.square().sum()
+        assert told[str(layer)]["before"] == pytest.approx(float(before / part), rel=1e-4)
+        assert told[str(layer)]["after"] == pytest.approx(float(after / part), rel=1e-3)
+    assert layer_errors(refitted, heard) == pytest.approx(
+        {int(i): error["after"] for i, error in told.items()}
+    )
+
+
+def test_without_damping_it_solves_the_normal_equations_in_float64() -> None:
+    generator = torch.Generator().manual_seed(0)
+    features = torch.randn(200, 12, generator=generator, dtype=torch.float64)
+    target = torch.randn(200, 5, generator=generator, dtype=torch.float64)
+    sums = LayerStatistics(
+        200,
+        readout_moment=features.mT @ features,
+        target_moment=target.mT @ features,
+        target_square=target.square().sum().reshape(1),
+    )
+    oracle = np.linalg.lstsq(features.numpy(), target.numpy(), rcond=None)[0].T
+    np.testing.assert_allclose(fitted(sums, 0.0).numpy(), oracle, rtol=1e-10, atol=1e-12)
+    twice = torch.cat([features, features[:, :1]], dim=1)
+    copied = LayerStatistics(200, readout_moment=twice.mT @ twice, target_moment=target.mT @ twice)
+    with pytest.raises(st.StatetrimError, match="larger damping"):
+        fitted(copied, 0.0)
+    assert fitted(copied, 1e-8).isfinite().all()
+
+
+def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    """The norm's mean is over fewer channels then: another scale, which the fit finds alone."""
+    source = checkpoint("gated_deltanet")
+    model_path = tmp_path / "model"
+    model_path.mkdir()
+    for file in source.iterdir():
+        (model_path / file.name).write_bytes(file.read_bytes())
+    dead = torch.arange(24) % 2 == 1
+    for path in model_path.glob("*.safetensors"):
+        tensors = load_file(path)
+        for name in tensors:
+            if "v_conv1d" in name:
+                tensors[name][dead.repeat(4)] = 0.0
+        from safetensors.torch import save_file
+
+        save_file(tensors, path, {"format": "pt"})
+    model = st.open(model_path)
+    everything = {layer: torch.arange(12).repeat(2, 1) for layer in model.geometry.layers}
+    alive = {layer: (~dead).nonzero().squeeze(1).repeat(4, 1) for layer in everything}
+    plan = st.Plan(everything, "all", "none", kept_values=alive, lineage={"source": model.digest})
+    small = st.prune(model, plan, tmp_path / "small")
+    heard = st.calibrate(small, text, original=model, **SETTINGS)
+    before = layer_errors(small, heard)
+    after = layer_errors(st.refit(small, heard, out=tmp_path / "out", damping=0.0), heard)
+    # The scale falls by the root of 2 for every token, so (1 - 1/sqrt(2))^2 of the squares is
+    # missed before, and nothing after; but for tokens whose read-out is so small that eps counts.
+    assert all(error == pytest.approx(0.0858, rel=0.02) for error in before.values())
+    assert all(abs(error) < 3e-4 for error in after.values())
+
+
+def test_only_output_projections_change(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    model = st.open(checkpoint("qwen3_next"))
+    small = cut(model, tmp_path / "small")
+    heard = st.calibrate(small, text, original=model, **SETTINGS)
+    refitted = st.refit(small, heard, out=tmp_path / "out")
+    for path in sorted(small.path.rglob("*")):
+        other = refitted.path / path.relative_to(small.path)
+        if path.suffix == ".safetensors":
+            before, after = load_file(path), load_file(other)
+            changed = {name for name in before if not torch.equal(before[name], after[name])}
+            assert all(name.endswith("linear_attn.out_proj.weight") for name in changed)
+            assert path.stat().st_size == other.stat().st_size
+        elif path.is_file() and path.name != "README.md":
+            assert path.read_bytes() == other.read_bytes()
+    card = (refitted.path / "README.md").read_text()
+    assert card.startswith((small.path / "README.md").read_text().rstrip()) and "## Refit" in card
+    assert st.refit(small, heard, out=tmp_path / "out").path == refitted.path, "done already"
+    cls = tiny.stock_class("qwen3_next")
+    _, info = cls.from_pretrained(refitted.path, output_loading_info=True)
+    assert not any(info.values())
+
+
+def test_halves_merge_and_layerwise_and_resumed_runs_are_the_same(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_next"))
+    small = cut(model, tmp_path / "small")
+    whole = st.calibrate(small, text, original=model, **SETTINGS)
+    half = {**SETTINGS, "tokens": 320}
+    halves = [st.calibrate(small, text, original=model, skip=skip, **half) for skip in (0, 320)]
+    close(whole, st.merge(halves), 1e-12)
+    out = tmp_path / "s.safetensors"
+    layerwise = st.calibrate(small, text, original=model, layerwise=True, out=out, **SETTINGS)
+    close(whole, layerwise, 1e-12)
+    close(whole, Statistics.load(out), 1e-12)
+
+
+def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = cut(model, tmp_path / "small")
+    before = fingerprint(tmp_path)
+    check_refusal(
+        *run(["refit", str(small.path), "-o", str(tmp_path / "out")]), says="calibrate SMALL --orig"
+    )
+    selection = st.calibrate(small, text, methods=["drrqr"], **SETTINGS)
+    few = st.calibrate(small, text, original=model, tokens=12, length=6, batch_size=1)
+    enough = st.calibrate(small, text, original=model, **SETTINGS)
+    other = cut(st.open(checkpoint("qwen3_5_moe_text")), tmp_path / "other")
+    first = next(iter(enough.layers))
+    sums = enough.layers[first]
+    for statistics, target, says in (
+        (None, small, "calibrate SMALL --original"),
+        (selection, small, "calibrate SMALL --original"),
+        (few, small, "12 tokens do not determine the 16 columns"),
+        (enough, other, "another model"),
+        *(
+            (spoiled(enough, first, part, value), small, f"no usable '{part}'")
+            for part in REFIT_PARTS
+            for value in (getattr(sums, part)[:-1], getattr(sums, part) * float("nan"))
+        ),
+    ):
+        with pytest.raises(st.StatetrimError, match=says):
+            st.refit(target, statistics, out=tmp_path / "out")
+    for damping in (-1.0, 1.0, float("nan")):
+        with pytest.raises(st.StatetrimError, match="damping"):
+            st.refit(small, enough, out=tmp_path / "out", damping=damping)
+    assert not (tmp_path / "out").exists()
+    assert {k: v for k, v in fingerprint(tmp_path).items() if not k.startswith("other")} == before
+
+
+def spoiled(heard: Statistics, layer: int, part: str, value: Tensor) -> Statistics:
+    from dataclasses import replace
+
+    changed = replace(heard.layers[layer], **{part: value})
+    return Statistics({**heard.layers, layer: changed}, heard.lineage)
+
+
+def test_a_model_that_was_not_cut_from_the_original_is_refused(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = cut(model, tmp_path / "small")
+    for a, b in ((model, small), (small, st.open(checkpoint("delta_net")))):
+        with pytest.raises(st.StatetrimError, match="was not cut from"):
+            st.calibrate(a, text, original=b, **SETTINGS)
+
+
+def test_the_command_line_shows_every_layer(checkpoint: Any, text: Path, tmp_path: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    small, sums = cut(model, tmp_path / "small"), tmp_path / "sums.safetensors"
+    where = ["--text", str(text), "--tokens", "640", "--length", "20"]
+    code, err, _ = run(
+        ["calibrate", str(small.path), "--original", str(model.path), *where, "-o", str(sums)]
+    )
+    assert code is None, err
+    arguments = ["refit", str(small.path), "--statistics", str(sums), "-o", str(tmp_path / "out")]
+    code, err, out = run([*arguments, "--json"])
+    assert code is None, err
+    layers = json.loads(out)["layers"]
+    assert layers.keys() == {"0", "1"}
+    assert all(0 < error["after"] < error["before"] for error in layers.values())
+    code, err, out = run(arguments)
+    assert code is None and "missed" in out, err
+    both = ["calibrate", str(small.path), "--original", str(model.path), *where, "--for", "drrqr"]
+    check_refusal(*run([*both, "-o", str(tmp_path / "x")]), says="leave out --for")
+
+
+def test_a_killed_refit_goes_on_and_is_not_mixed_with_another(
+    checkpoint: Any, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("delta_net"))
+    small = cut(model, tmp_path / "small")
+    heard = st.calibrate(small, text, original=model, **SETTINGS)
+
+    def die(count: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        st.refit(small, heard, out=tmp_path / "out", progress=die)
+    assert (tmp_path / "out.partial").is_dir() and not (tmp_path / "out").exists()
+    with pytest.raises(st.StatetrimError, match="'damping' differs"):
+        st.refit(small, heard, out=tmp_path / "out", damping=1e-3)
+    st.refit(small, heard, out=tmp_path / "out")
+    st.refit(small, heard, out=tmp_path / "whole")
+    for path in (tmp_path / "whole").rglob("*"):
+        if path.is_file():
+            same = tmp_path / "out" / path.relative_to(tmp_path / "whole")
+            assert path.read_bytes() == same.read_bytes()
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        st.refit(small, heard, out=tmp_path / "out", damping=1e-3)
