@@ -5,6 +5,7 @@ check: lint types test
 lint:
     ruff format --check .
     ruff check .
+    lint-imports
 
 types:
     mypy

@@ -3,24 +3,27 @@
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..geometry import Geometry
+from ..storage.checkpoint import Checkpoint
 from .plan import Plan
 from .scores import Scores
 from .verdicts import verdicts
-
-if TYPE_CHECKING:
-    from ..surgery.prune import Surgery
 
 _MEASURED = "<!-- measured by statetrim -->"
 _CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
 
 
-def model_card(surgery: "Surgery", original: str) -> str:
-    """Front matter with the original's licence, then the cut in a table."""
-    before, after, plan = surgery.model.geometry, surgery.geometry, surgery.plan
-    name, base = _source(surgery.model.path.resolve())
+def model_card(
+    model: Checkpoint, plan: Plan, after: Geometry, parameters: int, original: str
+) -> str:
+    """Front matter with the original's licence, then the cut in a table.
+
+    `after` and `parameters` are the cut model's; `original` is the beginning of `model`'s card.
+    """
+    before = model.geometry
+    name, base = _source(model.path.resolve())
     front = [*_carried(original), *base, "tags:", "- statetrim", "- pruned"]
     lines = [
         "---",
@@ -46,7 +49,7 @@ def model_card(surgery: "Surgery", original: str) -> str:
         f"| value channels per head | {before.head_v_dim} | {after.head_v_dim} |",
         f"| recurrent state per sequence, float32 | {_mib(before.state_numel)} | "
         f"{_mib(after.state_numel)} |",
-        f"| parameters | {surgery.model.parameters:,} | {surgery.parameters_after:,} |",
+        f"| parameters | {model.parameters:,} | {parameters:,} |",
         "",
         f"{' '.join(_chosen(plan))} The kept "
         f"channels of every head are in `statetrim/plan.json`. A cut loses quality unless it was "

@@ -218,7 +218,10 @@ def _write_the_rest(surgery: Surgery, partial: Path) -> None:
         write_object(partial / INDEX, model.index | {"metadata": metadata})
     copy_companions(surgery.companions, partial)
     surgery.plan.save(artifacts / "plan.json")
-    write_text(partial / CARD, model_card(surgery, _front_matter(surgery)))
+    card = model_card(
+        model, surgery.plan, surgery.geometry, surgery.parameters_after, _front_matter(surgery)
+    )
+    write_text(partial / CARD, card)
     write_object(partial / CONFIG, surgery.config)
 
 
