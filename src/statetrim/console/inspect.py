@@ -10,6 +10,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from ..artifacts.timings import Timing, Timings
+from ..maths.formatting import quantity, size
 from ..serving.capacity import Capacity
 from ..serving.deployment import Deployment
 from ..serving.engines import Compatibility
@@ -77,7 +78,7 @@ def _show_capacity(found: Deployment) -> None:
     for one in found.capacity:
         table.add_row(
             f"{one.shape} {one.state_dtype}",
-            f"{(one.state_bytes + one.convolution_bytes) / 2**20:,.1f} MiB",
+            size(one.state_bytes + one.convolution_bytes),
             *_paged(first, one),
             f"{one.sequences_unpaged:,}",
         )
@@ -134,7 +135,7 @@ def show_timings(timings: Timings, where: str, *, as_json: bool) -> None:
 def _timing_cell(record: Timing | None, first: float, index: int) -> str:
     if record is None:
         return ""
-    value = f"{record.value:,.0f}" if record.value >= 100 else f"{record.value:.3g}"
+    value = quantity(record.value)
     ratio = record.ratio
     if ratio is None and index and first:
         ratio = record.value / first

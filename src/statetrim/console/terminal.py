@@ -21,10 +21,11 @@ from torch import Tensor
 
 from ..artifacts.analysis import Analysis
 from ..artifacts.plan import Plan
-from ..artifacts.scores import Score, Scores
+from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
 from ..artifacts.verdicts import recall_change, verdicts
 from ..geometry import Geometry
+from ..maths.formatting import change, score_text, size
 from ..serving.inspect import StateReport, StateSize
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
@@ -58,21 +59,23 @@ def show_report(report: StateReport) -> None:
         table,
         "recurrent state per sequence, float32",
         report,
-        lambda s: mib(s.state_bytes),
+        lambda s: size(s.state_bytes),
         "state_bytes",
     )
     _compare(
         table,
         f"convolution state per sequence, {report.conv_dtype}",
         report,
-        lambda s: mib(s.conv_bytes),
+        lambda s: size(s.conv_bytes),
         "conv_bytes",
     )
     if report.parameters:
         cells = [f"{report.parameters:,}"]
         if report.after:
-            change = _change(report.parameters, report.parameters_after)
-            cells += [f"{report.parameters_after:,}", change]
+            cells += [
+                f"{report.parameters_after:,}",
+                change(report.parameters, report.parameters_after),
+            ]
         table.add_row("parameters", *cells)
     else:
         _row(table, "parameters", "no weights here")
@@ -123,11 +126,11 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool) -> None:
         f"{before.head_k_dim} x {before.head_v_dim}",
         f"{after.head_k_dim} x {after.head_v_dim}",
     )
-    table.add_row(rows[0][0], *widths, _change(rows[0][1], rows[0][2]))
+    table.add_row(rows[0][0], *widths, change(rows[0][1], rows[0][2]))
     for name, old, new in rows[1:3]:
-        table.add_row(name, mib(old), mib(new), _change(old, new))
+        table.add_row(name, size(old), size(new), change(old, new))
     name, old, new = rows[3]
-    table.add_row(name, f"{old:,}", f"{new:,}", _change(old, new))
+    table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
     _out.print(table)
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
     verb = "written to" if done else "would go to"
@@ -316,26 +319,20 @@ def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
             cells = [scores.find(model, task, metric) for model in scores.models]
             name = task if metric == scores.metrics(task)[0] else ""
             count = str(len(cells[0].samples))
-            table.add_row(name, metric, count, *[_score_cell(cell) for cell in cells])
+            table.add_row(
+                name, metric, count, *[score_text(cell.value, cell.unit) for cell in cells]
+            )
     _out.print(table)
     for verdict in found:
         p = "" if verdict.p is None else f" (McNemar p = {verdict.p:.3g})"
         line = f"{verdict.task}, {verdict.metric}, {verdict.model}: {verdict.sentence}{p}"
         _out.print(line, highlight=False, soft_wrap=True)
     for model in scores.models[1:]:
-        change = recall_change(scores, model)
-        if change is not None:
-            text = (
-                f"{change.estimate:+.2f} points, between {change.low:+.2f} and {change.high:+.2f}"
-            )
+        moved = recall_change(scores, model)
+        if moved is not None:
+            text = f"{moved.estimate:+.2f} points, between {moved.low:+.2f} and {moved.high:+.2f}"
             _out.print(f"mean recall, {model}: {text}", highlight=False, soft_wrap=True)
     _out.print(f"intervals of 95%, paired by sample; written to {where}", highlight=False)
-
-
-def _score_cell(score: Score) -> str:
-    if score.unit == "perplexity":
-        return f"{score.value:,.2f}" if score.value < 1e7 else f"{score.value:.2e}"
-    return f"{100 * score.value:.1f}%" if score.unit == "share" else f"{score.value:.4f}"
 
 
 @contextmanager
@@ -421,10 +418,6 @@ def _hidden() -> bool:
     return not _err.is_terminal
 
 
-def mib(nbytes: int) -> str:
-    return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.1f} KiB"
-
-
 def _row(table: Table, name: str, value: str) -> None:
     table.add_row(name, value, *[value if i == 0 else "" for i in range(len(table.columns) - 2)])
 
@@ -433,13 +426,9 @@ def _compare(table: Table, name: str, report: StateReport, show: Any, field: str
     cells = [show(report.before)]
     if report.after:
         old, new = (_number(size, field) for size in (report.before, report.after))
-        cells += [show(report.after), _change(old, new)]
+        cells += [show(report.after), change(old, new)]
     table.add_row(name, *cells)
 
 
 def _number(size: StateSize, field: str) -> int:
     return int(getattr(size, field)) if field else size.head_k_dim * size.head_v_dim
-
-
-def _change(before: int, after: int) -> str:
-    return f"{100 * (after - before) / before:+.1f}%" if before else ""

@@ -10,6 +10,7 @@ from rich.table import Table
 
 from ..artifacts.scores import Scores
 from ..artifacts.sweep import Measured, Sweep
+from ..maths.formatting import duration, size
 from ..maths.units import MIB
 from ..pipelines.estimate import Step
 from ..pipelines.observer import Watch
@@ -80,18 +81,16 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
         table.add_row(
             step.name,
             step.does,
-            f"~{_duration(step.seconds)}",
-            f"~{console.mib(step.memory)}" if step.memory else "",
-            f"~{console.mib(step.disk)}" if step.disk else "",
+            f"~{duration(step.seconds)}",
+            f"~{size(step.memory)}" if step.memory else "",
+            f"~{size(step.disk)}" if step.disk else "",
         )
     table.add_section()
     peak, disk = max(step.memory for step in steps), sum(step.disk for step in steps)
     whole = sum(step.seconds for step in steps)
-    table.add_row(
-        "all", "", f"~{_duration(whole)}", f"~{console.mib(peak)}", f"~{console.mib(disk)}"
-    )
+    table.add_row("all", "", f"~{duration(whole)}", f"~{size(peak)}", f"~{size(disk)}")
     _err.print(table)
-    saved = f"{console.mib(4 * before.state_numel)} -> {console.mib(4 * after.state_numel)}"
+    saved = f"{size(4 * before.state_numel)} -> {size(4 * after.state_numel)}"
     _err.print(f"recurrent state per sequence, float32: {saved}", highlight=False)
     if job.streamed:
         _err.print("weights stay on disk and are streamed: memory is short", highlight=False)
@@ -156,7 +155,7 @@ def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:
     for point in sweep.points:
         cells = [_measured(point.scores[name]) for name in metrics]
         shape = f"{point.keep} x {point.keep_values}"
-        table.add_row(shape, console.mib(point.state_bytes), *cells)
+        table.add_row(shape, size(point.state_bytes), *cells)
     _out.print(table)
     _out.print(
         f"intervals of 95%, paired with the original; plans, scores and the picture are in {where}",
@@ -180,10 +179,3 @@ def _measured(found: Measured) -> str:
 
 def _needs(runtime: str) -> str:
     return "" if runtime == "transformers" else "   # after: import fla"
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = seconds / 60
-    return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"

@@ -1,4 +1,4 @@
-"""Units, and what counts as a number in a stranger's file."""
+"""Units, and what counts as a number in an untrusted file."""
 
 from typing import Any
 
@@ -8,3 +8,8 @@ MIB, GIB = 2**20, 2**30
 def integers(value: Any) -> bool:
     """Whether `value` is a list of whole numbers; True and 1.0 are not."""
     return isinstance(value, list) and all(type(item) is int for item in value)
+
+
+def is_number(value: Any) -> bool:
+    """Whether `value` is a finite number that can be drawn; True is not."""
+    return type(value) in (int, float) and abs(value) < 1e300

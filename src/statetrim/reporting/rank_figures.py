@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, filter_similarity
 from ..errors import StatetrimError
+from ..maths.formatting import evenly
 
 try:
     import matplotlib
@@ -170,7 +171,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Figure:
 
 def filter_picture(analysis: Analysis) -> Figure:
     """Convolution filters of queries and keys, each scaled to norm one, side by side by head."""
-    layers = _spread(list(analysis.layers), MOST_FILTER_LAYERS)
+    layers = evenly(list(analysis.layers), MOST_FILTER_LAYERS)
     if analysis.geometry.conv_width == 0:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
     with drawn(8.6, 1.6 + 1.15 * len(layers)) as figure:
@@ -224,9 +225,9 @@ def _count_axes(axes: Axes, title: str, layers: list[int], heads: int) -> None:
     axes.set_xlabel("head")
     axes.set_ylabel("layer")
     axes.grid(False)
-    shown = _spread(list(range(len(layers))), 12)
+    shown = evenly(list(range(len(layers))), 12)
     axes.set_yticks(shown, [str(layers[row]) for row in shown])
-    axes.set_xticks(_spread(list(range(heads)), 16))
+    axes.set_xticks(evenly(list(range(heads)), 16))
     axes.tick_params(length=0)
 
 
@@ -263,13 +264,6 @@ def captioned(figure: Figure, text: str) -> None:
     characters = int(figure.get_figwidth() * 16.5)
     lines = "\n".join(textwrap.wrap(text, characters))
     figure.supxlabel(lines, fontsize=8, x=0.015, ha="left", color="#444444")
-
-
-def _spread(items: list[int], most: int) -> list[int]:
-    """At most `most` of them, first and last included."""
-    if len(items) <= most:
-        return items
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def _chance(width: int) -> float:

@@ -4,13 +4,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import StatetrimError
+from ..maths.formatting import change, score_text, size
 from ..storage.json_file import write_text
 from ..tasks import TASKS
 from ..version import __version__
 from .document import Document, Text
 from .findings import Findings, gather
 from .sections import sections
-from .sections.wording import change, score_text, size
 
 MOST_BYTES = 2_000_000
 HTML, MARKDOWN = "report.html", "report.md"
@@ -90,5 +90,10 @@ def _quality_highlights(found: Findings) -> list[tuple[str, str]]:
     for task in scores.tasks[:3]:
         metric = TASKS[task].metric if task in TASKS else scores.metrics(task)[0]
         old, new = (scores.find(m, task, metric) for m in (scores.baseline, model))
-        shown.append((f"{score_text(old)} → {score_text(new)}", f"{task}, {metric}"))
+        shown.append(
+            (
+                f"{score_text(old.value, old.unit)} → {score_text(new.value, new.unit)}",
+                f"{task}, {metric}",
+            )
+        )
     return shown

@@ -6,10 +6,11 @@ import torch
 from torch import Tensor
 
 from ...geometry import Axis
+from ...maths.formatting import evenly
 from ..charts import bitmap
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import missing, spread
+from .wording import missing
 
 MOST_LAYER_PICTURES = 64
 MOST_PICTURED_HEADS, MOST_PICTURED_CHANNELS = 64, 1024
@@ -54,7 +55,7 @@ def cut(found: Findings) -> Iterator[Block]:
 def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
     heads, keep = next(iter(kept.values())).shape
     name = "key/query" if axis == "key" else "value"
-    layers = spread(list(kept), MOST_LAYER_PICTURES)
+    layers = evenly(list(kept), MOST_LAYER_PICTURES)
     if channels <= MOST_PICTURED_CHANNELS:
         pictures = "".join(
             f"<div><p>layer {layer}</p>{_layer_picture(kept[layer], layer, name, channels)}</div>"

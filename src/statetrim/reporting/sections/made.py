@@ -4,10 +4,11 @@ import shlex
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...maths.units import is_number
 from ..charts import Point, Series, line_chart
 from ..document import Block, Command, Picture, Table, Text
 from ..findings import Findings
-from .wording import brief, dicts, mapping, missing, number, thinned
+from .wording import brief, dicts, mapping, missing, thinned
 
 
 def recovered(found: Findings) -> Iterator[Block]:
@@ -22,8 +23,8 @@ def recovered(found: Findings) -> Iterator[Block]:
         return
     options = mapping(record.get("options"))
     yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
-    curve = [p for p in dicts(record.get("curve")) if number(p.get("step"))]
-    names = [n for n in ("loss", "ce", "kl") if curve and all(number(p.get(n)) for p in curve)]
+    curve = [p for p in dicts(record.get("curve")) if is_number(p.get("step"))]
+    names = [n for n in ("loss", "ce", "kl") if curve and all(is_number(p.get(n)) for p in curve)]
     series = [
         Series(
             name,
@@ -45,7 +46,7 @@ def recovered(found: Findings) -> Iterator[Block]:
 
 def _refitted(record: Mapping[str, Any]) -> Iterator[Block]:
     layers = {
-        str(layer): {str(k): v for k, v in mapping(errors).items() if number(v)}
+        str(layer): {str(k): v for k, v in mapping(errors).items() if is_number(v)}
         for layer, errors in mapping(record.get("layers")).items()
     }
     names = list(dict.fromkeys(name for errors in layers.values() for name in errors))

@@ -5,11 +5,13 @@ from typing import Any
 
 from ...artifacts.scores import Scores
 from ...artifacts.verdicts import Verdict, judge, recall_change
+from ...maths.formatting import score_text
+from ...maths.units import is_number
 from ...tasks import TASKS
 from ..charts import interval_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import mapping, missing, number, score_text, strings
+from .wording import mapping, missing, strings
 
 CHECKS = {
     "sliced_against_masked": "cut model against the original with those channels masked",
@@ -78,7 +80,9 @@ def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
         yield Text(f"Warning: {warning}.", "note")
     checks = mapping(record.get("checks"))
     rows = [
-        (words, f"{checks[name]:.1e}") for name, words in CHECKS.items() if number(checks.get(name))
+        (words, f"{checks[name]:.1e}")
+        for name, words in CHECKS.items()
+        if is_number(checks.get(name))
     ]
     if rows:
         yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
@@ -103,7 +107,12 @@ def _main_rows(scores: Scores, judged: list[Verdict]) -> Iterator[tuple[str, ...
 
 def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
     found = [scores.find(model, task, metric) for model in scores.models]
-    return (task, metric, str(len(found[0].samples)), *map(score_text, found))
+    return (
+        task,
+        metric,
+        str(len(found[0].samples)),
+        *(score_text(score.value, score.unit) for score in found),
+    )
 
 
 def _case(scores: Scores, verdict: Verdict) -> str:

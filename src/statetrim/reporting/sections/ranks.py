@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from ...artifacts.analysis import Analysis
+from ...maths.formatting import percent
 from ..charts import Point, Series, heat_map, line_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import missing, percent, thinned
+from .wording import missing, thinned
 
 
 def ranks(found: Findings) -> Iterator[Block]:

@@ -3,10 +3,12 @@
 from collections.abc import Iterator
 
 from ...artifacts.timings import Timing, Timings
+from ...maths.formatting import quantity
+from ...maths.units import is_number
 from ...serving.engines import Compatibility, Shape, serve_command, verdicts
 from ..document import Block, Command, Table, Text
 from ..findings import Findings
-from .wording import missing, number
+from .wording import missing
 
 MEANING = {
     "fast": "usual kernels",
@@ -57,10 +59,10 @@ def _cell(timings: Timings, model: str, which: tuple[str, int | None, int | None
         (r for r in timings.records if r.model == model and (r.metric, r.batch, r.length) == which),
         None,
     )
-    if record is None or not number(record.value):
+    if record is None or not is_number(record.value):
         return ""
-    value = f"{record.value:,.0f}" if record.value >= 100 else f"{record.value:.3g}"
-    ratio = record.ratio if number(record.ratio) else None
+    value = quantity(record.value)
+    ratio = record.ratio if is_number(record.ratio) else None
     return value if ratio is None else f"{value} ({ratio:.2f}x)"
 
 

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from ...geometry import KERNEL_TILE, Geometry
+from ...maths.formatting import change, size
 from ..charts import bar_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import change, missing, size
+from .wording import missing
 
 FP32 = 4
 GIB = 2**30

@@ -4,11 +4,13 @@ from collections.abc import Iterator
 
 from ...artifacts.sweep import Measured, Sweep
 from ...artifacts.sweep import Point as Tried
+from ...maths.formatting import size
+from ...maths.units import is_number
 from ...tasks import TASKS
 from ..charts import Point, Series, line_chart
 from ..document import Block, Picture, Table
 from ..findings import Findings
-from .wording import missing, number, size
+from .wording import missing
 
 
 def widths(found: Findings) -> Iterator[Block]:
@@ -22,11 +24,11 @@ def widths(found: Findings) -> Iterator[Block]:
     lines: dict[str, dict[str, list[Point]]] = {}
     rows = []
     for tried in found.sweep.points:
-        if not number(tried.state_bytes):
+        if not is_number(tried.state_bytes):
             continue
         label = _label(found.sweep, tried)
         for name, measured in tried.scores.items():
-            if not number(measured.value):
+            if not is_number(measured.value):
                 continue
             low, high = _bounds(measured)
             if _main(name):
@@ -84,6 +86,6 @@ def _main(name: str) -> bool:
 
 def _bounds(measured: Measured) -> tuple[float | None, float | None]:
     low, high = measured.low, measured.high
-    if not number(low) or not number(high) or low is None or high is None:
+    if not is_number(low) or not is_number(high) or low is None or high is None:
         return None, None
     return (max(0.0, low), min(1.0, high)) if measured.unit == "share" else (low, high)

@@ -1,0 +1,69 @@
+"""How figures read."""
+
+from math import inf, nan
+
+import pytest
+
+from statetrim.maths.formatting import (
+    change,
+    duration,
+    evenly,
+    percent,
+    quantity,
+    score_text,
+    size,
+)
+from statetrim.maths.units import integers, is_number
+
+
+def test_bytes_read_in_binary_units() -> None:
+    assert [size(n) for n in (512, 2**20 - 1, 2**20, 5 * 2**30)] == [
+        "0.5 KiB",
+        "1,024.0 KiB",
+        "1.0 MiB",
+        "5,120.0 MiB",
+    ]
+
+
+def test_changes_have_a_sign_and_none_from_nothing() -> None:
+    assert (change(8, 4), change(4, 5), change(0, 3)) == ("-50.0%", "+25.0%", "")
+
+
+def test_shares_and_quantities() -> None:
+    assert (percent(0.12345), percent(1.0), percent(nan), percent(inf)) == (
+        "12.35%",
+        "100%",
+        "none",
+        "none",
+    )
+    assert (quantity(0.01234), quantity(99.9), quantity(12345.6)) == ("0.0123", "99.9", "12,346")
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (1234.567, "perplexity", "1,234.57"),
+        (2e7, "perplexity", "2.00e+07"),
+        (0.4567, "share", "45.7%"),
+        (0.4567, "nats", "0.4567"),
+    ],
+)
+def test_scores_read_in_their_unit(value: float, unit: str, text: str) -> None:
+    assert score_text(value, unit) == text
+
+
+def test_durations_grow_from_seconds_to_hours() -> None:
+    seconds = (0.01, 89, 91, 89 * 60, 2 * 3600)
+    assert [duration(s) for s in seconds] == ["1 s", "89 s", "2 min", "89 min", "2.0 h"]
+
+
+def test_a_few_of_many_keep_both_ends() -> None:
+    assert evenly([1, 2, 3], 3) == [1, 2, 3]
+    assert evenly(range(100), 4) == [0, 33, 66, 99]
+    assert evenly("abc", 2) == ["a", "c"]
+
+
+def test_what_counts_as_a_number_in_an_untrusted_file() -> None:
+    assert is_number(0) and is_number(-1.5)
+    assert not any(map(is_number, (True, None, "1", nan, inf, 1e301)))
+    assert integers([1, 2]) and not integers([1.0]) and not integers([True]) and not integers((1,))
