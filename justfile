@@ -19,83 +19,83 @@ docs:
 
 # The pictures of docs/how-it-works.md, and the recording of the demo in the README.
 pictures:
-    python experiments/draw_pictures.py docs/figures
-    python experiments/record_demo.py docs/figures/demo.svg
+    python tools/draw_pictures.py docs/figures
+    python tools/record_demo.py docs/figures/demo.svg
 
 # Screenshots of a report in headless Chromium, with what is wrong with it.
 screenshots REPORT OUT:
-    python experiments/screenshots.py {{REPORT}} {{OUT}}
+    python tools/screenshots.py {{REPORT}} {{OUT}}
 
 # Calibrate, select, prune, evaluate and plot: one table for a model (docs/evaluation.md).
 evaluate-reference MODEL DATA OUT:
-    python experiments/evaluate_reference.py {{MODEL}} {{DATA}} {{OUT}}
+    python studies/evaluate_reference.py {{MODEL}} {{DATA}} {{OUT}}
 
 # Time and memory of a prune beside cp, on a synthetic 20 GB checkpoint below DIRECTORY (docs/scale.md).
 bench-prune DIRECTORY:
-    python experiments/bench_prune.py {{DIRECTORY}}
+    python benchmarks/bench_prune.py {{DIRECTORY}}
 
 # Peak memory of layerwise calibration on a synthetic 6 GB checkpoint below DIRECTORY (docs/scale.md).
 bench-layerwise DIRECTORY TOKENIZER TEXT:
-    python experiments/bench_layerwise.py {{DIRECTORY}} {{TOKENIZER}} {{TEXT}}
+    python benchmarks/bench_layerwise.py {{DIRECTORY}} {{TOKENIZER}} {{TEXT}}
 
 # Pre-train a small model from scratch, for example: just train-tiny delta_net OUT --preset fixture
 train-tiny kind out *options:
-    python experiments/train_tiny.py {{kind}} {{out}} {{options}}
+    python studies/train_tiny.py {{kind}} {{out}} {{options}}
 
 # What an analysis costs beside a bare forward pass (docs/rank-analysis.md).
 bench-analyze:
-    python experiments/bench_analyze.py
+    python benchmarks/bench_analyze.py
 
 # The pictures and the table of docs/rank-analysis.md, from the reference model in ../shared.
 figures:
-    python experiments/figures_reference.py
+    python studies/figures_reference.py
 
 # Cost of calibration beside the bare model, its memory, and the time of selection (docs/calibration-cost.md).
 bench-calibrate:
-    OMP_NUM_THREADS=1 python experiments/bench_calibrate.py
+    OMP_NUM_THREADS=1 python benchmarks/bench_calibrate.py
 
 # What recovery brings back, table and picture; goes on where it stopped (docs/recovery.md).
 recover-reference MODELS TEXT TEST WORK *OPTIONS:
-    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python experiments/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
-    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
-    python experiments/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
-    python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
+    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data half --methods grad --keep 0.5 {{OPTIONS}}
+    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --data layerwise --methods l1 grad drrqr --keep 0.5 {{OPTIONS}}
+    python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} --tokens 98304 --methods grad drrqr --keep 0.5 {{OPTIONS}}
+    python studies/plot_recovery.py results/recovery.jsonl docs/recovery.md
 
 # A step of recovery beside bare forward and backward passes (docs/recovery.md).
 bench-recover MODEL TEXT:
-    OMP_NUM_THREADS=1 python experiments/bench_recover.py {{MODEL}} --text {{TEXT}}
+    OMP_NUM_THREADS=1 python benchmarks/bench_recover.py {{MODEL}} --text {{TEXT}}
 
 # Every method on MODEL: NLL, KL and recall after the cut; goes on where it stopped (docs/methods.md).
 compare-methods MODEL TEXT TEST *OPTIONS:
-    python experiments/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/methods.jsonl {{OPTIONS}}
-    python experiments/plot_methods.py docs/methods.jsonl docs/methods.md
+    python studies/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/methods.jsonl {{OPTIONS}}
+    python studies/plot_methods.py results/methods.jsonl docs/methods.md
 
 # Environments of real engines, each below DIRECTORY: MLX-LM, vLLM for CPUs, and kernels to compile.
 engines DIRECTORY:
-    experiments/engines/make_mlx.sh {{DIRECTORY}}/mlx
-    experiments/engines/make_vllm_cpu.sh {{DIRECTORY}}/vllm
-    experiments/engines/make_kernels.sh {{DIRECTORY}}/kernels
+    tools/engines/make_mlx.sh {{DIRECTORY}}/mlx
+    tools/engines/make_vllm_cpu.sh {{DIRECTORY}}/vllm
+    tools/engines/make_kernels.sh {{DIRECTORY}}/kernels
 
 # Rows of the runtime matrix: compile the kernels of the vLLM and SGLang installed there (docs/serving.md).
 compile-kernels ENGINES:
-    {{ENGINES}}/kernels/bin/python experiments/compile_kernels.py src/statetrim/serving/engines_compiled.json
+    {{ENGINES}}/kernels/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
 
 # Small models in hub layout and their cuts, from one that train-tiny made (docs/serving.md).
 engine-models TRAINED OUT TEXT:
-    python experiments/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}}
+    python tools/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}}
 
 # MLX-LM and vLLM beside transformers on those models (docs/serving.md).
 check-engines ENGINES MODELS TEXT:
-    python experiments/engines/reference_tokens.py {{MODELS}}/reference.json {{MODELS}}/qwen3_next-* {{MODELS}}/qwen3_5-* --text {{TEXT}}
-    {{ENGINES}}/mlx/bin/python experiments/engines/check_mlx.py {{MODELS}}/reference.json {{MODELS}}
-    python experiments/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_5_text-128 {{MODELS}}/qwen3_5_text-64x64 --text {{TEXT}}
-    python experiments/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_next-128 {{MODELS}}/qwen3_next-64x64 --text {{TEXT}}
+    python tools/engines/reference_tokens.py {{MODELS}}/reference.json {{MODELS}}/qwen3_next-* {{MODELS}}/qwen3_5-* --text {{TEXT}}
+    {{ENGINES}}/mlx/bin/python tools/engines/check_mlx.py {{MODELS}}/reference.json {{MODELS}}
+    python tools/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_5_text-128 {{MODELS}}/qwen3_5_text-64x64 --text {{TEXT}}
+    python tools/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_next-128 {{MODELS}}/qwen3_next-64x64 --text {{TEXT}}
 
 # What vLLM reports of its cache when it starts; a test holds the calculator against it.
 vllm-startup ENGINES:
-    {{ENGINES}}/vllm/bin/python experiments/engines/record_vllm_startup.py docs/vllm-startup.json
+    {{ENGINES}}/vllm/bin/python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json
 
 # How many sequences a vLLM server holds before and after a cut (docs/benchmark.md).
 vllm-load ENGINES MODELS OUT:
@@ -103,9 +103,9 @@ vllm-load ENGINES MODELS OUT:
 
 # Throughput of cuts beside the original and the ideal on this machine (docs/benchmark.md).
 bench-serving DIRECTORY:
-    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 OMP_NUM_THREADS=1 python experiments/bench_serving.py {{DIRECTORY}}
+    MALLOC_MMAP_MAX_=0 MALLOC_TRIM_THRESHOLD_=17179869184 OMP_NUM_THREADS=1 python benchmarks/bench_serving.py {{DIRECTORY}}
 
 # Keys, values or both at equal bytes: measure MODEL, then tables and picture of docs/two-axes.md.
 compare-axes MODEL TEXT TEST *OPTIONS:
-    python experiments/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results docs/two-axes.jsonl {{OPTIONS}}
-    python experiments/plot_axes.py docs/two-axes.jsonl docs/two-axes.md
+    python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
+    python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md

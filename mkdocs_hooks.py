@@ -10,11 +10,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-SOURCE = Path(__file__).parent / "src" / "statetrim"
+ROOT = Path(__file__).parent
+SOURCE = ROOT / "src" / "statetrim"
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """What was measured lies beside docs/; the site carries it as results/."""
+    from mkdocs.structure.files import File
+
+    for path in sorted((ROOT / "results").rglob("*")):
+        if path.is_file() and path.name != "README.md":
+            name = path.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, name, abs_src_path=str(path)))
+    return files
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What mkdocs calls for each page."""
+    markdown = markdown.replace("](../results/", "](results/")
     for mark, make in (("<!-- commands -->", _commands), ("<!-- api -->", _api)):
         if mark in markdown:
             markdown = markdown.replace(mark, make())

@@ -71,6 +71,33 @@ def test_every_public_name_is_documented(hooks: Any) -> None:
 
 def test_links_between_pages_lead_somewhere() -> None:
     """In the README too, which the site's own check does not see."""
-    for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    for path in (
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "results").glob("*.md"),
+    ):
         for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", path.read_text(encoding="utf-8")):
             assert (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_every_result_has_its_command_date_and_commit() -> None:
+    """In the table of results/README.md; a script or recipe that a row names must exist."""
+    text = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(.+?)` \| `(.+?)`.* \| \d{4}-\d\d-\d\d \| [0-9a-f]{7} \|$", text, re.M)
+    assert len(rows) == sum(line.startswith("| `") for line in text.splitlines()), (
+        "a row is incomplete"
+    )
+    listed = [name if name.startswith("tests/") else f"results/{name}" for name, _ in rows]
+    there = {
+        path.relative_to(ROOT).as_posix()
+        for folder in ("results", "tests/data")
+        for path in (ROOT / folder).rglob("*")
+        if path.is_file() and path.name != "README.md"
+    }
+    assert sorted(listed) == sorted(there)
+    recipes = set(re.findall(r"^([\w-]+)[^:=\n]*:", (ROOT / "justfile").read_text(), re.M))
+    for _, command in rows:
+        program, *words = command.split()
+        known = {"just": lambda w: w in recipes, "python": lambda w: (ROOT / w).is_file()}
+        assert program == "statetrim" or known[program](words[0]), command

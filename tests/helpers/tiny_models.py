@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def train_tiny(kind: str, out: Path, *options: str) -> str:
-    """Run experiments/train_tiny.py, one thread; what it printed."""
-    command = [sys.executable, EXPERIMENTS / "train_tiny.py", kind, out, "--threads", "1"]
+    """Run studies/train_tiny.py, one thread; what it printed."""
+    command = [sys.executable, STUDIES / "train_tiny.py", kind, out, "--threads", "1"]
     done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
     return done.stdout
 

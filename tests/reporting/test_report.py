@@ -21,7 +21,7 @@ from statetrim.reporting.charts import Point, Series, bitmap, interval_chart, li
 from statetrim.reporting.findings import gather
 from statetrim.reporting.report import compose
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
+TOOLS = Path(__file__).parents[2] / "tools"
 NASTY = "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
 VOID = {"meta", "img"}
 ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json",
@@ -375,7 +375,7 @@ def test_in_a_browser(
     """Phone and desktop, light and dark: no request, no overflow, no serious fault by axe-core."""
     pytest.importorskip("playwright")
     pytest.importorskip("axe_playwright_python")
-    monkeypatch.syspath_prepend(EXPERIMENTS)
+    monkeypatch.syspath_prepend(TOOLS)
     import screenshots
 
     if screenshots.chromium() is None:

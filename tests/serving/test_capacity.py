@@ -55,7 +55,7 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
     assert sum(t.nbytes for t in held if t.is_floating_point()) == BATCH * ours.total
 
 
-RECORDED = json.loads((Path(__file__).parents[2] / "docs" / "vllm-startup.json").read_text())
+RECORDED = json.loads((Path(__file__).parents[1] / "data" / "vllm-startup.json").read_text())
 
 
 def test_the_record_covers_shapes_with_and_without_prefix_caching() -> None:

@@ -36,7 +36,7 @@ def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: engine
 
 def test_the_tables_repeat_no_key_and_name_only_known_model_types() -> None:
     for name in ("engines.json", "engines_compiled.json"):
-        text = (files("statetrim") / name).read_text()
+        text = (files("statetrim.serving") / name).read_text()
         json.loads(text, object_pairs_hook=lambda pairs: _no_repeat(pairs))
     named = {kind for types in engines.matrix().families.values() for kind in types}
     assert named <= set(families())

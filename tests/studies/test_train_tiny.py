@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from helpers.tiny_models import EXPERIMENTS, recall_checkpoint, train_tiny  # noqa: F401
+from helpers.tiny_models import STUDIES, recall_checkpoint, train_tiny  # noqa: F401
 from statetrim import portable
 
 QUICK = ("--preset", "fixture", "--set", "steps=6", "--set", "recall_tokens=64")
@@ -18,7 +18,7 @@ QUICK = ("--preset", "fixture", "--set", "steps=6", "--set", "recall_tokens=64")
 
 @pytest.fixture
 def scripts(monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any]:
-    monkeypatch.syspath_prepend(EXPERIMENTS)
+    monkeypatch.syspath_prepend(STUDIES)
     import mqar
     import train_tiny
 

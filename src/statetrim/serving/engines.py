@@ -1,7 +1,7 @@
 """Which engine serves which shape of state: the runtime matrix, and what to ask of it.
 
 The rows are data: `engines.json` is written by hand, `engines_compiled.json` by
-`experiments/compile_kernels.py`. No row is without a source.
+`tools/compile_kernels.py`. No row is without a source.
 """
 
 import json

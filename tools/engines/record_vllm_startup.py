@@ -1,6 +1,6 @@
 """What vLLM says of its cache when it starts, for several shapes; run with vLLM's own Python.
 
-    python experiments/engines/record_vllm_startup.py docs/vllm-startup.json
+    python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json
 
 Weights are dummies, so only a config is needed; each case is a process of its own. The figures are
 vLLM's, read from its log and its objects; nothing of statetrim is imported.

@@ -1,6 +1,6 @@
 """Open a page in headless Chromium as a phone and as a desktop, light and dark, and look at it.
 
-    python experiments/screenshots.py report/report.html pictures
+    python tools/screenshots.py report/report.html pictures
 
 Writes four screenshots and a PDF, and ends with exit code 1 when anything was requested from
 elsewhere, overflows, fails to show, or is a serious violation by axe-core. Needs the system's

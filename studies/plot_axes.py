@@ -1,8 +1,8 @@
 """The tables and the picture of docs/two-axes.md, from the lines that compare_axes.py wrote.
 
-    python experiments/plot_axes.py docs/two-axes.jsonl docs/two-axes.md
+    python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
 
-Fills the places `<!-- axes MODEL -->` ... `<!-- end -->` and draws `two-axes.png` beside it.
+Fills the places `<!-- axes MODEL -->` ... `<!-- end -->` and draws `two-axes.png` beside the lines.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def main() -> None:
     filled = re.sub(r"<!-- axes (\S+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
     options.document.write_text(filled)
     plt.rcParams["figure.constrained_layout.use"] = True
-    draw(models, options.document.with_name("two-axes.png"))
+    draw(models, options.results.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """Pre-train a small linear-attention model on local text and synthetic recall, on a CPU.
 
-    python experiments/train_tiny.py delta_net OUT --text train.jsonl --tokenizer FOLDER
-    python experiments/train_tiny.py gated_deltanet OUT --text train.jsonl --tokenizer FOLDER
-    python experiments/train_tiny.py qwen3_5 OUT --text train.jsonl --tokenizer FOLDER
-    python experiments/train_tiny.py qwen3_next OUT --text train.jsonl --tokenizer FOLDER
-    python experiments/train_tiny.py delta_net OUT --preset fixture
+    python studies/train_tiny.py delta_net OUT --text train.jsonl --tokenizer FOLDER
+    python studies/train_tiny.py gated_deltanet OUT --text train.jsonl --tokenizer FOLDER
+    python studies/train_tiny.py qwen3_5 OUT --text train.jsonl --tokenizer FOLDER
+    python studies/train_tiny.py qwen3_next OUT --text train.jsonl --tokenizer FOLDER
+    python studies/train_tiny.py delta_net OUT --preset fixture
 
 Recall (MQAR) starts with two pairs and gains more whenever the model answers the present ones. OUT
 is an ordinary checkpoint; OUT.training holds what a later run needs to continue, until OUT exists.

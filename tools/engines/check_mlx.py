@@ -1,6 +1,6 @@
 """MLX-LM beside transformers, token by token; run with MLX-LM's own Python, no code of ours.
 
-    MLX/bin/python experiments/engines/check_mlx.py REFERENCE.json FOLDER
+    MLX/bin/python tools/engines/check_mlx.py REFERENCE.json FOLDER
 
 REFERENCE comes from reference_tokens.py, FOLDER holds the models it names. Exit code 1 when one
 token differs.

@@ -1,7 +1,7 @@
 """Keys, values or both? Cuts of both axes of the state at equal bytes, on one checkpoint.
 
-    python experiments/compare_axes.py MODEL --text train.jsonl --test wiki.valid.raw \\
-        --method product --value-method readout_greedy --results docs/two-axes.jsonl
+    python studies/compare_axes.py MODEL --text train.jsonl --test wiki.valid.raw \\
+        --method product --value-method readout_greedy --results results/two-axes.jsonl
 
 For every part of the state's bytes it cuts key channels alone, value channels alone, both to a
 square, and both with more of either; measures each as it is, after a refit of the output
@@ -149,7 +149,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="calibration text")
     parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
-    parser.add_argument("--results", type=Path, default=Path("docs/two-axes.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("results/two-axes.jsonl"))
     parser.add_argument("--name", help="of the model in the results; default: its directory's")
     parser.add_argument("--method", default="energy", help="for key channels")
     parser.add_argument("--value-method", default="readout_greedy")

@@ -1,6 +1,6 @@
 """One command from a model to a table and a plot: calibrate, select, prune, evaluate, report.
 
-    python experiments/evaluate_reference.py MODEL DATA OUT [--also CHECKPOINT ...]
+    python studies/evaluate_reference.py MODEL DATA OUT [--also CHECKPOINT ...]
 
 Cuts MODEL by each method at each width, evaluates the original and every cut on all tasks, writes
 OUT/table.md and OUT/recall.png. Checkpoints given with --also (after recovery, say) get columns of

@@ -1,6 +1,6 @@
 """Time and memory of `statetrim prune` beside `cp` + `sync` of the same files, in one run.
 
-    python experiments/bench_prune.py DIRECTORY [--gigabytes 20] [--rounds 2]
+    python benchmarks/bench_prune.py DIRECTORY [--gigabytes 20] [--rounds 2]
 
 Writes a synthetic checkpoint in the layout and width of Qwen3.5-27B (one layer a shard) below
 DIRECTORY, which needs three times its size free, and removes it at the end. Prints Markdown.

@@ -1,7 +1,7 @@
 """What does a cut cost? Every method, width and score on one checkpoint, without recovery.
 
-    python experiments/compare_methods.py MODEL --text train.jsonl --test wiki.valid.raw \\
-        --results docs/methods.jsonl [--calibration text half recall]
+    python studies/compare_methods.py MODEL --text train.jsonl --test wiki.valid.raw \\
+        --results results/methods.jsonl [--calibration text half recall]
 
 Calibrates once per calibration data, prunes through the product into a temporary directory and adds
 one line per cut to the results; lines that are there already, on as many windows, are not measured
@@ -163,7 +163,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="calibration text")
     parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
-    parser.add_argument("--results", type=Path, default=Path("docs/methods.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("results/methods.jsonl"))
     parser.add_argument("--name", help="of the model in the results; default: its directory's")
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--keep", nargs="+", type=float, default=[0.75, 0.5, 0.25])

@@ -1,6 +1,6 @@
 """Run `statetrim demo` and keep what the terminal showed as an SVG.
 
-    python experiments/record_demo.py docs/figures/demo.svg
+    python tools/record_demo.py docs/figures/demo.svg
 
 Only the table of scores is kept; the other tables are left out to make it fit a page.
 """

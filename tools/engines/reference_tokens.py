@@ -1,6 +1,6 @@
 """Greedy continuations and readings of text by transformers in float32, to compare engines with.
 
-    python experiments/engines/reference_tokens.py OUT.json MODEL... --text valid.jsonl
+    python tools/engines/reference_tokens.py OUT.json MODEL... --text valid.jsonl
 
 A continuation is what the model says after a prompt; a reading is which token it would have chosen
 at every place of a text. `gap` is the smallest distance of the two best logits over a continuation:

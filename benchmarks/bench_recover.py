@@ -1,6 +1,6 @@
 """A step of recovery beside what it cannot do without, on one CPU core, in one process.
 
-    python experiments/bench_recover.py MODEL --text train.jsonl
+    python benchmarks/bench_recover.py MODEL --text train.jsonl
 
 Bare: the stock student's forward, backward and AdamW step with the same trainable tensors, plus the
 stock teacher's forward, on the same batches. CPU seconds of this process, so that a busy machine

@@ -1,6 +1,6 @@
 """The two pictures of docs/how-it-works.md: what a cut removes, and how artifacts flow.
 
-    python experiments/draw_pictures.py docs/figures
+    python tools/draw_pictures.py docs/figures
 
 Plain SVG that follows the reader's light or dark setting.
 """

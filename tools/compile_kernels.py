@@ -1,7 +1,7 @@
 """Compile the Triton kernels of the installed vLLM and SGLang ahead of time: which shapes do?
 
-    experiments/engines/make_kernels.sh KERNELS
-    KERNELS/bin/python experiments/compile_kernels.py src/statetrim/engines_compiled.json
+    tools/engines/make_kernels.sh KERNELS
+    KERNELS/bin/python tools/compile_kernels.py src/statetrim/engines_compiled.json
 
 Writes rows of the runtime matrix. No GPU is needed: Triton is told that there is one, the engines'
 own functions are called in serving order on small CPU tensors, and every launch stops when its
@@ -315,7 +315,7 @@ def row(engine: str, hardware: str, found: dict[str, Any], triton: str) -> dict[
         "shape": ["x".join(map(str, found["shape"]))],
         **outcome,
         "source": f"{package} {version} {result} for sm_{architecture} with triton {triton}: "
-        "experiments/compile_kernels.py",
+        "tools/compile_kernels.py",
         "date": datetime.date.today().isoformat(),
         "evidence": "compiled",
     }

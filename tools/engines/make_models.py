@@ -3,7 +3,7 @@
     just train-tiny qwen3_next TRAINED --text train.jsonl --tokenizer FOLDER \
         --set head_dim=128 --set num_layers=4 --set value_heads_per_key=2 --set steps=250 \
         --set longest_decay_step=0.005 --set recall_tokens=1024
-    python experiments/engines/make_models.py TRAINED OUT --text train.jsonl
+    python tools/engines/make_models.py TRAINED OUT --text train.jsonl
 
 TRAINED is Qwen3-Next with 2 key heads and 4 value heads of 128 x 128. Qwen3.5 is the same network
 with q, k, v and z in other rows, so its checkpoint is made from those very weights. `wide` has

@@ -1,6 +1,6 @@
 """Peak memory of `statetrim calibrate --layerwise` on a synthetic model larger than its budget.
 
-    python experiments/bench_layerwise.py DIRECTORY TOKENIZER TEXT [--gigabytes 6]
+    python benchmarks/bench_layerwise.py DIRECTORY TOKENIZER TEXT [--gigabytes 6]
 
 Writes a random bf16 checkpoint in the Qwen3.5 layout below DIRECTORY, calibrates it with the
 tokenizer folder and text file given, prints Markdown, and removes the checkpoint.

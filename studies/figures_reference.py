@@ -1,6 +1,6 @@
 """The pictures of docs/rank-analysis.md: a small trained DeltaNet before and after every method.
 
-    python experiments/figures_reference.py [--model tiny-delta_net] [--out docs/figures]
+    python studies/figures_reference.py [--model tiny-delta_net] [--out results/rank-analysis]
 
 Needs the reference models and text in ../shared beside the repository. Calibrates once, cuts with
 every method, analyses each result on the same held-out text, and prints the table of the page.
@@ -32,7 +32,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="tiny-delta_net")
     parser.add_argument("--keep", default="0.25")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parents[1] / "docs" / "figures")
+    parser.add_argument(
+        "--out", type=Path, default=Path(__file__).parents[1] / "results" / "rank-analysis"
+    )
     options = parser.parse_args()
     logging.getLogger("transformers").setLevel(logging.ERROR)
 

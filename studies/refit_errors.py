@@ -1,6 +1,6 @@
 """What a refit gains on every layer of a model, on the text of the fit and on other text.
 
-    python experiments/refit_errors.py MODEL --text train.jsonl [--keep 32 --keep-values 32]
+    python studies/refit_errors.py MODEL --text train.jsonl [--keep 32 --keep-values 32]
 
 Prints the part of each layer's output, in squares, that the cut layer misses before and after.
 """

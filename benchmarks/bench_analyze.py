@@ -1,6 +1,6 @@
 """What an analysis costs beside a bare forward pass of the same tokens, in one run.
 
-    python experiments/bench_analyze.py [--rounds 5]
+    python benchmarks/bench_analyze.py [--rounds 5]
 
 Random weights in the shape of small models, one sequence of 2048 tokens, rounds interleaved.
 Prints Markdown: the median of all that analyze does, forward pass included, over that of the

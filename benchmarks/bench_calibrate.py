@@ -1,6 +1,6 @@
 """What calibration costs beside the bare model, how its memory grows, and how long selection takes.
 
-    python experiments/bench_calibrate.py [--rounds 7]
+    python benchmarks/bench_calibrate.py [--rounds 7]
 
 Models of realistic shape with random weights, built in a temporary directory. Bare and calibrating
 passes over the same tokens alternate in one process of one thread; the best of the rounds counts,

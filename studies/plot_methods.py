@@ -1,9 +1,9 @@
 """Tables and a figure from the lines that compare_methods.py wrote.
 
-    python experiments/plot_methods.py docs/methods.jsonl docs/methods.md
+    python studies/plot_methods.py results/methods.jsonl docs/methods.md
 
 Fills the places `<!-- KIND MODEL -->` ... `<!-- end -->` of the Markdown file with tables (KIND is
-methods, scores or calibration) and draws `methods.png` beside it.
+methods, scores or calibration) and draws `methods.png` beside the lines.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def main() -> None:
     pattern = rf"<!-- ({'|'.join(TABLES)}) (\S+) -->.*?<!-- end -->"
     options.document.write_text(re.sub(pattern, fill, text, flags=re.DOTALL))
     plt.rcParams["figure.constrained_layout.use"] = True
-    draw(models, options.document.with_name("methods.png"))
+    draw(models, options.results.with_suffix(".png"))
 
 
 if __name__ == "__main__":

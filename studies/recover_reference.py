@@ -1,8 +1,8 @@
 """What does recovery bring back? Methods and widths on one checkpoint, before and after, and the
 dense control: the original given the same recovery.
 
-    python experiments/recover_reference.py MODEL --text train.jsonl --test wiki.valid.raw \\
-        --work WORK [--results docs/recovery.jsonl] [--tokens 196608]
+    python studies/recover_reference.py MODEL --text train.jsonl --test wiki.valid.raw \\
+        --work WORK [--results results/recovery.jsonl] [--tokens 196608]
 
 Calibrates once, prunes and recovers through the product below WORK, and adds one line per run to
 the results. Runs that are there already are not repeated, and a run that was stopped goes on.
@@ -111,7 +111,7 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="calibration and recovery text")
     parser.add_argument("--test", type=Path, required=True, help="plain text for NLL and KL")
     parser.add_argument("--work", type=Path, required=True, help="where checkpoints are kept")
-    parser.add_argument("--results", type=Path, default=Path("docs/recovery.jsonl"))
+    parser.add_argument("--results", type=Path, default=Path("results/recovery.jsonl"))
     parser.add_argument("--name", help="of the model in the results; default: its directory's")
     parser.add_argument("--methods", nargs="+", default=list(METHODS))
     parser.add_argument("--keep", nargs="+", type=float, default=[0.5, 0.25])

@@ -1,6 +1,6 @@
 """vLLM's answers over its OpenAI endpoint, judged by transformers; for several models.
 
-    python experiments/engines/check_vllm.py VLLM/bin/python MODEL... --text valid.jsonl
+    python tools/engines/check_vllm.py VLLM/bin/python MODEL... --text valid.jsonl
 
 bfloat16 ties and rounding let free-running texts part sooner or later, pruned or not. So both are
 given the same tokens: transformers reads vLLM's own continuations, and both read texts. For every

@@ -1,9 +1,9 @@
 """Table and figure from the lines that recover_reference.py wrote.
 
-    python experiments/plot_recovery.py docs/recovery.jsonl docs/recovery.md
+    python studies/plot_recovery.py results/recovery.jsonl docs/recovery.md
 
 Fills the places `<!-- recovery MODEL DATA TOKENS -->` ... `<!-- end -->` of the Markdown file and
-draws `recovery.png` beside it: recovery on text, by as many tokens as the first line has.
+draws `recovery.png` beside the lines: recovery on text, by as many tokens as the first line has.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def main() -> None:
     tokens = rows[0]["tokens"]
     names = dict.fromkeys(row["model"] for row in rows)
     models = {name: of(name, "text", tokens) for name in names}
-    draw(models, options.document.with_name("recovery.png"))
+    draw(models, options.results.with_suffix(".png"))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """How fast the portable recurrences are, as ratios measured in one run.
 
-    python experiments/bench_delta_rule.py
+    python benchmarks/bench_delta_rule.py
 
 Competitors take turns and each keeps its best time, so that a busy machine disturbs them alike.
 """
