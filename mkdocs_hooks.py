@@ -76,8 +76,8 @@ def _api() -> str:
     classes = [name for name in names if not name[0].islower()]
 
     def directive(name: str) -> str:
-        home, real = statetrim._HOME[name], statetrim._RENAMED.get(name, name)
-        return f"::: statetrim.{home}.{real}"
+        found = getattr(statetrim, name)
+        return f"::: {found.__module__}.{found.__qualname__}"
 
     return "\n\n".join(
         ["## Functions", *map(directive, functions), "## Classes", *map(directive, classes)]
