@@ -4,21 +4,13 @@ A module for each command; they are imported in the order of the help page.
 """
 
 # ruff: noqa: F401, I001
-from . import (
-    trim,
-    inspect,
-    calibrate,
-    merge,
-    select,
-    prune,
-    refit,
-    evaluate,
-    analyze,
-    recover,
-    benchmark,
-    report,
-    demo,
-)
+from . import trim
+from .measures import inspect
+from .steps import calibrate, merge, select, prune, refit
+from .measures import evaluate, analyze
+from .steps import recover
+from .measures import benchmark, report
+from . import demo
 from .app import app, main
 
 __all__ = ["app", "main"]

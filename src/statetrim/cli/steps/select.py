@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
 
 
 @app.command()
@@ -38,9 +38,9 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
-    from ..artifacts.statistics import Statistics
-    from ..console import terminal as console
-    from ..selection import select as selection
+    from ...artifacts.statistics import Statistics
+    from ...console import terminal as console
+    from ...selection import select as selection
 
     arguments.refuse_existing(output)
     opened = arguments.open_model(model, family)

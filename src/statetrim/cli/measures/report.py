@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from .app import app
-from .arguments import Json
+from ..app import app
+from ..arguments import Json
 
 
 @app.command()
@@ -21,8 +21,8 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page that shows what was cut, what it saves and what it costs."""
-    from ..console import terminal as console
-    from ..reporting.report import report as run
+    from ...console import terminal as console
+    from ...reporting.report import report as run
 
     page = run(artifacts, output)
     if as_json:

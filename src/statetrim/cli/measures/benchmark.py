@@ -6,10 +6,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import StatetrimError
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json
+from ...errors import StatetrimError
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json
 
 
 @app.command()
@@ -42,10 +42,10 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Time models in turns, or count how many sequences a vLLM server holds."""
-    from ..benchmarking import benchmark as benchmarking
-    from ..benchmarking import served as load_testing
-    from ..benchmarking.vllm_server import Load
-    from ..console import inspect as serving_console
+    from ...benchmarking import benchmark as benchmarking
+    from ...benchmarking import served as load_testing
+    from ...benchmarking.vllm_server import Load
+    from ...console import inspect as serving_console
 
     arguments.refuse_existing(output)
     sizes = (

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json
 
 
 @app.command()
@@ -24,9 +24,9 @@ def refit(
     as_json: Json = False,
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
-    from ..artifacts.statistics import Statistics
-    from ..console import terminal as console
-    from ..surgery.refit import refit as run
+    from ...artifacts.statistics import Statistics
+    from ...console import terminal as console
+    from ...surgery.refit import refit as run
 
     opened = arguments.open_model(model, family)
     heard = Statistics.load(statistics) if statistics else None

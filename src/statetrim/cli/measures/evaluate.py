@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
-from .arguments import Json
+from .. import arguments
+from ..app import app
+from ..arguments import Json
 
 
 @app.command()
@@ -44,9 +44,9 @@ def evaluate(
 ) -> None:
     """Score models and their original on the same samples, and say what was lost."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
-    from ..artifacts import verdicts
-    from ..console import terminal as console
-    from ..evaluation.evaluate import evaluate as run
+    from ...artifacts import verdicts
+    from ...console import terminal as console
+    from ...evaluation.evaluate import evaluate as run
 
     for rule in fail_if or []:
         verdicts.check_rule(rule)

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import StatetrimError
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json, Model
+from ...errors import StatetrimError
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json, Model
 
 
 @app.command()
@@ -39,15 +39,17 @@ def analyze(
     as_json: Json = False,
 ) -> None:
     """Show how full the state of every layer and head is, on a text."""
-    from ..analysis.analyze import analyze as run
-    from ..console import terminal as console
+    from ...analysis.analyze import analyze as run
+    from ...console import terminal as console
 
     if output.suffix != ".json":
         raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
     for path in (output, output.with_suffix(".safetensors")):
         arguments.refuse_existing(path)
     if figures:
-        from ..reporting import rank_figures as drawing  # before the work: matplotlib may be absent
+        from ...reporting import (
+            rank_figures as drawing,
+        )  # before the work: matplotlib may be absent
     opened = arguments.open_model(model, family)
     with console.tokens_progress("analysing") as progress:
         found = run(

@@ -4,9 +4,9 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
 
 
 @app.command()
@@ -25,9 +25,9 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state, what it would be after a cut, and who serves that."""
-    from ..console import inspect as serving_console
-    from ..console import terminal as console
-    from ..serving import inspect as serving
+    from ...console import inspect as serving_console
+    from ...console import terminal as console
+    from ...serving import inspect as serving
 
     opened = arguments.open_model(model, family)
     wanted = arguments.widths(opened, keep, keep_values, square)

@@ -5,8 +5,8 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
+from .. import arguments
+from ..app import app
 
 
 @app.command()
@@ -15,8 +15,8 @@ def merge(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
 ) -> None:
     """Add statistics that were made apart."""
-    from ..artifacts.statistics import Statistics
-    from ..artifacts.statistics import merge as run
+    from ...artifacts.statistics import Statistics
+    from ...artifacts.statistics import merge as run
 
     arguments.refuse_existing(output)
     run([Statistics.load(part) for part in parts]).save(output)

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json
 
 
 @app.command()
@@ -60,9 +60,9 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
-    from ..console import recover as console
-    from ..recovery.recover import recover as run
-    from ..runtime.processes import is_lead
+    from ...console import recover as console
+    from ...recovery.recover import recover as run
+    from ...runtime.processes import is_lead
 
     opened = arguments.open_model(model, family)
     with console.training_progress() as (announce, progress):

@@ -5,10 +5,10 @@ from typing import Annotated
 
 import typer
 
-from ..errors import StatetrimError
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json, Model
+from ...errors import StatetrimError
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json, Model
 
 
 @app.command()
@@ -39,9 +39,9 @@ def calibrate(
     as_json: Json = False,
 ) -> None:
     """Run text through a model and sum what selection methods need."""
-    from ..calibration.calibrate import calibrate as run
-    from ..console import terminal as console
-    from ..runtime.processes import Ranks
+    from ...calibration.calibrate import calibrate as run
+    from ...console import terminal as console
+    from ...runtime.processes import Ranks
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")

@@ -5,9 +5,9 @@ from typing import Annotated
 
 import typer
 
-from . import arguments
-from .app import app
-from .arguments import FamilyFile, Json, Model
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json, Model
 
 
 @app.command()
@@ -22,10 +22,10 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Cut a checkpoint by a plan, shard by shard."""
-    from ..artifacts.plan import Plan
-    from ..console import terminal as console
-    from ..surgery.prune import prepare
-    from ..surgery.prune import prune as run
+    from ...artifacts.plan import Plan
+    from ...console import terminal as console
+    from ...surgery.prune import prepare
+    from ...surgery.prune import prune as run
 
     opened, chosen = arguments.open_model(model, family), Plan.load(plan)
     surgery = prepare(opened, chosen)
