@@ -1,0 +1,127 @@
+"""Everything a user can type, a fact a line: public names with their parameters, and commands with
+their options.
+
+`python -m helpers.interface python` (or `command-line`), in `tests/`, prints what is committed in
+`tests/data/interface/`.
+"""
+
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields, is_dataclass
+from typing import Any
+
+import typer
+
+import statetrim
+import statetrim.cli
+
+
+def python_facts() -> list[str]:
+    """`trim(*, out): str | Path`, `Plan.keep: int` and the like; what follows the colon is the
+    type."""
+    found: list[str] = []
+    for name in sorted(statetrim.__all__):
+        value = getattr(statetrim, name)
+        if inspect.isclass(value):
+            found += class_facts(name, value)
+        elif callable(value):
+            found += function_facts(name, value)
+        else:
+            found.append(f"{name}: {type(value).__name__}")
+    return found
+
+
+def class_facts(name: str, cls: type) -> Iterator[str]:
+    bases = ", ".join(base.__name__ for base in cls.__mro__[1:-1] if base.__name__[0] != "_")
+    yield f"{name}: class {bases}".rstrip()
+    if cls.__init__ is not object.__init__ and not issubclass(cls, Exception):
+        yield from function_facts(name, cls)
+    for member, value in sorted(vars(cls).items()):
+        raw = inspect.unwrap(getattr(value, "__func__", value))
+        if member.startswith("_"):
+            continue
+        if isinstance(value, property) or hasattr(value, "attrname"):  # a cached property
+            getter = value.fget if isinstance(value, property) else value.func
+            yield f"{name}.{member}: {plain(inspect.signature(getter).return_annotation)}"
+        elif inspect.isfunction(raw):
+            bound = raw if isinstance(value, staticmethod) else without_self(raw)
+            yield from function_facts(f"{name}.{member}", bound)
+        elif not is_dataclass(cls):
+            yield f"{name}.{member}: attribute"
+
+
+def without_self(function: Callable[..., Any]) -> inspect.Signature:
+    signature = inspect.signature(function)
+    return signature.replace(parameters=list(signature.parameters.values())[1:])
+
+
+def function_facts(name: str, function: Any) -> Iterator[str]:
+    signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
+    yield f"{name}(): {plain(signature.return_annotation)}"
+    for parameter in signature.parameters.values():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            yield f"{name}(**): {plain(parameter.annotation)}"
+            yield from unpacked_facts(name, function)
+            continue
+        star = "*, " if parameter.kind is parameter.KEYWORD_ONLY else ""
+        star = "*" if parameter.kind is parameter.VAR_POSITIONAL else star
+        default = "" if parameter.default is parameter.empty else f"={shown(parameter.default)}"
+        yield f"{name}({star}{parameter.name}{default}): {plain(parameter.annotation)}"
+
+
+def unpacked_facts(name: str, function: Any) -> Iterator[str]:
+    """Options that stand in a dataclass, and may be given one by one as well."""
+    hints = typing.get_type_hints(function)
+    classes = [part for hint in hints.values() for part in (hint, *typing.get_args(hint))]
+    for options in (
+        part for part in classes if is_dataclass(part) and part.__name__[-7:] == "Options"
+    ):
+        for field in fields(options):
+            assert field.default is not MISSING, f"{options.__name__}.{field.name}"
+            yield f"{name}(*, {field.name}={shown(field.default)}): {plain(field.type)}"
+
+
+def shown(default: Any) -> str:
+    return "<function>" if callable(default) else repr(default)
+
+
+def plain(annotation: Any) -> str:
+    """The type without its modules, which are not for users to know."""
+    if annotation is inspect.Signature.empty:
+        return "nothing"
+    text = (
+        annotation.__name__
+        if inspect.isclass(annotation) and not typing.get_args(annotation)
+        else str(annotation)
+    )
+    return re.sub(r"(?<!\w)(?:\w+\.)+(?=\w)", "", text).strip("'\"")
+
+
+def command_line_facts() -> list[str]:
+    """`trim --keep=None: str | None` and the like; what follows the colon is the type."""
+    group: Any = typer.main.get_command(statetrim.cli.app)
+    found = list(option_facts("statetrim", group))
+    for name, command in sorted(group.commands.items()):
+        found += [f"{name}: command", *option_facts(name, command)]
+    return found
+
+
+def option_facts(name: str, command: Any) -> Iterator[str]:
+    """Names and flags as typer knows them, the rest as the function says."""
+    signature = inspect.signature(command.callback)
+    types = typing.get_type_hints(command.callback)
+    for parameter in command.params:
+        said = signature.parameters[parameter.name]
+        flags = " ".join([*parameter.opts, *parameter.secondary_opts])
+        shown_name = flags if parameter.param_type_name == "option" else parameter.name.upper()
+        default = "" if said.default is said.empty else f"={said.default!r}"
+        yield f"{name} {shown_name}{default}: {plain(types[parameter.name])}"
+
+
+FACTS = {"python": python_facts, "command-line": command_line_facts}
+
+if __name__ == "__main__":
+    print("\n".join(FACTS[sys.argv[1]]()))
