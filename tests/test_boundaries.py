@@ -13,9 +13,8 @@ SOURCE = Path(__file__).parents[1] / "src" / "statetrim"
 LIGHT = {"torch", "safetensors", "huggingface_hub", "statetrim"}
 HEAVY_ALLOWED = {
     "__init__": {"lazy_loader"},
-    "console/terminal": {"rich"},
-    "console/trim": {"rich"},
-    "console/inspect": {"rich"},
+    "cli": {"typer"},
+    "console": {"rich"},
     "storage/text": {"datasets"},
     "evaluation/harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
@@ -25,7 +24,6 @@ HEAVY_ALLOWED = {
     "recovery/adapters": {"peft"},
     "recovery/mixer_repair": {"transformers"},
     "recovery/trainer": {"transformers"},
-    "console/recover": {"rich"},
 }
 
 
@@ -82,7 +80,8 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
             for module in imported(tree)
             if not module.startswith(".") and module not in sys.stdlib_module_names
         }
-        allowed = {"typer"} if name.startswith("cli/") else HEAVY_ALLOWED.get(name, set())
+        folder = name.partition("/")[0]
+        allowed = HEAVY_ALLOWED.get(folder, set()) | HEAVY_ALLOWED.get(name, set())
         assert outside <= LIGHT | allowed, f"{name} imports {outside - LIGHT}"
 
 
@@ -144,3 +143,21 @@ def test_the_map_names_every_module() -> None:
     there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
     there -= {"__init__", "__main__", "__pycache__"}
     assert named == there, f"not on the map: {there - named}; on it, but gone: {named - there}"
+
+
+def test_a_command_has_the_same_place_in_cli_and_console() -> None:
+    from statetrim.cli import app
+
+    names = {
+        command.name or command.callback.__name__
+        for command in app.registered_commands
+        if command.callback
+    }
+    places = {
+        folder: {path.relative_to(SOURCE / folder) for path in (SOURCE / folder).rglob("*.py")}
+        for folder in ("cli", "console")
+    }
+    for name in names:
+        found = [{path for path in paths if path.stem == name} for paths in places.values()]
+        assert found[0] == found[1] and len(found[0]) == 1, f"{name}: {found}"
+    assert len(names) >= 13

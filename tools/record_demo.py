@@ -20,7 +20,8 @@ from rich._export_format import CONSOLE_SVG_FORMAT
 from rich.console import Console
 
 from statetrim.cli import app
-from statetrim.console import terminal as console
+from statetrim.console import demo as console
+from statetrim.console import terminal
 from statetrim.pipelines import demo
 
 QUIET = ("inspect", "calibrate", "select", "prune", "analyze")
@@ -31,7 +32,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     out = parser.parse_args().out.resolve()
     logging.getLogger("transformers").setLevel(logging.ERROR)
-    screen = console._out = Console(record=True, width=92, markup=False, force_terminal=True)
+    screen = terminal.out = Console(record=True, width=92, markup=False, force_terminal=True)
 
     def command(words: list[str], quiet: bool) -> None:
         with console.muted(words[0] in QUIET):

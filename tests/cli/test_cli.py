@@ -72,7 +72,7 @@ def test_a_log_gets_a_line_now_and_then(
 
     with console.tokens_progress("calibrating") as quick:
         quick(512, 1024)
-    monkeypatch.setattr(console._Lines, "patience", 0.0)
+    monkeypatch.setattr(console.Lines, "patience", 0.0)
     with console.bytes_progress("pruning", 2048) as slow:
         slow(512)
         slow(512)

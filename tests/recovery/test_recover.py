@@ -19,7 +19,7 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
-from statetrim.console import recover as recovery_console
+from statetrim.console.steps import recover as recovery_console
 from statetrim.families.delta_net import DeltaNet
 from statetrim.recovery import trainer as training
 from statetrim.recovery.adapters import attach
@@ -446,7 +446,7 @@ def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
 ) -> None:
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=120)
-    monkeypatch.setattr(recovery_console, "_err", terminal)
+    monkeypatch.setattr("statetrim.console.terminal.err", terminal)
     with recovery_console.training_progress() as (_, update):
         for step in range(1, 5):
             update(Moment(step, 8, 1000 * step, 1.2345))

@@ -18,7 +18,7 @@ def demo(
 ) -> None:
     """Train a tiny model here, cut it by three methods, and show what each costs."""
     os.environ.setdefault("TQDM_DISABLE", "1")
-    from ..console import terminal as console
+    from ..console import demo as console
     from ..pipelines import demo as walk
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)

@@ -78,6 +78,7 @@ def trim(
     from dataclasses import replace
 
     from ..console import trim as trim_console
+    from ..console.sweep import show_sweep
     from ..pipelines import sweep as sweeping
     from ..pipelines import trim as trimming
     from ..pipelines.estimate import Machine
@@ -108,7 +109,7 @@ def trim(
                 "--keep-values, --square, --for and budgets"
             )
         found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
-        trim_console.show_sweep(found, str(output), as_json=as_json)
+        show_sweep(found, str(output), as_json=as_json)
         return
     if engine and not any((keep, keep_values, square, state_mib_per_sequence, sequences)):
         keep = "0.5"

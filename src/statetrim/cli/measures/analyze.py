@@ -40,18 +40,18 @@ def analyze(
 ) -> None:
     """Show how full the state of every layer and head is, on a text."""
     from ...analysis.analyze import analyze as run
-    from ...console import terminal as console
+    from ...console.measures.analyze import show_analysis
+    from ...console.terminal import tokens_progress
 
     if output.suffix != ".json":
         raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
     for path in (output, output.with_suffix(".safetensors")):
         arguments.refuse_existing(path)
     if figures:
-        from ...reporting import (
-            rank_figures as drawing,
-        )  # before the work: matplotlib may be absent
+        # Before the work: matplotlib may be absent.
+        from ...reporting import rank_figures as drawing
     opened = arguments.open_model(model, family)
-    with console.tokens_progress("analysing") as progress:
+    with tokens_progress("analysing") as progress:
         found = run(
             opened,
             text,
@@ -70,10 +70,4 @@ def analyze(
         before = {"before": found.baseline} if found.baseline else {}
         label = "after" if found.baseline else opened.path.name
         drawn = drawing.save_all({**before, label: found}, figures)
-    if as_json:
-        about = {"analysis": str(output), "figures": list(map(str, drawn)), **found.summary()}
-        if found.baseline:
-            about["baseline"] = found.baseline.summary()
-        console.show_json(about)
-    else:
-        console.show_analysis(found, str(output), [str(path) for path in drawn])
+    show_analysis(found, str(output), drawn, as_json=as_json)

@@ -45,7 +45,7 @@ def benchmark(
     from ...benchmarking import benchmark as benchmarking
     from ...benchmarking import served as load_testing
     from ...benchmarking.vllm_server import Load
-    from ...console import inspect as serving_console
+    from ...console.measures.benchmark import settings_progress, show_timings
 
     arguments.refuse_existing(output)
     sizes = (
@@ -57,7 +57,7 @@ def benchmark(
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
     opened = [arguments.open_model(model, family) for model in (baseline, *models)]
-    with serving_console.settings_progress() as progress:
+    with settings_progress() as progress:
         if engine:
             timings = load_testing.benchmark_served(
                 opened[1:],
@@ -85,4 +85,4 @@ def benchmark(
                 progress=progress,
             )
     timings.save(output)
-    serving_console.show_timings(timings, str(output), as_json=as_json)
+    show_timings(timings, str(output), as_json=as_json)

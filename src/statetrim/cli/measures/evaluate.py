@@ -45,12 +45,12 @@ def evaluate(
     """Score models and their original on the same samples, and say what was lost."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
     from ...artifacts import verdicts
-    from ...console import terminal as console
+    from ...console.measures.evaluate import show_scores, tasks_progress
     from ...evaluation.evaluate import evaluate as run
 
     for rule in fail_if or []:
         verdicts.check_rule(rule)
-    with console.tasks_progress() as progress:
+    with tasks_progress() as progress:
         scores = run(
             models,
             baseline=baseline,
@@ -66,7 +66,7 @@ def evaluate(
             resume=resume,
             progress=progress,
         )
-    console.show_scores(scores, str(output), as_json=as_json)
+    show_scores(scores, str(output), as_json=as_json)
     for rule in fail_if or []:
         sentence = verdicts.broken(rule, scores)
         if sentence:

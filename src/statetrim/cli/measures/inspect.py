@@ -25,15 +25,10 @@ def inspect(
     as_json: Json = False,
 ) -> None:
     """Show a model's recurrent state, what it would be after a cut, and who serves that."""
-    from ...console import inspect as serving_console
-    from ...console import terminal as console
-    from ...serving import inspect as serving
+    from ...console.measures.inspect import show_report
+    from ...serving.inspect import inspect as run
 
     opened = arguments.open_model(model, family)
     wanted = arguments.widths(opened, keep, keep_values, square)
-    report = serving.inspect(opened, *wanted, memory_gib=memory_gib, context=context)
-    if as_json:
-        console.show_json(report.as_json())
-    else:
-        console.show_report(report)
-        serving_console.show_deployment(report.deployment, cut=report.after is not None)
+    report = run(opened, *wanted, memory_gib=memory_gib, context=context)
+    show_report(report, as_json=as_json)

@@ -21,11 +21,7 @@ def report(
     as_json: Json = False,
 ) -> None:
     """Write one page that shows what was cut, what it saves and what it costs."""
-    from ...console import terminal as console
+    from ...console.measures.report import show_page
     from ...reporting.report import report as run
 
-    page = run(artifacts, output)
-    if as_json:
-        console.show_json({"html": str(page), "markdown": str(page.with_suffix(".md"))})
-    else:
-        print(f"written to {page} and {page.with_suffix('.md').name} beside it")
+    show_page(run(artifacts, output), as_json=as_json)

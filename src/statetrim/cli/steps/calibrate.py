@@ -40,13 +40,14 @@ def calibrate(
 ) -> None:
     """Run text through a model and sum what selection methods need."""
     from ...calibration.calibrate import calibrate as run
-    from ...console import terminal as console
+    from ...console.steps.calibrate import show_statistics
+    from ...console.terminal import tokens_progress
     from ...runtime.processes import Ranks
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")
     opened = arguments.open_model(model, family)
-    with console.tokens_progress("calibrating") as progress:
+    with tokens_progress("calibrating") as progress:
         statistics = run(
             opened,
             text,
@@ -62,4 +63,4 @@ def calibrate(
             progress=progress,
         )
     if Ranks.of_this_process().rank == 0:
-        console.show_statistics(statistics, opened, str(output), as_json=as_json)
+        show_statistics(statistics, opened, str(output), as_json=as_json)

@@ -17,7 +17,8 @@ def merge(
     """Add statistics that were made apart."""
     from ...artifacts.statistics import Statistics
     from ...artifacts.statistics import merge as run
+    from ...console.steps.merge import show_merged
 
     arguments.refuse_existing(output)
     run([Statistics.load(part) for part in parts]).save(output)
-    print(f"{len(parts)} statistics added, written to {output}")
+    show_merged(len(parts), str(output))

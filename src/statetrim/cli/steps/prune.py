@@ -23,27 +23,14 @@ def prune(
 ) -> None:
     """Cut a checkpoint by a plan, shard by shard."""
     from ...artifacts.plan import Plan
-    from ...console import terminal as console
+    from ...console.steps.prune import show_surgery
+    from ...console.terminal import bytes_progress
     from ...surgery.prune import prepare
     from ...surgery.prune import prune as run
 
     opened, chosen = arguments.open_model(model, family), Plan.load(plan)
     surgery = prepare(opened, chosen)
     if not dry_run:
-        with console.bytes_progress("pruning", surgery.bytes_after) as progress:
+        with bytes_progress("pruning", surgery.bytes_after) as progress:
             run(opened, chosen, output, progress=progress)
-    if as_json:
-        console.show_json(
-            {
-                "output": str(output),
-                "dry_run": dry_run,
-                "tensors_cut": len(surgery.cuts),
-                "head_k_dim": [opened.geometry.head_k_dim, surgery.geometry.head_k_dim],
-                "head_v_dim": [opened.geometry.head_v_dim, surgery.geometry.head_v_dim],
-                "state_bytes": [opened.geometry.state_numel * 4, surgery.geometry.state_numel * 4],
-                "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
-                "parameters": [opened.parameters, surgery.parameters_after],
-            }
-        )
-    else:
-        console.show_surgery(surgery, str(output), done=not dry_run)
+    show_surgery(surgery, str(output), done=not dry_run, as_json=as_json)

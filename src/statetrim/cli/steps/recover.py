@@ -60,12 +60,12 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
-    from ...console import recover as console
+    from ...console.steps.recover import show_recovery, training_progress
     from ...recovery.recover import recover as run
     from ...runtime.processes import is_lead
 
     opened = arguments.open_model(model, family)
-    with console.training_progress() as (announce, progress):
+    with training_progress() as (announce, progress):
         recovered = run(
             opened,
             teacher=arguments.open_model(teacher, family) if teacher else None,
@@ -94,4 +94,4 @@ def recover(
             progress=progress,
         )
     if is_lead():
-        console.show_recovery(recovered, str(output), as_json=as_json)
+        show_recovery(recovered, str(output), as_json=as_json)

@@ -25,12 +25,13 @@ def refit(
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
     from ...artifacts.statistics import Statistics
-    from ...console import terminal as console
+    from ...console.steps.refit import show_refit
+    from ...console.terminal import bytes_progress
     from ...surgery.refit import refit as run
 
     opened = arguments.open_model(model, family)
     heard = Statistics.load(statistics) if statistics else None
     size = sum(shard.path.stat().st_size for shard in opened.shards)
-    with console.bytes_progress("refitting", size) as progress:
+    with bytes_progress("refitting", size) as progress:
         fitted = run(opened, heard, out=output, damping=damping, progress=progress)
-    console.show_refit(fitted, str(output), as_json=as_json)
+    show_refit(fitted, str(output), as_json=as_json)

@@ -39,7 +39,8 @@ def select(
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
     from ...artifacts.statistics import Statistics
-    from ...console import terminal as console
+    from ...console.steps.select import show_plan
+    from ...console.terminal import layers_progress
     from ...selection import select as selection
 
     arguments.refuse_existing(output)
@@ -54,19 +55,8 @@ def select(
         value_options=arguments.method_options(value_option or []),
         seed=seed,
         statistics=Statistics.load(statistics) if statistics else None,
-        progress=console.layers_progress("selecting"),
+        progress=layers_progress("selecting"),
         **arguments.method_options(option or []),
     )
     plan.save(output)
-    if as_json:
-        console.show_json(
-            {
-                "plan": str(output),
-                "method": plan.method,
-                "keep": plan.keep,
-                "value_method": plan.value_method,
-                "keep_values": plan.keep_values,
-            }
-        )
-    else:
-        console.show_plan(plan, opened.geometry, str(output))
+    show_plan(plan, opened.geometry, str(output), as_json=as_json)

@@ -6,20 +6,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from ..recovery.adapters import Coverage
-from ..recovery.progress import Moment
-from ..runtime.processes import is_lead
-from ..storage.checkpoint import Checkpoint
-from ..storage.json_file import read_object
-from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
-from .terminal import show_json
-
-_out = Console(markup=False)
-_err = Console(stderr=True, markup=False)
+from ...recovery.adapters import Coverage
+from ...recovery.progress import Moment
+from ...runtime.processes import is_lead
+from ...storage.checkpoint import Checkpoint
+from ...storage.json_file import read_object
+from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES
+from .. import terminal
 
 
 @contextmanager
@@ -28,9 +24,9 @@ def training_progress() -> Iterator[tuple[Any, Any]]:
     speed = _Speed()
 
     def announce(coverage: Coverage) -> None:
-        _err.print(coverage_sentence(coverage), highlight=False, soft_wrap=True)
+        terminal.note(coverage_sentence(coverage))
 
-    if not _err.is_terminal:
+    if not terminal.err.is_terminal:
         yield announce, _Lines(speed)
         return
     columns = (
@@ -40,7 +36,7 @@ def training_progress() -> Iterator[tuple[Any, Any]]:
         TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} tokens/s"),
         TimeRemainingColumn(),
     )
-    with Progress(*columns, console=_err, transient=True, disable=not is_lead()) as bar:
+    with Progress(*columns, console=terminal.err, transient=True, disable=not is_lead()) as bar:
         task = bar.add_task("recovering", total=None, loss=math.nan, speed=0.0)
 
         def update(moment: Moment) -> None:
@@ -83,11 +79,9 @@ class _Lines:
         left = moment.tokens * (moment.steps / moment.step - 1)
         time_left = f", {left / speed:,.0f} s left" if speed and left else ""
         label = f"{moment.label}: " if moment.label else ""
-        _err.print(
+        terminal.note(
             f"{label}step {moment.step} of {moment.steps}, loss {moment.loss:.4f}, "
             f"{speed:,.0f} tokens/s{time_left}",
-            highlight=False,
-            soft_wrap=True,
         )
 
 
@@ -111,7 +105,7 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
     record = read_object(recovered.path / ARTIFACTS / "recover.json", MOST_RECORD_BYTES)
     curve = record["curve"]
     if as_json:
-        show_json({"output": where, "coverage": record["coverage"], "curve": curve})
+        terminal.show_json({"output": where, "coverage": record["coverage"], "curve": curve})
         return
     table = Table(title="Recovery", title_justify="left")
     for name in ("", "first step", "last step"):
@@ -119,11 +113,9 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
             table.add_row(name, f"{curve[0][name]:.4f}", f"{curve[-1][name]:.4f}")
-    _out.print(table)
+    terminal.out.print(table)
     trained = len(record["trained_tensors"])
-    _out.print(
+    terminal.say(
         f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "
         f"others are as they were; written to {where}",
-        highlight=False,
-        soft_wrap=True,
     )

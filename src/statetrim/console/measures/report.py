@@ -1,0 +1,12 @@
+"""What a person sees of `report`."""
+
+from pathlib import Path
+
+from .. import terminal
+
+
+def show_page(page: Path, *, as_json: bool) -> None:
+    if as_json:
+        terminal.show_json({"html": str(page), "markdown": str(page.with_suffix(".md"))})
+    else:
+        print(f"written to {page} and {page.with_suffix('.md').name} beside it")

@@ -1,0 +1,1 @@
+"""What a person sees of the steps from a model to a smaller one."""

@@ -1,0 +1,34 @@
+"""What a person sees of `calibrate`."""
+
+from rich.table import Table
+
+from ...artifacts.statistics import Statistics
+from ...storage.checkpoint import Checkpoint
+from .. import terminal
+
+
+def show_statistics(
+    statistics: Statistics, model: Checkpoint, where: str, *, as_json: bool
+) -> None:
+    layers = statistics.layers.values()
+    tokens = next(iter(layers)).tokens
+    energy = [float(x.output_square.mean()) / tokens for x in layers if x.output_square is not None]
+    if as_json:
+        terminal.show_json(
+            {
+                "statistics": where,
+                "tokens": tokens,
+                "parts": sorted(statistics.parts),
+                "output_energy": energy,
+            }
+        )
+        return
+    table = Table(title="Statistics", title_justify="left", show_header=False)
+    table.add_row("tokens", f"{tokens:,}")
+    table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
+    table.add_row("sums", ", ".join(sorted(statistics.parts)))
+    if energy:
+        smallest = f"{min(energy):.3g} (the norm's eps: ~1e-6)"
+        table.add_row("read-out energy, smallest layer", smallest)
+    table.add_row("written to", where)
+    terminal.out.print(table)

@@ -1,0 +1,52 @@
+"""What a person sees of `prune`."""
+
+from rich.table import Table
+
+from ...maths.formatting import change, size
+from ...surgery.prune import Surgery
+from .. import terminal
+
+
+def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> None:
+    before, after = surgery.model.geometry, surgery.geometry
+    if as_json:
+        terminal.show_json(
+            {
+                "output": where,
+                "dry_run": not done,
+                "tensors_cut": len(surgery.cuts),
+                "head_k_dim": [before.head_k_dim, after.head_k_dim],
+                "head_v_dim": [before.head_v_dim, after.head_v_dim],
+                "state_bytes": [before.state_numel * 4, after.state_numel * 4],
+                "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
+                "parameters": [surgery.model.parameters, surgery.parameters_after],
+            }
+        )
+        return
+    title = "Pruned" if done else "Dry run: nothing was written"
+    table = Table(title=title, title_justify="left")
+    for name in ("", "before", "after", "change"):
+        table.add_column(name, justify="right" if name else "left")
+    rows = [
+        (
+            "state per head, keys x values",
+            before.head_k_dim * before.head_v_dim,
+            after.head_k_dim * after.head_v_dim,
+        ),
+        ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
+        ("weights", surgery.bytes_before, surgery.bytes_after),
+        ("parameters", surgery.model.parameters, surgery.parameters_after),
+    ]
+    widths = (
+        f"{before.head_k_dim} x {before.head_v_dim}",
+        f"{after.head_k_dim} x {after.head_v_dim}",
+    )
+    table.add_row(rows[0][0], *widths, change(rows[0][1], rows[0][2]))
+    for name, old, new in rows[1:3]:
+        table.add_row(name, size(old), size(new), change(old, new))
+    name, old, new = rows[3]
+    table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
+    terminal.out.print(table)
+    files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
+    verb = "written to" if done else "would go to"
+    terminal.say(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}")
