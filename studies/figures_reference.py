@@ -15,7 +15,8 @@ import torch
 from torch.nn import functional
 
 import statetrim as st
-from statetrim.reporting import rank_figures as figures
+from statetrim.reporting import figure_files
+from statetrim.reporting import rank_pictures as figures
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.storage.text import sequences
 
@@ -78,7 +79,7 @@ def draw(found: dict[str, st.Analysis], out: Path) -> None:
         "filters": figures.filter_picture(original),
     }
     for name, picture in pictures.items():
-        for path in figures.save(picture, out / name):
+        for path in figure_files.save(picture, out / name):
             if path.suffix == ".svg" and path.stat().st_size > MOST_SVG_BYTES:
                 path.unlink()
 

@@ -403,11 +403,12 @@ def test_what_cannot_be_analysed_is_said_in_a_sentence(checkpoint: Any, text: Pa
 def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> None:
     from matplotlib.image import imread
 
-    from statetrim.reporting import rank_figures as figures
+    from statetrim.reporting import rank_pictures
+    from statetrim.reporting.figure_files import save_all
 
     assert pair.baseline is not None
     both = {"before": pair.baseline, "after": pair}
-    written = figures.save_all(both, tmp_path)
+    written = save_all(rank_pictures.sheets(both), tmp_path)
     assert sorted(path.name for path in written) == sorted(
         f"{name}.{suffix}"
         for name in ("utilization", "spectra", "heat-map", "filters")
@@ -425,21 +426,29 @@ def test_pictures_are_drawn_and_not_empty(pair: Analysis, tmp_path: Path) -> Non
             text = path.read_text()
             assert "How to read it" in text and text.rstrip().endswith("</svg>")
     before = [path.read_bytes() for path in written]
-    assert before == [path.read_bytes() for path in figures.save_all(both, tmp_path)]
+    assert before == [path.read_bytes() for path in save_all(rank_pictures.sheets(both), tmp_path)]
     with pytest.raises(st.StatetrimError, match="no layer 9 with a head 0"):
-        figures.spectra(both, 9, 0)
+        rank_pictures.spectra(both, 9, 0)
+
+
+LEGEND = ("before", "after", "after ")
 
 
 def test_no_legend_stands_over_data(pair: Analysis) -> None:
-    from statetrim.reporting import rank_figures as figures
+    from statetrim.reporting import rank_pictures
+    from statetrim.reporting.drawing import Curve, Label, Line
 
     assert pair.baseline is not None
     both = {"before": pair.baseline, "after": pair}
-    for figure in (figures.utilization_curves(both), figures.spectra(both, 0, 0)):
-        figure.draw_without_rendering()
-        (legend,) = figure.legends
-        box = legend.get_window_extent()
-        assert not any(box.overlaps(axes.get_window_extent()) for axes in figure.axes)
+    for sheet in (rank_pictures.utilization_curves(both), rank_pictures.spectra(both, 0, 0)):
+        assert sheet.panels
+        for panel in sheet.panels:
+            legend = [s for s in panel.shapes if isinstance(s, Label) and s.text[:6] in LEGEND]
+            grid = [s.y1 for s in panel.shapes if isinstance(s, Line) and s.style == "grid"]
+            curves = [y for s in panel.shapes if isinstance(s, Curve) for _, y in s.points]
+            assert len(legend) == len(both) and curves
+            descent = 4  # pixels of a letter below its baseline
+            assert max(label.y for label in legend) + descent < min(*grid, *curves)
 
 
 def test_the_command_writes_shows_and_draws(checkpoint: Any, text: Path, tmp_path: Path) -> None:

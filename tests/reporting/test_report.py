@@ -17,8 +17,11 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from statetrim.reporting.charts import Point, Series, bitmap, interval_chart, line_chart
+from statetrim.reporting import html
+from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
+from statetrim.reporting.drawing import Drawing
 from statetrim.reporting.findings import gather
+from statetrim.reporting.markdown import markdown
 from statetrim.reporting.report import compose
 
 TOOLS = Path(__file__).parents[2] / "tools"
@@ -176,6 +179,25 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_section_is_one_file_and_one_line(
+    artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.reporting import sections
+
+    (tmp_path / "weather.py").write_text(
+        "from statetrim.reporting.document import Text\n"
+        "TITLE = 'Weather'\n"
+        "def blocks(found):\n"
+        "    yield Text('Rain & <b>wind</b>')\n"
+    )
+    monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
+    monkeypatch.setattr(sections, "ORDER", (*sections.ORDER, "weather"))
+    page = st.report([artifacts / "plan.json"], tmp_path / "out")
+    assert '<h2 id="weather">Weather</h2>' in page.read_text()
+    assert "<p>Rain &amp; &lt;b&gt;wind&lt;/b&gt;</p>" in page.read_text()
+    assert "## Weather\n\nRain \\& \\<b\\>wind" in page.with_suffix(".md").read_text()
+
+
 def test_figures_are_those_of_the_artifacts(full: Path, artifacts: Path) -> None:
     before, after = st.open(artifacts / "MODEL"), st.open(artifacts / "SMALL")
     text = Page(full.read_text()).text
@@ -204,13 +226,18 @@ def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> N
 
 def test_a_picture_of_kept_channels_has_their_bits() -> None:
     mask = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 1, 0], [0] * 10], dtype=torch.bool)
-    png = base64.b64decode(bitmap(mask, "alt").partition("base64,")[2].partition('"')[0])
+    png = base64.b64decode(channel_map(mask, "alt").source.partition("base64,")[2])
     start = png.index(b"IDAT")
     length = int.from_bytes(png[start - 4 : start], "big")
     rows = zlib.decompress(png[start + 4 : start + 4 + length])
-    width = 1 + 2  # filter byte, ten bits
-    assert rows[:width] == bytes([0, 0b10011000, 0b10000000])
+    width = 1 + 10  # filter byte, a byte a channel
+    assert rows[:width] == bytes([0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0])
     assert len(rows) % width == 0
+
+
+def drawn(chart: Drawing | None) -> str:
+    """The shapes as SVG, without the style sheet that stands before them."""
+    return "" if chart is None else html.standalone_svg(chart).partition("</style>")[2]
 
 
 @pytest.mark.parametrize("value", [1e308, -1e308, 5e-324, 0.0, 3.0])
@@ -219,8 +246,8 @@ def test_charts_stand_any_number(value: float) -> None:
         chart = line_chart(
             [Series("a", [Point(value, value), Point(1.0, 1e-12)])], "t", x="x", y="y", log=log
         )
-        assert "nan" not in chart and "inf" not in chart
-    assert "nan" not in interval_chart([("a", value, value, value)], "t", "x")
+        assert "nan" not in drawn(chart) and "inf" not in drawn(chart)
+    assert "nan" not in drawn(interval_chart([("a", value, value, value)], "t", "x"))
 
 
 def hostile(artifacts: Path, folder: Path) -> list[Path]:
@@ -301,7 +328,7 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
     other["lineage"]["source"] = "0" * 64
     (tmp_path / "plan.json").write_text(json.dumps(other))
     found = gather([artifacts / "MODEL", tmp_path / "plan.json"])
-    assert "do not belong together" in compose(found).as_markdown()
+    assert "do not belong together" in markdown(compose(found))
 
 
 def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
@@ -314,10 +341,10 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
     inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
     for scored, said in (([small.fingerprint], False), (["0" * 64], True)):
         inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
-        within = compose(gather([tmp_path / "SMALL"])).as_markdown()
+        within = markdown(compose(gather([tmp_path / "SMALL"])))
         assert ("Quality was not measured" in within) is said  # left out when not its own
         shutil.copy(inner, tmp_path / "scores.json")
-        given = compose(gather([tmp_path / "SMALL", tmp_path / "scores.json"])).as_markdown()
+        given = markdown(compose(gather([tmp_path / "SMALL", tmp_path / "scores.json"])))
         assert ("scores are of other weights" in given) is said  # shown, with a warning
 
 

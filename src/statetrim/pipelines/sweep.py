@@ -73,10 +73,10 @@ def _draw(found: Sweep, directory: Path) -> None:
     shutil.rmtree(directory / "report", ignore_errors=True)  # half of one, from a killed run
     report([directory / FILE], directory / "report")
     if importlib.util.find_spec("matplotlib") is not None:
-        from ..reporting.rank_figures import save
-        from ..reporting.sweep_figure import sweep_figure
+        from ..reporting.figure_files import save
+        from ..reporting.sweep_pictures import sheet
 
-        save(sweep_figure(found), directory / "sweep")
+        save(sheet(found), directory / "sweep")
 
 
 def _measure(stages: Run) -> tuple[Point, Point]:

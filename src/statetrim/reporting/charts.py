@@ -1,22 +1,22 @@
-"""Charts as inline SVG that takes its colours from the page, so that they follow light and dark.
+"""Numbers -> drawings: lines, intervals, bars, heat maps, kept channels.
 
-Narrow enough to stay readable on a phone. Each has a title that says in words what it shows.
+Narrow enough to stay readable on a phone. What cannot be drawn gives None; its numbers stand in a
+table beside it.
 """
 
-import base64
-import struct
-import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from html import escape
 from math import ceil, floor, isfinite, log10
 
+import torch
 from torch import Tensor
+
+from .drawing import Box, Curve, Dot, Drawing, Label, Line, Raster, Shape
+from .theme import EMPTY, FULL, ON_EMPTY, ON_FULL, SERIES, mixed
 
 WIDTH = 420
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 46
-STYLES = 4  # of lines, in report.css
-KEPT_COLOUR = bytes((0x2F, 0x86, 0xC9))  # visible on a light and on a dark ground
+PLOT = 190  # height of what lies between the axes
 MOST_CELLS = 4096
 LARGEST = 1e30  # what lies beyond, or is no number, is in the table and not in the picture
 
@@ -29,12 +29,33 @@ class Point:
     y: float
     low: float | None = None
     high: float | None = None
+    label: str = ""
 
 
 @dataclass(frozen=True)
 class Series:
+    """`style` names a stroke of the theme; without one the series takes the next colour."""
+
     name: str
     points: Sequence[Point]
+    style: str = ""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A scale from values to pixels."""
+
+    name: str
+    ticks: Sequence[float]
+    low: float
+    high: float
+    log: bool
+    show: Format
+
+    def share(self, value: float) -> float:
+        """Where the value lies between both ends, 0 to 1."""
+        place = _log(value) if self.log else value
+        return min(1.0, max(0.0, (place - self.low) / (self.high - self.low)))
 
 
 def line_chart(
@@ -46,72 +67,63 @@ def line_chart(
     show_x: Format = lambda value: f"{value:g}",
     show_y: Format = lambda value: f"{value:g}",
     log: bool = False,
+    log_x: bool = False,
     from_zero: bool = False,
     marks: bool = False,
-) -> str:
-    """Lines over one pair of axes; `log` is of y. Points that are not finite are left out."""
-    kept = [Series(s.name, [p for p in s.points if _drawable(p, log)]) for s in series]
-    kept = [s for s in kept if s.points]
+    reference: float | None = None,
+) -> Drawing | None:
+    """Lines over one pair of axes; `log` is of y, `reference` a level that is drawn across."""
+    kept = [
+        Series(one.name, [p for p in one.points if _drawable(p, log, log_x)], one.style)
+        for one in series
+    ]
+    kept = [one for one in kept if one.points]
     if not kept:
-        return ""
-    xs = [p.x for s in kept for p in s.points]
-    ys = [v for s in kept for p in s.points for v in (p.y, p.low, p.high) if v is not None]
-    if log:
-        ys = [v for v in ys if v > 0]
-        y_ticks = _decades(min(ys), max(ys))
-    else:
-        y_ticks = _ticks(0.0 if from_zero else min(ys), max(ys))
-    x_low, x_high = min(xs), max(xs)
-    if marks or x_low == x_high:  # room around the outermost marks
-        room = 0.04 * (x_high - x_low) or _room(x_low)
-        x_low, x_high = x_low - room, x_high + room
-    x_ticks = [tick for tick in _ticks(x_low, x_high, most=5) if x_low <= tick <= x_high]
+        return None
+    across = _x_axis(x, [p.x for s in kept for p in s.points], log_x, marks, show_x)
+    levels = [v for s in kept for p in s.points for v in (p.y, p.low, p.high) if v is not None]
+    if reference is not None and _known(reference):
+        levels.append(reference)
+    up = _y_axis(y, levels, log, from_zero, show_y)
+    styles = _styles(kept)
     legend = kept if len(kept) > 1 else []
     top = TOP + 18 * len(legend)
-    height = top + 190 + BOTTOM
-    place = (lambda v: log10(max(v, 1e-300))) if log else (lambda v: v)
-    y_low, y_high = place(y_ticks[0]), place(y_ticks[-1])
 
-    def at_x(value: float) -> float:
-        return LEFT + (value - x_low) / (x_high - x_low) * (WIDTH - LEFT - RIGHT)
+    def at(point_x: float, point_y: float) -> tuple[float, float]:
+        return LEFT + across.share(point_x) * (WIDTH - LEFT - RIGHT), top + PLOT * (
+            1 - up.share(point_y)
+        )
 
-    def at_y(value: float) -> float:
-        share = (place(value) - y_low) / (y_high - y_low)
-        return top + 190 * (1 - min(1.0, max(0.0, share)))
-
-    parts = []
-    for value in y_ticks:
-        parts.append(_line(LEFT, at_y(value), WIDTH - RIGHT, at_y(value), "grid"))
-        parts.append(_text(LEFT - 6, at_y(value) + 4, show_y(value), "faint end"))
-    for value in x_ticks:
-        parts.append(_text(at_x(value), top + 208, show_x(value), "faint middle"))
-    parts.append(_text((LEFT + WIDTH - RIGHT) / 2, top + 228, x, "middle"))
-    parts.append(
-        f'<text class="middle" transform="translate(12 {top + 95}) rotate(-90)">{escape(y)}</text>'
-    )
-    for number, one in enumerate(legend):
+    shapes: list[Shape] = list(_frame(across, up, top))
+    for number, (one, style) in enumerate(zip(legend, styles, strict=False)):
         row = 9 + 18 * number
-        parts.append(_line(LEFT, row, LEFT + 26, row, _stroke(number)))
-        parts.append(_text(LEFT + 32, row + 4, _short(one.name, 46)))
-    for number, one in enumerate(kept):
-        path = " ".join(f"{at_x(p.x):.1f},{at_y(p.y):.1f}" for p in one.points)
-        parts.append(f'<polyline class="{_stroke(number)}" points="{path}"/>')
+        shapes.append(Line(LEFT, row, LEFT + 26, row, style))
+        shapes.append(Label(LEFT + 32, row + 4, _short(one.name, 46)))
+    if reference is not None and _known(reference):
+        level = at(0.0, reference)[1]
+        shapes.append(Line(LEFT, level, WIDTH - RIGHT, level, "reference"))
+    for one, style in zip(kept, styles, strict=True):
+        shapes.append(Curve([at(p.x, p.y) for p in one.points], style))
         for p in one.points if marks else ():
+            here = at(p.x, p.y)
             if p.low is not None and p.high is not None:
-                style = f"bar solid s{number % STYLES}"
-                parts.append(_line(at_x(p.x), at_y(p.low), at_x(p.x), at_y(p.high), style))
-            parts.append(
-                f'<circle class="f{number % STYLES}" cx="{at_x(p.x):.1f}" cy="{at_y(p.y):.1f}" '
-                f'r="4"/>'
-            )
-    return _svg(height, title, parts)
+                bar = style.replace("series", "bar")
+                shapes.append(Line(here[0], at(p.x, p.low)[1], here[0], at(p.x, p.high)[1], bar))
+            shapes.append(Dot(*here, 4, _colour(style)))
+            if p.label:
+                right = here[0] > WIDTH - RIGHT - 60
+                anchor, gap = ("end", -7) if right else ("start", 7)
+                shapes.append(Label(here[0] + gap, here[1] - 7, p.label, anchor, "faint"))
+    return Drawing(WIDTH, top + PLOT + BOTTOM, title, shapes)
 
 
-def interval_chart(rows: Sequence[tuple[str, float, float, float]], title: str, x: str) -> str:
+def interval_chart(
+    rows: Sequence[tuple[str, float, float, float]], title: str, x: str
+) -> Drawing | None:
     """For each row its label, and below it the estimate between its bounds, on one scale."""
-    rows = [row for row in rows if all(abs(value) < LARGEST for value in row[1:])]
+    rows = [row for row in rows if all(_known(value) for value in row[1:])]
     if not rows:
-        return ""
+        return None
     ticks = _ticks(min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows)))
     low, high = ticks[0], ticks[-1]
     bottom = TOP + 40 * len(rows)
@@ -119,124 +131,155 @@ def interval_chart(rows: Sequence[tuple[str, float, float, float]], title: str, 
     def at(value: float) -> float:
         return 24 + (value - low) / (high - low) * (WIDTH - 48)
 
-    parts = [_text(at(value), bottom + 15, f"{value:g}", "faint middle") for value in ticks]
-    parts.append(_text(WIDTH / 2, bottom + 34, x, "middle"))
+    shapes: list[Shape] = [
+        Label(at(value), bottom + 15, f"{value:g}", "middle", "faint") for value in ticks
+    ]
+    shapes.append(Label(WIDTH / 2, bottom + 34, x, "middle"))
     for number, (label, estimate, least, most) in enumerate(rows):
         y = TOP + 40 * number
-        parts.append(_text(4, y + 11, _short(label, 56)))
+        shapes.append(Label(4, y + 11, _short(label, 56)))
         for value in ticks:
-            parts.append(
-                _line(at(value), y + 17, at(value), y + 33, "zero" if value == 0 else "grid")
-            )
-        parts.append(_line(at(least), y + 25, at(most), y + 25, "bar s0"))
-        parts.append(f'<circle class="f0" cx="{at(estimate):.1f}" cy="{y + 25}" r="4.5"/>')
-    return _svg(bottom + 40, title, parts)
+            style = "zero" if value == 0 else "grid"
+            shapes.append(Line(at(value), y + 17, at(value), y + 33, style))
+        shapes.append(Line(at(least), y + 25, at(most), y + 25, "bar-0"))
+        shapes.append(Dot(at(estimate), y + 25, 4.5, "series-0"))
+    return Drawing(WIDTH, bottom + 40, title, shapes)
 
 
-def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> str:
-    """For each row a label, and below it a bar with its value in words."""
+def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> Drawing | None:
+    """For each row a label, and below it a bar with its value in words; the original first."""
     most = max((value for _, value, _ in rows), default=0.0)
     if most <= 0:
-        return ""
-    parts = []
+        return None
+    shapes: list[Shape] = []
     for number, (label, value, shown) in enumerate(rows):
         y, width = 6 + 42 * number, (WIDTH - 120) * value / most
-        parts.append(_text(2, y + 11, _short(label, 56)))
-        parts.append(
-            f'<rect class="f{min(number, 1)}" x="2" y="{y + 17}" width="{max(1.0, width):.1f}" '
-            f'height="15" rx="2"/>'
-        )
-        parts.append(_text(width + 10, y + 29, shown))
-    return _svg(10 + 42 * len(rows), title, parts)
+        colour = "ink" if number == 0 else "series-0"
+        shapes.append(Label(2, y + 11, _short(label, 56)))
+        shapes.append(Box(2, y + 17, max(1.0, width), 15, colour))
+        shapes.append(Label(width + 10, y + 29, shown))
+    return Drawing(WIDTH, 10 + 42 * len(rows), title, shapes)
 
 
-def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> str:
-    """`values` [rows, columns] from 0 to `top`; the stronger the colour the higher the share."""
+def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Drawing | None:
+    """`values` [rows, columns] from 0 to `top`; the darker a cell the higher its share."""
     rows, columns = values.shape
     if rows * columns > MOST_CELLS:
-        return ""
+        return None
     left, size = 34, (WIDTH - 36) / columns
     high = min(26.0, max(8.0, size))
     numbered = columns <= 12 and rows <= 48
-    parts = []
+    shapes: list[Shape] = []
     for row, cells in enumerate(values.tolist()):
         y = 16 + high * row
         if rows <= 24 or row % ceil(rows / 24) == 0:
-            parts.append(_text(left - 6, y + high / 2 + 4, names[row], "faint end"))
+            shapes.append(Label(left - 6, y + high / 2 + 4, names[row], "end", "faint"))
         for column, value in enumerate(cells):
-            opacity = 0.45 * min(1.0, value / top) if isfinite(value) and top > 0 else 0.0
-            box = (
-                f'x="{left + size * column:.1f}" y="{y:.1f}" '
-                f'width="{size - 1:.1f}" height="{high - 1:.1f}"'
-            )
-            parts.append(f'<rect class="cell" {box} fill-opacity="{0.03 + opacity:.2f}"/>')
+            share = value / top if isfinite(value) and top > 0 else 0.0
+            x = left + size * column
+            shapes.append(Box(x, y, size - 1, high - 1, mixed(share)))
             if numbered:
                 shown = f"{100 * value:.0f}" if isfinite(value) else "?"
-                middle = left + size * (column + 0.5)
-                parts.append(_text(middle, y + high / 2 + 3.5, shown, "on-cell middle"))
+                colour = ON_FULL if share > 0.6 else ON_EMPTY
+                shapes.append(Label(x + size / 2, y + high / 2 + 4, shown, "middle", colour))
     for column in range(columns):
         if columns <= 16 or column % ceil(columns / 16) == 0:
-            parts.append(_text(left + size * (column + 0.5), 11, str(column), "faint middle"))
-    return _svg(18 + high * rows, title, parts)
+            x = left + size * (column + 0.5)
+            shapes.append(Label(x, 11, str(column), "middle", "faint"))
+    bottom = 16 + high * rows
+    shapes += _scale(left, bottom + 8, "0%", f"{100 * top:.0f}%", mixed)
+    return Drawing(WIDTH, bottom + 28, title, shapes)
 
 
-def bitmap(rows: Tensor, alt: str) -> str:
-    """`rows` bool [heads, channels] as an image: a band for each head, coloured where true."""
-    heads, channels = rows.shape
+def channel_map(kept: Tensor, alt: str) -> Raster:
+    """`kept` bool [heads, channels]: a band for each head, dark where a channel stays."""
+    heads, channels = kept.shape
     repeat = min(8, max(2, channels // (3 * heads)))
-    empty = b"\0" * (1 + (channels + 7) // 8)
-    lines = []
-    for row in rows.tolist():
-        bits = "".join("1" if cell else "0" for cell in row).ljust(8 * (len(empty) - 1), "0")
-        band = b"\0" + int(bits, 2).to_bytes(len(empty) - 1, "big")
-        lines.append(band * (repeat - 1) + empty)
-    height = heads * repeat
-    header = struct.pack(">IIBBBBB", channels, height, 1, 3, 0, 0, 0)  # one bit, by palette
-    png = b"\x89PNG\r\n\x1a\n" + b"".join(
-        struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        for kind, body in (
-            (b"IHDR", header),
-            (b"PLTE", bytes(3) + KEPT_COLOUR),
-            (b"tRNS", b"\0\xff"),
-            (b"IDAT", zlib.compress(b"".join(lines), 9)),
-            (b"IEND", b""),
-        )
-    )
-    source = base64.b64encode(png).decode()
-    return (
-        f'<img alt="{escape(alt, quote=True)}" width="{channels}" height="{height}" '
-        f'src="data:image/png;base64,{source}">'
-    )
+    bands = kept.to(torch.uint8).repeat_interleave(repeat, 0)
+    bands[repeat - 1 :: repeat] = 2  # a gap below each
+    return Raster(bands, (EMPTY, FULL, None), alt)
 
 
-def _drawable(point: Point, log: bool) -> bool:
+def _frame(across: Axis, up: Axis, top: float) -> list[Shape]:
+    """Grid, ticks and names of both axes."""
+    shapes: list[Shape] = []
+    for value in up.ticks:
+        y = top + PLOT * (1 - up.share(value))
+        shapes.append(Line(LEFT, y, WIDTH - RIGHT, y, "grid"))
+        shapes.append(Label(LEFT - 6, y + 4, up.show(value), "end", "faint"))
+    for value in across.ticks:
+        x = LEFT + across.share(value) * (WIDTH - LEFT - RIGHT)
+        shapes.append(Label(x, top + PLOT + 18, across.show(value), "middle", "faint"))
+    shapes.append(Label((LEFT + WIDTH - RIGHT) / 2, top + PLOT + 38, across.name, "middle"))
+    shapes.append(Label(12, top + PLOT / 2, up.name, "middle", turned=True))
+    return shapes
+
+
+def _scale(
+    x: float, y: float, first: str, last: str, colour: Callable[[float], str]
+) -> list[Shape]:
+    """What the colours of cells mean."""
+    steps, width = 8, 14
+    shapes: list[Shape] = [Label(x, y + 11, first, colour="faint")]
+    x += 9 * len(first) + 8
+    for step in range(steps):
+        shapes.append(Box(x + width * step, y, width, 13, colour(step / (steps - 1))))
+    shapes.append(Label(x + width * steps + 6, y + 11, last, colour="faint"))
+    return shapes
+
+
+def _styles(series: Sequence[Series]) -> list[str]:
+    """Every series that asks for no style takes the next colour that nobody asked for."""
+    asked = {one.style for one in series}
+    free = [f"series-{n}" for n in range(SERIES) if f"series-{n}" not in asked] or ["series-0"]
+    count, found = 0, []
+    for one in series:
+        found.append(one.style or free[count % len(free)])
+        count += not one.style
+    return found
+
+
+def _colour(style: str) -> str:
+    return "ink" if style == "original" else style
+
+
+def _x_axis(name: str, values: Sequence[float], log: bool, marks: bool, show: Format) -> Axis:
+    low, high = min(values), max(values)
+    if log:
+        decades = _decades(low, high, most=5)
+        return Axis(name, decades, _log(decades[0]), _log(decades[-1]), True, show)
+    if marks or low == high:  # room around the outermost marks
+        room = 0.04 * (high - low) or _room(low)
+        low, high = low - room, high + room
+    ticks = [tick for tick in _ticks(low, high, most=5) if low <= tick <= high]
+    return Axis(name, ticks, low, high, False, show)
+
+
+def _y_axis(name: str, values: Sequence[float], log: bool, from_zero: bool, show: Format) -> Axis:
+    if log:
+        values = [value for value in values if value > 0]
+        ticks = _decades(min(values), max(values))
+        return Axis(name, ticks, _log(ticks[0]), _log(ticks[-1]), True, show)
+    ticks = _ticks(0.0 if from_zero else min(values), max(values))
+    return Axis(name, ticks, ticks[0], ticks[-1], False, show)
+
+
+def _drawable(point: Point, log: bool, log_x: bool) -> bool:
     known = [v for v in (point.x, point.y, point.low, point.high) if v is not None]
-    return all(abs(v) < LARGEST for v in known) and (point.y > 0 or not log)
+    positive = (point.y > 0 or not log) and (point.x > 0 or not log_x)
+    return all(map(_known, known)) and positive
 
 
-def _svg(height: float, title: str, parts: Sequence[str]) -> str:
-    name = escape(title, quote=True)
-    return (
-        f'<svg viewBox="0 0 {WIDTH} {height:.0f}" role="img" aria-label="{name}">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
-def _line(x1: float, y1: float, x2: float, y2: float, style: str) -> str:
-    return f'<line class="{style}" x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}"/>'
-
-
-def _text(x: float, y: float, text: str, style: str = "") -> str:
-    kind = f' class="{style}"' if style else ""
-    return f'<text{kind} x="{x:.1f}" y="{y:.1f}">{escape(text)}</text>'
-
-
-def _stroke(number: int) -> str:
-    return f"curve s{number % STYLES}"
+def _known(value: float) -> bool:
+    return abs(value) < LARGEST
 
 
 def _short(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _log(value: float) -> float:
+    return log10(max(value, 1e-300))
 
 
 def _ticks(low: float, high: float, most: int = 6) -> list[float]:
@@ -255,8 +298,8 @@ def _room(value: float) -> float:
     return max(abs(value) * 0.1, 1e-9)
 
 
-def _decades(low: float, high: float) -> list[float]:
+def _decades(low: float, high: float, most: int = 8) -> list[float]:
     first, last = floor(log10(low)), ceil(log10(high))
     last = max(last, first + 1)
-    step = ceil((last - first) / 8)
+    step = ceil((last - first) / most)
     return [10.0**n for n in range(first, last + step, step)]

@@ -8,8 +8,10 @@ from ..maths.formatting import change, score_text, size
 from ..storage.json_file import write_text
 from ..tasks import TASKS
 from ..version import __version__
+from . import html
 from .document import Document, Text
 from .findings import Findings, gather
+from .markdown import markdown
 from .sections import sections
 
 MOST_BYTES = 2_000_000
@@ -30,14 +32,14 @@ def report(artifacts: Sequence[str | Path], out: str | Path) -> Path:
                 f"{path} exists already and is not overwritten; choose another name"
             )
     document = compose(gather(artifacts))
-    page = document.as_html()
+    page = html.page(document)
     if len(page.encode()) > MOST_BYTES:
         raise StatetrimError(
             f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page should be; "
             f"give fewer artifacts"
         )
     out.mkdir(parents=True, exist_ok=True)
-    write_text(out / MARKDOWN, document.as_markdown())
+    write_text(out / MARKDOWN, markdown(document))
     write_text(out / HTML, page)
     return out / HTML
 

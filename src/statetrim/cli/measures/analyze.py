@@ -49,7 +49,8 @@ def analyze(
         arguments.refuse_existing(path)
     if figures:
         # Before the work: matplotlib may be absent.
-        from ...reporting import rank_figures as drawing
+        from ...reporting.figure_files import save_all
+        from ...reporting.rank_pictures import sheets
     opened = arguments.open_model(model, family)
     with tokens_progress("analysing") as progress:
         found = run(
@@ -69,5 +70,5 @@ def analyze(
     if figures:
         before = {"before": found.baseline} if found.baseline else {}
         label = "after" if found.baseline else opened.path.name
-        drawn = drawing.save_all({**before, label: found}, figures)
+        drawn = save_all(sheets({**before, label: found}), figures)
     show_analysis(found, str(output), drawn, as_json=as_json)

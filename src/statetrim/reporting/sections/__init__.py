@@ -1,28 +1,39 @@
-"""Findings -> the sections of a report. A section without its artifact says how to make it."""
+"""Findings -> the sections of a report.
 
-from ..document import Section
+A section is a file here with a TITLE and a function `blocks`, and its name in ORDER. Where its
+artifact is missing it says which command makes it.
+"""
+
+from collections.abc import Iterator
+from importlib import import_module
+from typing import Protocol
+
+from ..document import Block, Section
 from ..findings import Findings
-from .cut import cut
-from .made import lineage, recovered, reproduce
-from .quality import quality
-from .ranks import ranks
-from .speed import engines, speed
-from .state import state
-from .widths import widths
+
+ORDER = (
+    "cut",
+    "state",
+    "quality",
+    "sweep",
+    "ranks",
+    "speed",
+    "engines",
+    "recovery",
+    "reproduce",
+    "lineage",
+)
+"""As a reader asks."""
+
+
+class Contents(Protocol):
+    """What a file of a section holds."""
+
+    TITLE: str
+
+    def blocks(self, found: Findings) -> Iterator[Block]: ...
 
 
 def sections(found: Findings) -> list[Section]:
-    """Every section, in the order a reader asks."""
-    made = (
-        ("What was cut", cut),
-        ("State before and after", state),
-        ("Quality", quality),
-        ("Quality against state size", widths),
-        ("How full the state is", ranks),
-        ("Speed", speed),
-        ("Where it runs", engines),
-        ("Recovery", recovered),
-        ("How to reproduce it", reproduce),
-        ("Lineage", lineage),
-    )
-    return [Section(title, list(blocks(found))) for title, blocks in made]
+    modules: list[Contents] = [import_module(f".{name}", __package__) for name in ORDER]
+    return [Section(module.TITLE, list(module.blocks(found))) for module in modules]

@@ -7,17 +7,20 @@ from torch import Tensor
 
 from ...geometry import Axis
 from ...maths.formatting import evenly
-from ..charts import bitmap
-from ..document import Block, Picture, Table, Text
+from ..charts import channel_map
+from ..document import Block, Gallery, Table, Text
+from ..drawing import Raster
 from ..findings import Findings
-from .wording import missing
+from .records import missing
+
+TITLE = "What was cut"
 
 MOST_LAYER_PICTURES = 64
 MOST_PICTURED_HEADS, MOST_PICTURED_CHANNELS = 64, 1024
 MOST_LISTED_HEADS = 64
 
 
-def cut(found: Findings) -> Iterator[Block]:
+def blocks(found: Findings) -> Iterator[Block]:
     plan = found.plan
     if plan is None:
         yield from missing(
@@ -57,15 +60,14 @@ def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Blo
     name = "key/query" if axis == "key" else "value"
     layers = evenly(list(kept), MOST_LAYER_PICTURES)
     if channels <= MOST_PICTURED_CHANNELS:
-        pictures = "".join(
-            f"<div><p>layer {layer}</p>{_layer_picture(kept[layer], layer, name, channels)}</div>"
-            for layer in layers
-        )
         shown = "" if len(layers) == len(kept) else f" ({len(layers)} of {len(kept)} layers)"
-        yield Picture(
-            f'<div class="layers">{pictures}</div>',
+        yield Gallery(
+            [
+                (f"layer {layer}", _layer_picture(kept[layer], layer, name, channels))
+                for layer in layers
+            ],
             f"Kept {name} channels{shown}: one band a head, from channel 0 on the left to "
-            f"{channels - 1} on the right; coloured channels stay ({keep} in every head), gaps "
+            f"{channels - 1} on the right; dark channels stay ({keep} in every head), gaps "
             f"were removed. Heads are cut apart, so the same place in two heads is not alike.",
         )
     if heads * len(kept) <= MOST_LISTED_HEADS:
@@ -83,12 +85,12 @@ def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Blo
         yield Text("The numbers of all kept channels stand in the plan.")
 
 
-def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> str:
+def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> Raster:
     heads = kept[:MOST_PICTURED_HEADS]
-    channels = max(channels, int(heads.max()) + 1)  # the other model may be a stranger's
+    channels = max(channels, int(heads.max()) + 1)  # the other model may be another's
     mask = torch.zeros(len(heads), channels, dtype=torch.bool).scatter_(1, heads, True)
     first = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
-    return bitmap(mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{first}")
+    return channel_map(mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{first}")
 
 
 def _ranges(channels: list[int]) -> str:

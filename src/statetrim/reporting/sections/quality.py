@@ -11,7 +11,9 @@ from ...tasks import TASKS
 from ..charts import interval_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import mapping, missing, strings
+from .records import mapping, missing, strings
+
+TITLE = "Quality"
 
 CHECKS = {
     "sliced_against_masked": "cut model against the original with those channels masked",
@@ -20,7 +22,7 @@ CHECKS = {
 }
 
 
-def quality(found: Findings) -> Iterator[Block]:
+def blocks(found: Findings) -> Iterator[Block]:
     """Checks of the cut itself, then scores against the original."""
     if found.trim is not None:
         yield from _checked(found.trim)

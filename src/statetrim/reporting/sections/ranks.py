@@ -4,13 +4,15 @@ from collections.abc import Iterator
 
 from ...artifacts.analysis import Analysis
 from ...maths.formatting import percent
-from ..charts import Point, Series, heat_map, line_chart
+from .. import rank_pictures
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import missing, thinned
+from .records import missing
+
+TITLE = "How full the state is"
 
 
-def ranks(found: Findings) -> Iterator[Block]:
+def blocks(found: Findings) -> Iterator[Block]:
     analysis = found.analysis
     if analysis is None:
         yield from missing(
@@ -29,60 +31,7 @@ def ranks(found: Findings) -> Iterator[Block]:
         f"A state of d keys could have rank d; its effective rank says how many directions it "
         f"really uses. Mean use: {words}. A narrower state reaches a higher share with less in it."
     )
-    curves = [
-        Series(
-            f"{name} (largest rank {part.widest})",
-            thinned(
-                [
-                    Point(x, y)
-                    for x, y in zip(part.positions.tolist(), part.curve.tolist(), strict=True)
-                ]
-            ),
-        )
-        for name, part in looked.items()
-    ]
-    yield Picture(
-        line_chart(
-            curves,
-            "Share of the largest rank in use, by token",
-            x="token",
-            y="rank in use",
-            show_y=percent,
-            from_zero=True,
-        ),
-        "Share of the largest possible rank in use after each token; mean over layers and heads.",
-    )
-    fullest = int(analysis.mean_utilization.nan_to_num().argmax())
-    row, head = divmod(fullest, analysis.geometry.num_v_heads)
-    layer = list(analysis.layers)[row]
-    spectra = [
-        Series(name, [Point(n, y) for n, y in enumerate(_spectrum(part, layer, head), start=1)])
-        for name, part in looked.items()
-        if layer in part.layers and head < part.geometry.num_v_heads
-    ]
-    chart = line_chart(
-        spectra,
-        f"Singular values of the state of layer {layer}, head {head}",
-        x="singular value, from the largest",
-        y="mean over tokens",
-        log=True,
-    )
-    if chart:
-        yield Picture(
-            chart,
-            f"Singular values of the fullest head (layer {layer}, head {head}): a steep fall means "
-            f"that few directions carry the memory.",
-        )
-    top = max(float(part.mean_utilization.nan_to_num().max()) for part in looked.values())
-    for name, part in looked.items():
-        chart = heat_map(
-            part.mean_utilization,
-            list(map(str, part.layers)),
-            f"Rank in use {name}, by layer and head, in percent",
-            top,
-        )
-        if chart:
-            yield Picture(chart, f"Rank in use {name}, in %: a row a layer, a column a head.")
+    yield from _pictures(looked)
     yield Table(
         ("layer", *looked, "κ keys", "κ queries"),
         [
@@ -100,6 +49,18 @@ def ranks(found: Findings) -> Iterator[Block]:
     )
 
 
-def _spectrum(part: Analysis, layer: int, head: int) -> list[float]:
-    values: list[float] = part.layers[layer].spectrum[head].tolist()
-    return values
+def _pictures(looked: dict[str, Analysis]) -> Iterator[Block]:
+    layer, head = rank_pictures.fullest_head(list(looked.values())[-1])
+    comparable = {
+        name: part
+        for name, part in looked.items()
+        if layer in part.layers and head < part.geometry.num_v_heads
+    }
+    for sheet in (
+        rank_pictures.utilization_curves(looked),
+        rank_pictures.spectra(comparable, layer, head),
+        rank_pictures.heat_map(looked),
+    ):
+        for panel in sheet.panels:
+            yield Picture(panel, f"{panel.title}.")
+        yield Text(sheet.caption)

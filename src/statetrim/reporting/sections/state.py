@@ -8,13 +8,15 @@ from ...maths.formatting import change, size
 from ..charts import bar_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
-from .wording import missing
+from .records import missing
+
+TITLE = "State before and after"
 
 FP32 = 4
 GIB = 2**30
 
 
-def state(found: Findings) -> Iterator[Block]:
+def blocks(found: Findings) -> Iterator[Block]:
     before, after = found.geometry_before, found.geometry_after
     if after is None or before is None:
         yield from missing(
@@ -29,7 +31,9 @@ def state(found: Findings) -> Iterator[Block]:
         [("before", old, size(old)), ("after", new, size(new))],
         f"Recurrent state of one sequence: {size(old)} before, {size(new)} after",
     )
-    yield Picture(chart, "Recurrent state of one sequence, all linear layers together, in fp32.")
+    if chart:
+        caption = "Recurrent state of one sequence, all linear layers together, in float32."
+        yield Picture(chart, caption)
     rows = _sizes(before, after)
     if found.before is not None and found.after is not None and found.before.shards:
         weights = [

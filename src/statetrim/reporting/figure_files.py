@@ -1,0 +1,123 @@
+"""Pictures as files: SVG by the page's own template, PNG by matplotlib; the same shapes in both."""
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+from ..errors import StatetrimError
+from .drawing import Box, Curve, Dot, Drawing, Label, Line, Raster, Shape, Sheet
+from .html import standalone_svg
+from .theme import LIGHT, STROKES
+
+try:
+    import matplotlib
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+    from matplotlib.image import imread
+    from matplotlib.patches import Circle, Rectangle
+except ImportError:
+    raise StatetrimError("figures need matplotlib: pip install 'statetrim[report]'") from None
+
+DPI, SCALE = 100, 2  # of the pixels that drawings are measured in, and how much finer a PNG is
+FONT = 13  # pixels, as in the page
+MARGIN, TITLE = 18, 26
+CHARACTER = 6.9  # pixels of a caption's character, about
+
+
+def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:
+    """Every sheet under its name in `directory`."""
+    return [path for name, sheet in sheets.items() for path in save(sheet, Path(directory) / name)]
+
+
+def save(sheet: Sheet, path: str | Path) -> list[Path]:
+    """Write `sheet` as PATH.png and PATH.svg; the same sheet gives the same bytes."""
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    drawing = laid_out(sheet)
+    files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "svg")]
+    _save_png(drawing, files[0])
+    files[1].write_text(standalone_svg(drawing), encoding="utf-8")
+    return files
+
+
+def laid_out(sheet: Sheet) -> Drawing:
+    """One drawing: panels side by side below their titles, the caption below all."""
+    width = MARGIN + sum(panel.width + MARGIN for panel in sheet.panels)
+    shapes: list[Shape] = []
+    x, bottom = float(MARGIN), 0.0
+    for panel in sheet.panels:
+        shapes.append(Label(x, MARGIN + 8, panel.title))
+        shapes += [_moved(shape, x, MARGIN + TITLE) for shape in panel.shapes]
+        x += panel.width + MARGIN
+        bottom = max(bottom, MARGIN + TITLE + panel.height)
+    bottom += MARGIN
+    for line in textwrap.wrap(sheet.caption, int((width - 2 * MARGIN) / CHARACTER)):
+        shapes.append(Label(MARGIN, bottom + 8, line, colour="faint"))
+        bottom += 18
+    title = ". ".join(panel.title for panel in sheet.panels)
+    return Drawing(width, bottom + MARGIN, title, shapes)
+
+
+def _moved(shape: Shape, x: float, y: float) -> Shape:
+    if isinstance(shape, Line):
+        return Line(shape.x1 + x, shape.y1 + y, shape.x2 + x, shape.y2 + y, shape.style)
+    if isinstance(shape, Curve):
+        return Curve([(a + x, b + y) for a, b in shape.points], shape.style)
+    return replace(shape, x=shape.x + x, y=shape.y + y)
+
+
+def _save_png(drawing: Drawing, path: Path) -> None:
+    """Without pyplot: no window, no state left behind."""
+    style: dict[Any, Any] = {"font.family": "sans-serif", "font.size": FONT * 72 / DPI}
+    with matplotlib.rc_context(style):
+        figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI))
+        axes = figure.add_axes((0, 0, 1, 1))
+        axes.set_xlim(0, drawing.width)
+        axes.set_ylim(drawing.height, 0)
+        axes.axis("off")
+        for shape in drawing.shapes:
+            _draw(axes, shape)
+        axes.set_xlim(0, drawing.width)
+        axes.set_ylim(drawing.height, 0)
+        figure.savefig(path, dpi=DPI * SCALE, metadata={"Software": None})
+
+
+def _draw(axes: Axes, shape: Shape) -> None:
+    if isinstance(shape, Line):
+        axes.plot([shape.x1, shape.x2], [shape.y1, shape.y2], **_stroke(shape.style))
+    elif isinstance(shape, Curve):
+        axes.plot(*zip(*shape.points, strict=True), **_stroke(shape.style))
+    elif isinstance(shape, Dot):
+        colour = LIGHT.get(shape.colour, shape.colour)
+        axes.add_patch(Circle((shape.x, shape.y), shape.radius, color=colour, lw=0, zorder=3))
+    elif isinstance(shape, Box):
+        colour = LIGHT.get(shape.colour, shape.colour)
+        axes.add_patch(Rectangle((shape.x, shape.y), shape.width, shape.height, color=colour, lw=0))
+    elif isinstance(shape, Raster):
+        extent = (shape.x, shape.x + shape.width, shape.y + shape.height, shape.y)
+        pixels = imread(BytesIO(shape.png), format="png")
+        axes.imshow(pixels, extent=extent, aspect="auto", interpolation="nearest")
+    else:
+        axes.text(
+            shape.x,
+            shape.y,
+            shape.text,
+            ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor],
+            va="baseline",
+            rotation=90 if shape.turned else 0,
+            rotation_mode="anchor",
+            color=LIGHT.get(shape.colour, shape.colour),
+            parse_math=False,
+        )
+
+
+def _stroke(style: str) -> dict[str, Any]:
+    stroke = STROKES[style]
+    found: dict[str, Any] = {"color": LIGHT[stroke.colour], "linewidth": stroke.width * 72 / DPI}
+    if stroke.dash:
+        found["linestyle"] = (0, tuple(length / stroke.width for length in stroke.dash))
+        found["dash_capstyle"] = "butt"
+    return found

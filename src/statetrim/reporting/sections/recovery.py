@@ -1,0 +1,64 @@
+"""What was trained or fitted after the cut."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ...maths.units import is_number
+from ..charts import Point, Series, line_chart
+from ..document import Block, Picture, Table, Text
+from ..findings import Findings
+from .records import dicts, mapping, missing, thinned
+
+TITLE = "Recovery"
+
+
+def blocks(found: Findings) -> Iterator[Block]:
+    if found.refit is not None:
+        yield from _refitted(found.refit)
+    record = found.recovery
+    if record is None:
+        yield from missing(
+            "No training followed the cut.",
+            "statetrim recover SMALL --teacher MODEL --text text.jsonl -o RECOVERED",
+        )
+        return
+    options = mapping(record.get("options"))
+    yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
+    curve = [p for p in dicts(record.get("curve")) if is_number(p.get("step"))]
+    names = [n for n in ("loss", "ce", "kl") if curve and all(is_number(p.get(n)) for p in curve)]
+    series = [
+        Series(
+            name,
+            thinned([Point(float(p["step"]), float(p[name])) for p in curve]),
+        )
+        for name in names
+    ]
+    chart = line_chart(series, "Loss by training step", x="step", y="nats per token")
+    if chart:
+        yield Picture(chart, "Loss while training after the cut, in nats per token.")
+        yield Table(
+            ("", *names),
+            [
+                (when, *(f"{float(point[name]):.4f}" for name in names))
+                for when, point in (("first", curve[0]), ("last", curve[-1]))
+            ],
+        )
+
+
+def _refitted(record: Mapping[str, Any]) -> Iterator[Block]:
+    layers = {
+        str(layer): {str(k): v for k, v in mapping(errors).items() if is_number(v)}
+        for layer, errors in mapping(record.get("layers")).items()
+    }
+    names = list(dict.fromkeys(name for errors in layers.values() for name in errors))
+    yield Text("The output projections were fitted anew to the original's layer outputs.")
+    if names:
+        yield Table(
+            ("layer", *(name.replace("_", " ") for name in names)),
+            [
+                (layer, *(f"{errors[n]:.4g}" if n in errors else "" for n in names))
+                for layer, errors in layers.items()
+            ],
+            caption="Errors of the refit by layer",
+            folded=True,
+        )

@@ -1,0 +1,90 @@
+"""Colours and lines of every picture, for the page in light and dark and for files alike.
+
+In pictures dark means full or kept, whatever the ground: cells have colours of their own.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+LIGHT = {
+    "ground": "#ffffff",
+    "panel": "#f4f6f8",
+    "ink": "#1b2430",
+    "faint": "#55606e",
+    "line": "#d5dbe2",
+    "accent": "#0b62a8",
+    "warn": "#fff4dd",
+    "warn-edge": "#b27300",
+    "series-0": "#0b62a8",
+    "series-1": "#b34700",
+    "series-2": "#00785a",
+    "series-3": "#9a3d78",
+    "series-4": "#8a6100",
+    "series-5": "#5b6b00",
+    "series-6": "#6b7280",
+}
+DARK = {
+    "ground": "#12171d",
+    "panel": "#1b222b",
+    "ink": "#e6eaf0",
+    "faint": "#a3adba",
+    "line": "#35404d",
+    "accent": "#6db6f2",
+    "warn": "#2e2612",
+    "warn-edge": "#d9a03a",
+    "series-0": "#6db6f2",
+    "series-1": "#f29b5c",
+    "series-2": "#4fc9a5",
+    "series-3": "#dd8fbe",
+    "series-4": "#e0b84f",
+    "series-5": "#b9c95c",
+    "series-6": "#9aa4b2",
+}
+SERIES = 7
+
+EMPTY, FULL = (0xE9, 0xF0, 0xF8), (0x0B, 0x3C, 0x70)
+"""The two ends of the scale of shares; kept channels have the second."""
+DIVERGING = (
+    (0x05, 0x30, 0x61),
+    (0x43, 0x93, 0xC3),
+    (0xF7, 0xF7, 0xF7),
+    (0xD6, 0x60, 0x4D),
+    (0x67, 0x00, 0x1F),
+)
+ON_EMPTY, ON_FULL = "#1b2430", "#ffffff"  # text on a cell, by its colour
+
+
+@dataclass(frozen=True)
+class Stroke:
+    """A line: the name of its colour, its width, and the lengths of dashes and gaps."""
+
+    colour: str
+    width: float = 1.0
+    dash: tuple[float, ...] = ()
+
+
+STROKES = {
+    "grid": Stroke("line"),
+    "zero": Stroke("faint", dash=(3, 3)),
+    "original": Stroke("ink", 1.8),
+    "reference": Stroke("ink", 1.2, (5, 4)),
+    "separator": Stroke("ink"),
+    **{
+        f"series-{number}": Stroke(f"series-{number}", 2, dash)
+        for number, dash in enumerate(
+            ((), (7, 3), (2, 3), (8, 3, 2, 3), (12, 3), (4, 4), (9, 3, 2, 3, 2, 3))
+        )
+    },
+    **{f"bar-{number}": Stroke(f"series-{number}", 2.5) for number in range(SERIES)},
+}
+
+
+def mixed(share: float, stops: Sequence[tuple[int, int, int]] = (EMPTY, FULL)) -> str:
+    """The colour at `share` (0 to 1) of the way along the stops."""
+    place = min(1.0, max(0.0, share)) * (len(stops) - 1)
+    first = min(int(place), len(stops) - 2)
+    part = place - first
+    return "#" + "".join(
+        f"{round((1 - part) * a + part * b):02x}"
+        for a, b in zip(stops[first], stops[first + 1], strict=True)
+    )
