@@ -1,0 +1,97 @@
+"""The shapes a state can be cut to within a share of its bytes, and which engines refuse each."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from ..errors import StatetrimError
+from ..geometry import Geometry
+from .engines import Shape, engines_for, verdicts
+
+_STEPS = 8  # widths tried along an axis: eighths of it, whole tiles of 16 on heads of 128
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A shape within the budget, and the engines that do not serve it."""
+
+    shape: Shape
+    share: float  # of the bytes of the present state
+    refused: tuple[str, ...]
+
+    @property
+    def everywhere(self) -> bool:
+        return not self.refused
+
+
+def candidates(
+    model_type: str, geometry: Geometry, share: float, engine: str | None = None
+) -> list[Candidate]:
+    """Shapes of at most `share` of the state's bytes that `engine` serves (None: those that every
+    engine serves come first), none of which another could replace with more channels of both axes.
+    """
+    if not 0 < share < 1:
+        raise StatetrimError(
+            f"the share of the state to keep lies between 0 and 1, not {share:g}; 0.5 halves it"
+        )
+    known = engines_for(model_type)
+    if engine is not None and engine not in known:
+        others = f"; it is served by {', '.join(known)}" if known else ""
+        raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
+    within = [shape for shape in _shapes(geometry) if shape.numel <= share * _numel(geometry)]
+    refused = {shape: _refusing(model_type, shape) for shape in within}
+    served = [shape for shape in within if engine is None or _serves(engine, model_type, shape)]
+    # An engine's rule (a square, a power of two) may leave only shapes that a larger one contains.
+    groups = [[s for s in served if not refused[s]], served] if engine is None else [served]
+    widest = {shape for group in groups for shape in group if not _contained(shape, group)}
+    found = [
+        Candidate(shape, shape.numel / _numel(geometry), refused[shape]) for shape in sorted(widest)
+    ]
+    if not found:
+        where = engine or "any engine"
+        raise StatetrimError(
+            f"no shape of at most {share:.0%} of the state is known to serve {model_type} on "
+            f"{where}; `statetrim inspect` lists what is known of each engine"
+        )
+    return sorted(found, key=lambda one: (not one.everywhere, -one.shape.numel))
+
+
+def _shapes(geometry: Geometry) -> Iterator[Shape]:
+    """Every pair of eighths of both axes, and every square of a power of two."""
+    keys, values = geometry.head_k_dim, geometry.head_v_dim
+    widths = [
+        sorted({max(1, n * dim // _STEPS) for n in range(1, _STEPS + 1)}) for dim in (keys, values)
+    ]
+    yield from (Shape(k, v) for k in widths[0] for v in widths[1])
+    side = 1
+    while side <= min(keys, values):
+        if side not in widths[0] or side not in widths[1]:
+            yield Shape(side, side)
+        side *= 2
+
+
+def _numel(geometry: Geometry) -> int:
+    return geometry.head_k_dim * geometry.head_v_dim
+
+
+def _contained(shape: Shape, others: list[Shape]) -> bool:
+    return any(
+        other != shape
+        and other.head_k_dim >= shape.head_k_dim
+        and other.head_v_dim >= shape.head_v_dim
+        for other in others
+    )
+
+
+def _refusing(model_type: str, shape: Shape) -> tuple[str, ...]:
+    """Engines whose current version is known not to serve the shape on some hardware."""
+    lines = [line for line in verdicts(model_type, shape) if line.current]
+    failing = {line.engine for line in lines if not line.serves and line.verdict != "unknown"}
+    return tuple(sorted(failing))
+
+
+def _serves(engine: str, model_type: str, shape: Shape) -> bool:
+    """Whether it is known to, and on no hardware known not to."""
+    lines = verdicts(model_type, shape)
+    known = [one for one in lines if one.engine == engine and one.current]
+    known = [line for line in known if line.verdict != "unknown"]
+    return bool(known) and all(line.serves for line in known)

@@ -1,0 +1,60 @@
+"""The shapes within a share of the state's bytes, against the matrix read line by line."""
+
+import pytest
+
+from statetrim import Geometry, StatetrimError
+from statetrim.serving.engines import Shape, verdicts
+from statetrim.serving.shapes import candidates
+
+QWEN = Geometry((0, 1, 2), 16, 32, 128, 128)
+
+
+def refusing(model_type: str, shape: Shape) -> set[str]:
+    lines = [line for line in verdicts(model_type, shape) if line.current]
+    return {line.engine for line in lines if line.verdict in ("refused", "wrong")}
+
+
+@pytest.mark.parametrize("share", [0.75, 0.5, 0.25, 0.1])
+@pytest.mark.parametrize("engine", [None, "vLLM", "SGLang", "MLX-LM", "llama.cpp", "transformers"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text"])
+def test_every_candidate_fits_and_is_served(
+    model_type: str, engine: str | None, share: float
+) -> None:
+    found = candidates(model_type, QWEN, share, engine)
+    assert len({one.shape for one in found}) == len(found) > 0
+    for one in found:
+        assert one.shape.numel <= share * 128 * 128
+        assert one.share == one.shape.numel / 128**2
+        assert set(one.refused) == refusing(model_type, one.shape)
+        assert engine not in one.refused
+
+
+def test_a_half_that_vllm_serves_is_no_key_cut() -> None:
+    """64x128, which the paper cuts to, is refused by vLLM's kernels."""
+    shapes = [str(one.shape) for one in candidates("qwen3_next", QWEN, 0.5, "vLLM")]
+    assert "64x128" not in shapes and {"80x96", "96x80"} <= set(shapes)
+
+
+def test_shapes_that_every_engine_serves_come_first() -> None:
+    first, *others = candidates("qwen3_next", QWEN, 0.5)
+    assert str(first.shape) == "64x64" and first.everywhere
+    assert {"64x128", "128x64"} <= {str(one.shape) for one in others}
+
+
+def test_no_candidate_contains_another_of_its_group() -> None:
+    others = candidates("qwen3_next", QWEN, 0.5)[1:]
+    for one in others:
+        for two in others:
+            wider = one.shape.head_k_dim >= two.shape.head_k_dim
+            assert one is two or not (wider and one.shape.head_v_dim >= two.shape.head_v_dim)
+
+
+def test_an_engine_that_does_not_serve_the_model_type_is_named() -> None:
+    with pytest.raises(StatetrimError, match="vLLM is not known to serve delta_net at all"):
+        candidates("delta_net", QWEN, 0.5, "vLLM")
+
+
+@pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan"), 2.0])
+def test_a_share_is_a_share(share: float) -> None:
+    with pytest.raises(StatetrimError, match="between 0 and 1"):
+        candidates("qwen3_next", QWEN, share)
