@@ -1,28 +1,37 @@
 """Python as a user types it: names, types, models by their path."""
 
+import inspect
+import shutil
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import get_args, get_type_hints
+
+import pytest
+import torch
+from huggingface_hub import constants
 
 import statetrim as st
+from helpers import tiny
+
+Load = Callable[[str], Path]
 
 SOURCE = Path(__file__).parents[1] / "src"
 
-_NAMES = """
-    Analysis ChannelRows Checkpoint Evidence Family Geometry LayerStatistics Plan Score Scores
-    StateReport StatetrimError Statistics Sweep Timing Timings ValueEvidence __version__ analyze
-    benchmark calibrate evaluate inspect load merge needs open prepare prune recover refit report
-    rows select serves sweep top trim
-"""
-PUBLIC = _NAMES.split()
-"""What users rely on: a name may join, none may leave."""
+MODELS = {"model", "models", "small", "original", "teacher", "baseline"}
+"""What parameters that take models are called."""
 
 
-def test_public_names_are_these_and_each_leads_somewhere() -> None:
-    assert sorted(st.__all__) == PUBLIC == sorted(dir(st))
-    for name in PUBLIC:
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**13)
+
+
+def test_every_public_name_leads_somewhere() -> None:
+    assert sorted(st.__all__) == sorted(dir(st))
+    for name in st.__all__:
         assert getattr(st, name) is not None, name
-    assert st.open.__name__ == "open_checkpoint"
     assert not hasattr(st, "slect")
 
 
@@ -46,7 +55,7 @@ def typed(script: str, folder: Path) -> str:
 
 
 def test_a_type_checker_sees_every_public_name(tmp_path: Path) -> None:
-    used = "\n".join(f"st.{name}" for name in PUBLIC)
+    used = "\n".join(f"st.{name}" for name in st.__all__)
     said = typed(
         f"import statetrim as st\n{used}\n"
         'model = st.open("MODEL")\n'
@@ -63,3 +72,91 @@ def test_a_type_checker_sees_every_public_name(tmp_path: Path) -> None:
     assert kinds == [checkpoint, '"statetrim.artifacts.plan.Plan"', checkpoint, '"str"'], said
     errors = [line for line in said.splitlines() if "error:" in line]
     assert len(errors) == 1 and 'maybe "select"' in errors[0], said
+
+
+def test_whatever_takes_a_model_takes_a_path() -> None:
+    found = set()
+    for name in (name for name in st.__all__ if inspect.isfunction(getattr(st, name))):
+        hints = get_type_hints(getattr(st, name))
+        for parameter in MODELS & set(hints):
+            accepted = get_args(hints[parameter])
+            found.add(name)
+            assert {str, Path} <= set(accepted), f"{name}: {parameter}"
+            assert name == "open" or st.Checkpoint in accepted, f"{name}: {parameter}"
+    assert found == {
+        *("analyze", "benchmark", "calibrate", "evaluate", "inspect", "load", "open", "prepare"),
+        *("prune", "recover", "refit", "select", "sweep", "trim"),
+    }
+
+
+def test_a_cut_by_names_alone_equals_one_by_objects(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    """Models, statistics and plans by the paths of their files, as on the command line."""
+    model, sums, plan = str(checkpoint("delta_net")), tmp_path / "sums", str(tmp_path / "plan")
+    quick = {"tokens": 1024, "length": 64}
+    heard = st.calibrate(model, text, out=sums, **quick)
+    st.select(model, "drrqr", 0.5, statistics=str(sums)).save(plan)
+    small = st.prune(model, plan, tmp_path / "small")
+
+    opened = st.open(model)
+    chosen = st.select(opened, "drrqr", 0.5, statistics=heard)
+    assert small.digest == st.prune(opened, chosen, tmp_path / "again").digest
+    assert st.prepare(model, plan).geometry == small.geometry == st.open(str(small.path)).geometry
+
+    fit = tmp_path / "fit"
+    st.calibrate(str(small.path), text, original=model, out=fit, **quick)
+    fitted = st.refit(str(small.path), str(fit), out=tmp_path / "fitted")
+    assert fitted.fingerprint != small.fingerprint
+    whole = st.merge([str(sums), st.calibrate(model, text, skip=1024, **quick)])
+    assert next(iter(whole.layers.values())).tokens == 2048
+
+
+def test_models_are_run_by_their_paths(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    model = checkpoint("delta_net")
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small").path
+    assert st.inspect(str(small)).before.head_k_dim == st.open(small).geometry.head_k_dim
+    assert sum(p.numel() for p in st.load(str(small)).parameters()) == st.open(small).parameters
+    analysis = st.analyze(small, text, tokens=128, length=64, burn_in=8, baseline=str(model))
+    assert analysis.baseline and analysis.baseline.geometry == st.open(model).geometry
+    scores = st.evaluate(str(small), baseline=str(model), tasks=["mqar"], limit=2)
+    assert scores.models == ["delta_net", "small"]
+    assert (
+        scores.scores
+        == st.evaluate([st.open(small)], baseline=model, tasks=["mqar"], limit=2).scores
+    )
+    timings = st.benchmark(small, baseline=str(model), batches=[1], lengths=[16], rounds=1)
+    assert timings.models == scores.models
+    recovered = st.recover(
+        str(small),
+        teacher=str(model),
+        text=text,
+        tokens=128,
+        length=32,
+        batch_size=2,
+        out=tmp_path / "recovered",
+    )
+    assert recovered.geometry == st.open(small).geometry
+
+
+def test_a_whole_run_by_a_path(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    options = {"text": text, "tokens": 1024, "length": 64, "tasks": ("mqar",), "limit": 2}
+    quick = options | {"control": False, "benchmark": False}
+    model = checkpoint("delta_net")
+    small = st.trim(str(model), keep=0.5, out=tmp_path / "small", **quick)
+    assert small.geometry.head_k_dim == st.open(model).geometry.head_k_dim // 2
+    swept = st.sweep(str(model), ["0.5"], out=tmp_path / "swept", **quick)
+    assert [point.keep for point in swept.points][1:] == [small.geometry.head_k_dim]
+
+
+def test_a_hub_id_is_a_model_too(
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home, revision = tmp_path / "models--someone--tiny", "0" * 40
+    shutil.copytree(checkpoint("delta_net"), home / "snapshots" / revision)
+    (home / "refs").mkdir()
+    (home / "refs" / "main").write_text(revision)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    plan = st.select("someone/tiny", "l1", 0.5)
+    expected = st.select(checkpoint("delta_net"), "l1", 0.5)
+    assert all(torch.equal(plan.kept[layer], expected.kept[layer]) for layer in expected.kept)

@@ -33,7 +33,7 @@ from .selection.select import select as select
 from .serving.inspect import StateReport as StateReport
 from .serving.inspect import inspect as inspect
 from .storage.checkpoint import Checkpoint as Checkpoint
-from .storage.checkpoint import open as open
+from .storage.models import open as open
 from .surgery.prune import prepare as prepare
 from .surgery.prune import prune as prune
 from .surgery.refit import refit as refit

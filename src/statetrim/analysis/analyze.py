@@ -21,6 +21,7 @@ from ..runtime.kernel_hooks import KernelCall, tap
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.states import walk
 from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
 from ..version import __version__
 
@@ -32,7 +33,7 @@ Progress = Callable[[int, int], None]
 
 
 def analyze(
-    model: Checkpoint,
+    model: ModelLike,
     text: str | Path,
     *,
     tokens: int = 2**14,
@@ -42,7 +43,7 @@ def analyze(
     batch_size: int = 1,
     skip: int = 0,
     dtype: torch.dtype | None = None,
-    baseline: Checkpoint | None = None,
+    baseline: ModelLike | None = None,
     progress: Progress = lambda done, total: None,
 ) -> Analysis:
     """Run `tokens` of `text`, after `skip`, and look at the states of every linear layer.
@@ -57,10 +58,12 @@ def analyze(
             f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
             f"leave nothing; make them longer or the burn-in shorter"
         )
+    model, baseline = opened(model), None if baseline is None else opened(baseline)
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
-    texts = [_text(m, text, tokens=tokens, length=length, skip=skip) for m in models]
+    options = {"tokens": tokens, "length": length, "skip": skip}
+    texts = [_text(m, text, **options) for m in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
     done, total = 0, len(models) * texts[0].tokens

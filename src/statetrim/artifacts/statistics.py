@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import StatetrimError
+from .loaded import loaded
 
 FORMAT = "statetrim statistics"
 VERSION = 1
@@ -137,9 +138,9 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     return {**first, "data": data}
 
 
-def merge(parts: Iterable[Statistics]) -> Statistics:
+def merge(parts: Iterable[Statistics | str | Path]) -> Statistics:
     """All of them added, in the order given."""
-    first, *others = parts
+    first, *others = (loaded(Statistics.load, part) for part in parts)
     for other in others:
         first = first + other
     return first

@@ -17,7 +17,8 @@ from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
 from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load
-from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.checkpoint import Checkpoint
+from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
 from .peak_memory import peak_of
 from .stopwatch import Laps, Work, clock_name, laps
@@ -61,9 +62,9 @@ class _Runner:
 
 
 def benchmark(
-    models: Sequence[str | Path | Checkpoint],
+    models: ModelLike | Sequence[ModelLike],
     *,
-    baseline: str | Path | Checkpoint,
+    baseline: ModelLike,
     batches: Sequence[int] | None = None,
     lengths: Sequence[int] | None = None,
     rounds: int = 7,
@@ -80,7 +81,7 @@ def benchmark(
     batches = _checked(batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MOST_BATCH, "batch")
     lengths = _checked(lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS), MOST_LENGTH, "length")
     _checked([rounds], MOST_ROUNDS, "number of rounds")
-    runners = [_runner(model, dtype) for model in [baseline, *models]]
+    runners = [_runner(model, dtype) for model in [opened(baseline), *all_opened(models)]]
     for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
         runner.name = name
     settings = [(batch, length) for length in lengths for batch in batches]
@@ -99,10 +100,9 @@ def benchmark(
     return timings
 
 
-def _runner(model: str | Path | Checkpoint, dtype: str | None) -> _Runner:
-    opened = model if isinstance(model, Checkpoint) else open_checkpoint(model)
-    live = load(opened, dtype=None if dtype is None else getattr(torch, dtype))
-    return _Runner(opened.path.resolve().name, opened, live)
+def _runner(checkpoint: Checkpoint, dtype: str | None) -> _Runner:
+    live = load(checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
+    return _Runner(checkpoint.path.resolve().name, checkpoint, live)
 
 
 def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iterator[Timing]:

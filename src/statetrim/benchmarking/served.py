@@ -5,7 +5,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..artifacts.timings import Timing, Timings, distinct
-from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
+from ..storage.checkpoint import with_weights
+from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
 from .vllm_server import Load, Served, serve_under_load
 
@@ -13,9 +14,9 @@ Progress = Callable[[str, int, int], None]
 
 
 def benchmark_served(
-    models: Sequence[str | Path | Checkpoint],
+    models: ModelLike | Sequence[ModelLike],
     *,
-    baseline: str | Path | Checkpoint,
+    baseline: ModelLike,
     python: str | Path,
     loads: Sequence[Load],
     progress: Progress = lambda label, done, total: None,
@@ -24,18 +25,15 @@ def benchmark_served(
 
     `python` is that of the environment vLLM is installed in.
     """
-    opened = [
-        with_weights(model if isinstance(model, Checkpoint) else open_checkpoint(model))
-        for model in [baseline, *models]
-    ]
-    names = distinct([checkpoint.path.resolve().name for checkpoint in opened])
+    checkpoints = [with_weights(m) for m in (opened(baseline), *all_opened(models))]
+    names = distinct([checkpoint.path.resolve().name for checkpoint in checkpoints])
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}
     for load in loads:
         before: Served | None = None
-        for name, checkpoint in zip(names, opened, strict=True):
+        for name, checkpoint in zip(names, checkpoints, strict=True):
             label = f"{name}, {load.length} tokens"
-            progress(label, len(logs), len(loads) * len(opened))
+            progress(label, len(logs), len(loads) * len(checkpoints))
             served = serve_under_load(Path(python), checkpoint.path, load)
             records += _records(name, load, served, before)
             logs[label] = served.log
@@ -51,7 +49,7 @@ def benchmark_served(
                 "head_k_dim": checkpoint.geometry.head_k_dim,
                 "head_v_dim": checkpoint.geometry.head_v_dim,
             }
-            for name, checkpoint in zip(names, opened, strict=True)
+            for name, checkpoint in zip(names, checkpoints, strict=True)
         },
     }
     return Timings(names, records, lineage)

@@ -21,6 +21,7 @@ from ..runtime.kernel_hooks import mixers, tap
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.processes import Ranks
 from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
 from ..version import __version__
 from .pair_hooks import check_kin, shadow
@@ -33,10 +34,10 @@ Progress = Callable[[int, int], None]
 
 
 def calibrate(
-    model: Checkpoint,
+    model: ModelLike,
     text: str | Path | Sequences,
     *,
-    original: Checkpoint | None = None,
+    original: ModelLike | None = None,
     tokens: int = 2**18,
     methods: Sequence[str] = ("drrqr",),
     length: int = 512,
@@ -49,7 +50,7 @@ def calibrate(
     save_seconds: float = 60.0,
     progress: Progress = lambda done, total: None,
 ) -> Statistics:
-    """Run `tokens` of `text` through the model, after `skip`, and sum what `methods` need.
+    """Run `tokens` of `text`, after `skip`, and sum what `methods` need.
 
     Ready `Sequences` (token ids that are no text, say) are all run, as they are.
 
@@ -61,10 +62,12 @@ def calibrate(
     from which `resume` goes on. Under torchrun each process takes its share of the batches, and all
     return the whole sums. `layerwise` streams the weights from disk, for models larger than memory.
     """
+    model = opened(model)
     if original is None:
         parts = _parts(methods)
     else:
-        check_kin(with_weights(original), model)
+        original = with_weights(opened(original))
+        check_kin(original, model)
         parts = sorted(REFIT_PARTS)
     if layerwise and GRADIENTS & set(parts):
         raise StatetrimError(

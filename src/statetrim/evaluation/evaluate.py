@@ -22,8 +22,9 @@ from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
 from ..errors import StatetrimError
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.logits import Readout, compare
-from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object, write_object
+from ..storage.models import ModelLike, all_opened, opened
 from ..storage.text import sequences
 from ..tasks import (
     TASKS,
@@ -49,9 +50,9 @@ Progress = Callable[[str, str, int, int], None]
 
 
 def evaluate(
-    models: Sequence[str | Path | Checkpoint],
+    models: ModelLike | Sequence[ModelLike],
     *,
-    baseline: str | Path | Checkpoint,
+    baseline: ModelLike,
     tasks: Sequence[str] = ("offline",),
     data: str | Path | None = None,
     text: str | Path | None = None,
@@ -75,13 +76,13 @@ def evaluate(
     asking = [task for task in chosen if task.kind not in WITHOUT_HARNESS]
     if asking:
         harness.quiet()
-    opened = [_open(model) for model in (baseline, *models)]
-    names = _names(opened)
+    checkpoints = [opened(baseline), *all_opened(models)]
+    names = _names(checkpoints)
     _check(chosen, engine, limit, batch_size, text, layerwise)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
         folder = Path(data) if data is not None else None
-        tokenizers = [load_tokenizer(model) for model in opened]
+        tokenizers = [load_tokenizer(model) for model in checkpoints]
         plain = [json.dumps(t("The quick brown fox, 42.")["input_ids"]) for t in tokenizers]
         if len(set(plain)) > 1:
             raise StatetrimError("the models have different tokenizers, so they cannot be compared")
@@ -92,19 +93,19 @@ def evaluate(
             "lm_eval": harness.version() if asking else None,
             "engine": engine,
             "limit": limit,
-            "baseline": opened[0].fingerprint,
+            "baseline": checkpoints[0].fingerprint,
         }
         partial = _Partial(Path(out), shared, resume) if out is not None else None
-        marks = [model.fingerprint for model in opened]
-        cells = [(n, item) for n in range(len(opened)) for item in work]
+        marks = [model.fingerprint for model in checkpoints]
+        cells = [(n, item) for n in range(len(checkpoints)) for item in work]
         kept = {  # all are looked at before any work is done
             (n, item.task.name): partial.find(names[n], item, marks[n]) if partial else None
             for n, item in cells
         }
         found: list[Score] = []
-        for number, (name, model) in enumerate(zip(names, opened, strict=True)):
+        for number, (name, model) in enumerate(zip(names, checkpoints, strict=True)):
             runner = _Runner(
-                name, model, opened[0], tokenizers[number], batch_size, engine, layerwise
+                name, model, checkpoints[0], tokenizers[number], batch_size, engine, layerwise
             )
             for item in work:
                 done = kept[number, item.task.name]
@@ -314,15 +315,11 @@ class _Partial:
         return self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', model)}.{task.name}.json"
 
 
-def _open(model: str | Path | Checkpoint) -> Checkpoint:
-    found = model if isinstance(model, Checkpoint) else open_checkpoint(model)
-    if not found.shards:
-        raise StatetrimError(f"{found.path} holds no weights, so there is nothing to evaluate")
-    return found
-
-
 def _names(models: list[Checkpoint]) -> list[str]:
     """Short names for columns: the directory's, or more of the path where two are alike."""
+    empty = next((model.path for model in models if not model.shards), None)
+    if empty is not None:
+        raise StatetrimError(f"{empty} holds no weights, so there is nothing to evaluate")
     paths = [model.path.resolve() for model in models]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)

@@ -15,7 +15,7 @@ from ..artifacts.sweep import Measured, Point, Sweep
 from ..artifacts.verdicts import judge
 from ..errors import StatetrimError
 from ..reporting.report import report
-from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.models import ModelLike, opened
 from ..storage.output import already_done, sync_directory, workplace
 from .observer import Watch
 from .options import Job
@@ -26,7 +26,7 @@ FILE = "sweep.json"
 
 
 def sweep(
-    model: str | Path | Checkpoint,
+    model: ModelLike,
     shapes: Sequence[str],
     *,
     out: str | Path,
@@ -38,8 +38,7 @@ def sweep(
     `out` becomes a directory with the sweep and a plan for every shape; `options` are the fields
     of `Job`.
     """
-    job = Job(model if isinstance(model, Checkpoint) else open_checkpoint(model), None, **options)
-    return run(job, shapes, out, watch or Watch())
+    return run(Job(opened(model), None, **options), shapes, out, watch or Watch())
 
 
 def run(job: Job, shapes: Sequence[str], out: str | Path, watch: Watch) -> Sweep:

@@ -26,6 +26,7 @@ from ..runtime.loading import load_tokenizer
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_object, write_object, write_text
+from ..storage.models import ModelLike, opened
 from ..storage.output import ARTIFACTS, CARD, already_done, sync_directory, workplace
 from ..storage.text import sequences
 from ..surgery.check import check_cut
@@ -41,14 +42,13 @@ _QUICKLY_COUNTED = 2**23  # tokens; more would take longer than it is worth
 
 
 def trim(
-    model: str | Path | Checkpoint, *, out: str | Path, watch: Watch | None = None, **options: Any
+    model: ModelLike, *, out: str | Path, watch: Watch | None = None, **options: Any
 ) -> Checkpoint:
     """Cut a model, check and measure the result, and open it; `options` are the fields of `Job`.
 
     A rerun after a crash goes on where it was.
     """
-    job = Job(model if isinstance(model, Checkpoint) else open_checkpoint(model), **options)
-    return run(job, out, watch or Watch())
+    return run(Job(opened(model), **options), out, watch or Watch())
 
 
 def finished(job: Job, out: str | Path) -> bool:

@@ -23,6 +23,7 @@ from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load, load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.json_file import read_object, write_object, write_text
+from ..storage.models import ModelLike, opened
 from ..storage.output import (
     ARTIFACTS,
     CARD,
@@ -64,9 +65,9 @@ class Options:
 
 
 def recover(
-    small: Checkpoint,
+    small: ModelLike,
     *,
-    teacher: Checkpoint | None = None,
+    teacher: ModelLike | None = None,
     text: str | Path | Sequences,
     tokens: int = 2**26,
     out: str | Path,
@@ -104,10 +105,12 @@ def recover(
     `save_every` steps the state is saved, from which `resume` goes on. `last_learning_rate` is a
     tenth of `learning_rate` unless given.
     """
+    teacher = None if teacher is None else opened(teacher)
     if control:
         if teacher is None:
             raise StatetrimError("a control run trains the original model: give it as --teacher")
         small = teacher
+    small = opened(small)
     options = Options(
         rank=rank,
         alpha=alpha,

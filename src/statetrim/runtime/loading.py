@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from ..errors import StatetrimError
-from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.checkpoint import Checkpoint
+from ..storage.models import ModelLike, opened
 
 PORTABLE_TYPES = ("delta_net", "gated_deltanet", "kda")
 FLA_TYPES = (*PORTABLE_TYPES, "gated_deltaproduct", "comba", "gla")
@@ -57,7 +58,7 @@ def fla_runs() -> bool:
 
 
 def load(
-    model: str | Path | Checkpoint,
+    model: ModelLike,
     *,
     dtype: torch.dtype | None = None,
     device: str | None = None,
@@ -69,7 +70,7 @@ def load(
     `layerwise` leaves the weights on disk and brings each module's in when it runs. The runtime
     chosen is logged and stands in the model's `statetrim_runtime`.
     """
-    checkpoint = model if isinstance(model, Checkpoint) else open_checkpoint(model)
+    checkpoint = opened(model)
     model_type = checkpoint.config["model_type"]
     runtime = runtime_for(model_type)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")

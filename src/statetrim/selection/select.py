@@ -2,11 +2,13 @@
 
 import hashlib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..artifacts.loaded import loaded
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
@@ -15,11 +17,12 @@ from ..geometry import Axis, resolve_keep
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, Method, Select, ValueEvidence
 from ..storage.checkpoint import Checkpoint, check_values, with_weights
+from ..storage.models import ModelLike, opened
 from ..version import __version__
 
 
 def select(
-    model: Checkpoint,
+    model: ModelLike,
     method: str | Select = "l1",
     keep: int | float | str | None = None,
     *,
@@ -27,7 +30,7 @@ def select(
     value_method: str | Select = "readout_l1",
     value_options: Mapping[str, Any] | None = None,
     seed: int = 0,
-    statistics: Statistics | None = None,
+    statistics: Statistics | str | Path | None = None,
     progress: Any = iter,
     **options: Any,
 ) -> Plan:
@@ -35,12 +38,15 @@ def select(
     number or a fraction; the axis that is left out keeps all it has.
 
     `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
-    `value_options` are the same for the value axis. `statistics` come from `calibrate`, for methods
-    that need them. `progress` wraps the iteration over layers.
+    `value_options` are the same for the value axis. `statistics` come from `calibrate`, or from
+    its file, for methods that need them. `progress` wraps the iteration over layers.
     """
-    geometry = with_weights(model).geometry
+    model = with_weights(opened(model))
+    geometry = model.geometry
     if keep is None and keep_values is None:
         raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
+    if statistics is not None:
+        statistics = loaded(Statistics.load, statistics)
     keys = values = None
     if keep is not None:
         keys = _Choice(model, "key", method, options, keep, statistics)

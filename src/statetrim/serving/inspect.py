@@ -7,6 +7,7 @@ from ..errors import StatetrimError
 from ..families.contract import resized_config
 from ..geometry import KERNEL_TILE, Geometry, resolve_keep
 from ..storage.checkpoint import Checkpoint, check_values
+from ..storage.models import ModelLike, opened
 from .deployment import Deployment, deployment
 
 FP32 = 4
@@ -59,7 +60,7 @@ class StateReport:
 
 
 def inspect(
-    model: Checkpoint,
+    model: ModelLike,
     keep: int | float | str | None = None,
     keep_values: int | float | str | None = None,
     *,
@@ -73,6 +74,7 @@ def inspect(
     """
     if context is not None and memory_gib is None:
         raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
+    model = opened(model)
     dtype = stored_dtype(model)
     after = None
     warnings = []

@@ -158,9 +158,6 @@ def open_checkpoint(model: str | Path, family: Family | None = None) -> Checkpoi
     return Checkpoint(directory, config, family, geometry, shards, index)
 
 
-open = open_checkpoint  # the public name; hides Python's own, which nothing here uses
-
-
 def with_weights(model: Checkpoint) -> Checkpoint:
     """`model`, once it is certain that its weights are here and can be cut."""
     reason = model.family.refusal(model.config)

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from ..artifacts.loaded import loaded
 from ..artifacts.model_card import model_card
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
@@ -34,6 +35,7 @@ from ..storage.checkpoint import (
     with_weights,
 )
 from ..storage.json_file import write_object, write_text
+from ..storage.models import ModelLike, opened
 from ..storage.output import (
     ARTIFACTS,
     CARD,
@@ -100,9 +102,10 @@ class Surgery:
         }
 
 
-def prepare(model: Checkpoint, plan: Plan) -> Surgery:
+def prepare(model: ModelLike, plan: Plan | str | Path) -> Surgery:
     """Check plan, config and every header against each other; write nothing."""
-    if plan.lineage.get("source") != with_weights(model).digest:
+    model, plan = with_weights(opened(model)), loaded(Plan.load, plan)
+    if plan.lineage.get("source") != model.digest:
         raise StatetrimError(
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"
@@ -141,7 +144,11 @@ def _folded(model: Checkpoint, cuts: dict[str, Cut]) -> dict[str, Cut]:
 
 
 def prune(
-    model: Checkpoint, plan: Plan, out: str | Path, *, progress: Progress = lambda count: None
+    model: ModelLike,
+    plan: Plan | str | Path,
+    out: str | Path,
+    *,
+    progress: Progress = lambda count: None,
 ) -> Checkpoint:
     """Write the smaller checkpoint to `out` and open it.
 
@@ -150,8 +157,9 @@ def prune(
     """
     out = Path(out)
     surgery = prepare(model, plan)
+    family = surgery.model.family
     if already_done(out, RECORD, surgery.record):
-        return open_checkpoint(out, model.family)
+        return open_checkpoint(out, family)
     partial = out.with_name(out.name + ".partial")
     with workplace(partial, RECORD, surgery.record):
         _check_space(surgery, partial)
@@ -169,7 +177,7 @@ def prune(
         _check_result(surgery, partial)
         partial.rename(out)
         sync_directory(out.parent)
-    return open_checkpoint(out, model.family)
+    return open_checkpoint(out, family)
 
 
 def _check_space(surgery: Surgery, partial: Path) -> None:

@@ -18,11 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..artifacts.loaded import loaded
 from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.json_file import write_object, write_text
+from ..storage.models import ModelLike, opened
 from ..storage.output import (
     ARTIFACTS,
     CARD,
@@ -47,8 +49,8 @@ class LayerError:
 
 
 def refit(
-    small: Checkpoint,
-    statistics: Statistics | None,
+    small: ModelLike,
+    statistics: Statistics | str | Path | None,
     *,
     out: str | Path,
     damping: float = 1e-8,
@@ -56,11 +58,12 @@ def refit(
 ) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
-    `statistics` come from `calibrate(small, text, original=model)`. `damping` is relative to the
-    mean square of the read-out's channels. The errors of every layer, before and after, stand in
-    `OUT/statetrim/refit.json`. `progress` is called with the bytes just written.
+    `statistics` come from `calibrate(small, text, original=model)`, or from its file. `damping` is
+    relative to the mean square of the read-out's channels. The errors of every layer, before and
+    after, stand in `OUT/statetrim/refit.json`. `progress` is called with the bytes just written.
     """
-    heard = _checked(with_weights(small), statistics)
+    small = with_weights(opened(small))
+    heard = _checked(small, None if statistics is None else loaded(Statistics.load, statistics))
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
     record = {
