@@ -13,6 +13,7 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pytest  # noqa: E402
 
 from helpers import tiny  # noqa: E402
+from helpers.untrusted import forker, little_memory, scratch, sound  # noqa: E402, F401
 
 
 @pytest.fixture(scope="session")

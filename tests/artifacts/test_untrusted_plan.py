@@ -1,0 +1,177 @@
+"""Untrusted plans."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.forker import Forker
+from helpers.untrusted import (
+    BAD_JSON,
+    ESCAPE,
+    MIB,
+    NOT_OBJECTS,
+    Case,
+    Cases,
+    Sound,
+    Spoil,
+    check_refused,
+    check_refused_by_the_installed_command,
+    check_refused_within_a_gigabyte,
+    edit_json,
+    filled,
+    heavy_file,
+    prune,
+)
+
+CASES = Cases()
+add = CASES.add
+
+
+def plan(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        edit_json(root / "plan.json", change)
+        return prune(root)
+
+    return spoil
+
+
+def channels(head: Any) -> Spoil:
+    """The first head of layer 0 keeps these."""
+    return plan(lambda p: p["kept"]["0"].__setitem__(0, head))
+
+
+for head, says in (
+    ([0, 0, 1, 2, 3, 4, 5, 6], "ascending order"),
+    ([0, 1, 2, 3, 4, 5, 6, 6], "ascending order"),
+    ([7, 6, 5, 4, 3, 2, 1, 0], "ascending order"),
+    ([0, 2, 1, 3, 4, 5, 6, 7], "ascending order"),
+    ([0, 1, 2, 3, 4, 5, 6, 12], "beyond 0 to 11"),
+    ([0, 1, 2, 3, 4, 5, 6, 2**31 - 1], "beyond 0 to 11"),
+    ([0, 1, 2, 3, 4, 5, 6, 2**31], "whole numbers"),
+    ([0, 1, 2, 3, 4, 5, 6, 2**63], "whole numbers"),
+    ([0, 1, 2, 3, 4, 5, 6, 10**300], "whole numbers"),
+    ([-1, 1, 2, 3, 4, 5, 6, 7], "whole numbers"),
+    ([0.0, 1, 2, 3, 4, 5, 6, 7], "whole numbers"),
+    ([0.5, 1, 2, 3, 4, 5, 6, 7], "whole numbers"),
+    ([True, 2, 3, 4, 5, 6, 7, 8], "whole numbers"),
+    (["0", 1, 2, 3, 4, 5, 6, 7], "whole numbers"),
+    ([None, 1, 2, 3, 4, 5, 6, 7], "whole numbers"),
+    ([[0], 1, 2, 3, 4, 5, 6, 7], "whole numbers"),
+    ([0, 1, 2, 3, 4, 5, 6], "same number of channels"),
+    ([0, 1, 2, 3, 4, 5, 6, 7, 8], "same number of channels"),
+    ([], "same number of channels"),
+    (None, "same number of channels"),
+    ("01234567", "same number of channels"),
+    (7, "same number of channels"),
+    ({"0": 1}, "same number of channels"),
+):
+    add(f"plan head {head!r}", channels(head), says)
+for value in (None, [], {}, "x", 3, [[0]], True):
+    add(f"plan kept {value!r}", plan(lambda p, v=value: p.update(kept=v)), "lists no kept")
+for value in (None, [], {}, "x", 3, [0, 1], [[]], [None], True):
+    change = plan(lambda p, v=value: p["kept"].update({"0": v}))
+    add(f"plan layer {value!r}", change, "same number of channels")
+for name in ("-1", "0.0", "00", " 0", "x", "", "1e3", "\u0660", "1" * 50, "+1", ESCAPE):
+    change = plan(lambda p, n=name: p["kept"].update({n: p["kept"]["0"]}))
+    add(f"plan names layer {name!r:.20}", change, "names a layer")
+add("plan lacks a layer", plan(lambda p: p["kept"].pop("0") and None), "differ in their")
+for layer in ("1", "3", "999999"):
+    change = plan(lambda p, n=layer: p["kept"].update({n: p["kept"]["0"]}))
+    add(f"plan has layer {layer} too", change, "differ in their")
+add("plan lacks a head", plan(lambda p: p["kept"]["0"].pop() and None), "2 heads of 8")
+add(
+    "plan has a head too many",
+    plan(lambda p: p["kept"]["0"].append(p["kept"]["0"][0])),
+    "2 heads of 8",
+)
+add("a layer of 4", plan(lambda p: p["kept"].update({"2": [[0, 1, 2, 3]] * 2})), "heads of 8")
+for value in (7, 9, 0, -8, 8.0, "8", None, True, [8], 10**400):
+    add(f"plan keep = {value!r:.20}", plan(lambda p, v=value: p.update(keep=v)), "says keep")
+for value in (4, 0, "x", []):
+    change = plan(lambda p, v=value: p.update(keep_values=v))
+    add(f"plan keep_values = {value!r}", change, "says keep_values")
+for name, heads, says in (
+    ("too few heads", [[0, 1, 2, 3]] * 3, "4 heads of 4"),
+    ("channels beyond", [[0, 1, 2, 8]] * 4, "beyond 0 to 7"),
+    ("no order", [[1, 0, 2, 3]] * 4, "ascending"),
+):
+    change = plan(lambda p, h=heads: p.update(keep_values=4, kept_values={"0": h, "2": h}))
+    add(f"plan cuts values: {name}", change, says)
+for value in ({}, [], 3, "x"):
+    change = plan(lambda p, v=value: p.update(kept_values=v))
+    add(f"plan kept_values = {value!r}", change, "lists no kept")
+for value in (0, 2, -1, 1.0, "1", None, True, [1], 10**400):
+    add(f"plan version {value!r:.20}", plan(lambda p, v=value: p.update(version=v)), "of version")
+for value in (None, "", "statetrim prune", 1, ["statetrim plan"]):
+    add(f"plan format {value!r}", plan(lambda p, v=value: p.update(format=v)), "not a statetrim")
+for value in (None, "", "0" * 64, 3, [], {"a": 1}):
+    change = plan(lambda p, v=value: p["lineage"].update(source=v))
+    add(f"plan source {value!r}", change, "made for another model")
+for name, values in {
+    "lineage": (None, [], "x", 3),
+    "options": (None, [], "x", 3),
+    "seed": (None, [], "x", 1.0, True),
+}.items():
+    for value in values:
+        change = plan(lambda p, n=name, v=value: p.update({n: v}))
+        add(f"plan {name} {value!r}", change, f"no valid '{name}'")
+add(
+    "plan keeps all",
+    plan(lambda p: p.update(keep=12, kept={n: [list(range(12))] * 2 for n in ("0", "2")})),
+    "nothing would change",
+)
+for name, text in (BAD_JSON | NOT_OBJECTS).items():
+
+    def bad_plan(root: Path, text: bytes = text) -> list[str]:
+        (root / "plan.json").write_bytes(text)
+        return prune(root)
+
+    add(f"plan is {name}", bad_plan, r"plan\.json")
+
+
+def absent_plan(root: Path) -> list[str]:
+    (root / "plan.json").unlink()
+    return prune(root)
+
+
+def plan_directory(root: Path) -> list[str]:
+    (root / "plan.json").unlink()
+    (root / "plan.json").mkdir()
+    return prune(root)
+
+
+def big_plan(root: Path) -> list[str]:
+    with (root / "plan.json").open("wb") as file:
+        file.truncate(2**40)  # sparse
+    return prune(root)
+
+
+add("no plan", absent_plan, "is missing")
+add("plan is a directory", plan_directory, "is missing")
+add("plan of a tebibyte", big_plan, "larger than 24 MiB")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
+def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+    check_refused(case, sound, scratch)
+
+
+HEAVY = [
+    Case("plan of numbers", heavy_file("plan.json", filled("257", 23 * MIB)), "not a statetrim"),
+    Case("plan of objects", heavy_file("plan.json", filled('{"a":0}', 23 * MIB)), "lists and"),
+    *CASES.named("plan of a tebibyte"),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
+def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+    check_refused_within_a_gigabyte(case, sound, scratch, forker)
+
+
+@pytest.mark.parametrize("name", ["no plan"])
+def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path) -> None:
+    check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)

@@ -1,0 +1,103 @@
+"""Wrong arguments, and outputs that exist."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers.forker import Forker
+from helpers.untrusted import (
+    ESCAPE,
+    Case,
+    Cases,
+    Sound,
+    check_refused,
+    check_refused_within_a_gigabyte,
+    inspect,
+    prune,
+    select,
+)
+
+CASES = Cases()
+add = CASES.add
+
+
+for keep in (
+    "0", "-1", "-8", "13", "12", "1000000000", "9" * 4000, "8" * 5000, "1e999", "1e-999", "-1e9",
+    "nan", "inf", "-inf", "10**9", "1/0", "0/1", "-1/2", "3/2", "13/12", "12/12", "", " ", "0.0",
+    "1.0", "1.5", "0x8", "8.",
+    "\uff18.\uff15", "eight", "8,", "8 8", "None", "1e", "½", "0.99999", "1e0",
+    "1" + "0" * 31, "1/" + "9" * 40, ESCAPE, "⑧", "8\n9",
+):  # fmt: skip
+    for command in (select, inspect):
+
+        def keeping(root: Path, keep: str = keep, command: Any = command) -> list[str]:
+            return select(root, keep) if command is select else [*inspect(root), "--keep", keep]
+
+        add(f"{command.__name__} --keep {keep[:20]!r}", keeping, "cannot keep|cannot read|keeping")
+for option in ("score", "score=x", "score=[1]", "score={}", "score=NaN", "score=null", "=q",
+               "a b=1",
+               "seed=1", "keep=4", "model=x", "method=x", "progress=1", "other=1", "__class__=1",
+               "score=" + "[" * 100_000, "score=" + ESCAPE):  # fmt: skip
+    says = "--option takes|score must be|not an option|has no option"
+    add(f"--option {option[:30]!r}", lambda r, o=option: [*select(r), "--option", o], says)
+for method in ("", "L1", "../l1", "/etc/passwd", "absent.py", "l1.py", "os", "__init__", ESCAPE):
+    add(f"--method {method!r}", lambda r, m=method: [*select(r), "--method", m], "no method")
+for model in ("absent", "/absent/model", "~nobody-here/model", "a/b", "../a", "a" * 5000,
+              "a/" * 2000 + "b", "a/b/c", "https://huggingface.co/a/b", ESCAPE):  # fmt: skip
+    add(f"model {model[:30]!r}", lambda r, m=model: ["inspect", m], "does not exist|neither a dir")
+for family in ("absent.py", ".", "/etc/passwd"):
+    add(f"--family {family}", lambda r, f=family: [*inspect(r), "--family", f], "FAMILY")
+
+
+def only_a_config(root: Path) -> list[str]:
+    return ["select", str(root / "model" / "config.json"), "--keep", "8", "-o", str(root / "new")]
+
+
+def output_exists(root: Path) -> list[str]:
+    (root / "out").mkdir()
+    return prune(root)
+
+
+def output_dangles(root: Path) -> list[str]:
+    (root / "out").symlink_to("nowhere")
+    return prune(root)
+
+
+def output_is_the_model(root: Path) -> list[str]:
+    return [*prune(root)[:-1], str(root / "model")]
+
+
+def plan_exists(root: Path) -> list[str]:
+    (root / "new.json").write_text("mine")
+    return select(root)
+
+
+def empty_directory(root: Path) -> list[str]:
+    shutil.rmtree(root / "model")
+    (root / "model").mkdir()
+    return inspect(root)
+
+
+add("select from a config alone", only_a_config, "only safetensors weights")
+add("OUT is an empty directory", output_exists, "exists already")
+add("OUT is a dangling link", output_dangles, "exists already")
+add("OUT is the model", output_is_the_model, "exists already")
+add("plan exists", plan_exists, "exists already")
+add("an empty directory", empty_directory, r"config\.json is missing")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
+def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+    check_refused(case, sound, scratch)
+
+
+HEAVY = CASES.named("select --keep '1e999'")
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
+def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+    check_refused_within_a_gigabyte(case, sound, scratch, forker)

@@ -1,0 +1,244 @@
+"""Untrusted files and wrong arguments: exit code 2, one sentence, nothing written, nothing run.
+
+A case is a function that spoils a sound checkpoint and plan in `root` and returns the command line;
+with it goes a piece of the sentence it must end in, so that no case passes for another's reason.
+The cases stand in the test files of their subjects; here is what those share.
+"""
+
+import itertools
+import json
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers import raw
+from helpers.forker import Forker
+from helpers.refusal import check_refusal, fingerprint, run
+
+MOST_SECONDS = 10.0
+MOST_BYTES = 2**30
+MIB = 2**20
+BASE = "qwen3_5_text"
+FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
+QKV = "model.layers.0.linear_attn.in_proj_qkv.weight"
+CONV = "model.layers.0.linear_attn.conv1d.weight"
+EMBEDDING = "model.embed_tokens.weight"
+ESCAPE = "\x1b[2J\x1b]0;owned\x07\n\u202e"
+BAD_JSON = {
+    "empty": b"",
+    "garbage": b"\xff\xfe\x00garbage",
+    "not utf-8": b'{"\xff": 1}',
+    "open string": b'{"a',
+    "comma": b'{"a": 1,}',
+    "single quotes": b"{'a': 1}",
+    "comment": b"{} // no",
+    "NaN": b'{"a": NaN}',
+    "Infinity": b'{"a": -Infinity}',
+    "twice": b'{"a": {}, "a": {}}',
+    "twice inside": b'{"a": {"dtype": "F32", "dtype": "F16"}}',
+    "deep lists": b'{"a":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+    "deep objects": b'{"a":' * 100_000 + b"1" + b"}" * 100_000,
+    "fairly deep": b'{"a":' + b"[" * 300 + b"]" * 300 + b"}",
+    "half a surrogate pair": b'{"\\ud800": 1}',
+    "a number of 5000 digits": b'{"a": ' + b"9" * 5000 + b"}",
+    "byte order mark": b"\xef\xbb\xbf{}",
+}
+NOT_OBJECTS = {"list": b"[]", "text": b'"a"', "number": b"1", "null": b"null", "true": b"true"}
+
+Spoil = Callable[[Path], list[str]]
+Sound = Callable[[str], Path]
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    spoil: Spoil
+    says: str
+    model_type: str = BASE
+
+    def id(self) -> str:
+        return ascii(self.name)[:60]
+
+
+@dataclass(frozen=True)
+class Cases:
+    """The cases of one test file; no two of the whole suite are alike."""
+
+    all: list[Case] = field(default_factory=list)
+
+    def add(self, name: str, spoil: Spoil, says: str, model_type: str = BASE) -> None:
+        assert (name, model_type) not in _NAMES, f"{name}, {model_type} is there already"
+        _NAMES.add((name, model_type))
+        self.all.append(Case(name, spoil, says, model_type))
+
+    def named(self, *names: str) -> list[Case]:
+        found = [case for case in self.all if case.name in names]
+        assert len(found) == len(names), names
+        return found
+
+
+_NAMES: set[tuple[str, str]] = set()
+
+
+# --- commands, and ways to spoil what they read ---------------------------------------------------
+
+
+def prune(root: Path) -> list[str]:
+    return ["prune", str(root / "model"), str(root / "plan.json"), "-o", str(root / "out")]
+
+
+def select(root: Path, keep: str = "8") -> list[str]:
+    return ["select", str(root / "model"), "--keep", keep, "-o", str(root / "new.json")]
+
+
+def inspect(root: Path) -> list[str]:
+    return ["inspect", str(root / "model")]
+
+
+def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    value = json.loads(path.read_text())
+    replaced = change(value)
+    path.write_text(json.dumps(value if replaced is None else replaced))
+
+
+def edited_config(change: Callable[[dict[str, Any]], Any], command: Spoil = inspect) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        edit_json(root / "model" / "config.json", change)
+        return command(root)
+
+    return spoil
+
+
+def first_name(header: dict[str, Any]) -> str:
+    return next(name for name in header if name != "__metadata__")
+
+
+def heavy_file(name: str, content: Callable[[], bytes]) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        path = root / "model" / name if name != "plan.json" else root / name
+        text = content()
+        if name.endswith(".safetensors"):
+            raw.write(path, text, b"")
+        else:
+            path.write_bytes(text)
+        return prune(root)
+
+    return spoil
+
+
+def filled(unit: str, size: int) -> Callable[[], bytes]:
+    return lambda: b'{"a":[' + ",".join([unit] * (size // (len(unit) + 1))).encode() + b"]}"
+
+
+def many_names(size: int, last: str) -> Callable[[], bytes]:
+    """Distinct names, then one that stands twice or means nothing."""
+    return lambda: ("{" + "".join(f'"{n:x}":0,' for n in range(size // 11)) + last + "}").encode()
+
+
+# --- fixtures; import them by name ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+    """A sound checkpoint and a plan for it, by model type."""
+    home = tmp_path_factory.mktemp("sound")
+
+    def get(model_type: str) -> Path:
+        root = home / model_type
+        if not root.exists():
+            model = st.open(raw.build(root / "model", model_type))
+            st.select(model, "l1", 8).save(root / "plan.json")
+        return root
+
+    return get
+
+
+@pytest.fixture(scope="module")
+def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One for all cases: pytest's own directories cost more than the cases do."""
+    return tmp_path_factory.mktemp("untrusted")
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
+@pytest.fixture
+def little_memory() -> Iterator[None]:
+    """At most half of the limit on top of what the process held before; torch is the rest."""
+    refs = Path("/proc/self/clear_refs")
+    if not refs.exists():
+        yield
+        return
+    refs.write_text("5")  # resets the high-water mark
+    before = _resident("VmRSS")
+    yield
+    assert _resident("VmHWM") - before < MOST_BYTES // 2
+
+
+def _resident(kind: str) -> int:
+    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert found
+    return int(found.group(1)) * 1024
+
+
+# --- the checks -----------------------------------------------------------------------------------
+
+
+def check_refused(case: Case, sound: Sound, scratch: Path) -> None:
+    """In this process, within seconds of its own time."""
+    root, arguments = _spoiled(case, sound, scratch)
+    before = fingerprint(root)
+    began = time.process_time()  # wall time is the neighbours' too
+    code, err, out = run(arguments)
+    assert time.process_time() - began < MOST_SECONDS
+    check_refusal(code, err, out, case.says)
+    assert fingerprint(root) == before
+    assert not (root / "executed").exists()
+    shutil.rmtree(root)
+
+
+def check_refused_within_a_gigabyte(
+    case: Case, sound: Sound, scratch: Path, forker: Forker
+) -> None:
+    """In a process of its own, with all that it holds."""
+    root, arguments = _spoiled(case, sound, scratch)
+    before = fingerprint(root)
+    ended = forker.run(arguments)
+    check_refusal(ended["code"], ended["err"], ended["out"], case.says)
+    assert ended["peak"] < MOST_BYTES
+    assert ended["cpu_seconds"] < MOST_SECONDS
+    assert fingerprint(root) == before
+    assert not (root / "executed").exists()
+    shutil.rmtree(root)
+
+
+def check_refused_by_the_installed_command(case: Case, sound: Sound, scratch: Path) -> None:
+    """The same through a fresh interpreter, as a user starts it."""
+    root, arguments = _spoiled(case, sound, scratch)
+    command = [sys.executable, "-m", "statetrim", *arguments]
+    before = fingerprint(root)
+    ended = subprocess.run(command, capture_output=True, text=True)
+    check_refusal(ended.returncode, ended.stderr, ended.stdout, case.says)
+    assert fingerprint(root) == before
+
+
+_NUMBERS = itertools.count()
+
+
+def _spoiled(case: Case, sound: Sound, scratch: Path) -> tuple[Path, list[str]]:
+    root = scratch / str(next(_NUMBERS))
+    shutil.copytree(sound(case.model_type), root)
+    return root, case.spoil(root)

@@ -1,0 +1,268 @@
+"""Untrusted files of a checkpoint: pickles, a false index, links that lead out."""
+
+import os
+import pickle
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import raw
+from helpers.forker import Forker
+from helpers.untrusted import (
+    BAD_JSON,
+    ESCAPE,
+    FIRST,
+    MIB,
+    NOT_OBJECTS,
+    QKV,
+    SECOND,
+    Case,
+    Cases,
+    Sound,
+    Spoil,
+    check_refused,
+    check_refused_by_the_installed_command,
+    check_refused_within_a_gigabyte,
+    edit_json,
+    first_name,
+    heavy_file,
+    many_names,
+    prune,
+)
+
+CASES = Cases()
+add = CASES.add
+
+
+# --- pickles -------------------------------------------------------------------------------------
+
+
+@dataclass
+class Bomb:
+    """Unpickling this creates a file."""
+
+    marker: str
+
+    def __reduce__(self) -> Any:
+        return (Path.touch, (Path(self.marker),))
+
+
+def pickled(name: str, protocol: int, *, alone: bool) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        if alone:
+            for path in (root / "model").glob("model*"):
+                path.unlink()
+        bomb = Bomb(str(root / "executed"))
+        (root / "model" / name).write_bytes(pickle.dumps(bomb, protocol))
+        return prune(root)
+
+    return spoil
+
+
+for protocol in (0, 2, 4, 5):
+    spoil = pickled("pytorch_model.bin", protocol, alone=True)
+    add(f"pytorch_model.bin only, protocol {protocol}", spoil, "only safetensors weights")
+    spoil = pickled("model.safetensors", protocol, alone=True)
+    add(f"pickle named model.safetensors, protocol {protocol}", spoil, "not a safetensors file")
+    spoil = pickled(FIRST, protocol, alone=False)
+    add(f"pickle named like a shard, protocol {protocol}", spoil, "not a safetensors file")
+for name in ("config.json", raw.INDEX):
+    add(f"pickle named {name}", pickled(name, 4, alone=False), "not valid JSON")
+
+
+def pickled_plan(root: Path) -> list[str]:
+    (root / "plan.json").write_bytes(pickle.dumps(Bomb(str(root / "executed"))))
+    return prune(root)
+
+
+add("pickle named plan.json", pickled_plan, "not valid JSON")
+
+
+# --- index ---------------------------------------------------------------------------------------
+
+
+def index(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        edit_json(root / "model" / raw.INDEX, change)
+        return prune(root)
+
+    return spoil
+
+
+def placed(file: Any) -> Spoil:
+    return index(lambda value: value["weight_map"].update({QKV: file}))
+
+
+for file in (
+    "../outside/model.safetensors", "/etc/passwd", "/outside.safetensors", "..", "a/b.safetensors",
+    "a\0.safetensors", "a\n.safetensors", "a\\b.safetensors", "", ".safetensors",
+    "pytorch_model.bin",
+    FIRST + "\0", FIRST + "/", "./" + FIRST, ESCAPE + ".safetensors", "~/x.safetensors", None, 7,
+    True, [FIRST], {"file": FIRST}, "file://x.safetensors", "http://host/x.safetensors",
+):  # fmt: skip
+    add(f"index names {file!r}", placed(file), "names the file")
+for file in ("absent.safetensors", "a" * 400 + ".safetensors", "-.safetensors", "….safetensors"):
+    add(f"index names {file[:20]!r}", placed(file), "missing|names the file")
+add("index places a tensor elsewhere", placed(SECOND), "places it elsewhere")
+add("index leaves a tensor out", index(lambda v: v["weight_map"].pop(QKV) and None), "it nowhere")
+add(
+    "index lists a tensor no shard has",
+    index(lambda v: v["weight_map"].update({ESCAPE: FIRST})),
+    "no shard holds",
+)
+for value in (None, [], {}, "x", 3):
+    add(f"weight_map {value!r}", index(lambda v, w=value: v.update(weight_map=w)), "weight_map")
+for value in ([], "x", 3, [["total_size", 1]]):
+    add(f"index metadata {value!r}", index(lambda v, m=value: v.update(metadata=m)), "metadata")
+for name, text in (BAD_JSON | NOT_OBJECTS).items():
+
+    def bad_index(root: Path, text: bytes = text) -> list[str]:
+        (root / "model" / raw.INDEX).write_bytes(text)
+        return prune(root)
+
+    add(f"index is {name}", bad_index, raw.INDEX.replace(".", r"\."))
+
+
+def one_tensor_twice(root: Path) -> list[str]:
+    """In both shards; the index can name only one."""
+    first, data = raw.read(root / "model" / FIRST)
+    second, more = raw.read(root / "model" / SECOND)
+    name = first_name(first)
+    begin, end = first[name]["data_offsets"]
+    offsets = [len(more), len(more) + end - begin]
+    second[name] = {**first[name], "data_offsets": offsets}
+    raw.write(root / "model" / SECOND, second, more + data[begin:end])
+    return prune(root)
+
+
+def index_and_single(root: Path) -> list[str]:
+    shutil.copy(root / "model" / FIRST, root / "model" / "model.safetensors")
+    return prune(root)
+
+
+add("a tensor in two shards", one_tensor_twice, "places it elsewhere")
+add("an index and a single file", index_and_single, "has both")
+
+
+# --- links ---------------------------------------------------------------------------------------
+
+
+def linked(name: str, target: str = "moved", *, relative: bool = False) -> Spoil:
+    """The file `name` becomes a link to a copy outside the checkpoint."""
+
+    def spoil(root: Path) -> list[str]:
+        path, outside = root / "model" / name, root / "outside" / target
+        outside.parent.mkdir(exist_ok=True)
+        if path.exists():
+            path.rename(outside)
+        else:
+            outside.write_text("secret")
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(os.path.relpath(outside, path.parent) if relative else outside)
+        return prune(root)
+
+    return spoil
+
+
+for name in (
+    FIRST, SECOND, raw.INDEX, "config.json", "tokenizer.json", "README.md", "LICENSE",
+    "chat_template.jinja", "generation_config.json", "additional_chat_templates/x.jinja",
+):  # fmt: skip
+    add(f"{name} is a link out", linked(name), "leads out")
+    add(f"{name} is a relative link out", linked(name, relative=True), "leads out")
+
+
+def link_to(name: str, target: str) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        (root / "model" / name).unlink(missing_ok=True)
+        (root / "model" / name).symlink_to(target)
+        return prune(root)
+
+    return spoil
+
+
+add("tokenizer.json is a link to /etc/passwd", link_to("tokenizer.json", "/etc/passwd"), "leads")
+add("a shard is a link to itself", link_to(FIRST, FIRST), "missing")
+add("a shard is a link to nothing", link_to(FIRST, "nowhere"), "missing")
+add("a shard is a link to a device", link_to(FIRST, "/dev/zero"), "leads out")
+add("config.json is a link to a device", link_to("config.json", "/dev/zero"), "leads out")
+add("config.json is a link to nothing", link_to("config.json", "nowhere"), "missing")
+
+
+def templates_link(root: Path) -> list[str]:
+    (root / "outside").mkdir()
+    (root / "outside" / "x.jinja").write_text("secret")
+    (root / "model" / "additional_chat_templates").symlink_to(root / "outside")
+    return prune(root)
+
+
+def a_directory(name: str) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        (root / "model" / name).unlink()
+        (root / "model" / name).mkdir()
+        return prune(root)
+
+    return spoil
+
+
+def a_pipe(name: str) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        (root / "model" / name).unlink()
+        os.mkfifo(root / "model" / name)
+        return prune(root)
+
+    return spoil
+
+
+add("additional_chat_templates is a link out", templates_link, "leads out")
+for name in (FIRST, "config.json"):
+    add(f"{name} is a directory", a_directory(name), re.escape(name))
+    add(f"{name} is a pipe", a_pipe(name), re.escape(name))
+
+
+def partial_is(make: Callable[[Path], Any]) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        (root / "outside").mkdir()
+        make(root / "out.partial")
+        return prune(root)
+
+    return spoil
+
+
+add("OUT.partial is a link", partial_is(lambda p: p.symlink_to("outside")), "not a directory")
+add("OUT.partial is a file", partial_is(lambda p: p.write_text("mine")), "not a directory")
+add(
+    "OUT.partial holds other files",
+    partial_is(lambda p: (p.mkdir(), (p / "thesis.txt").write_text("mine"))),
+    "did not write",
+)
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
+def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+    check_refused(case, sound, scratch)
+
+
+HEAVY = [
+    Case("index names", heavy_file(raw.INDEX, many_names(23 * MIB, '"x":0')), "weight_map"),
+    *CASES.named(
+        "pytorch_model.bin only, protocol 4", "pickle named model.safetensors, protocol 4"
+    ),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
+def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+    check_refused_within_a_gigabyte(case, sound, scratch, forker)
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin only, protocol 4"])
+def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path) -> None:
+    check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)

@@ -1,0 +1,225 @@
+"""Untrusted safetensors headers."""
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis
+import pytest
+from hypothesis import HealthCheck
+from hypothesis import strategies as any_
+
+import statetrim as st
+from helpers import raw
+from helpers.forker import Forker
+from helpers.untrusted import (
+    BAD_JSON,
+    BASE,
+    ESCAPE,
+    FIRST,
+    MIB,
+    NOT_OBJECTS,
+    Case,
+    Cases,
+    Sound,
+    Spoil,
+    check_refused,
+    check_refused_by_the_installed_command,
+    check_refused_within_a_gigabyte,
+    filled,
+    first_name,
+    heavy_file,
+    many_names,
+    prune,
+)
+from statetrim.storage.json_file import parse_object
+from statetrim.storage.safetensors_file import read_shard
+
+CASES = Cases()
+add = CASES.add
+
+
+def file_bytes(content: bytes) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        (root / "model" / FIRST).write_bytes(content)
+        return prune(root)
+
+    return spoil
+
+
+def header(change: Callable[[dict[str, Any]], Any], length: int | None = None) -> Spoil:
+    """`change` edits the header's object, or returns what stands in its place."""
+
+    def spoil(root: Path) -> list[str]:
+        path = root / "model" / FIRST
+        value, data = raw.read(path)
+        replaced = change(value)
+        raw.write(path, value if replaced is None else replaced, data, length)
+        return prune(root)
+
+    return spoil
+
+
+def entry(**fields: Any) -> Spoil:
+    return header(lambda value: value[first_name(value)].update(fields))
+
+
+def shifted(begin: int, end: int) -> Spoil:
+    """The first tensor's bytes moved by so many."""
+
+    def change(value: dict[str, Any]) -> None:
+        names = [name for name in value if name != "__metadata__"]
+        offsets = value[names[0]]["data_offsets"]
+        value[names[0]]["data_offsets"] = [offsets[0] + begin, offsets[1] + end]
+
+    return header(change)
+
+
+def truncated(keep: Callable[[int], int]) -> Spoil:
+    def spoil(root: Path) -> list[str]:
+        path = root / "model" / FIRST
+        content = path.read_bytes()
+        path.write_bytes(content[: keep(len(content))])
+        return prune(root)
+
+    return spoil
+
+
+def trailing(root: Path) -> list[str]:
+    with (root / "model" / FIRST).open("ab") as file:
+        file.write(b"\0" * 7)
+    return prune(root)
+
+
+for kept in (0, 1, 7, 8, 9, 40, 100):
+    add(f"truncated to {kept}", truncated(lambda size, kept=kept: kept), FIRST)
+for part in (0.2, 0.5, 0.9, 0.999):
+    add(f"truncated to {part:%}", truncated(lambda size, p=part: int(size * p)), "not complete")
+add("trailing bytes", trailing, "not complete")
+for length in (24 * 2**20 + 1, 2**31, 2**32, 2**40, 2**63 - 1, 2**63, 2**64 - 1):
+    add(f"header of {length} bytes", header(lambda v: None, length), "not a safetensors file")
+for length in (0, 1, 2, 50):
+    add(f"header of {length} bytes", header(lambda v: None, length), "not valid JSON")
+for name, text in BAD_JSON.items():
+    add(f"header is bad JSON: {name}", header(lambda v, t=text: t), "not valid JSON")
+for name, text in NOT_OBJECTS.items():
+    add(f"header is a {name}", header(lambda v, t=text: t), "must hold a JSON object")
+for value in ({"a": 1}, {"a": None}, [], "x", None, 3):
+    add(f"metadata {value!r}", header(lambda v, m=value: v.update(__metadata__=m)), "metadata")
+for value in (None, [], "F32", 1, {}, {"dtype": "F32"}):
+    change = header(lambda v, e=value: v.update({first_name(v): e}))
+    add(f"entry {value!r}", change, "not dtype, shape and data_offsets")
+add("entry with a fourth field", entry(strides=[1]), "not dtype, shape and data_offsets")
+for value in ("f32", "FLOAT", "", None, 32, ["F32"], "O", "object", ESCAPE):
+    add(f"dtype {value!r}", entry(dtype=value), "unknown dtype")
+for value in ("F64", "F16", "U8", "I64", "F4", "BOOL", "F8_E4M3"):
+    add(f"dtype {value} for the bytes of F32", entry(dtype=value), "do not fit shape")
+for value in (
+    None, "12", 12, {}, [-1, 16], [1.0, 16], ["48", 16], [True, 16], [None], [[48, 16]],
+    [2**63, 1], [2**70], [1] * 17, [1e30],
+):  # fmt: skip
+    add(f"shape {value!r}", entry(shape=value), "shape that is not a short list")
+for value in ([2**62, 2**62], [2**40, 16], [0], [1], [], [0, 2**62], [2**62] * 16):
+    add(f"shape {value!r}", entry(shape=value), "do not fit shape")
+for value in (
+    None, [], [0], [0, 1, 2], [1, 0], [-4, 0], ["0", "64"], [0.0, 64.0], [False, 64], "0:64",
+    [0, 2**63], [2**64, 2**64 + 64], {"begin": 0, "end": 64},
+):  # fmt: skip
+    add(f"offsets {value!r}", entry(data_offsets=value), "begin and an end")
+for begin, end in ((4, 4), (64, 64), (2**40, 2**40), (1, 1)):
+    add(f"gap of {begin}", shifted(begin, end), "leave a gap")
+for begin, end in ((0, 4), (4, 0), (0, 2**40)):
+    add(f"tensor of {begin}, {end} more bytes", shifted(begin, end), "do not fit shape")
+
+
+def overlapping(value: dict[str, Any]) -> None:
+    names = [name for name in value if name != "__metadata__"]
+    value["copy"] = dict(value[names[-1]])
+
+
+def all_at_zero(value: dict[str, Any]) -> None:
+    for name in value:
+        if name != "__metadata__":
+            begin, end = value[name]["data_offsets"]
+            value[name]["data_offsets"] = [0, end - begin]
+
+
+def described_beyond(value: dict[str, Any]) -> None:
+    end = max(v["data_offsets"][1] for k, v in value.items() if k != "__metadata__")
+    value["beyond"] = {"dtype": "U8", "shape": [2**40], "data_offsets": [end, end + 2**40]}
+
+
+add("two names for the same bytes", header(overlapping), "overlap")
+add("all tensors at 0", header(all_at_zero), "overlap")
+add("data that are not there", header(described_beyond), "not complete")
+add("escape codes in a tensor name", header(lambda v: v.update({ESCAPE: 1})), "dtype, shape")
+add("no tensors", header(lambda v: b"{}"), "not complete")
+add("text file", file_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n"), FIRST)
+add("zeros", file_bytes(b"\0" * 4096), "not valid JSON")
+add("zip", file_bytes(b"PK\x03\x04" + b"\0" * 200), "not a safetensors file")
+add("gguf", file_bytes(b"GGUF\x03\0\0\0" + b"\0" * 200), "not a safetensors file")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
+def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+    check_refused(case, sound, scratch)
+
+
+def zero_sized_tensors() -> bytes:
+    entry = '{"dtype":"F32","shape":[0],"data_offsets":[0,0]}'
+    return ("{" + ",".join(f'"{n:x}":{entry}' for n in range(300_000)) + "}").encode()
+
+
+HEAVY = [
+    Case("empty lists", heavy_file(FIRST, filled("[]", 23 * MIB)), "lists and"),
+    Case("nested", heavy_file(FIRST, filled("[" * 60 + "]" * 60, 23 * MIB)), "lists and"),
+    Case("numbers", heavy_file(FIRST, filled("1.5", 23 * MIB)), "dtype, shape"),
+    Case("names", heavy_file(FIRST, many_names(23 * MIB, '"x":0')), "dtype, shape"),
+    Case("last name twice", heavy_file(FIRST, many_names(23 * MIB, '"0":0')), "stands twice"),
+    Case("zero-sized tensors", heavy_file(FIRST, zero_sized_tensors), "places it nowhere"),
+    *CASES.named("header of 18446744073709551615 bytes", "escape codes in a tensor name"),
+]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("case", HEAVY, ids=Case.id)
+def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+    check_refused_within_a_gigabyte(case, sound, scratch, forker)
+
+
+@pytest.mark.parametrize("name", ["gap of 4"])
+def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path) -> None:
+    check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)
+
+
+@hypothesis.settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis.given(text=any_.binary(max_size=200) | any_.text(max_size=200).map(str.encode))
+def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
+    try:
+        assert isinstance(parse_object(text, "it"), dict)
+    except st.StatetrimError as error:
+        assert "it" in str(error)
+
+
+@hypothesis.settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
+@hypothesis.given(
+    place=any_.integers(0, 10**6), byte=any_.integers(0, 255), cut=any_.integers(0, 3)
+)
+def test_any_damaged_byte_is_harmless_or_refused(
+    sound: Callable[[str], Path], scratch: Path, place: int, byte: int, cut: int
+) -> None:
+    """What is accepted still describes exactly the bytes of the file, each once."""
+    content = bytearray((sound(BASE) / "model" / FIRST).read_bytes())
+    (length,) = struct.unpack("<Q", content[:8])
+    content[place % (8 + length)] = byte
+    path = scratch / "damaged.safetensors"
+    path.write_bytes(content[: len(content) - cut])
+    try:
+        shard = read_shard(path)
+    except st.StatetrimError:
+        return
+    (length,) = struct.unpack("<Q", content[:8])
+    assert not cut
+    assert sum(tensor.nbytes for tensor in shard.tensors) == len(content) - 8 - length

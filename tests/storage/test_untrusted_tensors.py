@@ -1,0 +1,141 @@
+"""Untrusted tensors: missing, strange, of another shape, quantised."""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from helpers import raw
+from helpers.untrusted import (
+    CONV,
+    EMBEDDING,
+    ESCAPE,
+    QKV,
+    Case,
+    Cases,
+    Sound,
+    Spoil,
+    check_refused,
+    edited_config,
+    prune,
+    select,
+)
+from statetrim.families import family_of
+
+CASES = Cases()
+add = CASES.add
+
+
+def weights(change: Callable[[dict[str, Any]], Any], command: Any = select) -> Spoil:
+    """`change` edits name -> numpy-free torch tensor; saved again in two shards."""
+
+    def spoil(root: Path) -> list[str]:
+        settings = json.loads((root / "model" / "config.json").read_text())
+        values = raw.tensors(settings)
+        change(values)
+        shutil.rmtree(root / "model")
+        raw.save(root / "model", settings, values, shards=2)
+        return command(root)
+
+    return spoil
+
+
+def renamed(name: str, new: str) -> Spoil:
+    return weights(lambda w: w.update({new: w.pop(name)}) and None)
+
+
+def reshaped(name: str, *shape: int) -> Spoil:
+    return weights(lambda w: w.update({name: torch.ones(shape)}))
+
+
+def as_dtype(name: str, dtype: str) -> Spoil:
+    def change(w: dict[str, Any]) -> None:
+        w[name] = w[name].to(getattr(torch, dtype))
+
+    return weights(change)
+
+
+for dtype in ("float8_e4m3fn", "float8_e5m2", "int8", "uint8", "int32", "int64", "bool"):
+    for name in (QKV, CONV):
+        add(f"{name} as {dtype}", as_dtype(name, dtype), "quantised rows cannot be cut")
+for shape in ((80,), (80, 0), (80, 16, 1), (79, 16), (81, 16), (0, 16), (16, 80), (1,), ()):
+    add(f"projection {shape}", reshaped(QKV, *shape), "has shape")
+for shape in ((80,), (80, 4), (80, 1, 5), (80, 1, 0), (79, 1, 4), (160, 1, 4), (4, 1, 80), ()):
+    add(f"convolution {shape}", reshaped(CONV, *shape), "has shape")
+for model_type in raw.CONFIGS:
+    settings = raw.CONFIGS[model_type]
+    some = [name for name in raw.tensors(settings) if name != EMBEDDING]
+    mixer = next(n for n in some if ".attn." in n or ".linear_attn." in n or ".mixer." in n or
+                 ".mamba." in n)  # fmt: skip
+    mixer = re.match(r".*\.(attn|linear_attn|mixer|mamba)\.", mixer).group()  # type: ignore[union-attr]
+    # Every claimed tensor of the first layer must be there, unless its claim says otherwise.
+    family = family_of(settings)
+    claimed = family.channels(settings, family.geometry(settings))
+    optional = {claim.tensor for claim in claimed if claim.optional}
+    for name in some:
+        leaf = name.removeprefix(mixer)
+        if name.startswith(mixer) and leaf not in optional:
+            add(f"{model_type} without {leaf}", weights(lambda w, n=name: w.pop(n)),
+                "lacks the tensor", model_type)  # fmt: skip
+    for leaf in ("surprise.weight", "q_norm.weight", "in_proj_x.weight\nsecond line", ESCAPE):
+        new = weights(lambda w, n=mixer + leaf: w.update({n: w[EMBEDDING].clone()}))
+        add(f"{model_type} with {leaf!r}", new, "refusing to guess", model_type)
+    twice = weights(lambda w, n=f"mtp.{some[0]}", s=some[0]: w.update({n: w[s].clone()}))
+    if some[0].removeprefix(mixer) != "q_proj.weight":  # softmax attention has one too
+        add(f"{model_type} under mtp.", twice, "outside the decoder", model_type)
+    scale = weights(lambda w, n=f"{some[0]}_scale_inv": w.update({n: w[EMBEDDING].clone()}))
+    add(f"{model_type} with fp8 block scales", scale, "refusing to guess", model_type)
+for leaf in ("linear_attn.A_log", "linear_attn.in_proj_qkv.weight", "linear_attn.conv1d.weight"):
+    for prefix in ("mtp.layers.0.", "model.mtp.0.", "model.layers.00.", "model.layers.1234567.",
+                   "x.model.layers.0.", "model.layers.-1.", "model.layers.\u0660."):  # fmt: skip
+        new = weights(lambda w, n=prefix + leaf: w.update({n: w[CONV].clone()}))
+        add(f"{prefix}{leaf}", new, "outside the decoder")
+    new = weights(lambda w, n=f"model.layers.1.{leaf}": w.update({n: w[CONV].clone()}))
+    add(f"{leaf} in a softmax layer", new, "does not list layer 1")
+new = weights(lambda w: w.update({QKV.replace("model.", "model.language_model.", 1): w[QKV] + 1}))
+add("a layer under both prefixes", new, "twice")
+add("a claimed tensor with a line break", renamed(QKV, QKV + "\n"), "refusing to guess")
+for value in (float("nan"), float("inf")):
+    for name in (QKV,):
+        spoiled = weights(lambda w, v=value, n=name: w[n].view(-1).__setitem__(0, v))
+        add(f"weights with {value}", spoiled, "not finite")
+
+
+def quantised(settings: Any, *, inside: bool = False) -> Spoil:
+    key = "compression_config" if inside else "quantization_config"
+    return edited_config(lambda c: c.update({key: settings}), prune)
+
+
+for settings in (
+    {"quant_method": "fp8", "weight_block_size": [128, 128]}, {"quant_method": "gptq", "bits": 4},
+    {"quant_method": "awq", "bits": 4}, {"quant_method": "bitsandbytes"}, {}, "fp8", [], 8, False,
+    {"quant_method": ESCAPE}, {"quant_method": None}, {"quant_method": ["x"] * 1000},
+):  # fmt: skip
+    add(f"quantization {settings!r:.60}", quantised(settings), "quantised")
+    add(f"compression {settings!r:.60}", quantised(settings, inside=True), "quantised")
+for file in ("quantize_config.json", "quant_config.json", "hf_quant_config.json"):
+
+    def quantised_file(root: Path, file: str = file) -> list[str]:
+        (root / "model" / file).write_text("{}")
+        return prune(root)
+
+    add(f"{file} beside the weights", quantised_file, "quantised")
+nested = edited_config(
+    lambda c: c["text_config"].update(quantization_config={"quant_method": "fp8"}), prune
+)
+add("quantization in text_config", nested, "quantised", "qwen3_5")
+for leaf in ("qweight", "qzeros", "scales", "g_idx"):
+    name = QKV.replace("weight", leaf)
+    new = weights(lambda w, n=name: w.update({n: w[EMBEDDING].int()}))
+    add(f"GPTQ tensor {leaf}", new, "refusing to guess")
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("case", CASES.all, ids=Case.id)
+def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+    check_refused(case, sound, scratch)
