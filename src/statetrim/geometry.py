@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import StatetrimError
+from .maths.units import Amount
 
 Axis = Literal["key", "value"]
 Role = Literal[
@@ -108,7 +109,7 @@ def survivors(claims: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
     return masks
 
 
-def resolve_keep(requested: int | float | str, channels: int) -> int:
+def resolve_keep(requested: Amount, channels: int) -> int:
     """Channels to keep per head, from a count (taken literally) or the fraction kept.
 
     A fraction is exact (`0.1` of 100 is 10) and rounds up to a multiple of 16 on heads of 64 or
@@ -131,9 +132,7 @@ def resolve_keep(requested: int | float | str, channels: int) -> int:
     return keep
 
 
-def resolve_square(
-    requested: int | float | str, geometry: Geometry
-) -> tuple[int | None, int | None]:
+def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, int | None]:
     """Key and value channels to keep so that a head's state becomes a square; None where an axis
     has that width already."""
     narrow = min(geometry.head_k_dim, geometry.head_v_dim)

@@ -8,6 +8,10 @@ import typer
 
 from ..errors import StatetrimError
 
+OF_SELECT = (
+    "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
+    "statistics", "progress",
+)  # fmt: skip
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or cached hub id.")]
@@ -33,59 +37,13 @@ def open_model(model: str, family: Path | None) -> Any:
     return open_checkpoint(model, family_from_file(family) if family else None)
 
 
-def wanted(
-    model: Any,
-    keep: str | None,
-    keep_values: str | None,
-    square: str | None,
-    state_mib: float | None,
-    sequences: int | None,
-    memory_gib: float | None,
-) -> tuple[str | int | None, str | int | None]:
-    """What to keep of keys and of values, from the one of several wishes that was made."""
-    from ..maths.units import MIB
-    from ..serving.budget import share_of, widest_that_fits
-    from ..serving.inspect import StateSize, stored_dtype
-
-    if (sequences is None) != (memory_gib is None):
-        raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
-    wishes = [keep is not None or keep_values is not None, square, state_mib, sequences]
-    if sum(bool(wish) for wish in wishes) != 1:
-        raise StatetrimError(
-            "say once what to keep: --keep 64 (and --keep-values), --square 64, "
-            "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
-        )
-    if state_mib is None and sequences is None:
-        return widths(model, keep, keep_values, square)
-    most = state_mib * MIB if state_mib is not None else share_of(memory_gib or 0.0, sequences or 0)
-    dtype = stored_dtype(model)
-    found = widest_that_fits(
-        model.geometry, most, lambda geometry: StateSize.of(geometry, dtype).total, square=False
-    )
-    return found.head_k_dim, None
-
-
-def widths(
-    model: Any, keep: str | None, keep_values: str | None, square: str | None
-) -> tuple[str | None, str | None]:
-    """What to keep of keys and of values."""
-    from ..geometry import resolve_square
-
-    if square is None:
-        return keep, keep_values
-    if keep or keep_values:
-        raise StatetrimError("--square says what to keep of both axes; leave out the other two")
-    keys, values = resolve_square(square, model.geometry)
-    return str(keys) if keys else None, str(values) if values else None
-
-
 def method_options(pairs: list[str]) -> dict[str, Any]:
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
             raise StatetrimError(f"--option takes NAME=VALUE, such as score=q, not {pair!r}")
-        if name in ("model", "method", "keep", "seed", "progress"):
+        if name in OF_SELECT:
             raise StatetrimError(f"{name!r} is not an option of a method; leave out --option")
         try:
             options[name] = json.loads(text)

@@ -82,7 +82,8 @@ def trim(
     from ..pipelines import sweep as sweeping
     from ..pipelines import trim as trimming
     from ..pipelines.estimate import Machine
-    from ..pipelines.options import Job, for_engine, steps
+    from ..pipelines.options import Job, steps
+    from ..serving.target import target_for
 
     base = Job(
         arguments.open_model(model, family),
@@ -111,13 +112,17 @@ def trim(
         found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
         show_sweep(found, str(output), as_json=as_json)
         return
-    if engine and not any((keep, keep_values, square, state_mib_per_sequence, sequences)):
-        keep = "0.5"
-    wanted = arguments.wanted(
-        base.model, keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib
+    target = target_for(
+        base.model,
+        keep=keep,
+        keep_values=keep_values,
+        square=square,
+        state_mib_per_sequence=state_mib_per_sequence,
+        sequences=sequences,
+        memory_gib=memory_gib,
+        for_=engine,
     )
-    job = replace(base, keep=wanted[0], keep_values=wanted[1])
-    job = for_engine(job, engine) if engine else job
+    job = replace(base, keep=target.keep, keep_values=target.keep_values)
     job.check()
     done = trimming.finished(job, output)
     if dry_run or not (as_json or done):

@@ -12,10 +12,11 @@ from ..maths.formatting import duration, size
 from ..maths.units import MIB
 from ..pipelines.estimate import Step
 from ..pipelines.observer import Watch
-from ..pipelines.options import ENGINES, Job
+from ..pipelines.options import Job
 from ..pipelines.trim import RECORD
 from ..serving.deployment import deployment
-from ..serving.inspect import stored_dtype
+from ..serving.state_size import stored_dtype
+from ..serving.target import ENGINES
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS

@@ -4,6 +4,9 @@ from typing import Any
 
 MIB, GIB = 2**20, 2**30
 
+Amount = int | float | str
+"""What to keep of a head's channels: a count (64), or the fraction kept (0.5)."""
+
 
 def integers(value: Any) -> bool:
     """Whether `value` is a list of whole numbers; True and 1.0 are not."""

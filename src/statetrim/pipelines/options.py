@@ -4,13 +4,11 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from ..errors import StatetrimError
-from ..families.contract import resized_config
-from ..geometry import Geometry, resolve_keep
+from ..geometry import Geometry
 from ..maths.units import MIB
 from ..methods import find_method
-from ..serving.engines import Shape, propose
-from ..storage.checkpoint import Checkpoint, check_values, with_weights
+from ..serving.target import target_of
+from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
 from ..storage.text import check_source
 from ..tasks import find_tasks
@@ -65,23 +63,13 @@ class Job:
     @property
     def after(self) -> Geometry:
         """The shape of the state after the cut, certain to be one that the config can hold."""
-        before = self.model.geometry
-        keys = None if self.keep is None else resolve_keep(self.keep, before.head_k_dim)
-        values = (
-            None if self.keep_values is None else resolve_keep(self.keep_values, before.head_v_dim)
-        )
-        if values is not None:
-            check_values(self.model)
-        after = before.resized(keys, values)
-        resized_config(self.model.family, self.model.config, after)
-        return after
+        return target_of(self.model, self.keep, self.keep_values).after
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is written."""
         with_weights(self.model)
         check_source(self.text)
-        if self.after == self.model.geometry:
-            raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
+        self.after  # noqa: B018  (a state that cannot be is refused)
         find_tasks(self.tasks)
         self.heard_methods  # noqa: B018  (unknown ones are refused)
 
@@ -135,30 +123,6 @@ class Job:
         if not path.exists():
             write_object(path, {"layerwise": self.streamed})
         return replace(self, layerwise=read_object(path, MIB).get("layerwise") is True)
-
-
-ENGINES = {
-    "vllm": "vLLM",
-    "sglang": "SGLang",
-    "transformers": "transformers",
-    "mlx": "MLX-LM",
-    "llamacpp": "llama.cpp",
-}
-
-
-def for_engine(job: Job, engine: str) -> Job:
-    """The job with the shape that `engine` serves best, of no more state than was asked for."""
-    engine = engine.lower().replace(".", "").removesuffix("-lm")
-    if engine not in ENGINES:
-        raise StatetrimError(f"there is no engine {engine!r}; choose {', '.join(ENGINES)}")
-    before, asked = job.model.geometry, Shape.of(job.after)
-    kind = str(job.model.config.get("model_type"))
-    shape = propose(kind, before, asked.head_k_dim, asked.head_v_dim, engine=ENGINES[engine])
-    return replace(
-        job,
-        keep=None if shape.head_k_dim == before.head_k_dim else shape.head_k_dim,
-        keep_values=None if shape.head_v_dim == before.head_v_dim else shape.head_v_dim,
-    )
 
 
 def steps(job: Job, machine: Machine) -> list[Step]:

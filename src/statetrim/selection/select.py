@@ -12,11 +12,12 @@ from ..artifacts.loaded import loaded
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError
-from ..families.contract import resized_config
-from ..geometry import Axis, resolve_keep
+from ..geometry import Axis
+from ..maths.units import Amount
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, Method, Select, ValueEvidence
-from ..storage.checkpoint import Checkpoint, check_values, with_weights
+from ..serving.target import Target, target_of
+from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
 from ..version import __version__
 
@@ -24,9 +25,10 @@ from ..version import __version__
 def select(
     model: ModelLike,
     method: str | Select = "l1",
-    keep: int | float | str | None = None,
+    keep: Amount | None = None,
     *,
-    keep_values: int | float | str | None = None,
+    keep_values: Amount | None = None,
+    square: Amount | None = None,
     value_method: str | Select = "readout_l1",
     value_options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -34,29 +36,46 @@ def select(
     progress: Any = iter,
     **options: Any,
 ) -> Plan:
-    """Choose the channels that stay: `keep` per key head, `keep_values` per value head, each a
-    number or a fraction; the axis that is left out keeps all it has.
+    """Choose the channels that stay: `keep` per key head, `keep_values` per value head, or `square`
+    of both, each a number or a fraction; the axis that is left out keeps all it has.
 
     `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
     `value_options` are the same for the value axis. `statistics` come from `calibrate`, or from
     its file, for methods that need them. `progress` wraps the iteration over layers.
     """
     model = with_weights(opened(model))
-    geometry = model.geometry
-    if keep is None and keep_values is None:
-        raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
-    if statistics is not None:
-        statistics = loaded(Statistics.load, statistics)
+    return choose(
+        model,
+        target_of(model, keep, keep_values, square),
+        method,
+        options,
+        value_method=value_method,
+        value_options=value_options or {},
+        seed=seed,
+        statistics=None if statistics is None else loaded(Statistics.load, statistics),
+        progress=progress,
+    )
+
+
+def choose(
+    model: Checkpoint,
+    target: Target,
+    method: str | Select,
+    options: Mapping[str, Any],
+    *,
+    value_method: str | Select,
+    value_options: Mapping[str, Any],
+    seed: int,
+    statistics: Statistics | None,
+    progress: Any,
+) -> Plan:
+    """The same, for a state that is settled already."""
+    geometry, after = model.geometry, target.after
     keys = values = None
-    if keep is not None:
-        keys = _Choice(model, "key", method, options, keep, statistics)
-    if keep_values is not None:
-        check_values(model)
-        values = _Choice(
-            model, "value", value_method, dict(value_options or {}), keep_values, statistics
-        )
-    after = geometry.resized(keys.keep if keys else None, values.keep if values else None)
-    resized_config(model.family, model.config, after)
+    if target.keep is not None:
+        keys = _Choice(model, "key", method, options, after.head_k_dim, statistics)
+    if target.keep_values is not None:
+        values = _Choice(model, "value", value_method, value_options, after.head_v_dim, statistics)
     layers: Iterable[int] = progress(geometry.layers)
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
@@ -75,12 +94,12 @@ def select(
     used = [choice.method for choice in (keys, values) if choice]
     return Plan(
         kept=kept,
-        requested=str(keep if keys else "all"),
+        requested=str(target.keep if keys else "all"),
         method=keys.method.name if keys else "none",
         seed=seed,
         options=keys.all_options if keys else {},
         kept_values=kept_values or None,
-        requested_values=str(keep_values) if values else None,
+        requested_values=str(target.keep_values) if values else None,
         value_method=values.method.name if values else None,
         value_options=values.all_options if values else {},
         lineage={
@@ -103,19 +122,18 @@ class _Choice:
         model: Checkpoint,
         axis: Axis,
         method: str | Select,
-        options: dict[str, Any],
-        requested: int | float | str,
+        options: Mapping[str, Any],
+        keep: int,
         statistics: Statistics | None,
     ) -> None:
-        self.method, self.options = find_method(method), options
+        self.method, self.options, self.keep = find_method(method), dict(options), keep
         if axis not in self.method.axes:
             raise StatetrimError(
                 f"method {self.method.name!r} does not choose {axis} channels; choose one of "
                 f"{', '.join(method_names(axis))}"
             )
-        _check_options(self.method, options)
+        _check_options(self.method, self.options)
         _check_statistics(self.method, statistics, model)
-        self.keep = resolve_keep(requested, model.geometry.channels(axis))
 
     @property
     def all_options(self) -> dict[str, Any]:

@@ -4,38 +4,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import StatetrimError
-from ..families.contract import resized_config
-from ..geometry import KERNEL_TILE, Geometry, resolve_keep
-from ..storage.checkpoint import Checkpoint, check_values
+from ..geometry import KERNEL_TILE, Geometry
+from ..maths.units import Amount
+from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from .deployment import Deployment, deployment
-
-FP32 = 4
-_CONV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
-
-
-@dataclass(frozen=True)
-class StateSize:
-    """One sequence's memory in the linear-attention layers."""
-
-    head_k_dim: int
-    head_v_dim: int
-    state_bytes: int  # recurrent state, fp32 in every engine by default
-    conv_bytes: int  # convolution state, in the model's dtype
-
-    @property
-    def total(self) -> int:
-        return self.state_bytes + self.conv_bytes
-
-    @staticmethod
-    def of(geometry: Geometry, conv_dtype: str) -> "StateSize":
-        return StateSize(
-            geometry.head_k_dim,
-            geometry.head_v_dim,
-            geometry.state_numel * FP32,
-            geometry.conv_numel * _CONV_BYTES[conv_dtype],
-        )
+from .state_size import StateSize, stored_dtype
+from .target import target_of
 
 
 @dataclass(frozen=True)
@@ -61,14 +36,15 @@ class StateReport:
 
 def inspect(
     model: ModelLike,
-    keep: int | float | str | None = None,
-    keep_values: int | float | str | None = None,
+    keep: Amount | None = None,
+    keep_values: Amount | None = None,
     *,
+    square: Amount | None = None,
     memory_gib: float | None = None,
     context: int | None = None,
 ) -> StateReport:
     """Describe a model's state, and what it would be with `keep` key channels and `keep_values`
-    value channels per head.
+    value channels per head, or `square` of both.
 
     With `memory_gib` of cache it also tells how many sequences of `context` tokens fit.
     """
@@ -81,8 +57,8 @@ def inspect(
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
-    elif keep is not None or keep_values is not None:
-        after = _resized(model, keep, keep_values)
+    elif not keep is keep_values is square is None:
+        after = target_of(model, keep, keep_values, square).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
             if width % KERNEL_TILE:
                 warnings.append(
@@ -103,20 +79,6 @@ def inspect(
         warnings=warnings,
         deployment=deployment(model, after, dtype=dtype, memory_gib=memory_gib, context=context),
     )
-
-
-def _resized(
-    model: Checkpoint, keep: int | float | str | None, keep_values: int | float | str | None
-) -> Geometry:
-    geometry = model.geometry
-    if keep_values is not None:
-        check_values(model)
-    after = geometry.resized(
-        None if keep is None else resolve_keep(keep, geometry.head_k_dim),
-        None if keep_values is None else resolve_keep(keep_values, geometry.head_v_dim),
-    )
-    resized_config(model.family, model.config, after)
-    return after
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:
@@ -144,17 +106,3 @@ def _total_layers(model: Checkpoint) -> int | None:
             if isinstance(value, list):
                 return len(value)
     return None
-
-
-def stored_dtype(model: Checkpoint) -> str:
-    """The model's dtype: of its weights, else by its config, else bfloat16."""
-    stored = [tensor for _, tensor in model.tensors.values()]
-    largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
-    if largest is not None and largest.dtype in _STORED:
-        return _STORED[largest.dtype]
-    text = model.config.get("text_config")
-    for config in (model.config, text if isinstance(text, dict) else {}):
-        dtype = config.get("dtype") or config.get("torch_dtype")
-        if isinstance(dtype, str) and dtype in _CONV_BYTES:
-            return dtype
-    return "bfloat16"

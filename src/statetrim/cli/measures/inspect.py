@@ -29,6 +29,5 @@ def inspect(
     from ...serving.inspect import inspect as run
 
     opened = arguments.open_model(model, family)
-    wanted = arguments.widths(opened, keep, keep_values, square)
-    report = run(opened, *wanted, memory_gib=memory_gib, context=context)
+    report = run(opened, keep, keep_values, square=square, memory_gib=memory_gib, context=context)
     show_report(report, as_json=as_json)

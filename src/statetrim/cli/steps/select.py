@@ -41,16 +41,16 @@ def select(
     from ...artifacts.statistics import Statistics
     from ...console.steps.select import show_plan
     from ...console.terminal import layers_progress
-    from ...selection import select as selection
+    from ...selection.select import select as run
 
     arguments.refuse_existing(output)
     opened = arguments.open_model(model, family)
-    keys, values = arguments.widths(opened, keep, keep_values, square)
-    plan = selection.select(
+    plan = run(
         opened,
         method,
-        keys,
-        keep_values=values,
+        keep,
+        keep_values=keep_values,
+        square=square,
         value_method=value_method,
         value_options=arguments.method_options(value_option or []),
         seed=seed,

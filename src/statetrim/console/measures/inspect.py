@@ -9,7 +9,8 @@ from ...maths.formatting import change, size
 from ...serving.capacity import Capacity
 from ...serving.deployment import Deployment
 from ...serving.engines import Compatibility
-from ...serving.inspect import StateReport, StateSize
+from ...serving.inspect import StateReport
+from ...serving.state_size import StateSize
 from .. import terminal
 
 

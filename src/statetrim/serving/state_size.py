@@ -1,0 +1,47 @@
+"""Bytes that one sequence's state takes."""
+
+from dataclasses import dataclass
+
+from ..geometry import Geometry
+from ..storage.checkpoint import Checkpoint
+
+FP32 = 4
+_CONV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+
+
+@dataclass(frozen=True)
+class StateSize:
+    """One sequence's memory in the linear-attention layers."""
+
+    head_k_dim: int
+    head_v_dim: int
+    state_bytes: int  # recurrent state, fp32 in every engine by default
+    conv_bytes: int  # convolution state, in the model's dtype
+
+    @property
+    def total(self) -> int:
+        return self.state_bytes + self.conv_bytes
+
+    @staticmethod
+    def of(geometry: Geometry, conv_dtype: str) -> "StateSize":
+        return StateSize(
+            geometry.head_k_dim,
+            geometry.head_v_dim,
+            geometry.state_numel * FP32,
+            geometry.conv_numel * _CONV_BYTES[conv_dtype],
+        )
+
+
+def stored_dtype(model: Checkpoint) -> str:
+    """The model's dtype: of its weights, else by its config, else bfloat16."""
+    stored = [tensor for _, tensor in model.tensors.values()]
+    largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
+    if largest is not None and largest.dtype in _STORED:
+        return _STORED[largest.dtype]
+    text = model.config.get("text_config")
+    for config in (model.config, text if isinstance(text, dict) else {}):
+        dtype = config.get("dtype") or config.get("torch_dtype")
+        if isinstance(dtype, str) and dtype in _CONV_BYTES:
+            return dtype
+    return "bfloat16"

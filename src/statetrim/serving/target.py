@@ -1,0 +1,116 @@
+"""From what a user asks for to the state that a cut leaves: resolved once, then passed on."""
+
+from dataclasses import dataclass
+
+from ..errors import StatetrimError
+from ..families.contract import resized_config
+from ..geometry import Geometry, resolve_keep, resolve_square
+from ..maths.units import MIB, Amount
+from ..storage.checkpoint import Checkpoint, check_values
+from .budget import share_of, widest_that_fits
+from .engines import propose
+from .state_size import StateSize, stored_dtype
+
+ENGINES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "transformers": "transformers",
+    "mlx": "MLX-LM",
+    "llamacpp": "llama.cpp",
+}
+"""How `--for` names an engine -> its name in the matrix."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The state after a cut, and what was asked for along each axis; None: it keeps all it has."""
+
+    after: Geometry
+    keep: Amount | None
+    keep_values: Amount | None
+
+
+def target_of(
+    model: Checkpoint,
+    keep: Amount | None = None,
+    keep_values: Amount | None = None,
+    square: Amount | None = None,
+) -> Target:
+    """Channels to keep of keys and of values, or of both to a `square`; certain to be a state that
+    the model's config can hold."""
+    if square is not None:
+        if keep is not None or keep_values is not None:
+            raise StatetrimError("--square says what to keep of both axes; leave out the other two")
+        sides = resolve_square(square, model.geometry)
+        keep, keep_values = (None if side is None else str(side) for side in sides)
+    if keep is None and keep_values is None:
+        raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
+    before = model.geometry
+    if keep_values is not None:
+        check_values(model)
+    after = before.resized(
+        None if keep is None else resolve_keep(keep, before.head_k_dim),
+        None if keep_values is None else resolve_keep(keep_values, before.head_v_dim),
+    )
+    resized_config(model.family, model.config, after)
+    return Target(after, keep, keep_values)
+
+
+def target_for(
+    model: Checkpoint,
+    *,
+    keep: Amount | None = None,
+    keep_values: Amount | None = None,
+    square: Amount | None = None,
+    state_mib_per_sequence: float | None = None,
+    sequences: int | None = None,
+    memory_gib: float | None = None,
+    for_: str | None = None,
+) -> Target:
+    """The same, or from what a sequence's state may take; with `for_`, a state of no more than
+    that (else half of the keys) which this engine serves."""
+    if (sequences is None) != (memory_gib is None):
+        raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
+    by_axis = None if keep is None and keep_values is None else (keep, keep_values)
+    wishes = (by_axis, square, state_mib_per_sequence, sequences)
+    said = sum(wish is not None for wish in wishes)
+    if said == 0 and for_ is not None:
+        keep = "0.5"
+    elif said != 1:
+        raise StatetrimError(
+            "say once what to keep: --keep 64 (and --keep-values), --square 64, "
+            "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
+        )
+    if state_mib_per_sequence is not None:
+        asked = _within(model, state_mib_per_sequence * MIB)
+    elif sequences is not None and memory_gib is not None:
+        asked = _within(model, share_of(memory_gib, sequences))
+    else:
+        asked = target_of(model, keep, keep_values, square)
+    return asked if for_ is None else _served(model, asked.after, for_)
+
+
+def _within(model: Checkpoint, most_bytes: float) -> Target:
+    """The most keys with which a sequence takes no more than that."""
+    dtype = stored_dtype(model)
+    found = widest_that_fits(
+        model.geometry,
+        most_bytes,
+        lambda geometry: StateSize.of(geometry, dtype).total,
+        square=False,
+    )
+    return target_of(model, found.head_k_dim)
+
+
+def _served(model: Checkpoint, asked: Geometry, engine: str) -> Target:
+    """What `engine` serves best, of no more state than was asked for."""
+    engine = engine.lower().replace(".", "").removesuffix("-lm")
+    if engine not in ENGINES:
+        raise StatetrimError(f"there is no engine {engine!r}; choose {', '.join(ENGINES)}")
+    before, kind = model.geometry, str(model.config.get("model_type"))
+    shape = propose(kind, before, asked.head_k_dim, asked.head_v_dim, engine=ENGINES[engine])
+    return target_of(
+        model,
+        None if shape.head_k_dim == before.head_k_dim else shape.head_k_dim,
+        None if shape.head_v_dim == before.head_v_dim else shape.head_v_dim,
+    )
