@@ -86,16 +86,21 @@ def tap(
     on_input: Callable[[MixerInput], None] | None = None,
     on_readout: Callable[[ReadOut], None] | None = None,
     only: Mapping[int, Tensor] | None = None,
+    only_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
     """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard.
 
     With `only` (kept channels [key heads, keep] for each layer) the kernels read and write as if
-    the other channels were not there. Where `layers` are given, only those are expected to run.
+    the other channels were not there; with `only_values` ([value heads, keep]) they give as if, and
+    the output norm takes its mean over the kept ones. Where `layers` are given, only those are
+    expected to run.
     """
     modules = mixers(model, checkpoint)
-    listener = _Listener(checkpoint, on_call, on_input, only or {})
+    listener = _Listener(checkpoint, on_call, on_input, only or {}, only_values or {})
     with ExitStack() as stack:
+        if only_values:
+            stack.enter_context(_shrunk_readouts(model, checkpoint, only_values))
         if on_readout is not None:
             stack.enter_context(_readouts(model, checkpoint, on_readout))
         for layer, module in modules.items():
@@ -144,6 +149,26 @@ def _readouts(
         )
 
 
+@contextmanager
+def _shrunk_readouts(
+    model: nn.Module, checkpoint: Checkpoint, only: Mapping[int, Tensor]
+) -> Iterator[None]:
+    """Undo behind the norm what `_Listener` does before it.
+
+    The norm divides by the width it has. What goes in is larger by the root of that width over the
+    kept one, so that its mean square is that of the kept channels; what comes out is larger too.
+    """
+    with ExitStack() as stack:
+        for layer, module in output_projections(model, checkpoint).items():
+            if layer in only:
+                factor = (only[layer].shape[1] / checkpoint.geometry.head_v_dim) ** 0.5
+                hook = module.register_forward_pre_hook(
+                    lambda _, args, factor=factor: (args[0] * factor, *args[1:])
+                )
+                stack.callback(hook.remove)
+        yield
+
+
 class _Listener:
     """Knows which layer is running, and hands on what its kernel is given."""
 
@@ -153,8 +178,9 @@ class _Listener:
         on_call: Callable[[KernelCall], None],
         on_input: Callable[[MixerInput], None] | None,
         only: Mapping[int, Tensor],
+        only_values: Mapping[int, Tensor],
     ) -> None:
-        self.geometry, self.only = checkpoint.geometry, only
+        self.geometry, self.only, self.only_values = checkpoint.geometry, only, only_values
         self.on_call, self.on_input = on_call, on_input
         self.layer: int | None = None
         self.heard: set[int] = set()
@@ -178,7 +204,11 @@ class _Listener:
                 args, kwargs = bound.args, bound.kwargs
             result = kernel(*args, **kwargs)
             if self.layer in self.only and (query, key) != ("C", "B"):
-                result = self._rescaled(result)
+                result = _times(result, self._scale(self.only, self.geometry.head_k_dim))
+            if self.layer in self.only_values:
+                width = self.geometry.head_v_dim
+                mask = _mask(self.only_values[self.layer], width)  # type: ignore[index]
+                result = _times(result, mask * self._scale(self.only_values, width))
             given = _arguments(signature, args, kwargs)
             output = result[0] if isinstance(result, tuple) else result
             self._report(name, given, given[query], given[key], output)
@@ -205,19 +235,30 @@ class _Listener:
 
     def _masked(self, x: Tensor) -> Tensor:
         """x [..., heads, channels], in which transformers may have repeated the key heads."""
-        kept = self.only[self.layer]  # type: ignore[index]
-        mask = torch.zeros(len(kept), x.shape[-1]).scatter_(1, kept, 1.0).to(x)
+        mask = _mask(self.only[self.layer], x.shape[-1]).to(x)  # type: ignore[index]
         return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
 
-    def _rescaled(self, result: Any) -> Any:
-        """Delta-rule kernels divide by the square root of the width they see; Mamba-2's do not."""
-        factor = (self.geometry.head_k_dim / self.only[self.layer].shape[1]) ** 0.5  # type: ignore[index]
-        return (result[0] * factor, *result[1:]) if isinstance(result, tuple) else result * factor
+    def _scale(self, only: Mapping[int, Tensor], width: int) -> float:
+        """Of keys: delta-rule kernels divide by the root of the width they see (Mamba-2's do not).
+        Of values: see `_shrunk_readouts`."""
+        return float((width / only[self.layer].shape[1]) ** 0.5)  # type: ignore[index]
 
     def _key_heads(self, x: Tensor) -> Tensor:
         """transformers repeats q and k for every value head before the kernel; fla does not."""
         repeat = x.shape[2] // self.geometry.num_k_heads
         return x[:, :, ::repeat]
+
+
+def _mask(kept: Tensor, channels: int) -> Tensor:
+    """Ones [heads, channels] at `kept` [heads, keep]."""
+    return torch.zeros(len(kept), channels).scatter_(1, kept, 1.0)
+
+
+def _times(result: Any, factor: Tensor | float) -> Any:
+    """A kernel's output, alone or before its final state, times `factor`."""
+    output, *rest = result if isinstance(result, tuple) else (result,)
+    output = output * (factor.to(output) if isinstance(factor, Tensor) else factor)
+    return (output, *rest) if isinstance(result, tuple) else output
 
 
 def _arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:

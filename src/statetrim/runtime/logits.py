@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+Logits = Callable[[Tensor], Tensor]
+"""Places [n] of a sequence that was read -> float32 logits [rows, n, vocabulary]."""
+
 _PROBE = 8  # tokens on which the short way is compared with the model's own
 
 
@@ -32,7 +35,7 @@ class Readout:
                 atol=close * float(whole.abs().max()),
             )
 
-    def at(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    def at(self, ids: Tensor) -> Logits:
         """Run ids [rows, time]; gives float32 logits [rows, n, vocabulary] at n places."""
         ids = ids.to(self.device)
         if self.plain:
@@ -40,7 +43,7 @@ class Readout:
         logits = self.live(input_ids=ids, use_cache=False).logits
         return lambda places: logits[:, places.to(logits.device)].float()
 
-    def _short(self, ids: Tensor) -> Callable[[Tensor], Tensor]:
+    def _short(self, ids: Tensor) -> Logits:
         decoder: Any = self.live.base_model
         hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
         dtype = self.head.weight.dtype  # Mamba-2's last norm gives float32, whatever the weights
@@ -62,19 +65,24 @@ class Comparison:
 
 
 def compare(before: Readout, after: Readout, ids: Tensor, chunk: int = 128) -> Comparison:
-    """Both models read ids [rows, time]; logits exist for `chunk` positions at a time.
+    """Both models read ids [rows, time].
 
     With the same readout twice the model runs once, and is only read for its likelihood.
     """
+    with torch.inference_mode():
+        new = after.at(ids)
+        return compared(new if before is after else before.at(ids), new, ids, chunk)
+
+
+def compared(old: Logits, new: Logits, ids: Tensor, chunk: int = 128) -> Comparison:
+    """The same of two readings of ids; logits exist for `chunk` positions at a time."""
     rows, time = ids.shape
     kl, same, likelihood = (torch.zeros(rows, dtype=torch.float64) for _ in range(3))
     with torch.inference_mode():
-        new = after.at(ids)
-        old = new if before is after else before.at(ids)
         for start in range(0, time, chunk):
             places = torch.arange(start, min(start + chunk, time))
             q = new(places).log_softmax(-1)
-            p = q if before is after else old(places).log_softmax(-1)
+            p = q if old is new else old(places).log_softmax(-1)
             kl += (p.exp() * (p - q)).sum((-1, -2)).double().cpu()
             same += (p.argmax(-1) == q.argmax(-1)).sum(-1).double().cpu()
             following = ids[:, start + 1 : start + 1 + len(places)].to(q.device).unsqueeze(-1)

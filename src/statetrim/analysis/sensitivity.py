@@ -1,0 +1,297 @@
+"""Checkpoint + Plans + text -> Sensitivity: each layer of a plan cut alone, by masking.
+
+No weights are written: kernels read and write as if the dropped channels were not there. A layer
+that is cut alone is given what the original gives it, so its own error needs no second model.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts.plan import Plan
+from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, read_cut, read_samples
+from ..errors import StatetrimError
+from ..geometry import Axis
+from ..maths.units import MIB
+from ..runtime.kernel_hooks import mixers, tap
+from ..runtime.loading import load, load_tokenizer
+from ..runtime.logits import Readout, compared
+from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.json_file import read_object, write_object
+from ..storage.text import Sequences, sequences
+from ..tasks.recall import associations, recalled
+from ..version import __version__
+
+LENGTH = 256  # tokens of a window: as many as the longest recall sequence has, and a few
+LOADS = (16, 32, 63)
+_MOST_BYTES = 256 * MIB
+
+Progress = Callable[[int, int], None]
+"""Called with the evaluations done and in all."""
+
+
+@dataclass(frozen=True, eq=False)
+class _Variant:
+    """One layer cut on one axis."""
+
+    layer: int
+    axis: Axis
+    kept: Tensor  # [heads, keep]
+
+    @property
+    def identity(self) -> tuple[int, Axis, int]:
+        return self.layer, self.axis, int(self.kept.shape[1])
+
+
+def sensitivity(
+    model: Checkpoint,
+    plans: Sequence[Plan],
+    text: str | Path,
+    *,
+    windows: int = 64,
+    rows: int = 32,
+    skip: int = 0,
+    batch_size: int = 8,
+    dtype: torch.dtype | None = None,
+    layerwise: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: Progress = lambda done, total: None,
+) -> Sensitivity:
+    """Cut each layer alone, as each of `plans` cuts it on each of its axes.
+
+    An evaluation reads `windows` windows of `text`, after `skip` tokens, and `rows` sequences of
+    each recall load. There is one for the original and one for each layer, plan and axis; the
+    errors of the layers' outputs take about two more. `layerwise` streams the weights from disk.
+    With `out` the result is written there, and every cut on the way to `OUT.partial`, from which
+    `resume` goes on.
+    """
+    variants = list(_variants(with_weights(model), plans))
+    tokenizer = load_tokenizer(model)
+    data = sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)
+    lineage = {
+        "statetrim": __version__,
+        "source": model.digest,
+        "weights": model.fingerprint,
+        "dtype": str(dtype) if dtype else "stored",
+        "data": data.lineage,
+        "rows": rows,
+        "plans": _digest(variants),
+    }
+    partial = _Partial(Path(out) if out is not None else None, lineage, resume)
+    experiment = _Experiment(
+        model, load(model, dtype=dtype, layerwise=layerwise), data, rows, batch_size
+    )
+    steps = len(variants) + 2
+    original = partial.original or partial.keep_original(experiment.samples(None))
+    progress(1, steps)
+    errors = partial.errors or partial.keep_errors(experiment.errors(variants))
+    progress(2, steps)
+    for number, variant in enumerate(variants):
+        if number == len(partial.cuts):
+            samples = experiment.samples(variant)
+            partial.keep_cut(LayerCut(*variant.identity, samples, errors[number]))
+        progress(number + 3, steps)
+    widths: dict[Axis, int] = {axis: model.geometry.channels(axis) for axis in ("key", "value")}
+    found = Sensitivity(original, partial.cuts, widths, lineage)
+    partial.finish(found)
+    return found
+
+
+def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
+    """Every layer of every axis that a plan cuts; two plans may not say the same."""
+    known: set[tuple[int, Axis, int]] = set()
+    for plan in plans:
+        if plan.lineage.get("source") not in (None, model.digest):
+            raise StatetrimError("a plan was made for another model; select channels of this one")
+        tables: dict[Axis, Mapping[int, Tensor]] = {
+            "key": plan.kept,
+            "value": plan.kept_values or {},
+        }
+        for axis, table in tables.items():
+            for layer, kept in table.items():
+                variant = _Variant(layer, axis, kept)
+                if kept.shape[1] == model.geometry.channels(axis):
+                    continue
+                if variant.identity in known:
+                    raise StatetrimError(
+                        f"two plans keep {kept.shape[1]} {axis} channels; give each width once"
+                    )
+                known.add(variant.identity)
+                yield variant
+    if not known:
+        raise StatetrimError("no plan cuts anything, so there is nothing to compare")
+
+
+class _Experiment:
+    """The same sequences for every cut; the original's final hidden states are kept."""
+
+    def __init__(
+        self, model: Checkpoint, live: Any, data: Sequences, rows: int, batch_size: int
+    ) -> None:
+        self.model, self.live, self.batch_size = model, live, batch_size
+        self.readout = Readout(live)
+        self.text = data.batches(batch_size)
+        vocabulary = self.readout.vocabulary
+        loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
+        if not loads:
+            raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
+        self.recall = {pairs: associations(vocabulary, pairs, rows) for pairs in loads}
+        generator = torch.Generator().manual_seed(0)
+        self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
+        with torch.inference_mode():
+            self.before = [self.readout.at(batch) for batch in self.text]
+
+    @torch.inference_mode()
+    def samples(self, variant: _Variant | None) -> Samples:
+        nll, kl = [], []
+        with self._cut(variant):
+            for batch, before in zip(self.text, self.before, strict=True):
+                after = before if variant is None else self.readout.at(batch)
+                both = compared(before, after, batch)
+                nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
+                kl += both.kl.tolist()
+            right = {pairs: self._recall(*asked) for pairs, asked in self.recall.items()}
+        return Samples(nll, kl, right)
+
+    def _recall(self, ids: Tensor, asked: Tensor) -> list[float]:
+        parts = torch.split(ids, self.batch_size)
+        shares = [recalled(part, asked, self.readout.at(part)(asked)) for part in parts]
+        return [float(share) for share in torch.cat(shares)]
+
+    @torch.inference_mode()
+    def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
+        """Squared error over squared output of every variant's layer, by source."""
+        sources = {
+            "text": self.text,
+            "random": list(torch.split(self.random, self.batch_size)),
+            "recall": list(torch.split(self.recall[max(self.recall)][0], self.batch_size)),
+        }
+        found: list[dict[str, float]] = [{} for _ in variants]
+        for name, batches in sources.items():
+            missed = torch.zeros(len(variants), dtype=torch.float64)
+            square = torch.zeros_like(missed)
+            for batch in batches:
+                self._add_errors(batch, variants, missed, square)
+            for number, error in enumerate((missed / square.clamp_min(1e-300)).tolist()):
+                found[number][name] = error
+        return found
+
+    def _add_errors(
+        self, batch: Tensor, variants: Sequence[_Variant], missed: Tensor, square: Tensor
+    ) -> None:
+        """The original runs; then each layer's mixer gets the same again, cut."""
+        modules = mixers(self.live, self.model)
+        calls: dict[int, tuple[Any, Any, Tensor]] = {}
+
+        def keep(layer: int, args: Any, kwargs: Any, output: Any) -> None:
+            calls[layer] = args, kwargs, _tensor(output)
+
+        handles = [
+            module.register_forward_hook(
+                lambda _, args, kwargs, output, layer=layer: keep(layer, args, kwargs, output),
+                with_kwargs=True,
+            )
+            for layer, module in modules.items()
+        ]
+        self.live.base_model(input_ids=batch.to(self.readout.device), use_cache=False)
+        for handle in handles:
+            handle.remove()
+        for number, variant in enumerate(variants):
+            args, kwargs, before = calls[variant.layer]
+            with self._cut(variant):
+                after = _tensor(modules[variant.layer](*args, **kwargs))
+            missed[number] += float((after.double() - before.double()).square().sum())
+            square[number] += float(before.double().square().sum())
+
+    def _cut(self, variant: _Variant | None) -> AbstractContextManager[None]:
+        if variant is None:
+            return nullcontext()
+        table = {variant.layer: variant.kept}
+        return tap(
+            self.live,
+            self.model,
+            lambda call: None,
+            only=table if variant.axis == "key" else None,
+            only_values=table if variant.axis == "value" else None,
+            layers=[variant.layer],
+        )
+
+
+def _tensor(output: Any) -> Tensor:
+    found: Tensor = output[0] if isinstance(output, tuple) else output
+    return found
+
+
+def _digest(variants: Sequence[_Variant]) -> str:
+    tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
+    return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
+
+
+class _Partial:
+    """`OUT.partial`: what is measured so far, so that a killed run goes on."""
+
+    def __init__(self, out: Path | None, lineage: dict[str, Any], resume: bool) -> None:
+        self.out, self.lineage = out, lineage
+        self.original: Samples | None = None
+        self.errors: list[dict[str, float]] = []
+        self.cuts: list[LayerCut] = []
+        if out is None:
+            return
+        if out.exists():
+            raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
+        self.path = out.with_name(out.name + ".partial")
+        if self.path.exists():
+            self._restore(resume)
+
+    def _restore(self, resume: bool) -> None:
+        if not resume:
+            raise StatetrimError(
+                f"{self.path} is left from an interrupted run; add --resume to go on, or remove it"
+            )
+        stored = read_object(self.path, _MOST_BYTES)
+        for name, value in self.lineage.items():
+            if stored.get("lineage", {}).get(name) != value:
+                raise StatetrimError(
+                    f"{self.path} is left from a run with another {name!r}; repeat that run, or "
+                    f"remove it"
+                )
+        self.original = read_samples(stored["original"])
+        self.errors = stored["errors"]
+        self.cuts = [read_cut(cut) for cut in stored["cuts"]]
+
+    def keep_original(self, samples: Samples) -> Samples:
+        self.original = samples
+        return samples
+
+    def keep_errors(self, errors: list[dict[str, float]]) -> list[dict[str, float]]:
+        self.errors = errors
+        self._save()
+        return errors
+
+    def keep_cut(self, cut: LayerCut) -> None:
+        self.cuts.append(cut)
+        self._save()
+
+    def _save(self) -> None:
+        if self.out is None or self.original is None:
+            return
+        content = {
+            "lineage": self.lineage,
+            "original": asdict(self.original),
+            "errors": self.errors,
+            "cuts": [asdict(cut) for cut in self.cuts],
+        }
+        write_object(self.path, content, indent=None)
+
+    def finish(self, found: Sensitivity) -> None:
+        if self.out is not None:
+            found.save(self.out)
+            self.path.unlink(missing_ok=True)

@@ -1,0 +1,234 @@
+"""Each layer cut alone, by masking: equal to mixers cut on disk, each put into the original."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+import statetrim as st
+from helpers import tiny
+from statetrim.analysis.sensitivity import LENGTH, sensitivity
+from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from statetrim.runtime.kernel_hooks import mixers
+from statetrim.runtime.loading import load_tokenizer
+from statetrim.storage.text import sequences
+from statetrim.tasks.recall import associations
+
+SHARED = Path(__file__).parents[3] / "shared"
+WINDOWS, ROWS = 4, 4
+TYPES = ("delta_net", "gated_deltanet", "qwen3_next", "qwen3_5_text", "olmo_hybrid")
+MAMBA = ("mamba2", "falcon_h1")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 2000)
+
+
+@contextmanager
+def grafted(live: nn.Module, model: st.Checkpoint, small: Any, layer: int) -> Iterator[None]:
+    """The original with one mixer of the cut model in place of its own."""
+    own, other = mixers(live, model)[layer], mixers(small.live, small.model)[layer]
+    name = next(name for name, module in live.named_modules() if module is own)
+    parent, leaf = live.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
+    setattr(parent, leaf, other)
+    yield
+    setattr(parent, leaf, own)
+
+
+class Small:
+    """A plan as `prune` writes it, and as stock code loads it."""
+
+    def __init__(self, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
+        self.model = st.prune(model, plan, out)
+        self.live = st.load(self.model)
+
+
+@torch.inference_mode()
+def plain_nll(live: Any, ids: Tensor) -> Tensor:
+    """[rows]: by the model's own logits."""
+    logits = live(input_ids=ids.long(), use_cache=False).logits[:, :-1].double()
+    return functional.cross_entropy(logits.mT, ids[:, 1:].long(), reduction="none").mean(1)
+
+
+@torch.inference_mode()
+def plain_recall(live: Any, pairs: int, rows: int) -> Tensor:
+    ids, asked = associations(live.config.get_text_config().vocab_size, pairs, rows)
+    best = live(input_ids=ids, use_cache=False).logits.argmax(-1)
+    return (best[:, asked] == ids[:, asked + 1]).double().mean(1)
+
+
+def check_against_disk(
+    model: st.Checkpoint, plans: list[st.Plan], text: Path, out: Path, windows: int, rows: int
+) -> None:
+    found = sensitivity(model, plans, text, windows=windows, rows=rows)
+    tokens = windows * LENGTH
+    ids = sequences(text, load_tokenizer(model), tokens=tokens, length=LENGTH).ids
+    live = st.load(model)
+    assert torch.tensor(found.original.nll) == pytest.approx(plain_nll(live, ids), abs=1e-4)
+    for number, plan in enumerate(plans):
+        small = Small(model, plan, out / str(number))
+        axis = "key" if plan.kept_values is None else "value"
+        keep = plan.keep if plan.keep_values is None else plan.keep_values
+        for layer in model.geometry.layers:
+            cut = found.find(layer, axis, keep)
+            with grafted(live, model, small, layer):
+                expected = plain_nll(live, ids)
+                recalled = {p: plain_recall(live, p, rows) for p in cut.samples.recall}
+            assert cut.samples.nll == pytest.approx(expected.tolist(), abs=1e-4)
+            for pairs, right in recalled.items():
+                assert cut.samples.recall[pairs] == pytest.approx(right.tolist(), abs=1.01 / pairs)
+            assert max(cut.samples.kl) > 0
+
+
+@pytest.mark.parametrize("model_type", [*TYPES, *MAMBA])
+def test_a_layer_alone_is_that_layer_of_the_cut_checkpoint(
+    checkpoint: Callable[[str], Path], model_type: str, text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    plans = [
+        st.select(model, "rand", 0.5),
+        st.select(model, "rand", keep_values=4, value_method="rand"),
+    ]
+    check_against_disk(model, plans, text, tmp_path, WINDOWS, ROWS)
+
+
+@pytest.mark.skipif(not SHARED.exists(), reason="the reference models are not here")
+@pytest.mark.parametrize("name", ["tiny-delta_net", "tiny-qwen3_5_hybrid"])
+def test_on_reference_models(name: str, tmp_path: Path) -> None:
+    model = st.open(SHARED / "models" / name)
+    text = SHARED / "data" / "pretrain_mix" / "valid.jsonl"
+    plans = [
+        st.select(model, "l1", 16),
+        st.select(model, keep_values=24, value_method="readout_l1"),
+    ]
+    check_against_disk(model, plans, text, tmp_path, 4, 4)
+
+
+def test_errors_are_those_of_the_cut_layer_on_the_same_input(
+    checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("gated_deltanet"))
+    plan = st.select(model, "rand", 0.5)
+    found = sensitivity(model, [plan], text, windows=WINDOWS, rows=ROWS)
+    small, live = Small(model, plan, tmp_path / "small"), st.load(model)
+    ids = sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
+    given: dict[int, tuple[Any, Any, Tensor]] = {}
+    for layer, mixer in mixers(live, model).items():
+
+        def keep(_: Any, args: Any, kwargs: Any, output: Any, layer: int = layer) -> None:
+            given[layer] = args, kwargs, output
+
+        mixer.register_forward_hook(keep, with_kwargs=True)
+    with torch.inference_mode():
+        live(input_ids=ids.long(), use_cache=False)
+        for layer, mixer in mixers(small.live, small.model).items():
+            args, kwargs, before = given[layer]
+            missed = mixer(*args, **kwargs) - before
+            expected = float(missed.square().sum() / before.square().sum())
+            error = found.find(layer, "key", plan.keep).error
+            assert error["text"] == pytest.approx(expected, rel=1e-4)
+            assert set(error) == {"text", "random", "recall"}
+
+
+class Killed(Exception):
+    pass
+
+
+def test_a_killed_run_goes_on(
+    checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("delta_net"))
+    plans = [st.select(model, "rand", 0.5)]
+    options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS}
+    out, seen = tmp_path / "found.json", list[int]()
+
+    def kill(done: int, total: int) -> None:
+        if done == 3:
+            raise Killed
+
+    with pytest.raises(Killed):
+        sensitivity(model, plans, text, out=out, progress=kill, **options)
+    assert not out.exists() and (tmp_path / "found.json.partial").exists()
+    with pytest.raises(st.StatetrimError, match="--resume"):
+        sensitivity(model, plans, text, out=out, **options)
+    with pytest.raises(st.StatetrimError, match="another 'rows'"):
+        sensitivity(model, plans, text, out=out, resume=True, windows=WINDOWS, rows=ROWS + 1)
+    sensitivity(
+        model, plans, text, out=out, resume=True, progress=lambda d, t: seen.append(d), **options
+    )
+    whole = sensitivity(model, plans, text, **options)
+    assert Sensitivity.load(out) == whole
+    assert not (tmp_path / "found.json.partial").exists()
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        sensitivity(model, plans, text, out=out, **options)
+
+
+def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], text: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    plan = st.select(model, "rand", 0.5)
+    with pytest.raises(st.StatetrimError, match="each width once"):
+        sensitivity(model, [plan, plan], text, windows=2, rows=2)
+    with pytest.raises(st.StatetrimError, match="nothing to compare"):
+        everything = {
+            layer: torch.arange(12).repeat(len(kept), 1) for layer, kept in plan.kept.items()
+        }
+        sensitivity(model, [replace(plan, kept=everything)], text, windows=2, rows=2)
+    other = st.open(checkpoint("gated_deltanet"))
+    with pytest.raises(st.StatetrimError, match="another model"):
+        sensitivity(other, [plan], text, windows=2, rows=2)
+
+
+def made(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
+    """Key cuts of three layers that lose `drops` of recall, the same in every sequence."""
+
+    def samples(recall: float) -> Samples:
+        return Samples([5.0, 5.5], [0.0, 0.0], {16: [recall] * 8, 63: [recall] * 8})
+
+    errors = {"text": 0.01, "random": 0.2, "recall": 0.4}
+    cuts = [LayerCut(i, "key", 16, samples(original - drop), errors) for i, drop in drops.items()]
+    return Sensitivity(samples(original), cuts, {"key": 64, "value": 64})
+
+
+def test_the_sentence_names_the_layers_that_carry_the_loss() -> None:
+    assert "lives in layer 0 at 16 of 64 key channels" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
+    assert "any other layer at most 2" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
+    assert "spread over layers 0, 2" in made({0: 0.3, 1: 0.02, 2: 0.4}).sentence
+    assert "largest is that of layer 2, 40 ± 0 points" in made({0: 0.3, 1: 0.0, 2: 0.4}).sentence
+    assert "No layer alone costs recall" in made({0: 0.0, 1: -0.1, 2: 0.0}).sentence
+    assert "does not recall" in made({0: 0.0, 1: 0.0, 2: 0.0}, original=0.01).sentence
+
+
+def test_saved_and_loaded_and_refused(tmp_path: Path) -> None:
+    path, found = tmp_path / "found.json", made({0: 0.5, 1: 0.02, 2: 0.0})
+    found.save(path)
+    assert Sensitivity.load(path) == found
+    stored = json.loads(path.read_text())
+    assert stored["finding"] == found.sentence
+
+    def refused(**changed: Any) -> None:
+        path.write_text(json.dumps(stored | changed))
+        with pytest.raises(st.StatetrimError, match=str(path)):
+            Sensitivity.load(path)
+
+    first = stored["cuts"][0]
+    refused(format="statetrim scores")
+    refused(version=2)
+    refused(cuts=[])
+    refused(cuts=[*stored["cuts"], first])
+    refused(cuts=[*stored["cuts"][:2], first | {"layer": 2, "axis": "head"}])
+    refused(cuts=[first | {"layer": "0"}])
+    refused(cuts=[first | {"error": {"text": 0.1}}])
+    refused(cuts=[first | {"samples": first["samples"] | {"nll": [5.0]}}])
+    refused(cuts=[first | {"samples": first["samples"] | {"kl": ["0", "0"]}}])
+    refused(cuts=[first | {"samples": first["samples"] | {"recall": {"16": [0.1] * 8}}}])
+    refused(widths={"value": 64})
+    refused(original=None)
+    assert replace(found, lineage={"a": 1}) != found
