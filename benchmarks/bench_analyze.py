@@ -86,7 +86,7 @@ def looked_at(live: Any, model: st.Checkpoint, ids: torch.Tensor, every: int) ->
         live.base_model(input_ids=ids, use_cache=False)
         return
     shape = model.geometry
-    tallies = {layer: _Tally(shape, LENGTH, every, BURN_IN) for layer in shape.layers}
+    tallies = {layer: _Tally(shape, model.family, LENGTH, every, BURN_IN) for layer in shape.layers}
     with tap(live, model, lambda call: tallies[call.layer].add(call)):
         live.base_model(input_ids=ids, use_cache=False)
     for layer, tally in tallies.items():

@@ -20,12 +20,14 @@ from torch import Tensor
 import statetrim as st
 from helpers import reference, tiny
 from statetrim.artifacts.analysis import BINS, Analysis, filter_similarity
+from statetrim.families import families
 from statetrim.maths.linalg import rank_utilization
 from statetrim.runtime.kernel_hooks import KernelCall, mixers, tap
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.states import walk
 from statetrim.storage.text import sequences
 
+KDA = families()["kda"]
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
 GATED = ("qwen3_next", "qwen3_5_text", "olmo_hybrid")
 MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
@@ -125,7 +127,7 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
 
     for given, call in zip(calls, heard, strict=True):
         layer = analysis.layers[call.layer]
-        ours = {n: torch.cat([b.states for b in walk(call, n)], 1) for n in (64, 1)}
+        ours = {n: torch.cat([b.states for b in walk(call, model.family, n)], 1) for n in (64, 1)}
         assert ours[1].shape[1] == LENGTH and ours[64].shape[1] == math.ceil(LENGTH / 64)
         keys: dict[int, list[Tensor]] = {}
         queries: dict[int, list[Tensor]] = {}
@@ -171,7 +173,7 @@ def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, 
     with torch.inference_mode(), tap(live, model, heard.append):
         live(input_ids=token_ids(model, text)[:1], use_cache=False)
     assert heard[1].arguments["scale"] is None, "defaults are reported too"
-    states = torch.cat([block.states for block in walk(heard[1], 1)], 1)[0]
+    states = torch.cat([block.states for block in walk(heard[1], model.family, 1)], 1)[0]
     torch.testing.assert_close(
         analysis.utilization[1], rank_utilization(states).T, rtol=1e-9, atol=0
     )
@@ -199,7 +201,7 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
         "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True,
     }  # fmt: skip
     a, b = (
-        next(walk(KernelCall(0, key, key, value, "chunk_kda", given), 8)).states
+        next(walk(KernelCall(0, key, key, value, "chunk_kda", given), KDA, 8)).states
         for given in (finished, unfinished)
     )
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -207,13 +209,13 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
 
 def test_a_recurrence_that_is_not_known_is_refused() -> None:
     x = torch.randn(1, 8, 2, 4)
-    for kernel, given, says in (
-        ("chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
-        ("chunk_kda", {"initial_state": x}, "without a cache"),
-        ("chunk_kda", {"cu_seqlens": x}, "packed"),
+    for family, kernel, given, says in (
+        (families()["comba"], "chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
+        (KDA, "chunk_kda", {"initial_state": x}, "without a cache"),
+        (KDA, "chunk_kda", {"cu_seqlens": x}, "packed"),
     ):
         with pytest.raises(st.StatetrimError, match=says):
-            next(walk(KernelCall(0, x, x, x, kernel, given), 8))
+            next(walk(KernelCall(0, x, x, x, kernel, given), family, 8))
 
 
 def test_filters_of_a_head_are_compared_pair_by_pair() -> None:
@@ -247,7 +249,9 @@ PEAK = """
 import re, sys, torch, statetrim.portable.delta_rule
 from statetrim import Geometry
 from statetrim.analysis.analyze import _Tally
+from statetrim.families import families
 from statetrim.runtime.kernel_hooks import KernelCall
+family = families()["gated_deltanet"]
 time = int(sys.argv[1])
 torch.manual_seed(0)
 q, k, v = (torch.randn(1, time, 8, 64) for _ in range(3))
@@ -258,7 +262,7 @@ def kib(field):
     return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak that importing reached
 before = kib("VmRSS")
-_Tally(Geometry((0,), 8, 8, 64, 64), time, 64, 128).add(call)
+_Tally(Geometry((0,), 8, 8, 64, 64), family, time, 64, 128).add(call)
 print(kib("VmHWM") - before)
 """
 

@@ -201,6 +201,14 @@ def test_prefill_equals_decode_and_it_generates(case: Any) -> None:
     assert generated.shape == (2, 24)
 
 
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_the_cache_argument_is_the_stock_classes(model_type: str, checkpoint: Load) -> None:
+    model = st.open(checkpoint(model_type))
+    stock = load_stock(tiny.stock_class(model_type), model.path)
+    caches = {"cache_params", "past_key_values"} & set(inspect.signature(stock.forward).parameters)
+    assert {model.family.cache_argument(model.config)} == caches
+
+
 @pytest.mark.parametrize("model_type", tiny.VISION_TYPES)
 def test_vision_language_types_load_as_text_models_too(
     model_type: str, checkpoint: Load, tmp_path: Path

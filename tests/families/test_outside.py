@@ -1,17 +1,25 @@
 """A family and a method from outside the package: the two files that docs/ shows, used as told."""
 
+import json
 import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from safetensors.torch import load_file
 from typer.testing import CliRunner
 
 import statetrim as st
+from helpers import tiny
 from statetrim.cli import app
+from statetrim.families import family_from_file
+from statetrim.methods import find_method
+from statetrim.surgery.check import check_cut
 
 DOCS = Path(__file__).parents[2] / "docs"
+KEEP = 6
 
 
 def code_of(page: str) -> str:
@@ -21,69 +29,119 @@ def code_of(page: str) -> str:
     return found.group(1)
 
 
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the two files, a text, a model of a type that only the file knows, and the same
+    model under the name that the package knows."""
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "strange_family.py").write_text(code_of("add-a-family.md"))
+    (folder / "largest_query.py").write_text(code_of("add-a-method.md"))
+    tiny.write_text(folder / "text.jsonl", 2000)
+    known = tiny.build("qwen3_5_text", folder / "known")
+    strange = shutil.copytree(known, folder / "strange")
+    config = json.loads((strange / "config.json").read_text())
+    config |= {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
+    (strange / "config.json").write_text(json.dumps(config))
+    return folder
+
+
 @pytest.fixture
-def strange_model(tmp_path: Path) -> Path:
-    """The model type of docs/add-a-family.md: keys and queries interleaved channel by channel."""
-    directory = tmp_path / "strange"
-    directory.mkdir()
-    (directory / "config.json").write_text(
-        '{"model_type": "strange", "num_hidden_layers": 2, "num_heads": 3, "key_size": 8, '
-        '"value_size": 4, "hidden_size": 10}'
+def run(place: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Runs a command on the strange model with the family's file, and on its known twin without;
+    `{}` in an argument stands for the model. Returns what both printed."""
+    monkeypatch.chdir(place)
+
+    def both(*arguments: object) -> tuple[str, str]:
+        printed = []
+        for name, family in (("strange", ["--family", "strange_family.py"]), ("known", [])):
+            given = [str(argument).format(name) for argument in arguments]
+            result = CliRunner().invoke(app, [*given, *family], catch_exceptions=False)
+            assert result.exit_code == 0, result.output
+            printed.append(result.stdout)
+        return printed[0], printed[1]
+
+    return both
+
+
+def test_it_is_inspected_with_what_fits_in_a_memory(run: Any) -> None:
+    found, known = map(
+        json.loads, run("inspect", "{}", "--keep", KEEP, "--memory-gib", 1, "--json")
     )
-    tensors = {
-        f"decoder.{layer}.mix.{name}": torch.randn(*shape)
-        for layer in range(2)
-        for name, shape in (
-            ("qk.weight", (3 * 2 * 8, 10)),
-            ("v.weight", (12, 10)),
-            ("out.weight", (10, 12)),
-        )
-    }
-    save_file(tensors, directory / "model.safetensors")
-    return directory
+    assert found["model_type"] == "strange" and found["after"]["head_k_dim"] == KEEP
+    for field in ("layers", "before", "after", "parameters", "parameters_after", "warnings"):
+        assert found[field] == known[field], field
+    capacity = found["deployment"]["capacity"]
+    assert capacity and capacity == known["deployment"]["capacity"]
+    assert capacity[0]["key_value_bytes"] > 0, "its softmax layers count"
+    assert found["deployment"]["engines"] == [], "nobody measured who serves it"
 
 
-def test_the_documented_family_and_method_work_from_outside(
-    strange_model: Path, tmp_path: Path
-) -> None:
-    family, method = tmp_path / "strange_family.py", tmp_path / "largest_query.py"
-    family.write_text(code_of("add-a-family.md"))
-    method.write_text(code_of("add-a-method.md"))
-    plan, out = tmp_path / "plan.json", tmp_path / "out"
-    for arguments in (
-        ["select", strange_model, "--family", family, "--method", method, "--keep", 5, "-o", plan],
-        ["prune", strange_model, plan, "--family", family, "-o", out],
-    ):
-        result = CliRunner().invoke(app, [str(a) for a in arguments], catch_exceptions=False)
-        assert result.exit_code == 0, result.output
+def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, place: Path) -> None:
+    text = ("--text", "text.jsonl", "--tokens", 640)
+    run("calibrate", "{}", *text, "--length", 32, "-o", "{}.safetensors")
+    statistics = [st.Statistics.load(place / f"{n}.safetensors") for n in ("strange", "known")]
+    assert statistics[0].parts == statistics[1].parts and statistics[0].layers
+    for layer, sums in statistics[0].layers.items():
+        for part in statistics[0].parts:
+            assert torch.equal(getattr(sums, part), getattr(statistics[1].layers[layer], part))
 
-    made = st.Plan.load(plan)
+    run("select", "{}", "--statistics", "{}.safetensors", "--keep", KEEP, "-o", "{}.json")
+    plan, known = (st.Plan.load(place / f"{n}.json") for n in ("strange", "known"))
+    assert all(torch.equal(plan.kept[layer], known.kept[layer]) for layer in known.kept)
+
+    run("prune", "{}", "{}.json", "-o", "{}-small")
+    for file in (place / "known-small").glob("*.safetensors"):
+        assert (place / "strange-small" / file.name).read_bytes() == file.read_bytes()
+
+    family = family_from_file(place / "strange_family.py")
+    model, small = (st.open(place / name, family) for name in ("strange", "strange-small"))
+    checks = check_cut(model, plan, small)  # in which it decodes with its cache
+    assert checks.runtime == "transformers" and checks.sliced_against_masked < 1e-4
+
+    run("analyze", "{}", *text, "--length", 320, "-o", "{}-analysis.json")
+    first, second = (st.Analysis.load(place / f"{n}-analysis.json") for n in ("strange", "known"))
+    assert torch.equal(first.utilization, second.utilization)
+
+    timing = ("--batch-sizes", 2, "--lengths", 16, "--rounds", 1)
+    run("benchmark", "{}-small", "--baseline", "{}", *timing, "-o", "{}-timings.json")
+    timings, known_timings = (
+        st.Timings.load(place / f"{n}-timings.json") for n in ("strange", "known")
+    )
+    for metric in ("state bytes", "convolution bytes", "key-value bytes", "mixer prefill work"):
+        value = timings.find("strange-small", metric).value
+        assert value == known_timings.find("known-small", metric).value > 0
+    assert timings.find("strange-small", "decode").value > 0
+
+
+def test_the_documented_method_works_from_outside(run: Any, place: Path) -> None:
+    run("select", "{}", "--method", "largest_query.py", "--keep", 5, "-o", "{}-largest.json")
+    run("prune", "{}", "{}-largest.json", "-o", "{}-largest")
+    made = st.Plan.load(place / "strange-largest.json")
     assert made.method == "largest_query" and made.keep == 5
-    from safetensors.torch import load_file
-
-    before = load_file(strange_model / "model.safetensors")
-    after = load_file(out / "model.safetensors")
-    for layer in range(2):
-        name = f"decoder.{layer}.mix.qk.weight"
-        # rows are [head][channel][q, k]
-        blocks = before[name].reshape(3, 8, 2, 10)
-        expected = torch.stack([blocks[head][made.kept[layer][head]] for head in range(3)])
-        assert torch.equal(after[name], expected.reshape(3 * 5 * 2, 10))
-        largest = blocks[:, :, 0].square().sum(-1).topk(5).indices.sort(dim=1).values
+    before, after = weights(place / "strange"), weights(place / "strange-largest")
+    for layer in made.kept:
+        name = f"model.layers.{layer}.linear_attn.in_proj_qkv.weight"
+        # rows are [ q | k | v ], of 2 key heads with 12 channels each
+        q, k, v = before[name].split([24, 24, 32])
+        blocks = [part.unflatten(0, (2, 12)) for part in (q, k)]
+        largest = blocks[0].square().sum(-1).topk(5).indices.sort(dim=1).values
         assert torch.equal(made.kept[layer], largest)
+        kept = [torch.cat([part[head][largest[head]] for head in range(2)]) for part in blocks]
+        assert torch.equal(after[name], torch.cat([*kept, v]))
 
 
-def test_without_the_family_the_model_type_is_unknown(strange_model: Path) -> None:
+def weights(directory: Path) -> dict[str, torch.Tensor]:
+    return {k: v for file in directory.glob("*.safetensors") for k, v in load_file(file).items()}
+
+
+def test_without_the_family_the_model_type_is_unknown(place: Path) -> None:
     with pytest.raises(st.StatetrimError, match="'strange' is not supported; these are: bamba"):
-        st.open(strange_model)
+        st.open(place / "strange")
 
 
-def test_a_file_without_a_family_or_method_is_refused(strange_model: Path, tmp_path: Path) -> None:
+def test_a_file_without_a_family_or_method_is_refused(tmp_path: Path) -> None:
     empty = tmp_path / "empty.py"
     empty.write_text("")
-    from statetrim.families import family_from_file
-    from statetrim.methods import find_method
-
     with pytest.raises(st.StatetrimError, match="no FAMILY"):
         family_from_file(empty)
     with pytest.raises(st.StatetrimError, match="no function select"):

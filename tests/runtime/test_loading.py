@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from statetrim.families import families
 from statetrim.runtime.loading import runtime_for
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU fla is chosen")
@@ -47,7 +48,7 @@ def test_the_runtime_is_chosen_and_said(
 def test_models_that_only_fla_can_run_say_so() -> None:
     for model_type in ("comba", "gla", "gated_deltaproduct"):
         with pytest.raises(st.StatetrimError, match=f"{model_type} runs only in fla"):
-            runtime_for(model_type)
+            runtime_for(families()[model_type], {"model_type": model_type})
 
 
 def test_a_dtype_can_be_asked_for(checkpoint: Any) -> None:

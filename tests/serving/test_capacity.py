@@ -11,10 +11,15 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from statetrim.families import families
+from statetrim.families.contract import SoftmaxCache
 from statetrim.serving import capacity as concurrency
-from statetrim.serving.softmax_cache import KeyValues, key_values
 
 BATCH, TOKENS = 3, 10
+
+
+def softmax_cache(config: dict[str, Any], geometry: st.Geometry) -> SoftmaxCache | None:
+    return families()[config["model_type"]].softmax_cache(config, geometry)
 
 
 def tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
@@ -43,7 +48,7 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
         output = model(input_ids=ids, use_cache=True)
     cache = output.get("past_key_values", output.get("cache_params"))
     held = tensors(cache.layers, set())
-    kept = key_values(opened.config, opened.geometry)
+    kept = softmax_cache(opened.config, opened.geometry)
     assert kept is not None
     ours = concurrency.sequence_bytes(
         opened.geometry, kept, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
@@ -73,7 +78,7 @@ def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any
     every, layers = case["softmax_every"], case["layers"]
     linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
     geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
-    kept = KeyValues(layers=layers - len(linear), numel=2 * 2 * 256)
+    kept = SoftmaxCache(layers=layers - len(linear), numel=2 * 2 * 256)
     found = concurrency.pages(
         geometry,
         kept,
@@ -99,7 +104,7 @@ def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any
 def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
     """The bf16 state a user can have without a cut is the baseline to beat."""
     geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
-    kept = KeyValues(layers=12, numel=2 * 2 * 256)
+    kept = SoftmaxCache(layers=12, numel=2 * 2 * 256)
     common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}
     now = concurrency.capacity(geometry, kept, **common)
     rounded = concurrency.capacity(geometry, kept, **common, state_dtype="bfloat16")
@@ -120,13 +125,13 @@ def test_sizes_out_of_bounds_are_refused(change: dict[str, int], sentence: str) 
     geometry = st.Geometry((0,), 1, 1, 16, 16)
     given: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
     with pytest.raises(st.StatetrimError, match=sentence):
-        concurrency.capacity(geometry, KeyValues(0, 0), **given)
+        concurrency.capacity(geometry, SoftmaxCache(0, 0), **given)
 
 
 def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> None:
     geometry = st.Geometry((0, 1), 2, 2, 16, 16)
     found = concurrency.capacity(
-        geometry, KeyValues(0, 0), memory=2**20, context=64, dtype="float32"
+        geometry, SoftmaxCache(0, 0), memory=2**20, context=64, dtype="float32"
     )
     assert found.vllm is None
     assert found.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
@@ -142,7 +147,7 @@ def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> Non
 )
 def test_hostile_attention_fields_end_in_a_sentence(config: dict[str, Any]) -> None:
     with pytest.raises(st.StatetrimError, match="config field"):
-        key_values({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
+        softmax_cache({"num_hidden_layers": 4, **config}, st.Geometry((0, 1, 2), 1, 1, 1, 1))
 
 
 @pytest.mark.parametrize("model_type", [t for t in tiny.MODEL_TYPES if t not in tiny.VISION_TYPES])
@@ -151,16 +156,15 @@ def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str
 
     config = AutoConfig.for_model(model_type)
     stock = config.to_dict() | {"num_hidden_layers": config.num_hidden_layers}
-    told = ("num_hidden_layers", "hidden_size", "num_attention_heads")
-    told += ("layers_block_type", "layer_types", "hybrid_override_pattern")
+    told = ("num_hidden_layers", "layers_block_type", "layer_types", "hybrid_override_pattern")
     silent = {name: stock[name] for name in ("model_type", *told) if name in stock}
     geometry = st.Geometry(tuple(range(config.num_hidden_layers // 2)), 1, 1, 1, 1)
-    known, said = key_values(silent, geometry), key_values(stock, geometry)
+    known, said = softmax_cache(silent, geometry), softmax_cache(stock, geometry)
     assert known is not None and known == said
 
 
 def test_what_is_not_known_is_not_guessed() -> None:
     geometry = st.Geometry((0,), 1, 1, 1, 1)
-    assert key_values({"model_type": "kimi_linear"}, geometry) is None
-    assert key_values({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
-    assert key_values({"model_type": "delta_net"}, geometry) == KeyValues(0, 0)
+    assert softmax_cache({"model_type": "kimi_linear"}, geometry) is None
+    assert softmax_cache({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
+    assert softmax_cache({"model_type": "delta_net"}, geometry) == SoftmaxCache(0, 0)

@@ -80,7 +80,6 @@ def test_a_cache_that_forgets_is_noticed(
             return answer
 
         live.forward = forward_without_state
-        forward_without_state.__signature__ = checks.signature(forward)  # type: ignore[attr-defined]
         return live
 
     monkeypatch.setattr(checks, "load", forgetful)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, LayerAnalysis
 from ..errors import StatetrimError
+from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
 from ..runtime.kernel_hooks import KernelCall, tap
@@ -91,7 +92,10 @@ def _look(
 ) -> Analysis:
     """Run one model on all of `data`, tallying every linear layer; `count` hears of tokens done."""
     length = data.ids.shape[1]
-    tallies = {i: _Tally(model.geometry, length, every, burn_in) for i in model.geometry.layers}
+    tallies = {
+        i: _Tally(model.geometry, model.family, length, every, burn_in)
+        for i in model.geometry.layers
+    }
     live = load(model, dtype=dtype)
     with tap(live, model, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
         for batch in data.batches(batch_size):
@@ -122,9 +126,11 @@ class _Tally:
     ones would scatter over the heap, and memory would grow with the sequence after all.
     """
 
-    def __init__(self, geometry: Geometry, length: int, every: int, burn_in: int) -> None:
+    def __init__(
+        self, geometry: Geometry, family: Family, length: int, every: int, burn_in: int
+    ) -> None:
         heads, groups, width = geometry.num_v_heads, geometry.num_k_heads, geometry.head_k_dim
-        self.every, self.length, self.burn_in = every, length, burn_in
+        self.family, self.every, self.length, self.burn_in = family, every, length, burn_in
         self.ranks = torch.zeros(heads, math.ceil(length / every), dtype=torch.float64)
         self.known = torch.zeros_like(self.ranks)  # how many states were not zero
         self.spectrum = torch.zeros(heads, min(width, geometry.head_v_dim), dtype=torch.float64)
@@ -135,7 +141,7 @@ class _Tally:
 
     def add(self, call: KernelCall) -> None:
         first = 0
-        for block in walk(call, self.every):
+        for block in walk(call, self.family, self.every):
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
             singular = torch.linalg.svdvals(block.states).cpu()  # [batch, samples, heads, rank]

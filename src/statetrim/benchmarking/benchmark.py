@@ -54,11 +54,9 @@ class _Runner:
 
     def forward(self, ids: Tensor, cache: Any = None) -> Any:
         """The cache after `ids`; logits of the last token only, as in serving."""
-        name = "cache_params" if self.checkpoint.config["model_type"] == "mamba2" else ""
-        past = {} if cache is None else {name or "past_key_values": cache}
-        output = self.live(input_ids=ids, use_cache=True, logits_to_keep=1, **past)
-        found = output.get("past_key_values")
-        return found if found is not None else output.get("cache_params")
+        name = self.checkpoint.family.cache_argument(self.checkpoint.config)
+        past = {} if cache is None else {name: cache}
+        return self.live(input_ids=ids, use_cache=True, logits_to_keep=1, **past)[name]
 
 
 def benchmark(

@@ -10,13 +10,16 @@ from ..errors import StatetrimError
 from ._refused import REFUSED
 from .contract import Config, Family
 
+_SHARED = ("contract", "recurrences")
+"""Modules here that are no family, besides those with an underscore."""
+
 
 @cache
 def families() -> dict[str, Family]:
     """Every family of this package, by `model_type`."""
     found: dict[str, Family] = {}
     for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_") and module.name != "contract":
+        if not module.name.startswith("_") and module.name not in _SHARED:
             family = importlib.import_module(f"{__name__}.{module.name}").FAMILY
             found |= dict.fromkeys(family.model_types, family)
     return found

@@ -1,20 +1,43 @@
 """What fla's layers share: separate q, k, v projections and convolutions, packed head by head."""
 
 import math
+from typing import ClassVar
 
 from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry, rows
 from ..maths.units import integers
-from .contract import MOST_LAYERS, Config, count, flag
-
-MIXERS = ("model.layers.{layer}.attn",)
+from .contract import (
+    MOST_LAYERS,
+    NO_SOFTMAX,
+    Config,
+    Family,
+    RuntimeName,
+    SoftmaxCache,
+    count,
+    flag,
+)
 
 PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
 
 HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 """Write strength and decay: a number a head, whatever its channels."""
+
+
+class FlaFamily(Family):
+    """A model of fla. Of some, `portable_types`, there is code that runs without it."""
+
+    mixers = ("model.layers.{layer}.attn",)
+    projections = PROJECTIONS
+    portable_types: ClassVar[tuple[str, ...]] = ()
+
+    def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
+        portable = config.get("model_type") in self.portable_types
+        return ("fla", "portable") if portable else ("fla",)
+
+    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
+        return NO_SOFTMAX if config.get("attn") is None else None  # its windows are not known
 
 
 def linear_layers(config: Config, default: int) -> tuple[int, ...]:

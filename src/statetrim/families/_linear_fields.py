@@ -6,13 +6,22 @@ from .contract import (
     MOST_HEADS,
     MOST_LAYERS,
     Config,
+    Family,
     checked,
     count,
     layer_kinds,
     layers_of_kind,
 )
+from .recurrences import Recurrence, delta_rule
 
-KERNELS = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+
+class LinearFieldsFamily(Family):
+    """A model of transformers with Gated DeltaNet layers."""
+
+    kernels = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+
+    def recurrence(self, kernel: str) -> Recurrence:
+        return delta_rule
 
 
 def linear_geometry(config: Config) -> Geometry:

@@ -1,12 +1,14 @@
-"""The contract of a model family: arithmetic over `config.json`, never a weight."""
+"""The contract of a model family: facts, and arithmetic over `config.json`; never a weight."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
 
 from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry
 from ..maths.units import integers
+from .recurrences import Recurrence
 
 Config = dict[str, Any]
 
@@ -17,24 +19,45 @@ _MOST = 2**24  # of any other count
 _MOST_ROWS = 2**20  # heads x channels: row tables stay small for hostile configs
 
 
-class Family(ABC):
-    """How one kind of model lays its key, query and value channels out in its tensors.
+RuntimeName = Literal["transformers", "fla", "portable"]
 
-    `mixers` are the name prefixes under which a linear layer's tensors stand, with `{layer}` for
-    the decoder layer. Under such a prefix every tensor is claimed by `channels` or named in
-    `untouched`; anything else is refused. `kernels` are the names by which the live model's module
-    calls its recurrence: that is where calibration listens. `normalizes_keys` tells whether the
-    kernel divides q and k by their L2 norms. `projections` are the linear modules of a live mixer,
-    which recovery adapts. `joined` names parameters that the live model makes of several tensors,
-    one after the other. `fused_training` tells that a mixer in training mode hands its weights to
-    one kernel, past any adapter on them.
+
+@dataclass(frozen=True)
+class SoftmaxCache:
+    """`layers` softmax layers, each with `numel` numbers a token (keys and values together)."""
+
+    layers: int
+    numel: int
+
+
+NO_SOFTMAX = SoftmaxCache(0, 0)
+
+
+class Family(ABC):
+    """All that is known of one kind of model: how its channels lie in its tensors, what runs it,
+    and how its kernel is called.
+
+    On disk: `mixers` are the name prefixes under which a linear layer's tensors stand, with
+    `{layer}` for the decoder layer. Under such a prefix every tensor is claimed by `channels` or
+    named in `untouched`; anything else is refused.
+
+    In the live model: `kernels` are the names by which the mixer's module calls its recurrence:
+    that is where calibration and analysis hook in. `query_and_key` are the names of the kernel's
+    arguments; of several pairs the first that a kernel has. `normalizes_keys` tells whether the
+    kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by the square
+    root of the width it sees. `projections` are the linear modules of a mixer, which recovery
+    adapts. `joined` names parameters that the live model makes of several tensors, one after the
+    other. `fused_training` tells that a mixer in training mode hands its weights to one kernel,
+    past any adapter on them.
     """
 
     model_types: ClassVar[tuple[str, ...]]
     mixers: ClassVar[tuple[str, ...]]
     untouched: ClassVar[tuple[str, ...]]
     kernels: ClassVar[tuple[str, ...]] = ()
+    query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
     normalizes_keys: ClassVar[bool] = True
+    scales_queries: ClassVar[bool] = True
     projections: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     fused_training: ClassVar[bool] = False
@@ -57,6 +80,26 @@ class Family(ABC):
 
     def value_refusal(self, config: Config) -> str | None:
         """Why its values cannot be cut, or None when they can (and `channels` claims them)."""
+        return None
+
+    def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
+        """What can run such a model; the first that works on this machine does."""
+        return ("transformers",)
+
+    def register(self) -> None:  # noqa: B027  (most have nothing to tell)
+        """Tell transformers' Auto classes of the model, where they do not know it by themselves.
+        Called before it is loaded, perhaps more than once."""
+
+    def cache_argument(self, config: Config) -> str:
+        """The name of the cache in the model's forward pass, and in what that returns."""
+        return "past_key_values"
+
+    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
+        """What the softmax layers keep of every token; None where it is not known."""
+        return None
+
+    def recurrence(self, kernel: str) -> Recurrence | None:
+        """How a kernel writes the state (see `recurrences`); None where it is not known."""
         return None
 
 
@@ -155,6 +198,33 @@ def layers_of_kind(kinds: Sequence[str], *wanted: str) -> tuple[int, ...]:
     if not found:
         raise StatetrimError("this config lists no linear-attention layer, so there is no state")
     return found
+
+
+def other_layers(config: Config, geometry: Geometry, default: int | None = None) -> int:
+    """How many decoder layers have no linear attention; `default` layers in all."""
+    kinds = layer_kinds(config, "layer_types") or layer_kinds(config, "layers_block_type")
+    if kinds is not None:
+        return len(kinds) - len(geometry.layers)
+    total = count(config, "num_hidden_layers", default=default, most=MOST_LAYERS)
+    return total - len(geometry.layers)
+
+
+def attention_cache(
+    config: Config,
+    layers: int,
+    *,
+    heads: int = 32,
+    key_value_heads: int | None = None,
+    hidden: int = 4096,
+    head_dim: int | None = None,
+) -> SoftmaxCache:
+    """Keys and values of `layers` layers of ordinary attention, by its usual config fields; the
+    numbers are the stock class's defaults (None: all heads; the hidden size shared by them)."""
+    heads = count(config, "num_attention_heads", default=heads, most=MOST_HEADS)
+    shared = count(config, "num_key_value_heads", default=key_value_heads or heads, most=MOST_HEADS)
+    each = max(1, count(config, "hidden_size", default=hidden) // heads)
+    width = count(config, "head_dim", default=head_dim or each, most=MOST_CHANNELS)
+    return SoftmaxCache(layers, 2 * shared * width)
 
 
 def checked(geometry: Geometry) -> Geometry:

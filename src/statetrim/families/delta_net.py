@@ -4,22 +4,21 @@ from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
-    MIXERS,
-    PROJECTIONS,
+    FlaFamily,
     conv_fields,
     linear_layers,
     separate_projections,
     separate_values,
 )
-from .contract import MOST_HEADS, Config, Family, checked, count, number
+from .contract import MOST_HEADS, Config, checked, count, number
+from .recurrences import Recurrence, delta_rule
 
 
-class DeltaNet(Family):
+class DeltaNet(FlaFamily):
     model_types = ("delta_net",)
-    mixers = MIXERS
+    portable_types = model_types
     untouched = HEAD_GATES
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
-    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)
@@ -43,6 +42,9 @@ class DeltaNet(Family):
             "expand_k": geometry.num_k_heads * geometry.head_k_dim / hidden,
             "expand_v": geometry.num_v_heads * geometry.head_v_dim / hidden,
         }
+
+    def recurrence(self, kernel: str) -> Recurrence:
+        return delta_rule
 
 
 def head_dim(config: Config, field: str, heads: int, default: float = 1.0) -> int:

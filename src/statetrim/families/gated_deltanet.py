@@ -3,8 +3,7 @@
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
-    MIXERS,
-    PROJECTIONS,
+    FlaFamily,
     conv_fields,
     expand_v,
     head_v_dim,
@@ -12,12 +11,13 @@ from ._fla import (
     separate_projections,
     separate_values,
 )
-from .contract import MOST_CHANNELS, MOST_HEADS, Config, Family, checked, count, number
+from .contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count, number
+from .recurrences import Recurrence, delta_rule
 
 
-class GatedDeltaNet(Family):
+class GatedDeltaNet(FlaFamily):
     model_types = ("gated_deltanet", "comba", "gated_deltaproduct")
-    mixers = MIXERS
+    portable_types = ("gated_deltanet",)
     untouched = (*HEAD_GATES, "D", "decay")  # the last two are Comba's, one number a head
     kernels = (
         "chunk_gated_delta_rule",
@@ -26,7 +26,6 @@ class GatedDeltaNet(Family):
         "fused_recurrent_comba",
         "chunk_gated_delta_product",
     )
-    projections = PROJECTIONS
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=6, most=MOST_HEADS)
@@ -49,6 +48,9 @@ class GatedDeltaNet(Family):
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)
+
+    def recurrence(self, kernel: str) -> Recurrence | None:
+        return delta_rule if kernel.endswith("gated_delta_rule") else None
 
 
 def value_head_count(config: Config, heads: int) -> int:

@@ -3,14 +3,20 @@
 from torch import Tensor
 
 from ..geometry import ChannelRows, Geometry, Role, rows
-from ._fla import HEAD_GATES, MIXERS, PROJECTIONS, conv_fields, linear_layers, value_projection
-from .contract import MOST_HEADS, Config, Family, checked, count
+from ._fla import (
+    HEAD_GATES,
+    PROJECTIONS,
+    FlaFamily,
+    conv_fields,
+    linear_layers,
+    value_projection,
+)
+from .contract import MOST_HEADS, Config, checked, count
 from .delta_net import head_dim
 
 
-class GLA(Family):
+class GLA(FlaFamily):
     model_types = ("gla",)
-    mixers = MIXERS
     untouched = (*HEAD_GATES, "gk_proj.0.weight")
     kernels = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
     normalizes_keys = False

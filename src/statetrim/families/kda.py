@@ -1,15 +1,16 @@
 """Kimi Delta Attention in fla's layout: every key channel also has its own decay gate."""
 
 from ..geometry import ChannelRows, Geometry, rows
-from ._fla import HEAD_GATES, MIXERS, PROJECTIONS, linear_layers, separate_projections
+from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, linear_layers, separate_projections
 from ._refused import GATE_RANK
-from .contract import MOST_HEADS, Config, Family, count
+from .contract import MOST_HEADS, Config, count
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
+from .recurrences import Recurrence, delta_rule
 
 
-class KDA(Family):
+class KDA(FlaFamily):
     model_types = ("kda",)
-    mixers = MIXERS
+    portable_types = model_types
     untouched = (
         *(name for name in HEAD_GATES if name != "dt_bias"),
         "v_proj.weight",
@@ -49,7 +50,7 @@ class KDA(Family):
             for name in ("f_proj.1.weight", "dt_bias")
             for member in range(group)
         ]
-        # Values cannot be cut, but where they are read is known, so that calibration can listen.
+        # Values cannot be cut, but where they are read is known, so that calibration can record it.
         table = rows(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*separate_projections(geometry), *gates, output]
@@ -59,6 +60,9 @@ class KDA(Family):
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)
+
+    def recurrence(self, kernel: str) -> Recurrence:
+        return delta_rule
 
 
 FAMILY = KDA()

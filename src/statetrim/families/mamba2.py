@@ -3,7 +3,7 @@
 in_proj: [ gate | x | B | C | dt ], convolution: [ x | B | C ], each B and C packed group by group.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -13,15 +13,20 @@ from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
     MOST_LAYERS,
+    NO_SOFTMAX,
     Config,
     Family,
+    SoftmaxCache,
+    attention_cache,
     checked,
     count,
     layer_kinds,
     layer_numbers,
     layers_of_kind,
     number,
+    other_layers,
 )
+from .recurrences import Recurrence, mamba2
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Fields:
     default_head_dim: int | None = None
     inner: str | None = None  # a field that sets the inner width instead of `expand`
     kinds: str | None = None  # a field that lists the layers' kinds
+    key_value_heads: int | None = None  # of the softmax layers; None: as many as heads
+    attention_head_dim: int | None = None  # None: the hidden size shared by the heads
 
 
 _D_STATE = Fields(
@@ -63,9 +70,9 @@ FIELDS = {
         default_groups=1,
         default_head_dim=64,
     ),
-    "bamba": _D_STATE,
-    "falcon_h1": Fields(**{**vars(_D_STATE), "inner": "mamba_d_ssm"}),
-    "granitemoehybrid": Fields(**{**vars(_D_STATE), "kinds": "layer_types"}),
+    "bamba": replace(_D_STATE, key_value_heads=8),
+    "falcon_h1": replace(_D_STATE, inner="mamba_d_ssm", key_value_heads=8),
+    "granitemoehybrid": replace(_D_STATE, kinds="layer_types"),
     "nemotron_h": Fields(
         state="ssm_state_size",
         groups=("mamba_n_groups", "n_groups"),
@@ -77,6 +84,8 @@ FIELDS = {
         default_heads=128,
         default_head_dim=64,
         kinds="layers_block_type",
+        key_value_heads=8,
+        attention_head_dim=128,
     ),
     "zamba2": Fields(
         state="mamba_d_state",
@@ -106,7 +115,9 @@ class Mamba2(Family):
         "out_proj.bias",
     )
     kernels = ("mamba2_chunk_scan", "mamba2_selective_state_update")
+    query_and_key = (("C", "B"),)  # C reads and B writes
     normalizes_keys = False
+    scales_queries = False
     projections = ("in_proj", "out_proj")
     fused_training = True
 
@@ -183,6 +194,33 @@ class Mamba2(Family):
             edited |= {"mamba_headdim": geometry.head_v_dim}
         return edited | _inner_width(config, fields, geometry)
 
+    def cache_argument(self, config: Config) -> str:
+        return "cache_params" if config.get("model_type") == "mamba2" else "past_key_values"
+
+    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
+        model_type = config["model_type"]
+        if model_type == "mamba2":
+            return NO_SOFTMAX
+        if model_type == "zamba2":
+            return _shared_attention(config)
+        if model_type == "falcon_h1":  # both kinds of attention in every layer
+            layers = len(geometry.layers)
+        elif model_type == "nemotron_h":
+            softmax = ("attention", "full_attention", "*")
+            layers = sum(kind in softmax for kind in _nemotron_kinds(config))
+        else:
+            layers = other_layers(config, geometry)
+        fields = FIELDS[model_type]
+        return attention_cache(
+            config,
+            layers,
+            key_value_heads=fields.key_value_heads,
+            head_dim=fields.attention_head_dim,
+        )
+
+    def recurrence(self, kernel: str) -> Recurrence | None:
+        return mamba2 if kernel == "mamba2_chunk_scan" else None
+
 
 def _inner_width(config: Config, fields: Fields, geometry: Geometry) -> Config:
     """The fields that must agree with heads times their width; `expand` must be whole."""
@@ -236,7 +274,7 @@ def _heads(config: Config, fields: Fields) -> tuple[int, int]:
 
 def _linear_layers(config: Config, fields: Fields) -> tuple[int, ...]:
     if config["model_type"] == "nemotron_h":
-        return _nemotron_layers(config)
+        return layers_of_kind(_nemotron_kinds(config), "linear_attention", "mamba", "M")
     kinds = layer_kinds(config, fields.kinds) if fields.kinds else None
     if kinds is not None:
         return layers_of_kind(kinds, "linear_attention", "mamba")
@@ -245,17 +283,28 @@ def _linear_layers(config: Config, fields: Fields) -> tuple[int, ...]:
     return layers_of_kind(["other" if i in softmax else "mamba" for i in range(total)], "mamba")
 
 
-def _nemotron_layers(config: Config) -> tuple[int, ...]:
+def _nemotron_kinds(config: Config) -> list[str]:
     kinds = layer_kinds(config, "layers_block_type") or layer_kinds(config, "layer_types")
     pattern = config.get("hybrid_override_pattern")
     if kinds is None and isinstance(pattern, str) and len(pattern) <= MOST_LAYERS:
-        kinds = ["mamba" if letter == "M" else "other" for letter in pattern]
+        kinds = list(pattern)  # M for Mamba, * for attention
     if kinds is None:
         raise StatetrimError(
             "config has neither 'layers_block_type' nor 'hybrid_override_pattern', "
             "so its Mamba layers are not known"
         )
-    return layers_of_kind(kinds, "linear_attention", "mamba")
+    return kinds
+
+
+def _shared_attention(config: Config) -> SoftmaxCache | None:
+    """Zamba-2's reads the hidden state beside the embedding, so its heads have twice the width."""
+    kinds = layer_kinds(config, "layers_block_type")
+    if kinds is None:
+        return None
+    heads = count(config, "num_attention_heads", default=32, most=MOST_HEADS)
+    width = max(1, 2 * count(config, "hidden_size", default=2560) // heads)
+    width = count(config, "attention_head_dim", default=width, most=MOST_CHANNELS)
+    return attention_cache(config | {"head_dim": width}, kinds.count("hybrid"))
 
 
 FAMILY = Mamba2()

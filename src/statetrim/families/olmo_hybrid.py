@@ -2,25 +2,26 @@
 
 from ..geometry import ChannelRows, Geometry
 from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
-from ._linear_fields import KERNELS, resized_linear
+from ._linear_fields import LinearFieldsFamily, resized_linear
 from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
     MOST_LAYERS,
     Config,
-    Family,
+    SoftmaxCache,
+    attention_cache,
     checked,
     count,
     layer_kinds,
     layers_of_kind,
+    other_layers,
 )
 
 
-class OlmoHybrid(Family):
+class OlmoHybrid(LinearFieldsFamily):
     model_types = ("olmo_hybrid",)
     mixers = ("model.layers.{layer}.linear_attn",)
     untouched = HEAD_GATES
-    kernels = KERNELS
     projections = PROJECTIONS
     joined = {  # noqa: RUF012
         "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
@@ -57,6 +58,10 @@ class OlmoHybrid(Family):
     def resized(self, config: Config, geometry: Geometry) -> Config:
         # Both fields always: an absent value dim would follow the smaller key dim.
         return resized_linear(config, geometry)
+
+    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache:
+        layers = other_layers(config, geometry, default=32)
+        return attention_cache(config, layers, heads=30, hidden=3840)
 
 
 def _kinds(config: Config) -> list[str]:

@@ -4,16 +4,24 @@ from dataclasses import replace
 
 from ..geometry import ChannelRows, Geometry, rows
 from ._linear_fields import (
-    KERNELS,
+    LinearFieldsFamily,
     contiguous_q_k_v,
     linear_geometry,
     norm_and_output,
     resized_linear,
 )
-from .contract import Config, Family, section
+from .contract import (
+    MOST_CHANNELS,
+    Config,
+    SoftmaxCache,
+    attention_cache,
+    count,
+    other_layers,
+    section,
+)
 
 
-class Qwen35(Family):
+class Qwen35(LinearFieldsFamily):
     text_types = ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")
     model_types = (*text_types, "qwen3_5", "qwen3_5_moe", "qwen4_exp")
     mixers = (
@@ -26,7 +34,6 @@ class Qwen35(Family):
         "A_log",
         "dt_bias",
     )
-    kernels = KERNELS
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
@@ -50,6 +57,18 @@ class Qwen35(Family):
         if config["model_type"] in self.text_types:
             return resized_linear(config, geometry)
         return config | {"text_config": resized_linear(self._text(config), geometry)}
+
+    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache:
+        text = self._text(config)
+        dense = config["model_type"] in ("qwen3_5", "qwen3_5_text")
+        found = attention_cache(
+            text,
+            other_layers(text, geometry),
+            key_value_heads=4 if dense else 2,
+            head_dim=256,
+        )
+        indexer = count(text, "indexer_head_dim", default=0, most=MOST_CHANNELS)  # Qwen4-Exp's
+        return replace(found, numel=found.numel + indexer)
 
     def _text(self, config: Config) -> Config:
         return config if config["model_type"] in self.text_types else section(config, "text_config")

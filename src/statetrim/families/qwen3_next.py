@@ -2,16 +2,16 @@
 
 from ..geometry import ChannelRows, Geometry, rows
 from ._linear_fields import (
-    KERNELS,
+    LinearFieldsFamily,
     contiguous_q_k_v,
     linear_geometry,
     norm_and_output,
     resized_linear,
 )
-from .contract import Config, Family
+from .contract import Config, SoftmaxCache, attention_cache, other_layers
 
 
-class Qwen3Next(Family):
+class Qwen3Next(LinearFieldsFamily):
     model_types = ("qwen3_next",)
     mixers = ("model.layers.{layer}.linear_attn",)
     untouched = (
@@ -19,7 +19,6 @@ class Qwen3Next(Family):
         "A_log",
         "dt_bias",
     )
-    kernels = KERNELS
     projections = ("in_proj_qkvz", "in_proj_ba", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
@@ -46,6 +45,10 @@ class Qwen3Next(Family):
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_linear(config, geometry)
+
+    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache:
+        layers = other_layers(config, geometry)
+        return attention_cache(config, layers, key_value_heads=2, head_dim=256)
 
 
 FAMILY = Qwen3Next()

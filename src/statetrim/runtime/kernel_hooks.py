@@ -20,7 +20,6 @@ from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
 
 L2_EPS = 1e-6  # of every kernel that normalises q and k
-_NAMES = (("q", "k"), ("query", "key"), ("C", "B"))  # in Mamba-2, C reads and B writes
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,7 +179,8 @@ class _Listener:
         only: Mapping[int, Tensor],
         only_values: Mapping[int, Tensor],
     ) -> None:
-        self.geometry, self.only, self.only_values = checkpoint.geometry, only, only_values
+        self.family, self.geometry = checkpoint.family, checkpoint.geometry
+        self.only, self.only_values = only, only_values
         self.on_call, self.on_input = on_call, on_input
         self.layer: int | None = None
         self.heard: set[int] = set()
@@ -193,7 +193,7 @@ class _Listener:
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(kernel)
-        query, key = next(pair for pair in _NAMES if pair[0] in signature.parameters)
+        query, key = self._argument_names(name, signature)
 
         @functools.wraps(kernel)
         def listening(*args: Any, **kwargs: Any) -> Any:
@@ -203,7 +203,7 @@ class _Listener:
                     bound.arguments[side] = self._masked(bound.arguments[side])
                 args, kwargs = bound.args, bound.kwargs
             result = kernel(*args, **kwargs)
-            if self.layer in self.only and (query, key) != ("C", "B"):
+            if self.layer in self.only and self.family.scales_queries:
                 result = _times(result, self._scale(self.only, self.geometry.head_k_dim))
             if self.layer in self.only_values:
                 width = self.geometry.head_v_dim
@@ -215,6 +215,15 @@ class _Listener:
             return result
 
         return listening
+
+    def _argument_names(self, kernel: str, signature: inspect.Signature) -> tuple[str, str]:
+        for pair in self.family.query_and_key:
+            if set(pair) <= set(signature.parameters):
+                return pair
+        raise StatetrimError(
+            f"kernel {kernel} takes {', '.join(signature.parameters)}: family "
+            f"{type(self.family).__name__} must name its query and key in 'query_and_key'"
+        )
 
     def _report(
         self, kernel: str, given: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
@@ -239,8 +248,8 @@ class _Listener:
         return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
 
     def _scale(self, only: Mapping[int, Tensor], width: int) -> float:
-        """Of keys: delta-rule kernels divide by the root of the width they see (Mamba-2's do not).
-        Of values: see `_shrunk_readouts`."""
+        """Of keys: the kernel divided by the root of the width it saw, not of the kept one. Of
+        values: see `_shrunk_readouts`."""
         return float((width / only[self.layer].shape[1]) ** 0.5)  # type: ignore[index]
 
     def _key_heads(self, x: Tensor) -> Tensor:

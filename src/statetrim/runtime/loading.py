@@ -10,17 +10,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import StatetrimError
+from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 
-PORTABLE_TYPES = ("delta_net", "gated_deltanet", "kda")
-FLA_TYPES = (*PORTABLE_TYPES, "gated_deltaproduct", "comba", "gla")
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
 logger = logging.getLogger("statetrim")
@@ -30,22 +29,26 @@ logger = logging.getLogger("statetrim")
 class Runtime:
     """Which code runs a model here, and why that one."""
 
-    name: Literal["transformers", "fla", "portable"]
+    name: RuntimeName
     reason: str
 
 
-def runtime_for(model_type: str) -> Runtime:
-    """fla where its kernels can run, portable where they cannot, transformers for its own types."""
-    if model_type not in FLA_TYPES:
-        kernels = "fla's kernels" if fla_runs() else "its PyTorch kernels: fla cannot run here"
-        return Runtime("transformers", f"with {kernels}")
-    if fla_runs():
-        return Runtime("fla", "a GPU with triton is here")
-    if model_type in PORTABLE_TYPES:
-        return Runtime("portable", "fla needs a GPU with triton")
+def runtime_for(family: Family, config: Config) -> Runtime:
+    """The first of the family's runtimes that works here: only fla needs more than PyTorch."""
+    known = family.runtimes(config)
+    reasons: dict[RuntimeName, str] = {
+        "transformers": "with fla's kernels"
+        if fla_runs()
+        else "with its PyTorch kernels: fla cannot run here",
+        "fla": "a GPU with triton is here",
+        "portable": "fla needs a GPU with triton",
+    }
+    for name in known:
+        if name != "fla" or fla_runs():
+            return Runtime(name, reasons[name])
     raise StatetrimError(
-        f"{model_type} runs only in fla, which needs a GPU with triton; here it can be inspected "
-        f"and pruned by its weights alone, but not run"
+        f"{config.get('model_type')} runs only in fla, which needs a GPU with triton; here it can "
+        f"be inspected and pruned by its weights alone, but not run"
     )
 
 
@@ -72,14 +75,14 @@ def load(
     """
     checkpoint = opened(model)
     model_type = checkpoint.config["model_type"]
-    runtime = runtime_for(model_type)
+    runtime = runtime_for(checkpoint.family, checkpoint.config)
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
     folder = tempfile.mkdtemp(prefix="statetrim-offload-") if layerwise else None
     with _own_kernels_only():
         from transformers import AutoModelForCausalLM
 
-        _register(runtime)
+        _register(checkpoint.family, runtime)
         auto: Any = AutoModelForCausalLM
         try:
             live, info = auto.from_pretrained(
@@ -129,8 +132,9 @@ def materialize(module: nn.Module, device: torch.device) -> None:
     remove_hook_from_module(module, recurse=True)
 
 
-def _register(runtime: Runtime) -> None:
-    """Make transformers' Auto classes know the model types of this runtime."""
+def _register(family: Family, runtime: Runtime) -> None:
+    """Make transformers' Auto classes know the model types of this family and runtime."""
+    family.register()
     if runtime.name == "fla":
         import fla  # noqa: F401  (registers its model types)
     elif runtime.name == "portable":
@@ -144,7 +148,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     from transformers import AutoTokenizer
 
     with _own_kernels_only():
-        _register(runtime_for(checkpoint.config["model_type"]))
+        _register(checkpoint.family, runtime_for(checkpoint.family, checkpoint.config))
     try:
         return AutoTokenizer.from_pretrained(
             checkpoint.path, local_files_only=True, trust_remote_code=False

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..errors import StatetrimError
+from ..families.contract import SoftmaxCache
 from ..geometry import Geometry
-from .softmax_cache import KeyValues
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ALIGNMENT = 16
@@ -36,7 +36,7 @@ class SequenceBytes:
 
 def sequence_bytes(
     geometry: Geometry,
-    kept: KeyValues,
+    kept: SoftmaxCache,
     *,
     context: int,
     dtype: str,
@@ -81,7 +81,7 @@ class Pages:
 
 def pages(
     geometry: Geometry,
-    kept: KeyValues,
+    kept: SoftmaxCache,
     *,
     dtype: str,
     state_dtype: str = "float32",
@@ -139,7 +139,7 @@ class Capacity:
 
 def capacity(
     geometry: Geometry,
-    kept: KeyValues,
+    kept: SoftmaxCache,
     *,
     memory: int,
     context: int,

@@ -8,7 +8,6 @@ from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 from .capacity import Capacity, capacity
 from .engines import Compatibility, Shape, engines_for, propose, serve_command, verdicts
-from .softmax_cache import key_values
 
 GIB = 2**30
 DEFAULT_CONTEXT = 4096
@@ -78,7 +77,7 @@ def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> st
 def _capacity(
     model: Checkpoint, after: Geometry | None, dtype: str, memory_gib: float, context: int
 ) -> list[Capacity]:
-    kept = key_values(model.config, model.geometry)
+    kept = model.family.softmax_cache(model.config, model.geometry)
     if kept is None:
         raise StatetrimError(
             f"what the softmax layers of {model.config.get('model_type')} keep of a token is not "

@@ -7,7 +7,6 @@ whole text at once. That stock code loads it is seen on the way.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from inspect import signature
 from typing import Any
 
 import torch
@@ -52,7 +51,7 @@ def check_cut(
     progress("comparing mixers")
     sliced = _compare_mixers(model, plan, small, before, after, ids)
     progress("comparing prefill and decode")
-    gap, gap_before = _decode_gap(after, ids), _decode_gap(before, ids)
+    gap, gap_before = _decode_gap(small, after, ids), _decode_gap(model, before, ids)
     if gap > max(TOLERANCE, _UPSTREAM * gap_before):
         raise StatetrimError(
             f"{small.path} decodes other logits than it prefills (by {gap:.1e} of the largest, the "
@@ -143,10 +142,9 @@ def _gap(expected: Tensor, found: Tensor) -> float:
     return float((expected - found).abs().max()) / largest if largest else float("nan")
 
 
-def _decode_gap(live: Any, ids: Tensor) -> float:
+def _decode_gap(checkpoint: Checkpoint, live: Any, ids: Tensor) -> float:
     """Logits of the last tokens: the text read at once, against one token at a time."""
-    takes = signature(live.forward).parameters
-    name = "cache_params" if "cache_params" in takes else "past_key_values"
+    name = checkpoint.family.cache_argument(checkpoint.config)
     with torch.inference_mode():
         whole = live(input_ids=ids, use_cache=False).logits[:, -DECODED:]
         answer = live(input_ids=ids[:, :-DECODED], use_cache=True)
