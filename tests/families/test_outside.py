@@ -113,6 +113,16 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, place: Path) 
     assert timings.find("strange-small", "decode").value > 0
 
 
+def test_it_is_trimmed_by_one_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    command = "trim strange --family strange_family.py --keep 6 --text text.jsonl --tokens 640"
+    few = "--limit 2 --no-control --no-benchmark -o trimmed"
+    result = CliRunner().invoke(app, f"{command} {few}".split(), catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    page = (place / "trimmed" / "statetrim" / "report" / "report.html").read_text()
+    assert "keeps 6 of 12 key channels" in page
+
+
 def test_the_documented_method_works_from_outside(run: Any, place: Path) -> None:
     run("select", "{}", "--method", "largest_query.py", "--keep", 5, "-o", "{}-largest.json")
     run("prune", "{}", "{}-largest.json", "-o", "{}-largest")

@@ -274,7 +274,8 @@ def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
     made = [home / name for name in ("scores.json", "timings.json")]
     beside = home / "report.partial"
     shutil.rmtree(beside, ignore_errors=True)
-    report([model.path, out, *filter(Path.exists, made)], beside)
+    small = open_checkpoint(out, model.family)
+    report([model, small, *filter(Path.exists, made)], beside)
     beside.rename(home / "report")
 
 

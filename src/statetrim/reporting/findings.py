@@ -1,6 +1,6 @@
 """What a report is made from: artifacts of strangers, each recognised by what stands in it."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -90,25 +90,30 @@ class Findings:
             yield "the analysis looked at other weights than this checkpoint's"
 
 
-def gather(artifacts: Sequence[str | Path]) -> Findings:
+def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     """Read artifacts in any order: JSON files of statetrim, and checkpoints before and after."""
     if not artifacts:
         raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
     found = Findings()
-    paths = [Path(artifact) for artifact in artifacts]
-    _read_checkpoints(found, [path for path in paths if path.is_dir()])
-    for path in paths:
-        if not path.is_dir():
-            _read(found, path)
+    models, files = dict[Path, Checkpoint](), list[Path]()
+    for artifact in artifacts:
+        if isinstance(artifact, Checkpoint):
+            models[artifact.path] = artifact
+        elif Path(artifact).is_dir():
+            models[Path(artifact)] = open_checkpoint(artifact)
+        else:
+            files.append(Path(artifact))
+    _sort_checkpoints(found, models)
+    for path in files:
+        _read(found, path)
     if found.after is not None:
         _read_records(found, found.after.path)
     return found
 
 
-def _read_checkpoints(found: Findings, paths: Sequence[Path]) -> None:
+def _sort_checkpoints(found: Findings, models: Mapping[Path, Checkpoint]) -> None:
     """Before and after: one that was cut may itself be what another was cut from."""
-    models = {path: open_checkpoint(path) for path in paths}
-    cut = [path for path in paths if (path / RECORDS / "plan.json").exists()]
+    cut = [path for path in models if (path / RECORDS / "plan.json").exists()]
     for path, model in models.items():
         again = any(other != path and _cut_from(other, model) for other in cut)
         _put(found, "after" if path in cut and not again else "before", model, path)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..errors import StatetrimError
 from ..maths.formatting import change, score_text, size
+from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import write_text
 from ..tasks import TASKS
 from ..version import __version__
@@ -18,7 +19,7 @@ MOST_BYTES = 2_000_000
 HTML, MARKDOWN = "report.html", "report.md"
 
 
-def report(artifacts: Sequence[str | Path], out: str | Path) -> Path:
+def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Path:
     """Write `out/report.html` and `out/report.md`, and return the first.
 
     `artifacts` are checkpoints before and after a cut, and what select, evaluate, analyze,
