@@ -25,6 +25,7 @@ from transformers.utils import logging as transformers_logging
 
 import statetrim as st
 from compare_methods import CALIBRATED, Judge, calibrated, recall_sequences
+from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import Sequences, sequences
 
@@ -83,10 +84,10 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
     out = options.work / f"{row['model']}-{row['method']}-{row['keep']}-recovered-{rate}"
     last = [0.0]
 
-    def tell(moment: Any) -> None:
-        if time.monotonic() - last[0] > 20 or moment.step == moment.steps:
+    def tell(progress: Progress) -> None:
+        if time.monotonic() - last[0] > 20 or progress.done == progress.total:
             last[0] = time.monotonic()
-            print(f"  {moment.step}/{moment.steps} loss {moment.loss:.4f}", flush=True)
+            print(f"  {progress.done}/{progress.total} loss {progress.loss:.4f}", flush=True)
 
     return st.recover(
         small,

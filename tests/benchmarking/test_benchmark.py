@@ -50,7 +50,7 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
         lengths=[20],
         rounds=2,
         out=tmp_path / "timings.json",
-        progress=lambda label, done, total: seen.append(done),
+        progress=lambda progress: seen.append(progress.done),
     )
     assert seen == [0, 1, 2]
     assert timings.models == ["qwen3_5_text", "half"]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
+from statetrim.progress import Progress, counter
 
 
 def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
@@ -68,14 +69,15 @@ def test_every_command_explains_itself(command: str) -> None:
 def test_a_log_gets_a_line_now_and_then(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from statetrim.console import terminal as console
+    from statetrim.console import progress as console
 
-    with console.tokens_progress("calibrating") as quick:
-        quick(512, 1024)
-    monkeypatch.setattr(console.Lines, "patience", 0.0)
-    with console.bytes_progress("pruning", 2048) as slow:
-        slow(512)
-        slow(512)
+    with console.shown("calibrating") as quick:
+        quick(Progress(512, 1024, "tokens"))
+    monkeypatch.setattr(console._Lines, "patience", 0.0)
+    with console.shown("pruning") as slow:
+        written = counter(slow, 2048, "bytes")
+        written(512)
+        written(512)
     said = capsys.readouterr().err.splitlines()
     assert said == ["pruning: 512 of 2,048 bytes, 25%", "pruning: 1,024 of 2,048 bytes, 50%"]
 

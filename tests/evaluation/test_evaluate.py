@@ -18,6 +18,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.evaluation import harness
+from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.logits import Readout, compare
 from statetrim.storage.text import sequences
@@ -208,17 +209,17 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_scores(small: Path, tmp_path:
     with pytest.raises(st.StatetrimError, match="another 'baseline'"):
         st.evaluate([MODEL], baseline=small, out=out, resume=True, **options)
     kept = first.stat().st_mtime_ns
-    seen: list[tuple[str, str, int]] = []
+    seen: list[tuple[str, int]] = []
 
-    def progress(model: str, task: str, done: int, total: int) -> None:
-        seen.append((model, task, done))
+    def progress(progress: Progress) -> None:
+        seen.append((progress.label, progress.done))
         assert not first.exists() or first.stat().st_mtime_ns == kept
 
     resumed = st.evaluate(
         [small], baseline=MODEL, out=out, resume=True, progress=progress, **options
     )
-    assert ("tiny-delta_net", "lambada_openai", 0) not in seen, "what was done is not done again"
-    assert ("small", "lambada_openai", 0) in seen
+    assert ("tiny-delta_net: lambada_openai", 0) not in seen, "what was done is not done again"
+    assert ("small: lambada_openai", 0) in seen
     whole = st.evaluate([small], baseline=MODEL, **options)
     assert resumed.scores == whole.scores == st.Scores.load(out).scores
     with pytest.raises(st.StatetrimError, match="exists already"):

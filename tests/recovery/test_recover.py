@@ -19,12 +19,12 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
-from statetrim.console.steps import recover as recovery_console
+from statetrim.console import progress as console
 from statetrim.families.delta_net import DeltaNet
+from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
 from statetrim.recovery.adapters import attach
 from statetrim.recovery.logit_head import head_of
-from statetrim.recovery.progress import Moment
 from statetrim.storage.text import Sequences
 
 KEEP = 6
@@ -354,8 +354,8 @@ def test_layerwise_goes_on_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
     options: dict[str, Any] = {"teacher": model, "text": rehearsal(), "layerwise": True, **QUICK}
     st.recover(small, out=tmp_path / "whole", **options)
 
-    def stop(moment: Any) -> None:
-        if moment.label == "layer 2" and moment.step == 3:
+    def stop(progress: Progress) -> None:
+        if progress.label == "layer 2" and progress.done == 3:
             raise KeyboardInterrupt
 
     out = tmp_path / "out"
@@ -447,9 +447,9 @@ def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=120)
     monkeypatch.setattr("statetrim.console.terminal.err", terminal)
-    with recovery_console.training_progress() as (_, update):
+    with console.shown("recovering") as update:
         for step in range(1, 5):
-            update(Moment(step, 8, 1000 * step, 1.2345))
+            update(Progress(step, 8, "steps", tokens=1000 * step, loss=1.2345))
             time.sleep(0.2)
     shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
     assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", shown), shown

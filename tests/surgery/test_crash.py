@@ -17,6 +17,7 @@ import statetrim as st
 from helpers import raw
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint
+from statetrim.progress import Progress
 
 SHARDS = 8
 SHARD_BYTES = 16 * 2**20
@@ -136,12 +137,10 @@ class Stopped(Exception):
 def stopped_after(model: st.Checkpoint, plan: st.Plan, out: Path, shards: int) -> None:
     """Prune until some bytes of the next shard are written."""
     sizes = [path.stat().st_size for path in sorted(model.path.glob("*.safetensors"))]
-    limit, written = sum(sizes[: shards + 1]) - sizes[shards] // 2, 0
+    limit = sum(sizes[: shards + 1]) - sizes[shards] // 2
 
-    def progress(count: int) -> None:
-        nonlocal written
-        written += count
-        if written > limit:
+    def progress(progress: Progress) -> None:
+        if progress.done > limit:
             raise Stopped
 
     with pytest.raises(Stopped):
@@ -197,7 +196,7 @@ def test_a_second_process_is_turned_away(small: Path, tmp_path: Path, forker: Fo
     model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
     replies: list[dict[str, Any]] = []
 
-    def progress(count: int) -> None:
+    def progress(progress: Progress) -> None:
         if not replies:  # this process is in the middle of writing
             replies.append(forker.run(command(small, out)))
 

@@ -15,6 +15,7 @@ from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import close
 from statetrim.artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
+from statetrim.progress import Progress
 from statetrim.runtime.kernel_hooks import mixers
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.storage.text import sequences
@@ -275,7 +276,7 @@ def test_a_killed_refit_goes_on_and_is_not_mixed_with_another(
     small = cut(model, tmp_path / "small")
     heard = st.calibrate(small, text, original=model, **SETTINGS)
 
-    def die(count: int) -> None:
+    def die(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

@@ -5,7 +5,6 @@ at a time, so memory does not grow with the length of a sequence.
 """
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Literal
@@ -18,6 +17,7 @@ from ..errors import StatetrimError
 from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
+from ..progress import Advance, OnProgress, counter, ignore
 from ..runtime.kernel_hooks import KernelCall, tap
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.states import walk
@@ -28,9 +28,6 @@ from ..version import __version__
 
 CHUNK = 64  # tokens; kernels of every library hold their states at this or a multiple of it
 BURN_IN = 128
-
-Progress = Callable[[int, int], None]
-"""Called with the tokens done and in all."""
 
 
 def analyze(
@@ -45,7 +42,7 @@ def analyze(
     skip: int = 0,
     dtype: torch.dtype | None = None,
     baseline: ModelLike | None = None,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = ignore,
 ) -> Analysis:
     """Run `tokens` of `text`, after `skip`, and look at the states of every linear layer.
 
@@ -67,13 +64,7 @@ def analyze(
     texts = [_text(m, text, **options) for m in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
-    done, total = 0, len(models) * texts[0].tokens
-
-    def count(more: int) -> None:
-        nonlocal done
-        done += more
-        progress(done, total)
-
+    count = counter(progress, len(models) * texts[0].tokens, "tokens")
     found = [
         _look(each, data, dtype, stride, burn_in, batch_size, count)
         for each, data in zip(models, texts, strict=True)
@@ -88,9 +79,9 @@ def _look(
     every: int,
     burn_in: int,
     batch_size: int,
-    count: Callable[[int], None],
+    count: Advance,
 ) -> Analysis:
-    """Run one model on all of `data`, tallying every linear layer; `count` hears of tokens done."""
+    """Run one model on all of `data`, tallying every linear layer; `count` adds up the tokens."""
     length = data.ids.shape[1]
     tallies = {
         i: _Tally(model.geometry, model.family, length, every, burn_in)

@@ -4,7 +4,7 @@ On a GPU the settings default to those of the paper's table, batch 32 and 2,048 
 """
 
 import platform
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
+from ..progress import OnProgress, Progress, ignore
 from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load
 from ..storage.checkpoint import Checkpoint
@@ -30,9 +31,6 @@ PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
 DECODE_CYCLE = 16
 """A round decodes a multiple of so many tokens: `portable` writes its state once in as many."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with what is being timed, how many settings are done, and how many there are."""
 
 
 @dataclass
@@ -68,7 +66,7 @@ def benchmark(
     rounds: int = 7,
     dtype: str | None = None,
     out: str | Path | None = None,
-    progress: Progress = lambda metric, done, total: None,
+    progress: OnProgress = ignore,
 ) -> Timings:
     """Time `baseline` and `models` at every batch size and length, taking turns.
 
@@ -86,11 +84,12 @@ def benchmark(
     records: list[Timing] = []
     with torch.inference_mode():
         for done, (batch, length) in enumerate(settings):
-            progress(f"batch {batch}, {length} tokens", done, len(settings))
+            label = f"batch {batch}, {length} tokens"
+            progress(Progress(done, len(settings), "settings", label))
             records += _sizes(runners, batch, length) if not done else []
             records += _times(runners, batch, length, rounds)
             records += _peaks(runners, batch, length)
-    progress("done", len(settings), len(settings))
+    progress(Progress(len(settings), len(settings), "settings", "done"))
     names = [runner.name for runner in runners]
     timings = Timings(names, records, _lineage(runners, batches, lengths, rounds))
     if out is not None:

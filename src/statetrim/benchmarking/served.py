@@ -1,16 +1,15 @@
 """Checkpoints -> Timings: how many sequences a vLLM server holds, by its own counters."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from ..artifacts.timings import Timing, Timings, distinct
+from ..progress import OnProgress, Progress, ignore
 from ..storage.checkpoint import with_weights
 from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
 from .vllm_server import Load, Served, serve_under_load
-
-Progress = Callable[[str, int, int], None]
 
 
 def benchmark_served(
@@ -19,7 +18,7 @@ def benchmark_served(
     baseline: ModelLike,
     python: str | Path,
     loads: Sequence[Load],
-    progress: Progress = lambda label, done, total: None,
+    progress: OnProgress = ignore,
 ) -> Timings:
     """Put every load on a vLLM server of each model, one after the other, with the same memory.
 
@@ -33,7 +32,7 @@ def benchmark_served(
         before: Served | None = None
         for name, checkpoint in zip(names, checkpoints, strict=True):
             label = f"{name}, {load.length} tokens"
-            progress(label, len(logs), len(loads) * len(checkpoints))
+            progress(Progress(len(logs), len(loads) * len(checkpoints), "settings", label))
             served = serve_under_load(Path(python), checkpoint.path, load)
             records += _records(name, load, served, before)
             logs[label] = served.log

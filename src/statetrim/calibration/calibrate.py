@@ -5,7 +5,7 @@ many, in one go or after a crash, the same numbers are added.
 """
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from torch.nn import functional
 from ..artifacts.statistics import REFIT_PARTS, Statistics
 from ..errors import StatetrimError
 from ..methods import find_method
+from ..progress import OnProgress, Progress, ignore
 from ..runtime.kernel_hooks import mixers, tap
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.processes import Ranks
@@ -28,9 +29,6 @@ from .pair_hooks import check_kin, shadow
 from .sums import Sums
 
 GRADIENTS = {"query_gradient", "key_gradient"}
-
-Progress = Callable[[int, int], None]
-"""Called with the tokens this process has done, and its tokens in all."""
 
 
 def calibrate(
@@ -48,7 +46,7 @@ def calibrate(
     out: str | Path | None = None,
     resume: bool = False,
     save_seconds: float = 60.0,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = ignore,
 ) -> Statistics:
     """Run `tokens` of `text`, after `skip`, and sum what `methods` need.
 
@@ -60,7 +58,8 @@ def calibrate(
 
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
     from which `resume` goes on. Under torchrun each process takes its share of the batches, and all
-    return the whole sums. `layerwise` streams the weights from disk, for models larger than memory.
+    return the whole sums; `progress` is told of this process's tokens. `layerwise` streams the
+    weights from disk, for models larger than memory.
     """
     model = opened(model)
     if original is None:
@@ -125,7 +124,7 @@ def _hear(
     batches: list[Tensor],
     done: int,
     partial: "_Partial | None",
-    progress: Progress,
+    progress: OnProgress,
 ) -> None:
     """Run the batches from `done` on, adding to `sums`."""
     total = sum(batch.numel() for batch in batches)
@@ -142,7 +141,7 @@ def _hear(
         sums.tokens += batch.numel()
         if partial:
             partial.save(sums, number)
-        progress(sums.tokens, total)
+        progress(Progress(sums.tokens, total, "tokens"))
 
 
 def _forward(live: Any, batch: Tensor) -> None:

@@ -19,6 +19,7 @@ def demo(
     """Train a tiny model here, cut it by three methods, and show what each costs."""
     os.environ.setdefault("TQDM_DISABLE", "1")
     from ..console import demo as console
+    from ..console.progress import shown
     from ..pipelines import demo as walk
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
@@ -27,4 +28,4 @@ def demo(
         with console.muted(quiet):
             app(arguments, standalone_mode=False)
 
-    walk.run(output, command, console.show_line, console.steps_progress("training"))
+    walk.run(output, command, console.show_line, shown("training"))

@@ -1,9 +1,8 @@
 """What a person sees of `trim`: the steps and their price, each stage, and what came of it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
-from typing import Any
 
 from rich.table import Table
 
@@ -14,6 +13,8 @@ from ..pipelines.estimate import Step
 from ..pipelines.observer import Watch
 from ..pipelines.options import Job
 from ..pipelines.trim import RECORD
+from ..progress import OnProgress
+from ..recovery.adapters import Coverage
 from ..serving.deployment import deployment
 from ..serving.state_size import stored_dtype
 from ..serving.target import ENGINES
@@ -21,8 +22,9 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS
 from . import terminal
-from .measures.evaluate import show_scores, tasks_progress
-from .steps.recover import training_progress
+from .measures.evaluate import show_scores
+from .progress import shown
+from .steps.recover import announce
 
 
 class Spoken(Watch):
@@ -39,21 +41,11 @@ class Spoken(Watch):
         if stage not in self.begun:
             terminal.note(f"{stage}: done before, kept")
 
-    def tokens(self, label: str) -> AbstractContextManager[Callable[[int, int], None]]:
-        return terminal.tokens_progress(label)
+    def announce(self, coverage: Coverage) -> None:
+        announce(coverage)
 
-    def bytes(self, label: str, total: int) -> AbstractContextManager[Callable[[int], None]]:
-        return terminal.bytes_progress(label, total)
-
-    def training(self) -> AbstractContextManager[tuple[Callable[..., None], Callable[..., None]]]:
-        return training_progress()
-
-    def tasks(self) -> AbstractContextManager[Callable[[str, str, int, int], None]]:
-        return tasks_progress()
-
-    def layers(self, label: str) -> Callable[[Any], Any]:
-        wrap: Callable[[Any], Any] = terminal.layers_progress(label)
-        return wrap
+    def progress(self, label: str) -> AbstractContextManager[OnProgress]:
+        return shown(label)
 
 
 def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) -> None:

@@ -9,7 +9,7 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
 from ..errors import StatetrimError
+from ..progress import OnProgress, Progress, ignore
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.logits import Readout, compare
 from ..storage.checkpoint import Checkpoint
@@ -45,8 +46,6 @@ LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
 AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
 
 Engine = Literal["hf", "vllm"]
-Progress = Callable[[str, str, int, int], None]
-"""Called with a model, a task, what is done of it, and all there is to do."""
 
 
 def evaluate(
@@ -63,7 +62,7 @@ def evaluate(
     layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: Progress = lambda model, task, done, total: None,
+    progress: OnProgress = ignore,
 ) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
@@ -113,7 +112,7 @@ def evaluate(
                     done = runner.run(item, limit, progress)
                     if partial:
                         partial.keep(name, item, marks[number], done)
-                progress(name, item.task.name, 1, 1)
+                progress(Progress(1, 1, "tasks", f"{name}: {item.task.name}"))
                 found += done
             runner.close()
         lineage = shared | {
@@ -192,11 +191,11 @@ class _Runner:
         self.live: Any = None
         self.lm: Any = None
 
-    def run(self, work: _Work, limit: int | None, progress: Progress) -> list[Score]:
+    def run(self, work: _Work, limit: int | None, progress: OnProgress) -> list[Score]:
         task = work.task
 
         def report(done: int, total: int) -> None:
-            progress(self.name, task.name, done, total)
+            progress(Progress(done, total, "samples", f"{self.name}: {task.name}"))
 
         report(0, 1)
         if task.kind == "mqar":
@@ -224,7 +223,7 @@ class _Runner:
             self.lm = harness.hf_model(self._model(), self.tokenizer, self.batch_size)
         return self.lm
 
-    def _mqar(self, rows: int, report: harness.Progress) -> list[Score]:
+    def _mqar(self, rows: int, report: harness.Report) -> list[Score]:
         readout, found = Readout(self._model()), []
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
         cells = [cell for cell in cells if cell["pairs"] <= readout.vocabulary // 4]
@@ -241,7 +240,7 @@ class _Runner:
         means = [sum(column) / len(column) for column in zip(*near, strict=True)]
         return [self._share("mqar", "accuracy", means), *found]
 
-    def _reading(self, task: Task, ids: Tensor, report: harness.Progress) -> list[Score]:
+    def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
         """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
         after = Readout(self._model())
         original = self.model is self.baseline

@@ -14,7 +14,7 @@ from ..artifacts.scores import Score, Unit
 from ..errors import StatetrimError
 from ..tasks import Task
 
-Progress = Callable[[int, int], None]
+Report = Callable[[int, int], None]
 """Called with the requests answered so far, and all of them."""
 
 
@@ -131,7 +131,7 @@ def vllm_model(path: Path, batch_size: int | str) -> Any:
 
 
 def run(
-    lm: Any, model: str, task: Task, directory: Path, limit: int | None, progress: Progress
+    lm: Any, model: str, task: Task, directory: Path, limit: int | None, report: Report
 ) -> list[Score]:
     """One task through `lm_eval.evaluate`, every sample logged.
 
@@ -148,7 +148,7 @@ def run(
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise StatetrimError(f"lm-eval cannot open the task {task.name}: {reason}") from None
-    lm.cache_hook = _Counter(built, limit, progress)
+    lm.cache_hook = _Counter(built, limit, report)
     if built.get_config("num_fewshot") is None:
         built.set_config(key="num_fewshot", value=0)
     # simple_evaluate does this and asks git where it runs; nothing here is drawn at random.
@@ -168,19 +168,19 @@ def run(
 class _Counter:
     """Stands where lm-eval would cache answers, and counts them."""
 
-    def __init__(self, task: Any, limit: int | None, progress: Progress) -> None:
+    def __init__(self, task: Any, limit: int | None, report: Report) -> None:
         rows = len(task.eval_docs)
         rows = min(rows, limit) if limit else rows
         choices = 1
         if task.OUTPUT_TYPE == "multiple_choice":
             first = task.eval_docs[0]
             choices = len(task.doc_to_choice(first))
-        self.done, self.total, self.progress = 0, rows * choices, progress
-        progress(0, self.total)
+        self.done, self.total, self.report = 0, rows * choices, report
+        report(0, self.total)
 
     def add_partial(self, *_: Any) -> None:
         self.done += 1
-        self.progress(min(self.done, self.total), max(self.total, self.done))
+        self.report(min(self.done, self.total), max(self.total, self.done))
 
 
 def _score(

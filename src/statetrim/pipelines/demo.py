@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..errors import StatetrimError
+from ..progress import OnProgress
 from . import demo_model
 from .demo_model import DOCUMENT
 
@@ -42,7 +43,7 @@ def run(
     out: Path,
     command: Callable[[list[str], bool], None],
     say: Callable[[str], None],
-    training: AbstractContextManager[demo_model.Progress],
+    training: AbstractContextManager[OnProgress],
 ) -> Path:
     """Everything into `out`, which appears when all is done; the page to open.
 

@@ -6,7 +6,6 @@ model remembers stands in its recurrent state alone, so a cut shows at once.
 
 import json
 import math
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from ..progress import OnProgress, Progress
 from ..tasks import recall
 
 VOCABULARY = 512
@@ -21,11 +21,8 @@ FIRST_PAIRS, MOST_PAIRS = 2, 16
 STEPS, TOKENS_PER_STEP, WARMUP, LEARNING_RATE = 250, 1024, 50, 5e-3
 DOCUMENT = 4 * MOST_PAIRS + 1  # tokens of a written document, its end included
 
-Progress = Callable[[int, int], None]
-"""Called with the steps done and in all."""
 
-
-def train(out: Path, progress: Progress, *, steps: int = STEPS, seed: int = 0) -> None:
+def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0) -> None:
     """Train a DeltaNet of two layers and write it to `out` as an ordinary checkpoint.
 
     It starts with two pairs and gets more whenever it answers those; half of the batches are
@@ -67,7 +64,7 @@ def train(out: Path, progress: Progress, *, steps: int = STEPS, seed: int = 0) -
             answered = 0.7 * answered + 0.3 * share
         if answered > 0.9 and pairs < MOST_PAIRS:
             pairs, answered = min(pairs + max(1, pairs // 4), MOST_PAIRS), 0.5
-        progress(step + 1, steps)
+        progress(Progress(step + 1, steps, "steps"))
     model.eval().save_pretrained(out)
     _write_tokenizer(out)
 

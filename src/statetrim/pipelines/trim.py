@@ -30,7 +30,7 @@ from ..storage.models import ModelLike, opened
 from ..storage.output import ARTIFACTS, CARD, already_done, sync_directory, workplace
 from ..storage.text import sequences
 from ..surgery.check import check_cut
-from ..surgery.prune import prepare, prune
+from ..surgery.prune import prune
 from ..surgery.refit import refit
 from ..tasks import TASKS
 from .estimate import free_memory, needs_streaming
@@ -128,7 +128,7 @@ class Run:
         job, out = self.job, self.directory / "recovered"
 
         def make() -> None:
-            with self.watch.training() as (announce, progress):
+            with self.watch.progress("recovering") as progress:
                 recover(
                     pruned,
                     teacher=job.model,
@@ -141,7 +141,7 @@ class Run:
                     seed=job.seed,
                     out=out,
                     resume=True,
-                    announce=announce,
+                    announce=self.watch.announce,
                     progress=progress,
                 )
 
@@ -169,7 +169,7 @@ class Run:
 
     def _calibrate(self, label: str, model: Checkpoint, path: Path, **options: Any) -> None:
         job = self.job
-        with self.watch.tokens(label) as progress:
+        with self.watch.progress(label) as progress:
             calibrate(
                 model,
                 job.text,
@@ -188,25 +188,26 @@ class Run:
         statistics = None if method else self.statistics()
 
         def make() -> None:
-            select(
-                job.model,
-                method or job.method,
-                job.keep,
-                keep_values=job.keep_values,
-                value_method=method or job.value_method,
-                seed=job.seed,
-                statistics=statistics,
-                progress=self.watch.layers("selecting"),
-            ).save(path)
+            with self.watch.progress("selecting") as progress:
+                select(
+                    job.model,
+                    method or job.method,
+                    job.keep,
+                    keep_values=job.keep_values,
+                    value_method=method or job.value_method,
+                    seed=job.seed,
+                    statistics=statistics,
+                    progress=progress,
+                ).save(path)
 
         self._stage(f"select by {method or ' and '.join(job.methods)}", path, make)
         return Plan.load(path)
 
     def pruned(self, name: str, plan: Plan) -> Checkpoint:
-        out, size = self.directory / name, prepare(self.job.model, plan).bytes_after
+        out = self.directory / name
 
         def make() -> None:
-            with self.watch.bytes("pruning", size) as progress:
+            with self.watch.progress("pruning") as progress:
                 prune(self.job.model, plan, out, progress=progress)
 
         self._stage(f"prune ({name})", out, make)
@@ -233,7 +234,7 @@ class Run:
         job = self.job
 
         def make() -> None:
-            with self.watch.tasks() as progress:
+            with self.watch.progress("evaluating") as progress:
                 evaluate(
                     models,
                     baseline=job.model,

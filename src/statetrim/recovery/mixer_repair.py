@@ -19,12 +19,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
+from ..progress import OnProgress, Progress
 from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load, materialize
 from ..storage.checkpoint import Checkpoint
 from ..storage.output import finish
 from .adapters import Adapters, Update, attach_to_mixer
-from .progress import Moment, Progress
 
 Curve = list[dict[str, Any]]
 
@@ -67,7 +67,7 @@ class Layerwise:
             raise StatetrimError("teacher and student have linear attention in different layers")
         directory.mkdir(parents=True, exist_ok=True)
 
-    def run(self, batches: list[Tensor], progress: Progress) -> Repaired:
+    def run(self, batches: list[Tensor], progress: OnProgress) -> Repaired:
         layers: Any = self.teacher.base_model.layers
         waiting = self.directory.glob("hidden-*[0-9]")
         first = max((int(path.name.partition("-")[2]) for path in waiting), default=0)
@@ -81,7 +81,7 @@ class Layerwise:
         return self._result()
 
     def _layer(
-        self, number: int, layer: nn.Module, batches: list[Tensor], progress: Progress
+        self, number: int, layer: nn.Module, batches: list[Tensor], progress: OnProgress
     ) -> None:
         """Run one decoder layer over all of the text; where it is linear, train the student's."""
         before, after = (self.directory / f"hidden-{n}" for n in (number, number + 1))
@@ -102,7 +102,8 @@ class Layerwise:
             if apprentice is not None:
                 tokens += ids.numel()
                 loss = apprentice.learn(heard[0], tokens)
-                progress(Moment(step + 1, len(batches), tokens, loss, f"layer {number}"))
+                label = f"layer {number}"
+                progress(Progress(step + 1, len(batches), "steps", label, tokens, loss))
         if apprentice is not None:
             apprentice.save(self.directory / f"layer-{number}.safetensors")
         layer.to("meta")

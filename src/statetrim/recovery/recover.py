@@ -19,6 +19,7 @@ from torch import Tensor
 from ..artifacts.model_card import recovered_card
 from ..errors import StatetrimError
 from ..maths.units import MIB
+from ..progress import OnProgress, ignore
 from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load, load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
@@ -40,7 +41,6 @@ from ..storage.text import Sequences, documents, sequences
 from ..version import __version__
 from .adapters import Adapters, Coverage, attach, refuse_unknown
 from .fsdp import Sharder, refuse_unmet_requests
-from .progress import Progress
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory of the training state in OUT.partial
@@ -92,7 +92,7 @@ def recover(
     report_to: Sequence[str] = (),
     resume: bool = False,
     announce: Callable[[Coverage], None] = lambda coverage: None,
-    progress: Progress = lambda moment: None,
+    progress: OnProgress = ignore,
 ) -> Checkpoint:
     """Train `small` for about `tokens` of `text`, and write the merged checkpoint to `out`.
 
@@ -162,7 +162,7 @@ class _Job:
     record: dict[str, Any]
     partial: Path
     announce: Callable[[Coverage], None]
-    progress: Progress
+    progress: OnProgress
 
     def together(
         self,

@@ -21,11 +21,11 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
+from ..progress import OnProgress, Progress
 from ..storage.json_file import read_object
 from ..storage.output import sync_directory
 from .distillation import Distillation
 from .fsdp import check_sharded, like, whole
-from .progress import Moment, Progress
 
 STATE = "trainer_state.json"  # the name the Trainer looks for
 TENSORS = "training.safetensors"
@@ -82,7 +82,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         ids: Tensor,
         *,
         sharded: bool,
-        progress: Progress,
+        progress: OnProgress,
     ) -> None:
         super().__init__(
             model=model,
@@ -211,7 +211,7 @@ def trainer(
     args: TrainingArguments,
     ids: Tensor,
     sharded: bool,
-    progress: Progress,
+    progress: OnProgress,
 ) -> RecoveryTrainer:
     """A trainer; trackers that are unknown or not installed are the user's mistake."""
     try:
@@ -237,7 +237,7 @@ class _Rows(torch.utils.data.Dataset[Tensor]):
 class _Watch(TrainerCallback):  # type: ignore[misc]
     """Reports progress; sees before the first step that the loss reaches all that is trained."""
 
-    def __init__(self, progress: Progress, tokens_per_step: int, sharded: bool) -> None:
+    def __init__(self, progress: OnProgress, tokens_per_step: int, sharded: bool) -> None:
         self.progress, self.tokens_per_step, self.sharded = progress, tokens_per_step, sharded
         self.checked = False
 
@@ -260,7 +260,8 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
         if logs and "loss" in logs and state.is_world_process_zero:
             tokens = state.global_step * self.tokens_per_step
-            self.progress(Moment(state.global_step, state.max_steps, tokens, logs["loss"]))
+            done, steps, loss = state.global_step, state.max_steps, logs["loss"]
+            self.progress(Progress(done, steps, "steps", tokens=tokens, loss=loss))
 
 
 def checkpoints(directory: Path) -> list[Path]:

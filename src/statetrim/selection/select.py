@@ -1,7 +1,7 @@
 """Checkpoint -> Plan: ask a method, layer by layer, which channels stay."""
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from ..geometry import Axis
 from ..maths.units import Amount
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, Method, Select, ValueEvidence
+from ..progress import OnProgress, Progress, ignore
 from ..serving.target import Target, target_of
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
@@ -33,7 +34,7 @@ def select(
     value_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     statistics: Statistics | str | Path | None = None,
-    progress: Any = iter,
+    progress: OnProgress = ignore,
     **options: Any,
 ) -> Plan:
     """Choose the channels that stay: `keep` per key head, `keep_values` per value head, or `square`
@@ -41,7 +42,7 @@ def select(
 
     `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
     `value_options` are the same for the value axis. `statistics` come from `calibrate`, or from
-    its file, for methods that need them. `progress` wraps the iteration over layers.
+    its file, for methods that need them. `progress` is told of the layers that are done.
     """
     model = with_weights(opened(model))
     return choose(
@@ -67,7 +68,7 @@ def choose(
     value_options: Mapping[str, Any],
     seed: int,
     statistics: Statistics | None,
-    progress: Any,
+    progress: OnProgress,
 ) -> Plan:
     """The same, for a state that is settled already."""
     geometry, after = model.geometry, target.after
@@ -76,10 +77,9 @@ def choose(
         keys = _Choice(model, "key", method, options, after.head_k_dim, statistics)
     if target.keep_values is not None:
         values = _Choice(model, "value", value_method, value_options, after.head_v_dim, statistics)
-    layers: Iterable[int] = progress(geometry.layers)
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
-    for layer in layers:
+    for number, layer in enumerate(geometry.layers, start=1):
         heard = statistics.layers[layer] if statistics else None
         kept[layer] = torch.arange(geometry.head_k_dim).repeat(geometry.num_k_heads, 1)
         if keys:
@@ -91,6 +91,7 @@ def choose(
             seen = ValueEvidence(*weights, generator, heard)
             kept_values[layer] = values.made(seen, layer)
             notes |= {f"{layer} values": seen.notes} if seen.notes else {}
+        progress(Progress(number, len(geometry.layers), "layers"))
     used = [choice.method for choice in (keys, values) if choice]
     return Plan(
         kept=kept,

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
+from ..progress import Advance
 from .json_file import parse_object
 
 MOST_HEADER_BYTES = 24 * MIB
@@ -27,7 +28,7 @@ MOST_DIMENSIONS = 16
 BLOCK_BYTES = 32 * MIB
 """How much of a cut tensor is in memory at a time."""
 COPY_BYTES = 256 * MIB
-"""How much the kernel copies between two reports of progress."""
+"""How much the kernel copies between two reports."""
 
 _BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -44,9 +45,6 @@ DTYPES = {
 """The dtypes whose rows can be cut; the others hold packed or scaled values."""
 
 _NOT_SUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
-
-Progress = Callable[[int], None]
-"""Called with the number of bytes just written."""
 
 
 @dataclass(frozen=True)
@@ -169,37 +167,36 @@ def rewritten(shard: Shard, cuts: Mapping[str, Cut]) -> list[TensorInfo]:
 
 
 def rewrite_shard(
-    shard: Shard, target: BinaryIO, cuts: Mapping[str, Cut], progress: Progress
+    shard: Shard, target: BinaryIO, cuts: Mapping[str, Cut], written: Advance
 ) -> None:
     """Write `shard` to `target` without the rows and columns that `cuts` drop."""
     header = _header(shard.metadata, rewritten(shard, cuts))
     target.write(header)
-    progress(len(header))
     with shard.path.open("rb") as source:
         for cut, group in groupby(shard.tensors, key=lambda tensor: tensor.name in cuts):
             tensors = list(group)
             if not cut:  # neighbours in the file: one copy for all of them
                 count = sum(tensor.nbytes for tensor in tensors)
-                _copy(source, target, tensors[0].start, count, progress)
+                _copy(source, target, tensors[0].start, count, written)
                 continue
             for tensor in tensors:
                 for block in _cut_blocks(source, tensor, cuts[tensor.name]):
                     target.write(block)
-                    progress(len(block))
+                    written(len(block))
 
 
 def patch_shard(
     shard: Shard,
     target: BinaryIO,
     replacements: Mapping[str, Callable[[Tensor], Tensor]],
-    progress: Progress,
+    written: Advance,
 ) -> None:
     """Copy `shard` to `target`, and write new values over some of its tensors, in their dtype.
 
     Each replacement is given the old value; one tensor is in memory at a time.
     """
     with shard.path.open("rb") as source:
-        _copy(source, target, 0, os.fstat(source.fileno()).st_size, progress)
+        _copy(source, target, 0, os.fstat(source.fileno()).st_size, written)
         for tensor in shard.tensors:
             if tensor.name in replacements:
                 before = read_tensor(source, tensor)
@@ -260,7 +257,7 @@ def _cut_blocks(file: BufferedReader, tensor: TensorInfo, cut: Cut) -> Iterator[
             yield buffer
 
 
-def _copy(source: BinaryIO, target: BinaryIO, start: int, count: int, progress: Progress) -> None:
+def _copy(source: BinaryIO, target: BinaryIO, start: int, count: int, written: Advance) -> None:
     """Copy bytes from file to file inside the kernel, where the system can."""
     target.flush()
     while count:
@@ -269,7 +266,7 @@ def _copy(source: BinaryIO, target: BinaryIO, start: int, count: int, progress: 
         if done == 0:
             raise StatetrimError(f"{source.name} became shorter while it was read")
         start, count = start + done, count - done
-        progress(done)
+        written(done)
 
 
 def _copy_range(source: int, target: int, count: int, start: int) -> int:

@@ -26,6 +26,7 @@ from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
 from ..geometry import Geometry, survivors
 from ..maths.units import MIB
+from ..progress import Advance, OnProgress, counter, ignore
 from ..storage.checkpoint import (
     CONFIG,
     INDEX,
@@ -47,7 +48,7 @@ from ..storage.output import (
     sync_directory,
     workplace,
 )
-from ..storage.safetensors_file import Cut, Progress, Shard, TensorInfo, rewrite_shard, rewritten
+from ..storage.safetensors_file import Cut, Shard, TensorInfo, rewrite_shard, rewritten
 from ..version import __version__
 
 RECORD = "prune.json"
@@ -148,12 +149,11 @@ def prune(
     plan: Plan | str | Path,
     out: str | Path,
     *,
-    progress: Progress = lambda count: None,
+    progress: OnProgress = ignore,
 ) -> Checkpoint:
     """Write the smaller checkpoint to `out` and open it.
 
-    `progress` is called with the number of weight bytes just written, out of
-    `prepare(model, plan).bytes_after`.
+    `progress` is told of the bytes of weights that are written.
     """
     out = Path(out)
     surgery = prepare(model, plan)
@@ -164,7 +164,7 @@ def prune(
     with workplace(partial, RECORD, surgery.record):
         _check_space(surgery, partial)
         try:
-            _write_shards(surgery, partial, progress)
+            _write_shards(surgery, partial, counter(progress, surgery.bytes_after, "bytes"))
             _write_the_rest(surgery, partial)
         except OSError as error:
             if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -193,7 +193,7 @@ def _check_space(surgery: Surgery, partial: Path) -> None:
         )
 
 
-def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
+def _write_shards(surgery: Surgery, partial: Path, written: Advance) -> None:
     """Write every shard not yet there; a shard has its final name only when it is on the disk.
 
     One thread syncs a finished shard while the next is written.
@@ -203,11 +203,11 @@ def _write_shards(surgery: Surgery, partial: Path, progress: Progress) -> None:
         for shard, tensors in surgery.shards:
             target = partial / shard.path.name
             if target.exists() and not newer(shard.path, target):
-                progress(sum(tensor.nbytes for tensor in tensors))
+                written(sum(tensor.nbytes for tensor in tensors))
                 continue
             beside = target.with_name(target.name + ".tmp")
             with beside.open("wb") as file:
-                rewrite_shard(shard, file, surgery.cuts, progress)
+                rewrite_shard(shard, file, surgery.cuts, written)
             pending.append(syncing.submit(finish, beside, target))
             while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
                 pending.pop(0).result()

@@ -22,6 +22,7 @@ from ..artifacts.loaded import loaded
 from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
+from ..progress import Advance, OnProgress, counter, ignore
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.json_file import write_object, write_text
 from ..storage.models import ModelLike, opened
@@ -34,7 +35,7 @@ from ..storage.output import (
     sync_directory,
     workplace,
 )
-from ..storage.safetensors_file import Progress, patch_shard
+from ..storage.safetensors_file import patch_shard
 from ..version import __version__
 
 RECORD = "refit.json"
@@ -54,13 +55,13 @@ def refit(
     *,
     out: str | Path,
     damping: float = 1e-8,
-    progress: Progress = lambda count: None,
+    progress: OnProgress = ignore,
 ) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
     `statistics` come from `calibrate(small, text, original=model)`, or from its file. `damping` is
     relative to the mean square of the read-out's channels. The errors of every layer, before and
-    after, stand in `OUT/statetrim/refit.json`. `progress` is called with the bytes just written.
+    after, stand in `OUT/statetrim/refit.json`. `progress` is told of the bytes written.
     """
     small = with_weights(opened(small))
     heard = _checked(small, None if statistics is None else loaded(Statistics.load, statistics))
@@ -80,7 +81,9 @@ def refit(
         return open_checkpoint(out, small.family)
     partial = out.with_name(out.name + ".partial")
     with workplace(partial, RECORD, record):
-        errors = _write_shards(small, heard, damping, partial, progress)
+        size = sum(shard.path.stat().st_size for shard in small.shards)
+        written = counter(progress, size, "bytes")
+        errors = _write_shards(small, heard, damping, partial, written)
         done = record | {"layers": {str(i): vars(error) for i, error in sorted(errors.items())}}
         original = copy_unchanged(small, partial, RECORD)
         write_text(partial / CARD, refitted_card(original, small.path.resolve().name, done))
@@ -135,7 +138,7 @@ def output_projection_names(model: Checkpoint) -> dict[str, int]:
 
 
 def _write_shards(
-    small: Checkpoint, heard: Statistics, damping: float, partial: Path, progress: Progress
+    small: Checkpoint, heard: Statistics, damping: float, partial: Path, written: Advance
 ) -> dict[int, LayerError]:
     errors: dict[int, LayerError] = {}
 
@@ -155,7 +158,7 @@ def _write_shards(
         target = partial / shard.path.name
         beside = target.with_name(target.name + ".tmp")
         with beside.open("wb") as file:
-            patch_shard(shard, file, replacements, progress)
+            patch_shard(shard, file, replacements, written)
         finish(beside, target)
     return errors
 

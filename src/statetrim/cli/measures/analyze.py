@@ -41,7 +41,7 @@ def analyze(
     """Show how full the state of every layer and head is, on a text."""
     from ...analysis.analyze import analyze as run
     from ...console.measures.analyze import show_analysis
-    from ...console.terminal import tokens_progress
+    from ...console.progress import shown
 
     if output.suffix != ".json":
         raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
@@ -52,7 +52,7 @@ def analyze(
         from ...reporting.figure_files import save_all
         from ...reporting.rank_pictures import sheets
     opened = arguments.open_model(model, family)
-    with tokens_progress("analysing") as progress:
+    with shown("analysing") as progress:
         found = run(
             opened,
             text,

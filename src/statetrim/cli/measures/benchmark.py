@@ -45,7 +45,8 @@ def benchmark(
     from ...benchmarking import benchmark as benchmarking
     from ...benchmarking import served as load_testing
     from ...benchmarking.vllm_server import Load
-    from ...console.measures.benchmark import settings_progress, show_timings
+    from ...console.measures.benchmark import show_timings
+    from ...console.progress import shown
 
     arguments.refuse_existing(output)
     sizes = (
@@ -57,7 +58,7 @@ def benchmark(
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
     opened = [arguments.open_model(model, family) for model in (baseline, *models)]
-    with settings_progress() as progress:
+    with shown("loading") as progress:
         if engine:
             timings = load_testing.benchmark_served(
                 opened[1:],

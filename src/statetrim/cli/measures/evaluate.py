@@ -45,12 +45,13 @@ def evaluate(
     """Score models and their original on the same samples, and say what was lost."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
     from ...artifacts import verdicts
-    from ...console.measures.evaluate import show_scores, tasks_progress
+    from ...console.measures.evaluate import show_scores
+    from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
 
     for rule in fail_if or []:
         verdicts.check_rule(rule)
-    with tasks_progress() as progress:
+    with shown() as progress:
         scores = run(
             models,
             baseline=baseline,

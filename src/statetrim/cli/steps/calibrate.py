@@ -40,14 +40,14 @@ def calibrate(
 ) -> None:
     """Run text through a model and sum what selection methods need."""
     from ...calibration.calibrate import calibrate as run
+    from ...console.progress import shown
     from ...console.steps.calibrate import show_statistics
-    from ...console.terminal import tokens_progress
     from ...runtime.processes import Ranks
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")
     opened = arguments.open_model(model, family)
-    with tokens_progress("calibrating") as progress:
+    with shown("calibrating") as progress:
         statistics = run(
             opened,
             text,

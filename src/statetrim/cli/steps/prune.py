@@ -23,14 +23,14 @@ def prune(
 ) -> None:
     """Cut a checkpoint by a plan, shard by shard."""
     from ...artifacts.plan import Plan
+    from ...console.progress import shown
     from ...console.steps.prune import show_surgery
-    from ...console.terminal import bytes_progress
     from ...surgery.prune import prepare
     from ...surgery.prune import prune as run
 
     opened, chosen = arguments.open_model(model, family), Plan.load(plan)
     surgery = prepare(opened, chosen)
     if not dry_run:
-        with bytes_progress("pruning", surgery.bytes_after) as progress:
+        with shown("pruning") as progress:
             run(opened, chosen, output, progress=progress)
     show_surgery(surgery, str(output), done=not dry_run, as_json=as_json)

@@ -60,12 +60,13 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
-    from ...console.steps.recover import show_recovery, training_progress
+    from ...console.progress import shown
+    from ...console.steps.recover import announce, show_recovery
     from ...recovery.recover import recover as run
     from ...runtime.processes import is_lead
 
     opened = arguments.open_model(model, family)
-    with training_progress() as (announce, progress):
+    with shown("recovering") as progress:
         recovered = run(
             opened,
             teacher=arguments.open_model(teacher, family) if teacher else None,

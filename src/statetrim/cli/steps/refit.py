@@ -25,13 +25,12 @@ def refit(
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
     from ...artifacts.statistics import Statistics
+    from ...console.progress import shown
     from ...console.steps.refit import show_refit
-    from ...console.terminal import bytes_progress
     from ...surgery.refit import refit as run
 
     opened = arguments.open_model(model, family)
     heard = Statistics.load(statistics) if statistics else None
-    size = sum(shard.path.stat().st_size for shard in opened.shards)
-    with bytes_progress("refitting", size) as progress:
+    with shown("refitting") as progress:
         fitted = run(opened, heard, out=output, damping=damping, progress=progress)
     show_refit(fitted, str(output), as_json=as_json)

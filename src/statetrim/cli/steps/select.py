@@ -39,24 +39,25 @@ def select(
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
     from ...artifacts.statistics import Statistics
+    from ...console.progress import shown
     from ...console.steps.select import show_plan
-    from ...console.terminal import layers_progress
     from ...selection.select import select as run
 
     arguments.refuse_existing(output)
     opened = arguments.open_model(model, family)
-    plan = run(
-        opened,
-        method,
-        keep,
-        keep_values=keep_values,
-        square=square,
-        value_method=value_method,
-        value_options=arguments.method_options(value_option or []),
-        seed=seed,
-        statistics=Statistics.load(statistics) if statistics else None,
-        progress=layers_progress("selecting"),
-        **arguments.method_options(option or []),
-    )
+    with shown("selecting") as progress:
+        plan = run(
+            opened,
+            method,
+            keep,
+            keep_values=keep_values,
+            square=square,
+            value_method=value_method,
+            value_options=arguments.method_options(value_option or []),
+            seed=seed,
+            statistics=Statistics.load(statistics) if statistics else None,
+            progress=progress,
+            **arguments.method_options(option or []),
+        )
     plan.save(output)
     show_plan(plan, opened.geometry, str(output), as_json=as_json)

@@ -1,10 +1,5 @@
 """What a person sees of `benchmark`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from ...artifacts.timings import Timing, Timings
@@ -49,17 +44,3 @@ def _timing_cell(record: Timing | None, first: float, index: int) -> str:
     if ratio is None and index and first:
         ratio = record.value / first
     return value if ratio is None else f"{value} ({ratio:.2f}x)"
-
-
-@contextmanager
-def settings_progress() -> Iterator[Any]:
-    """Yields a function of what is being timed, how much is done, and how much there is."""
-    if not terminal.err.is_terminal:
-        yield lambda label, done, total: terminal.note(f"{label} ({done} of {total} done)")
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, console=terminal.err, transient=True) as progress:
-        task = progress.add_task("loading", total=None)
-        yield lambda label, done, total: progress.update(
-            task, description=label, completed=done, total=total
-        )

@@ -1,10 +1,5 @@
 """What a person sees of `evaluate`."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ...artifacts.scores import Scores
@@ -55,33 +50,3 @@ def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
             text = f"{moved.estimate:+.2f} points, between {moved.low:+.2f} and {moved.high:+.2f}"
             terminal.say(f"mean recall, {model}: {text}")
     terminal.say(f"intervals of 95%, paired by sample; written to {where}")
-
-
-@contextmanager
-def tasks_progress() -> Iterator[Any]:
-    """Yields a function of model, task, done and total; in a log, a line for each task."""
-    if not terminal.err.is_terminal:
-        finished: set[tuple[str, str]] = set()
-
-        def line(model: str, task: str, done: int, total: int) -> None:
-            if done == total and total == 1 and (model, task) not in finished:
-                finished.add((model, task))
-                terminal.note(f"{model}: {task} done")
-
-        yield line
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(
-        *columns, TimeRemainingColumn(), console=terminal.err, transient=True
-    ) as progress:
-        bars: dict[tuple[str, str], Any] = {}
-
-        def update(model: str, task: str, done: int, total: int) -> None:
-            if (model, task) not in bars:
-                bars.clear()
-                for bar in progress.task_ids:
-                    progress.remove_task(bar)
-                bars[model, task] = progress.add_task(f"{model}: {task}", total=None)
-            progress.update(bars[model, task], completed=done, total=total)
-
-        yield update

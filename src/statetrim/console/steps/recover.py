@@ -1,16 +1,8 @@
-"""What a person sees of a recovery: coverage, progress, and the loss at both ends."""
+"""What a person sees of a recovery: what is trained, and the loss at both ends."""
 
-import math
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
-
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from ...recovery.adapters import Coverage
-from ...recovery.progress import Moment
 from ...runtime.processes import is_lead
 from ...storage.checkpoint import Checkpoint
 from ...storage.json_file import read_object
@@ -18,71 +10,10 @@ from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES
 from .. import terminal
 
 
-@contextmanager
-def training_progress() -> Iterator[tuple[Any, Any]]:
-    """Yields a function of the coverage and one of each moment; in a log, a line now and then."""
-    speed = _Speed()
-
-    def announce(coverage: Coverage) -> None:
+def announce(coverage: Coverage) -> None:
+    """Say what is trained, before it is."""
+    if is_lead():
         terminal.note(coverage_sentence(coverage))
-
-    if not terminal.err.is_terminal:
-        yield announce, _Lines(speed)
-        return
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TextColumn("loss {task.fields[loss]:.4f}  {task.fields[speed]:,.0f} tokens/s"),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=terminal.err, transient=True, disable=not is_lead()) as bar:
-        task = bar.add_task("recovering", total=None, loss=math.nan, speed=0.0)
-
-        def update(moment: Moment) -> None:
-            bar.update(
-                task,
-                description=moment.label or "recovering",
-                completed=moment.step,
-                total=moment.steps,
-                loss=moment.loss,
-                speed=speed(moment),
-            )
-
-        yield announce, update
-
-
-class _Speed:
-    """Tokens a second since this process reported first."""
-
-    def __init__(self) -> None:
-        self.began: tuple[float, int] | None = None
-
-    def __call__(self, moment: Moment) -> float:
-        now = time.monotonic()
-        if self.began is None or moment.tokens < self.began[1]:
-            self.began = now, moment.tokens
-        return (moment.tokens - self.began[1]) / max(now - self.began[0], 1e-9)
-
-
-class _Lines:
-    """A line every ten seconds, and for the last step."""
-
-    def __init__(self, speed: _Speed) -> None:
-        self.speed, self.told = speed, 0.0
-
-    def __call__(self, moment: Moment) -> None:
-        speed = self.speed(moment)
-        if time.monotonic() - self.told < 10 and moment.step < moment.steps:
-            return
-        self.told = time.monotonic()
-        left = moment.tokens * (moment.steps / moment.step - 1)
-        time_left = f", {left / speed:,.0f} s left" if speed and left else ""
-        label = f"{moment.label}: " if moment.label else ""
-        terminal.note(
-            f"{label}step {moment.step} of {moment.steps}, loss {moment.loss:.4f}, "
-            f"{speed:,.0f} tokens/s{time_left}",
-        )
 
 
 def coverage_sentence(coverage: Coverage) -> str:
