@@ -23,7 +23,7 @@ def python_facts() -> list[str]:
     """`trim(*, out): str | Path`, `Plan.keep: int` and the like; what follows the colon is the
     type."""
     found: list[str] = []
-    for name in sorted(statetrim.__all__):
+    for name in sorted(vars(statetrim)["__all__"]):
         value = getattr(statetrim, name)
         if inspect.isclass(value):
             found += class_facts(name, value)
@@ -34,7 +34,7 @@ def python_facts() -> list[str]:
     return found
 
 
-def class_facts(name: str, cls: type) -> Iterator[str]:
+def class_facts(name: str, cls: Any) -> Iterator[str]:
     bases = ", ".join(base.__name__ for base in cls.__mro__[1:-1] if base.__name__[0] != "_")
     yield f"{name}: class {bases}".rstrip()
     if cls.__init__ is not object.__init__ and not issubclass(cls, Exception):
@@ -44,7 +44,7 @@ def class_facts(name: str, cls: type) -> Iterator[str]:
         if member.startswith("_"):
             continue
         if isinstance(value, property) or hasattr(value, "attrname"):  # a cached property
-            getter = value.fget if isinstance(value, property) else value.func
+            getter: Any = value.fget if isinstance(value, property) else value.func
             yield f"{name}.{member}: {plain(inspect.signature(getter).return_annotation)}"
         elif inspect.isfunction(raw):
             bound = raw if isinstance(value, staticmethod) else without_self(raw)
@@ -75,10 +75,12 @@ def function_facts(name: str, function: Any) -> Iterator[str]:
 def unpacked_facts(name: str, function: Any) -> Iterator[str]:
     """Options that stand in a dataclass, and may be given one by one as well."""
     hints = typing.get_type_hints(function)
-    classes = [part for hint in hints.values() for part in (hint, *typing.get_args(hint))]
-    for options in (
-        part for part in classes if is_dataclass(part) and part.__name__[-7:] == "Options"
-    ):
+    classes: list[Any] = [
+        part for hint in hints.values() for part in (hint, *typing.get_args(hint))
+    ]
+    for options in (part for part in classes if isinstance(part, type) and is_dataclass(part)):
+        if not options.__name__.endswith("Options"):
+            continue
         for field in fields(options):
             assert field.default is not MISSING, f"{options.__name__}.{field.name}"
             yield f"{name}(*, {field.name}={shown(field.default)}): {plain(field.type)}"

@@ -11,6 +11,7 @@ import os
 import sys
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 import torch.distributed as dist
@@ -19,6 +20,7 @@ import statetrim as st
 from statetrim.recovery import fsdp as sharding
 from statetrim.recovery import trainer as training
 from statetrim.recovery.fsdp import is_shard
+from statetrim.runtime import loading
 from statetrim.storage.text import Sequences
 
 STEPS, BATCH, LENGTH = 8, 4, 24
@@ -65,19 +67,20 @@ def main() -> None:
             counts[name] += [local, sum(t.numel() for t in tensors)]
         return real_trained(self)
 
-    real_materialize, seen = sharding.materialize, list[Any]()
+    seen = list[Any]()
 
     def materialize(module: Any, device: torch.device) -> None:
-        real_materialize(module, device)
+        loading.materialize(module, device)
         seen.append(module)
         parameters = {id(p): p for part in seen for p in part.parameters()}.values()
         whole = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
         counts["whole"] = max(counts.get("whole", 0), whole)
 
-    sharding.materialize = materialize
-    training.RecoveryTrainer.trained = count
-    st.recover(small, out=directory / "fsdp", shard=True, **options(model))
-    training.RecoveryTrainer.trained, sharding.materialize = real_trained, real_materialize
+    with (
+        patch.object(sharding, "materialize", materialize),
+        patch.object(training.RecoveryTrainer, "trained", count),
+    ):
+        st.recover(small, out=directory / "fsdp", shard=True, **options(model))
     (directory / f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
 
     def stop(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -85,11 +88,10 @@ def main() -> None:
             raise Stopped
         real_log(self, logs, start_time)
 
-    training.RecoveryTrainer.log = stop
     try:
-        st.recover(small, out=directory / "resumed", **options(model))
+        with patch.object(training.RecoveryTrainer, "log", stop):
+            st.recover(small, out=directory / "resumed", **options(model))
     except Stopped:
-        training.RecoveryTrainer.log = real_log
         # The state was saved without sharding; it does not matter.
         st.recover(small, out=directory / "resumed", resume=True, shard=True, **options(model))
 

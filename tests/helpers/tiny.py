@@ -207,7 +207,7 @@ def undo_equal_thirds(directory: Path, config: dict[str, Any]) -> None:
     for name in [name for name in where if name.endswith("q_conv1d.weight")]:
         names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
         fused = torch.cat([files[where[n]][n] for n in names])
-        for part, tensor in zip(names, fused.split(sizes), strict=True):
+        for part, tensor in zip(names, torch.split(fused, sizes), strict=True):
             files[where[part]][part] = tensor.contiguous()
     for path, tensors in files.items():
         save_file(tensors, path, metadata={"format": "pt"})

@@ -13,7 +13,14 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 def train_tiny(kind: str, out: Path, *options: str) -> str:
     """Run studies/train_tiny.py, one thread; what it printed."""
-    command = [sys.executable, STUDIES / "train_tiny.py", kind, out, "--threads", "1"]
+    command: list[str | Path] = [
+        sys.executable,
+        STUDIES / "train_tiny.py",
+        kind,
+        out,
+        "--threads",
+        "1",
+    ]
     done = subprocess.run([*command, *options], check=True, capture_output=True, text=True)
     return done.stdout
 

@@ -1,30 +1,27 @@
-"""Strong RRQR from a Gram against an oracle that never sees one, and the rank measures.
+"""Strong RRQR from a Gram against an oracle that never sees one.
 
 The oracle is scipy's pivoted QR of the raw matrix, then textbook swaps with a full QR each time.
 """
 
 import itertools
 import time
-from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import scipy.linalg
 import torch
-from numpy.typing import NDArray
 
+from helpers.matrices import (
+    FAMILIES,
+    Matrix,
+    kahan,
+    kahan_blocks,
+    with_spectrum,
+)
 from statetrim.maths import linalg
 from statetrim.maths.linalg import (
-    condition_number,
-    effective_rank,
-    rank_utilization,
-    retrieval_error_bounds,
     strong_rrqr,
 )
-
-Matrix = NDArray[np.float64]
-Case = tuple[Matrix, int, float]  # raw matrix [rows, n], keep, tolerance
-
 
 # --- the oracle -----------------------------------------------------------------------------------
 
@@ -69,121 +66,6 @@ def select(matrix: Matrix, keep: int, tolerance: float = 1.5) -> linalg.RRQR:
     return strong_rrqr(torch.from_numpy(matrix.T @ matrix), keep, tolerance)
 
 
-# --- matrices -------------------------------------------------------------------------------------
-
-
-def with_spectrum(rng: np.random.Generator, rows: int, singular: Matrix) -> Matrix:
-    n = len(singular)
-    left = np.linalg.qr(rng.standard_normal((rows, n)))[0]
-    return (left * singular) @ np.linalg.qr(rng.standard_normal((n, n)))[0]
-
-
-def kahan(n: int, cosine: float, decrease: float = 1e-7) -> Matrix:
-    """Pivoting keeps the natural order and misses the near-null vector; all norms tie at 0."""
-    sine = np.sqrt(1 - cosine**2)
-    upper = np.eye(n) - cosine * np.triu(np.ones((n, n)), 1)
-    return sine ** np.arange(n)[:, None] * upper * (1 - decrease) ** np.arange(n)
-
-
-def kahan_blocks(count: int, n: int, cosine: float) -> Matrix:
-    """One swap per block; the blocks differ a little in scale so that they do not tie."""
-    return scipy.linalg.block_diag(*[kahan(n, cosine) * 1.001**-i for i in range(count)])
-
-
-def gaussian_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(1)
-    for trial in range(150):
-        n = int(rng.integers(2, 41))
-        matrix = rng.standard_normal((n + int(rng.integers(0, 60)), n))
-        yield matrix, int(rng.integers(1, n + 1)), (1.5, 1.02, 1.001)[trial % 3]
-
-
-def conditioned_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(2)
-    for trial in range(126):
-        n = int(rng.integers(4, 65))
-        matrix = with_spectrum(rng, n + 10, np.logspace(0, -1 - trial % 6, n))
-        yield matrix, int(rng.integers(1, n)), (1.5, 1.05)[trial % 2]
-
-
-def activation_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(3)
-    for n, keep in [(16, 8), (32, 8), (64, 32), (64, 48)] * 10 + [(128, 64)] * 4:
-        hidden = rng.standard_normal((2 * n, n)) @ (
-            rng.standard_normal((n, n)) * np.logspace(0, -1.5, n)
-        )
-        yield hidden / (1 + np.exp(-hidden)), keep, 1.5
-
-
-def kahan_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(4)
-    for n, cosines in [
-        (8, (0.2, 0.285, 0.4, 0.6)),
-        (16, (0.2, 0.285, 0.4)),
-        (24, (0.1, 0.2, 0.285, 0.4)),
-        (32, (0.1, 0.2, 0.285)),
-        (48, (0.05, 0.1, 0.2, 0.25)),
-    ]:
-        for cosine in cosines:
-            for keep in (n // 4, n // 2, n - 2, n - 1):
-                yield kahan(n, cosine), keep, 1.5
-                yield kahan(n, cosine)[:, rng.permutation(n)], keep, 1.5
-
-
-def kahan_block_cases() -> Iterator[Case]:
-    for count, n in [(2, 8), (3, 8), (5, 10), (8, 6), (10, 5)]:
-        yield kahan_blocks(count, n, 0.6), count * (n - 1), 1.5
-
-
-def smooth_cases() -> Iterator[Case]:
-    """Nearly dependent columns, Gaussian bumps and powers: pivoting is often not enough."""
-    rng = np.random.default_rng(5)
-    while True:
-        n = int(rng.integers(4, 24))
-        grid, points = np.linspace(0, 1, 40), rng.random(n)
-        bumps = np.exp(-rng.choice([10.0, 100.0]) * (grid[:, None] - points) ** 2)
-        powers = np.vander(grid, n, increasing=True)
-        for matrix in (bumps * (1 + 0.1 * rng.random(n)), powers * (1 + 0.1 * rng.random(n))):
-            if np.linalg.cond(matrix) < 1e6:
-                yield matrix, int(rng.integers(1, n)), float(rng.choice([1.5, 1.1, 1.02]))
-
-
-def duplicated_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(6)
-    for _ in range(60):
-        n = int(rng.integers(3, 20))
-        distinct = rng.integers(-9, 10, (n + 8, n)).astype(float)
-        matrix = distinct[:, rng.permutation(np.r_[np.arange(n), rng.integers(0, n, n)])]
-        yield matrix, int(rng.integers(1, n + 1)), 1.5
-
-
-def zeroed_cases() -> Iterator[Case]:
-    rng = np.random.default_rng(7)
-    for _ in range(40):
-        n = int(rng.integers(4, 30))
-        matrix = rng.standard_normal((n + 5, n))
-        dead = rng.choice(n, int(rng.integers(1, n)), replace=False)
-        matrix[:, dead] = 0.0
-        yield matrix, int(rng.integers(1, n - len(dead) + 1)), 1.5
-        spread = np.zeros((24, 32))
-        spread[:, rng.choice(32, 24, replace=False)] = kahan(24, 0.285)
-        yield spread, int(rng.integers(12, 24)), 1.5
-
-
-def first(count: int, cases: Iterator[Case]) -> Iterator[Case]:
-    return (case for case, _ in zip(cases, range(count), strict=False))
-
-
-FAMILIES: dict[str, Callable[[], Iterator[Case]]] = {
-    "gaussian": gaussian_cases,
-    "conditioned to 1e6": conditioned_cases,
-    "activations": activation_cases,
-    "kahan": kahan_cases,
-    "kahan blocks": kahan_block_cases,
-    "smooth": lambda: first(60, smooth_cases()),
-    "duplicated columns": duplicated_cases,
-    "zero columns": zeroed_cases,
-}
 FEWEST_SWAPS = {
     "gaussian": 5,
     "conditioned to 1e6": 40,
@@ -506,56 +388,3 @@ def test_a_tolerance_of_one_or_less_is_refused(tolerance: float) -> None:
 def test_what_is_no_gram_is_refused(gram: torch.Tensor, keep: int, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         strong_rrqr(gram, keep)
-
-
-# --- rank measures --------------------------------------------------------------------------------
-
-
-def test_effective_rank_utilization_and_condition_of_a_known_spectrum() -> None:
-    singular = np.array([4.0, 2.0, 1.0, 0.0])
-    matrix = torch.from_numpy(with_spectrum(np.random.default_rng(13), 7, singular))
-    for oriented in (matrix, matrix.T):
-        assert effective_rank(oriented).item() == pytest.approx(21 / 16)
-        assert rank_utilization(oriented).item() == pytest.approx(21 / 64)
-        assert condition_number(oriented).item() == pytest.approx(4.0)
-
-
-def test_rank_measures_take_batches_and_any_float_type() -> None:
-    batch = torch.randn(2, 3, 5, 4, generator=torch.Generator().manual_seed(0))
-    for measure in (effective_rank, rank_utilization, condition_number):
-        values = measure(batch)
-        assert (values.shape, values.dtype) == ((2, 3), torch.float64)
-        torch.testing.assert_close(values[1, 2], measure(batch[1, 2].double()))
-
-
-def test_rank_measures_are_undefined_for_a_zero_matrix_and_only_there() -> None:
-    batch = torch.stack([torch.zeros(3, 3), torch.eye(3)])
-    for measure, expected in ((effective_rank, 3), (rank_utilization, 1), (condition_number, 1)):
-        values = measure(batch)
-        assert values[0].isnan() and values[1].item() == pytest.approx(expected)
-
-
-def test_rank_measures_survive_extreme_scales() -> None:
-    matrix = torch.diag(torch.tensor([3.0, 1.0], dtype=torch.float64))
-    for scale in (1e-300, 1e300):
-        assert effective_rank(matrix * scale).item() == pytest.approx(10 / 9)
-        assert condition_number(matrix * scale).item() == pytest.approx(3.0)
-
-
-def test_retrieval_error_of_a_diagonal_state() -> None:
-    state = torch.diag(torch.tensor([2.0, 1.0]))
-    error = retrieval_error_bounds(state, torch.tensor([3.0, 4.0]), torch.tensor([0.0, 5.0]))
-    assert error.ratio == pytest.approx(1 / np.sqrt(1.2**2 + 0.8**2))
-    assert (error.lower, error.upper) == (0.0, pytest.approx(5 / 3))
-    assert error.paper_upper == pytest.approx(5 / 3 * np.sqrt(1.25))
-    aligned = retrieval_error_bounds(state, torch.tensor([0.0, 1.0]), torch.tensor([1.0, 0.0]))
-    assert (aligned.ratio, aligned.lower, aligned.upper) == (2.0, 1.0, float("inf"))
-    assert aligned.paper_lower == pytest.approx(1 / np.sqrt(1.25))
-
-
-def test_retrieval_error_needs_noise_and_a_clean_output() -> None:
-    state, query = torch.diag(torch.tensor([1.0, 0.0])), torch.tensor([1.0, 0.0])
-    with pytest.raises(ValueError, match="nonzero"):
-        retrieval_error_bounds(state, query, torch.zeros(2))
-    with pytest.raises(ValueError, match="nonzero"):
-        retrieval_error_bounds(state, query.flip(0), query)

@@ -1,0 +1,266 @@
+"""The exact identities that our own code relies on (`docs/the-maths.md`)."""
+
+import pytest
+import scipy.integrate
+import scipy.linalg
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import silu
+
+from helpers.reference import delta_rule, gated_delta_rule
+from helpers.theory import (
+    Tokens,
+    assert_equal,
+    normal,
+    normalized,
+    orthogonal,
+    scalar_decay_runs,
+    seeds,
+    sizes,
+    tensor,
+    tokens,
+    top_directions,
+)
+from statetrim.maths.linalg import (
+    strong_rrqr,
+)
+
+# --- identities: the recurrences ------------------------------------------------------------------
+
+
+@given(seeds, sizes, st.integers(2, 6), sizes)
+def test_identity_reduced_model_is_the_full_model_on_projected_tokens(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    """And its state is S T' for linear attention, decayed or not; not so for delta rules."""
+    x, keep = tokens(seed, length, d_k, d_v), max(1, d_k // 2)
+    t = orthogonal(seed + 9, d_k)[:keep]
+    reduced = scalar_decay_runs(x._replace(q=x.q @ t.T, k=x.k @ t.T))
+    projected = scalar_decay_runs(x._replace(q=x.q @ t.T @ t, k=x.k @ t.T @ t))
+    for (outputs, _), (expected, _) in zip(reduced, projected, strict=True):
+        assert_equal(outputs, expected)
+    full = scalar_decay_runs(x)
+    for run in (0, 1):
+        assert_equal(reduced[run][1][-1], full[run][1][-1] @ t.T)
+
+
+def test_identity_reduced_delta_rule_state_is_not_the_projected_state() -> None:
+    x = tokens(0, 6, 4, 3)
+    full = delta_rule(x.q, x.k, x.v, x.beta)[1][-1]
+    reduced = delta_rule(x.q[:, :2], x.k[:, :2], x.v, x.beta)[1][-1]
+    assert (reduced - full[:, :2]).norm() > 0.1 * full.norm()
+
+
+@given(seeds, st.integers(1, 9), st.integers(2, 7), sizes, st.data())
+def test_identity_projection_is_lossless_when_it_holds_all_keys_and_queries(
+    seed: int, length: int, d_k: int, d_v: int, data: st.DataObject
+) -> None:
+    """Applied before the L2 norm; at full width any orthogonal matrix will do."""
+    rank = data.draw(st.integers(1, d_k))
+    x, subspace = tokens(seed, length, d_k, d_v), normal(seed + 6, rank, d_k)
+    q, k = normal(seed + 7, length, rank) @ subspace, normal(seed + 8, length, rank) @ subspace
+    t = top_directions(torch.cat([q, k]), rank)
+    full = x._replace(q=normalized(q), k=normalized(k))
+    reduced = x._replace(q=normalized(q @ t.T), k=normalized(k @ t.T))
+    for (outputs, _), (expected, _) in zip(
+        scalar_decay_runs(reduced), scalar_decay_runs(full), strict=True
+    ):
+        assert_equal(outputs, expected)
+
+
+@given(seeds, sizes, st.integers(2, 6), sizes)
+def test_identity_renormalising_a_key_only_raises_the_write_strength(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    """Key c k' with beta, value v = unit key k' with beta c^2, value v / c; decayed or not."""
+    x, keep = tokens(seed, length, d_k, d_v), max(1, d_k // 2)
+    short, q = x.k[:, :keep], x.q[:, :keep]
+    c = short.norm(dim=1)
+    plain = gated_delta_rule(q, short, x.v, x.beta, x.log_decay)
+    renormalised = gated_delta_rule(
+        q, normalized(short), x.v / c[:, None], x.beta * c.square(), x.log_decay
+    )
+    assert_equal(renormalised[0], plain[0])
+    assert_equal(renormalised[1][-1], plain[1][-1])
+    gram = x.k.T @ x.k
+    assert_equal(c.square().mean(), gram.diagonal()[:keep].sum() / length)
+
+
+def rms_norm(x: Tensor, eps: float) -> Tensor:
+    return x * (x.square().mean(-1, keepdim=True) + eps).rsqrt()
+
+
+@given(seeds, sizes, st.integers(2, 8), sizes, st.floats(1e-6, 1e-1))
+def test_identity_sliced_model_is_the_zeroed_model_with_a_smaller_norm_eps(
+    seed: int, length: int, d_k: int, d_v: int, eps: float
+) -> None:
+    x, keep = tokens(seed, length, d_k, d_v), max(1, d_k // 2)
+    mask = (torch.arange(d_k) < keep).double()
+    sliced, _ = delta_rule(
+        normalized(x.q[:, :keep], 1e-6), normalized(x.k[:, :keep], 1e-6), x.v, x.beta
+    )
+    zeroed, _ = delta_rule(normalized(x.q * mask, 1e-6), normalized(x.k * mask, 1e-6), x.v, x.beta)
+    assert_equal(rms_norm(sliced * keep**-0.5, eps), rms_norm(zeroed * d_k**-0.5, eps * keep / d_k))
+
+
+@given(seeds, sizes, sizes, sizes, sizes)
+def test_identity_states_inside_a_chunk_from_one_triangular_solve(
+    seed: int, before: int, length: int, d_k: int, d_v: int
+) -> None:
+    x = tokens(seed, before + length, d_k, d_v)
+    _, states = gated_delta_rule(*x)
+    start, chunk = states[before - 1], Tokens(*(part[before:] for part in x))
+    g = chunk.log_decay.cumsum(0)
+    decay = (g[:, None] - g[None, :]).exp()
+    eye, beta = torch.eye(length, dtype=torch.float64), chunk.beta[:, None]
+    system = eye + beta * ((chunk.k @ chunk.k.T) * decay).tril(-1)
+    y = torch.linalg.solve(system, beta * (chunk.v - g.exp()[:, None] * (chunk.k @ start.T)))
+    for t in range(length):
+        writes = (decay[t, : t + 1, None] * y[: t + 1]).T @ chunk.k[: t + 1]
+        assert_equal(g[t].exp() * start + writes, states[before + t])
+
+
+@given(seeds, sizes, sizes, sizes)
+def test_identity_frobenius_norm_of_the_state_step_by_step(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    x = tokens(seed, length, d_k, d_v)
+    _, states = gated_delta_rule(*x)
+    previous, square = torch.zeros(d_v, d_k, dtype=torch.float64), tensor([0.0])[0]
+    for t, state in enumerate(states):
+        alpha, key = x.log_decay[t].exp(), x.k[t]
+        u = x.beta[t] * (x.v[t] - alpha * previous @ key)
+        assert_equal(state, alpha * previous + torch.outer(u, key))
+        square = (
+            alpha**2 * square
+            + 2 * alpha * (u @ previous @ key)
+            + u.square().sum() * key.square().sum()
+        )
+        assert_equal(square, state.square().sum())
+        previous = state
+
+
+# --- identities: statistics for selection ---------------------------------------------------------
+
+
+@given(seeds, sizes, st.integers(2, 6), sizes)
+def test_identity_readout_gram_is_the_exact_error_of_dropping_channels_at_readout(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    x = tokens(seed, length, d_k, d_v)
+    outputs, states = delta_rule(x.q, x.k, x.v, x.beta)
+    dropped = (torch.arange(d_k) >= d_k // 2).double()
+    gram = torch.zeros(d_k, d_k, dtype=torch.float64)
+    error = torch.zeros((), dtype=torch.float64)
+    for q, output, state in zip(x.q, outputs, states, strict=True):
+        gram += torch.outer(q, q) * (state.T @ state) / output.square().sum()
+        kept_output = state @ (q * (1 - dropped))
+        error += (output - kept_output).square().sum() / output.square().sum()
+    torch.testing.assert_close(dropped @ gram @ dropped, error, rtol=1e-7, atol=1e-9)
+
+
+def mask_gradient(seed: int, length: int, d_k: int, eps: float) -> Tensor:
+    """Gradient of a loss in a mask on the channels of q and k ahead of their L2 norm."""
+    x, mask = tokens(seed, length, d_k, 3), torch.ones(d_k, dtype=torch.float64).requires_grad_()
+    q, k = silu(normal(seed + 7, length, d_k)) * mask, silu(normal(seed + 8, length, d_k)) * mask
+    outputs, _ = delta_rule(normalized(q, eps), normalized(k, eps), x.v, x.beta)
+    (gradient,) = torch.autograd.grad((outputs * normal(seed + 9, length, 3)).sum(), mask)
+    return gradient
+
+
+@given(seeds, st.integers(2, 6), st.integers(2, 6))
+def test_identity_mask_fisher_has_the_ones_vector_in_its_null_space(
+    seed: int, length: int, d_k: int
+) -> None:
+    """Exactly without eps; so dropping a set and dropping its complement cost the same."""
+    gradients = torch.stack([mask_gradient(seed + 100 * i, length, d_k, 0.0) for i in range(3)])
+    fisher = gradients.T @ gradients
+    size = float(fisher.diagonal().sum())
+    ones, dropped = torch.ones(d_k).double(), (torch.arange(d_k) < d_k // 2).double()
+    assert float((fisher @ ones).abs().max()) <= 1e-9 * size
+    costs = [float(d @ fisher @ d) for d in (dropped, ones - dropped)]
+    assert costs[0] == pytest.approx(costs[1], rel=1e-6, abs=1e-9 * size)
+
+
+def test_identity_mask_fisher_null_space_holds_up_to_the_eps_of_the_norm() -> None:
+    gradient = mask_gradient(0, 6, 8, 1e-6)
+    assert 0 < abs(float(gradient.sum())) < 1e-4 * float(gradient.norm())
+
+
+# --- identities: strong RRQR ----------------------------------------------------------------------
+
+
+def textbook_choice(matrix: Tensor, keep: int) -> list[int]:
+    _, _, order = scipy.linalg.qr(matrix.numpy(), mode="economic", pivoting=True)
+    return sorted(order[:keep].tolist())
+
+
+@given(seeds, st.integers(2, 8), st.data())
+def test_identity_selection_from_rows_r_factor_tree_qr_and_gram_agree(
+    seed: int, n: int, data: st.DataObject
+) -> None:
+    keep = data.draw(st.integers(1, n))
+    matrix = normal(seed, 4 * n, n) * torch.logspace(0, -2, n, dtype=torch.float64)
+    r = torch.linalg.qr(matrix).R
+    halves = [torch.linalg.qr(half).R for half in matrix.chunk(2)]
+    tree = torch.linalg.qr(torch.cat(halves)).R
+    expected = textbook_choice(matrix, keep)
+    assert textbook_choice(r, keep) == textbook_choice(tree, keep) == expected
+    grams = [matrix.T @ matrix, r.T @ r, tree.T @ tree, sum(h.T @ h for h in halves)]
+    for gram in grams:
+        # So generous a tolerance leaves the pivoted choice alone; a strict one must agree too.
+        assert strong_rrqr(torch.as_tensor(gram), keep, 1e6).kept.tolist() == expected
+    strict = {tuple(strong_rrqr(torch.as_tensor(g), keep, 1.001).kept.tolist()) for g in grams}
+    assert len(strict) == 1
+
+
+@given(seeds, st.integers(2, 5), st.integers(2, 4))
+def test_identity_gu_eisenstat_update(seed: int, k: int, others: int) -> None:
+    """Swap the last kept column with the first removed: U, omega and gamma, all updated."""
+    n = k + others
+    matrix = normal(seed, n + 2, n)
+    r = torch.linalg.qr(matrix, mode="complete").R
+    a, b, c = r[:k, :k], r[:k, k:], r[k:, k:]
+    # Triangular C gives the rows c1, c2 of the reference; signs follow the diagonal.
+    g = a[-1, -1]
+    mu, nu = b[-1, 0] / g, c[0, 0] / g
+    rho = torch.hypot(mu, nu)
+    c1, c2 = b[-1, 1:], c[0, 1:]
+    u = torch.linalg.solve(a[:-1, :-1], a[:-1, -1])
+    coefficients = torch.linalg.solve(a, b)
+    u1, rest = coefficients[:-1, 0], coefficients[:-1, 1:]
+    new_g = g * rho
+    new_c1, new_c2 = (mu * c1 + nu * c2) / rho, (nu * c1 - mu * c2) / rho
+    updated = torch.cat(
+        [
+            torch.cat(
+                [
+                    ((nu**2 * u - mu * u1) / rho**2)[:, None],
+                    rest + (nu * torch.outer(u, new_c2) - torch.outer(u1, new_c1)) / new_g,
+                ],
+                1,
+            ),
+            torch.cat([(mu / rho**2)[None], new_c1 / new_g])[None],
+        ]
+    )
+    inverse_rows = torch.linalg.inv(a).square().sum(1)
+    updated_rows = torch.cat(
+        [
+            inverse_rows[:-1] + (u1 + mu * u).square() / new_g**2 - u.square() / g**2,
+            (1 / new_g**2)[None],
+        ]
+    )
+    residuals = c.square().sum(0)
+    updated_residuals = torch.cat(
+        [(g * nu / rho).square()[None], residuals[1:] + new_c2.square() - c2.square()]
+    )
+    order = [*range(k - 1), k, k - 1, *range(k + 1, n)]
+    fresh = torch.linalg.qr(matrix[:, order], mode="complete").R
+    fresh_inverse = torch.linalg.inv(fresh[:k, :k])
+    close = {"rtol": 1e-5, "atol": 1e-7}
+    torch.testing.assert_close(updated, fresh_inverse @ fresh[:k, k:], **close)
+    torch.testing.assert_close(updated_rows, fresh_inverse.square().sum(1), **close)
+    torch.testing.assert_close(updated_residuals, fresh[k:, k:].square().sum(0), **close)
+    assert abs(float(new_g / g)) == pytest.approx(float(rho))

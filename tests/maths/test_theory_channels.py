@@ -1,0 +1,275 @@
+"""The paper's statements about channels: turning, dropping, choosing.
+
+By their number in the table of `docs/the-maths.md`.
+
+`test_statement_NN_...` holds under the condition its name or docstring gives, for any drawn input.
+`test_statement_NN_fails_...` stores a counterexample to what the paper says.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn.functional import silu
+
+from helpers.reference import kda, linear_attention
+from helpers.theory import (
+    assert_equal,
+    causal_conv,
+    normal,
+    normalized,
+    orthogonal,
+    scalar_decay_runs,
+    seeds,
+    sizes,
+    tensor,
+    tokens,
+    top_directions,
+)
+from statetrim.maths.linalg import (
+    condition_number,
+    effective_rank,
+    rank_utilization,
+    strong_rrqr,
+)
+
+# --- 7: change of basis ---------------------------------------------------------------------------
+
+
+@given(seeds, sizes, sizes, sizes)
+def test_statement_07_orthogonal_change_of_basis_leaves_the_outputs(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    """Linear attention and (gated) delta rules; the state turns along, S T'."""
+    x, turn = tokens(seed, length, d_k, d_v), orthogonal(seed + 9, d_k)
+    turned = x._replace(q=x.q @ turn.T, k=x.k @ turn.T)
+    for (outputs, states), (turned_outputs, turned_states) in zip(
+        scalar_decay_runs(x), scalar_decay_runs(turned), strict=True
+    ):
+        assert_equal(turned_outputs, outputs)
+        assert_equal(turned_states[-1], states[-1] @ turn.T)
+
+
+def test_statement_07_fails_for_per_channel_decay() -> None:
+    x, turn = tokens(0, 8, 4, 3), orthogonal(9, 4)
+    decay = -normal(7, 8, 4).sigmoid()
+    outputs, _ = kda(x.q, x.k, x.v, x.beta, decay)
+    turned, _ = kda(x.q @ turn.T, x.k @ turn.T, x.v, x.beta, decay)
+    assert (turned - outputs).norm() > 0.05 * outputs.norm()
+
+
+@given(seeds, sizes, sizes, sizes)
+def test_statement_07_per_channel_decay_allows_permutations_of_the_decay_too(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    x, decay = tokens(seed, length, d_k, d_v), -normal(seed + 7, length, d_k).sigmoid()
+    order = torch.from_numpy(np.random.default_rng(seed).permutation(d_k))
+    outputs, _ = kda(x.q, x.k, x.v, x.beta, decay)
+    permuted, _ = kda(x.q[:, order], x.k[:, order], x.v, x.beta, decay[:, order])
+    assert_equal(permuted, outputs)
+
+
+@given(seeds, sizes, sizes, sizes)
+def test_statement_07_scalar_decay_linear_attention_allows_any_invertible_map(
+    seed: int, length: int, d_k: int, d_v: int
+) -> None:
+    x = tokens(seed, length, d_k, d_v)
+    spread = torch.diag(torch.linspace(0.5, 2, d_k, dtype=torch.float64))
+    change = orthogonal(seed + 8, d_k) @ spread @ orthogonal(seed + 9, d_k)
+    outputs, _ = linear_attention(x.q, x.k, x.v, x.log_decay)
+    changed, _ = linear_attention(x.q @ torch.linalg.inv(change), x.k @ change.T, x.v, x.log_decay)
+    assert_equal(changed, outputs)
+
+
+@given(seeds, st.integers(1, 6))
+def test_statement_07b_the_transformed_transition_carries_beta(seed: int, d_k: int) -> None:
+    """The paper prints it without; equal only at beta = 1."""
+    key, beta = normalized(normal(seed, d_k)), 0.3
+    eye = torch.eye(d_k, dtype=torch.float64)
+    spread = torch.diag(torch.linspace(0.5, 2, d_k, dtype=torch.float64))
+    change = orthogonal(seed + 1, d_k) @ spread
+    inverse = torch.linalg.inv(change)
+    transition = inverse.T @ (eye - beta * torch.outer(key, key)) @ change.T
+    rank_one = torch.outer(inverse.T @ key, change @ key)
+    assert_equal(transition, eye - beta * rank_one)
+    assert (transition - (eye - rank_one)).abs().max() > 1e-3
+
+
+# --- 8: dropping channels -------------------------------------------------------------------------
+
+
+@given(seeds, st.integers(1, 9), st.integers(2, 7), st.integers(1, 4))
+def test_statement_08_selection_commutes_with_convolution_and_silu(
+    seed: int, length: int, d_k: int, width: int
+) -> None:
+    x, taps = normal(seed, length, d_k), normal(seed + 1, d_k, width)
+    kept = torch.from_numpy(np.random.default_rng(seed).permutation(d_k)[: d_k // 2])
+    full = silu(causal_conv(x, taps))
+    assert_equal(silu(causal_conv(x[:, kept], taps[kept])), full[:, kept])
+    zeroed = torch.zeros(d_k, 1, dtype=torch.float64)
+    zeroed[kept] = 1
+    masked = silu(causal_conv(x * zeroed.T, taps * zeroed))
+    assert_equal(masked, full * zeroed.T)  # silu(0) = 0
+
+
+def test_statement_08_fails_for_the_l2_norm() -> None:
+    key = tensor([[3, 4]])
+    assert_equal(normalized(key)[:, :1], tensor([[0.6]]))
+    assert_equal(normalized(key[:, :1]), tensor([[1.0]]))
+
+
+# --- 9: PCA and utilization -----------------------------------------------------------------------
+
+
+@given(seeds, st.integers(1, 12), st.integers(2, 7), st.data())
+def test_statement_09_uncentred_pca_never_lowers_the_utilization_of_the_keys(
+    seed: int, length: int, d_k: int, data: st.DataObject
+) -> None:
+    """Without renormalising; any number of tokens."""
+    keep = data.draw(st.integers(1, d_k - 1))
+    keys = normal(seed, length, d_k) * torch.linspace(0.2, 1, d_k, dtype=torch.float64)
+    projected = keys @ top_directions(keys, keep).T
+    assert rank_utilization(projected) >= rank_utilization(keys) * (1 - 1e-9)
+
+
+def test_statement_09_fails_with_centring() -> None:
+    """The mean fills one direction as full as the widest; centring does not see it and drops it."""
+    wide, narrow = math.sqrt(2), 0.1
+    keys = tensor([[wide, 0, 1], [-wide, 0, 1], [0, narrow, 1], [0, -narrow, 1]])
+    projected = keys @ top_directions(keys - keys.mean(0), 2).T
+    assert rank_utilization(keys).item() == pytest.approx(0.668, abs=1e-3)
+    assert rank_utilization(projected).item() == pytest.approx(0.5025, abs=1e-3)
+
+
+def test_statement_09_fails_with_renormalised_keys() -> None:
+    """Keys along the dropped direction lean a little on the first, and fall on it entirely."""
+    lean = 0.1
+    rest = math.sqrt(1 - lean**2)
+    keys = tensor(
+        [[1, 0, 0]] * 10 + [[0, 1, 0]] * 10 + [[lean, 0, rest]] * 4 + [[-lean, 0, rest]] * 4
+    )
+    projected = keys @ top_directions(keys, 2).T
+    assert rank_utilization(projected) > rank_utilization(keys)
+    assert rank_utilization(keys).item() == pytest.approx(0.926, abs=1e-3)
+    assert rank_utilization(normalized(projected)).item() == pytest.approx(28 / 36)
+
+
+@given(seeds, st.integers(2, 7), st.data())
+def test_statement_09b_fails_pca_always_lowers_the_effective_rank(
+    seed: int, d_k: int, data: st.DataObject
+) -> None:
+    """Whenever it drops anything at all; the algebraic rank falls as well."""
+    keep = data.draw(st.integers(1, d_k - 1))
+    keys = normal(seed, d_k + 5, d_k)
+    projected = keys @ top_directions(keys, keep).T
+    assert effective_rank(projected) < effective_rank(keys)
+    assert torch.linalg.matrix_rank(projected) == keep < torch.linalg.matrix_rank(keys) == d_k
+
+
+def test_statement_09c_fails_pruning_keys_can_lower_the_utilization_of_the_state() -> None:
+    """d_v = d_k' = 2. The second-loudest key channel carries nothing; the third does."""
+    keys = torch.diag(tensor([1.0, 0.95, 0.9]))
+    values = tensor([[1, 0], [0, 0], [0, 1 / 0.9]])
+    assert top_directions(keys, 2).abs().argmax(1).tolist() == [0, 1]
+    before = linear_attention(keys, keys, values)[1][-1]
+    pruned = keys[:, :2]
+    after = linear_attention(pruned, pruned, values)[1][-1]
+    assert rank_utilization(before).item() == pytest.approx(1.0)
+    assert rank_utilization(after).item() == pytest.approx(0.5)
+
+
+# --- 11, 12: strong RRQR --------------------------------------------------------------------------
+
+
+def blocks(matrix: Tensor, keep: int) -> tuple[Tensor, Tensor, Tensor]:
+    r = torch.linalg.qr(matrix, mode="complete").R
+    return r[:keep, :keep], r[:keep, keep:], r[keep:, keep:]
+
+
+def volume(matrix: Tensor) -> float:
+    return float(torch.linalg.svdvals(matrix).prod())
+
+
+@given(seeds, st.integers(2, 7), st.data())
+def test_statement_11_the_swap_gain_is_exact(seed: int, n: int, data: st.DataObject) -> None:
+    keep = data.draw(st.integers(1, n - 1))
+    i, j = data.draw(st.integers(0, keep - 1)), data.draw(st.integers(keep, n - 1))
+    matrix = normal(seed, n + 2, n)
+    a, b, c = blocks(matrix, keep)
+    inverse = torch.linalg.inv(a)
+    coefficient = (inverse @ b)[i, j - keep]
+    gain = torch.hypot(coefficient, c[:, j - keep].norm() * inverse[i].norm())
+    order = list(range(n))
+    order[i], order[j] = j, i
+    ratio = volume(matrix[:, order[:keep]]) / volume(matrix[:, :keep])
+    assert gain.item() == pytest.approx(ratio, rel=1e-7)
+
+
+def test_statement_12_fails_strong_rrqr_does_not_minimise_the_condition() -> None:
+    matrix = torch.diag(tensor([100, 1, 1]))
+    kept = strong_rrqr(matrix.T @ matrix, 2).kept
+    assert condition_number(matrix[:, kept]).item() == pytest.approx(100)
+    assert condition_number(matrix[:, [1, 2]]).item() == pytest.approx(1)
+
+
+# --- 13, 14: rotations and convolutions -----------------------------------------------------------
+
+
+def lagged(signal: Tensor, width: int) -> Tensor:
+    """[width, T, d]: a periodic signal and its past, lag by lag."""
+    return torch.stack([signal.roll(lag, 0) for lag in range(width)])
+
+
+def rotated_filter_errors(turned: Tensor, turn: Tensor, taps: Tensor) -> tuple[float, float]:
+    """Squared error of the taps `(T * T) W`, and of least squares, in the turned basis."""
+    width = taps.shape[1]
+    wanted = torch.einsum("jtd,dj->td", lagged(turned @ turn, width), taps) @ turn.T
+    mixed = torch.einsum("jtd,dj->td", lagged(turned, width), turn.square() @ taps)
+    best = 0.0
+    for channel in range(len(taps)):
+        design = lagged(turned[:, [channel]], width)[:, :, 0].T
+        fitted = design @ torch.linalg.pinv(design) @ wanted[:, channel]
+        best += float((fitted - wanted[:, channel]).square().sum())
+    return float((mixed - wanted).square().sum()), best
+
+
+@given(seeds, st.integers(1, 4), st.integers(1, 3))
+def test_statement_13_mixed_filters_are_optimal_if_uncorrelated_at_every_lag(
+    seed: int, d: int, width: int
+) -> None:
+    """Channels that are each two tones of their own, over whole periods."""
+    time, tone = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(1, 2 * d + 1)
+    tones = torch.cos(2 * math.pi * time * tone / 32 + normal(seed, 2 * d))
+    turned = tones[:, :d] + 0.5 * tones[:, d:]
+    mixed, best = rotated_filter_errors(turned, orthogonal(seed + 1, d), normal(seed + 2, d, width))
+    assert mixed == pytest.approx(best, rel=1e-8, abs=1e-9)
+
+
+def test_statement_13_fails_for_pca_when_a_channel_echoes_another() -> None:
+    """Uncorrelated at lag 0, so the turn is the PCA; but channel 2 is channel 1 a token later."""
+    impulse = torch.eye(8, dtype=torch.float64)[:, 0]
+    turned = torch.stack([impulse, 0.5 * impulse.roll(1)], 1)
+    turn = tensor([[0.8, 0.6], [-0.6, 0.8]])
+    original = turned @ turn
+    assert_equal(turn @ (original.T @ original) @ turn.T, torch.diag(tensor([1, 0.25])))
+    mixed, best = rotated_filter_errors(turned, turn, tensor([[1, 2], [3, -1]]))
+    assert mixed > 1.3 * best > 0
+
+
+@given(seeds, st.integers(1, 9), sizes, st.integers(1, 4))
+def test_statement_14_a_shared_convolution_commutes_with_any_map(
+    seed: int, length: int, d: int, width: int
+) -> None:
+    x, change, taps = normal(seed, length, d), normal(seed + 1, d, d), normal(seed + 2, width)
+    shared = taps.expand(d, width)
+    assert_equal(causal_conv(x @ change.T, shared), causal_conv(x, shared) @ change.T)
+
+
+def test_statement_14_fails_for_the_layer_because_of_silu() -> None:
+    quarter_turn, x = tensor([[0, -1], [1, 0]]), tensor([[1, 1]])
+    difference = silu(x @ quarter_turn.T) - silu(x) @ quarter_turn.T
+    assert difference.norm() > 0.4 * silu(x).norm()
