@@ -1,114 +1,14 @@
-"""Delta-rule recurrences in plain PyTorch: step by step, in chunks, and for decoding.
-
-Shapes: `q`, `k` [batch, time, key heads, head_k_dim]; `v` [batch, time, value heads, head_v_dim];
-`beta` [batch, time, value heads]; `g`, the log of the decay, [batch, time, value heads] or, for a
-decay per key channel, [batch, time, value heads, head_k_dim]; states [batch, value heads,
-head_k_dim, head_v_dim]. Value head `u` reads key head `u // (value heads / key heads)`.
-
-One step, for each value head, with `scale` = `head_k_dim ** -0.5` unless given:
-
-    S = exp(g) * S                      (gated rules)
-    S = S + k (beta * (v - S'k))'       (delta rules; plain linear attention adds k v')
-    o = scale * S'q
-
-Arithmetic is float32, or float64 for float64 inputs, whatever the dtype of the model; states are
-returned in that dtype and outputs in the dtype of `v`.
-"""
-
-from __future__ import annotations
+"""The recurrences in chunks: for prefill and training, differentiable."""
 
 import torch
 from torch import Tensor
 
-from .deferred import DeferredState
+from .terms import arithmetic_dtype, first_state, normalized_pair, scale_of
 
 CHUNK = 64
 
 # exp(-800) is 0 even in float64: smaller log-decays change nothing, and -inf gives inf - inf.
 LOWEST_LOG_DECAY = -800.0
-
-
-def l2_normalized(x: Tensor, eps: float = 1e-6) -> Tensor:
-    """`x / sqrt(|x|^2 + eps)` over the last dimension, as fla's kernels do it."""
-    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
-
-
-def recurrent_linear_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Plain linear attention, one token at a time: the output and the final state."""
-    return _recurrent(q, k, v, None, None, scale, initial_state)
-
-
-def recurrent_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The delta rule, one token at a time."""
-    return _recurrent(q, k, v, None, beta, scale, initial_state)
-
-
-def recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """The gated delta rule, one token at a time; `g` [batch, time, value heads]."""
-    return _recurrent(q, k, v, g.unsqueeze(-1), beta, scale, initial_state)
-
-
-def recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Kimi delta attention, one token at a time; `g` [batch, time, value heads, head_k_dim]."""
-    return _recurrent(q, k, v, g, beta, scale, initial_state)
-
-
-def _recurrent(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor | None,
-    scale: float | None,
-    initial_state: Tensor | None,
-) -> tuple[Tensor, Tensor]:
-    """The truth the chunked forms are held to. `g` [batch, time, value heads, head_k_dim or 1]."""
-    out_dtype = v.dtype
-    q, k, v = (x.to(_arithmetic_dtype(v)) for x in (q, k, v))
-    group = v.shape[2] // k.shape[2]
-    q = q.repeat_interleave(group, 2) * _scale(q, scale)
-    k = k.repeat_interleave(group, 2)
-    state = _first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
-    outputs = []
-    for t in range(v.shape[1]):
-        if g is not None:
-            state = g[:, t].to(v.dtype).exp().unsqueeze(-1) * state
-        write = v[:, t]
-        if beta is not None:
-            error = write - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
-            write = beta[:, t].to(v.dtype).unsqueeze(-1) * error
-        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], write)
-        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]))
-    return torch.stack(outputs, 1).to(out_dtype), state
 
 
 def chunk_linear_attention(
@@ -144,7 +44,7 @@ def chunk_delta_rule(
     [batch, chunks, value heads, head_k_dim, head_v_dim], whose last entry is the final state.
     """
     if use_qk_l2norm_in_kernel:
-        q, k = _normalized_pair(q, k)
+        q, k = normalized_pair(q, k)
     out, states = _chunked(q, k, v, None, beta, scale, initial_state, chunk_size)
     return out, _requested(states, output_final_state, output_chunk_states)
 
@@ -164,7 +64,7 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule in chunks, `g` [batch, time, value heads]; see `chunk_delta_rule`."""
     if use_qk_l2norm_in_kernel:
-        q, k = _normalized_pair(q, k)
+        q, k = normalized_pair(q, k)
     out, states = _chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
     return out, _requested(states, output_final_state, output_chunk_states)
 
@@ -184,7 +84,7 @@ def chunk_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi delta attention in chunks, `g` [batch, time, value heads, head_k_dim]; as above."""
     if use_qk_l2norm_in_kernel:
-        q, k = _normalized_pair(q, k)
+        q, k = normalized_pair(q, k)
     out, states = _chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
     return out, _requested(states, output_final_state, output_chunk_states)
 
@@ -201,67 +101,6 @@ def chunk_states(
     head_v_dim], of any rule here: `g` [batch, time, value heads, head_k_dim or 1] or None; without
     `beta` nothing is erased, as in plain linear attention and, with a decay, Mamba-2."""
     return torch.stack(_chunked(k, k, v, g, beta, None, initial_state, chunk_size)[1], 1)
-
-
-def fused_recurrent_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | DeferredState | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """The delta rule token by token, for decoding; without gradients.
-
-    A `DeferredState` is advanced in place and returned; a tensor is left as it is.
-    """
-    return _decode(
-        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
-    )
-
-
-def fused_recurrent_gated_delta_rule(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | DeferredState | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """The gated delta rule token by token; see `fused_recurrent_delta_rule`."""
-    return _decode(
-        q,
-        k,
-        v,
-        g.unsqueeze(-1),
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
-        use_qk_l2norm_in_kernel,
-    )
-
-
-def fused_recurrent_kda(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor,
-    beta: Tensor,
-    scale: float | None = None,
-    initial_state: Tensor | DeferredState | None = None,
-    output_final_state: bool = False,
-    use_qk_l2norm_in_kernel: bool = False,
-) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """Kimi delta attention token by token; see `fused_recurrent_delta_rule`."""
-    return _decode(
-        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
-    )
 
 
 def _chunked(
@@ -285,14 +124,14 @@ def _chunked(
     All but the two products with S are independent of other chunks and run for all chunks at once.
     """
     out_dtype, time = v.dtype, v.shape[1]
-    dtype = _arithmetic_dtype(v)
+    dtype = arithmetic_dtype(v)
     # A power of two, since the per-channel decay halves the chunk; no longer than needed.
     chunk_size = min(chunk_size, 1 << (time - 1).bit_length())
     group = v.shape[2] // k.shape[2]
-    q = (_in_chunks(q.to(dtype), chunk_size) * _scale(q, scale)).repeat_interleave(group, 1)
+    q = (_in_chunks(q.to(dtype), chunk_size) * scale_of(q, scale)).repeat_interleave(group, 1)
     k = _in_chunks(k.to(dtype), chunk_size).repeat_interleave(group, 1)
     v = _in_chunks(v.to(dtype), chunk_size)
-    state = _first_state(k, v, initial_state)
+    state = first_state(k, v, initial_state)
 
     if g is None:
         from_start = to_end = carried = None
@@ -365,40 +204,6 @@ def _channel_decayed(rows: Tensor, k: Tensor, logs: Tensor) -> Tensor:
     return torch.cat([upper, torch.cat([lower, inner[1]], -1)], -2)
 
 
-def _decode(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    g: Tensor | None,
-    beta: Tensor,
-    scale: float | None,
-    initial_state: Tensor | DeferredState | None,
-    output_final_state: bool,
-    use_qk_l2norm_in_kernel: bool,
-) -> tuple[Tensor, Tensor | DeferredState | None]:
-    out_dtype, dtype = v.dtype, _arithmetic_dtype(v)
-    if use_qk_l2norm_in_kernel:
-        q, k = _normalized_pair(q, k)
-    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
-    group = v.shape[2] // k.shape[2]
-    q = q.repeat_interleave(group, 2) * _scale(q, scale)
-    k = k.repeat_interleave(group, 2)
-    decay = None if g is None else g.to(dtype).exp()
-    if isinstance(initial_state, DeferredState):
-        state = initial_state
-    else:
-        first = _first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
-        state = DeferredState(first.clone() if first is initial_state else first)
-    outputs = []
-    for t in range(v.shape[1]):
-        factor = None if decay is None else decay[:, t]
-        outputs.append(state.step(q[:, t], k[:, t], v[:, t], beta[:, t], factor))
-    out = torch.stack(outputs, 1).to(out_dtype)
-    if state is initial_state:
-        return out, state
-    return out, state.tensor() if output_final_state else None
-
-
 def _in_chunks(x: Tensor, size: int) -> Tensor:
     """[batch, time, heads, dim] -> [batch, heads, chunks, size, dim]; the end is padded with zeros.
 
@@ -415,23 +220,3 @@ def _requested(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor |
     if every_chunk:
         return torch.stack(states, 1)
     return states[-1] if final else None
-
-
-def _arithmetic_dtype(x: Tensor) -> torch.dtype:
-    return torch.float64 if x.dtype == torch.float64 else torch.float32
-
-
-def _scale(q: Tensor, scale: float | None) -> float:
-    return float(q.shape[-1]) ** -0.5 if scale is None else scale
-
-
-def _normalized_pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = _arithmetic_dtype(q)
-    return l2_normalized(q.to(dtype)), l2_normalized(k.to(dtype))
-
-
-def _first_state(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
-    """`k`, `v` [batch, heads, ..., dim], already in the dtype of the arithmetic."""
-    if initial_state is not None:
-        return initial_state.to(v.dtype)
-    return v.new_zeros(v.shape[0], v.shape[1], k.shape[-1], v.shape[-1])

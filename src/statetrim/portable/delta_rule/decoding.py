@@ -1,0 +1,102 @@
+"""The recurrences token by token for decoding: writes to the state wait and are made together."""
+
+import torch
+from torch import Tensor
+
+from ..deferred import DeferredState
+from .terms import arithmetic_dtype, first_state, normalized_pair, scale_of
+
+
+def fused_recurrent_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | DeferredState | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[Tensor, Tensor | DeferredState | None]:
+    """The delta rule token by token, for decoding; without gradients.
+
+    A `DeferredState` is advanced in place and returned; a tensor is left as it is.
+    """
+    return _decode(
+        q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    )
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | DeferredState | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[Tensor, Tensor | DeferredState | None]:
+    """The gated delta rule token by token; see `fused_recurrent_delta_rule`."""
+    return _decode(
+        q,
+        k,
+        v,
+        g.unsqueeze(-1),
+        beta,
+        scale,
+        initial_state,
+        output_final_state,
+        use_qk_l2norm_in_kernel,
+    )
+
+
+def fused_recurrent_kda(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | DeferredState | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[Tensor, Tensor | DeferredState | None]:
+    """Kimi delta attention token by token; see `fused_recurrent_delta_rule`."""
+    return _decode(
+        q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
+    )
+
+
+def _decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None,
+    beta: Tensor,
+    scale: float | None,
+    initial_state: Tensor | DeferredState | None,
+    output_final_state: bool,
+    use_qk_l2norm_in_kernel: bool,
+) -> tuple[Tensor, Tensor | DeferredState | None]:
+    out_dtype, dtype = v.dtype, arithmetic_dtype(v)
+    if use_qk_l2norm_in_kernel:
+        q, k = normalized_pair(q, k)
+    q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
+    group = v.shape[2] // k.shape[2]
+    q = q.repeat_interleave(group, 2) * scale_of(q, scale)
+    k = k.repeat_interleave(group, 2)
+    decay = None if g is None else g.to(dtype).exp()
+    if isinstance(initial_state, DeferredState):
+        state = initial_state
+    else:
+        first = first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
+        state = DeferredState(first.clone() if first is initial_state else first)
+    outputs = []
+    for t in range(v.shape[1]):
+        factor = None if decay is None else decay[:, t]
+        outputs.append(state.step(q[:, t], k[:, t], v[:, t], beta[:, t], factor))
+    out = torch.stack(outputs, 1).to(out_dtype)
+    if state is initial_state:
+        return out, state
+    return out, state.tensor() if output_final_state else None
