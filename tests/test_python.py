@@ -1,12 +1,13 @@
 """Python as a user types it: names, types, models by their path."""
 
 import inspect
+import json
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import get_args, get_type_hints
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
@@ -140,11 +141,12 @@ def test_models_are_run_by_their_paths(checkpoint: Load, text: Path, tmp_path: P
 
 
 def test_a_whole_run_by_a_path(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    options = {"text": text, "tokens": 1024, "length": 64, "tasks": ("mqar",), "limit": 2}
+    options = {"text": text, "tokens": "1k", "length": 64, "tasks": ("mqar",), "limit": 2}
     quick = options | {"control": False, "benchmark": False}
     model = checkpoint("delta_net")
     small = st.trim(str(model), keep=0.5, out=tmp_path / "small", **quick)
     assert small.geometry.head_k_dim == st.open(model).geometry.head_k_dim // 2
+    assert json.loads((small.path / "statetrim" / "trim.json").read_text())["tokens"] == 1024
     swept = st.sweep(str(model), ["0.5"], out=tmp_path / "swept", **quick)
     assert [point.keep for point in swept.points][1:] == [small.geometry.head_k_dim]
 
@@ -160,3 +162,26 @@ def test_a_hub_id_is_a_model_too(
     plan = st.select("someone/tiny", "l1", 0.5)
     expected = st.select(checkpoint("delta_net"), "l1", 0.5)
     assert all(torch.equal(plan.kept[layer], expected.kept[layer]) for layer in expected.kept)
+
+
+def test_tokens_are_counted_as_on_the_command_line(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    model = checkpoint("delta_net")
+    heard = st.calibrate(model, text, tokens="1k", skip="1K", length=64)
+    assert heard.lineage == st.calibrate(model, text, tokens=1024, skip=1024, length=64).lineage
+    seen = st.analyze(model, text, tokens="128", skip="1k", length=64, burn_in=8)
+    assert (seen.lineage["data"]["count"], seen.lineage["data"]["skip"]) == (2, 1024)
+    timings = st.benchmark([], baseline=model, batches=[1], lengths=["1k"], rounds=1)
+    assert timings.lineage["lengths"] == [1024]
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small")
+    quick = {"length": 32, "batch_size": 8, "text": text}
+    recovered = st.recover(small, tokens="1k", skip="1k", out=tmp_path / "out", **quick)
+    record = json.loads((recovered.path / "statetrim" / "recover.json").read_text())
+    assert (record["data"]["count"], record["data"]["skip"]) == (32, 1024)
+
+
+@pytest.mark.parametrize("wrong", ["many", "", "k", "-1", "1.5k", 1.5, -64, "1 k", "9" * 13, True])
+def test_what_is_no_number_of_tokens_is_refused(wrong: Any, checkpoint: Load, text: Path) -> None:
+    with pytest.raises(st.StatetrimError, match="is not a number of tokens; write 4096 or 256k"):
+        st.calibrate(checkpoint("delta_net"), text, tokens=wrong)

@@ -17,6 +17,7 @@ from ..errors import StatetrimError
 from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
+from ..maths.units import token_count
 from ..progress import Advance, OnProgress, counter, ignore
 from ..runtime.kernel_hooks import KernelCall, tap
 from ..runtime.loading import load, load_tokenizer
@@ -34,17 +35,17 @@ def analyze(
     model: ModelLike,
     text: str | Path,
     *,
-    tokens: int = 2**14,
+    tokens: int | str = 2**14,
     length: int = 2048,
     every: Literal["chunk", "token"] | int = "chunk",
     burn_in: int = BURN_IN,
     batch_size: int = 1,
-    skip: int = 0,
+    skip: int | str = 0,
     dtype: torch.dtype | None = None,
     baseline: ModelLike | None = None,
     progress: OnProgress = ignore,
 ) -> Analysis:
-    """Run `tokens` of `text`, after `skip`, and look at the states of every linear layer.
+    """Run `tokens` ("16k") of `text`, after `skip`, and look at every linear layer's states.
 
     States are looked at after every 64th token ("chunk"), every token, or a power of two up to 64.
     The first `burn_in` tokens of a sequence count in curves over tokens, and nowhere else.
@@ -60,7 +61,7 @@ def analyze(
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
-    options = {"tokens": tokens, "length": length, "skip": skip}
+    options = {"tokens": token_count(tokens), "length": length, "skip": token_count(skip)}
     texts = [_text(m, text, **options) for m in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
+from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ignore
 from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load
@@ -62,7 +63,7 @@ def benchmark(
     *,
     baseline: ModelLike,
     batches: Sequence[int] | None = None,
-    lengths: Sequence[int] | None = None,
+    lengths: Sequence[int | str] | None = None,
     rounds: int = 7,
     dtype: str | None = None,
     out: str | Path | None = None,
@@ -75,7 +76,8 @@ def benchmark(
     """
     on_gpu = torch.cuda.is_available()
     batches = _checked(batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MOST_BATCH, "batch")
-    lengths = _checked(lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS), MOST_LENGTH, "length")
+    asked = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
+    lengths = _checked([*asked], MOST_LENGTH, "length")
     _checked([rounds], MOST_ROUNDS, "number of rounds")
     runners = [_runner(model, dtype) for model in [opened(baseline), *all_opened(models)]]
     for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):

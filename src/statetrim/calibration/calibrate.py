@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_PARTS, Statistics
 from ..errors import StatetrimError
+from ..maths.units import token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ignore
 from ..runtime.kernel_hooks import mixers, tap
@@ -36,11 +37,11 @@ def calibrate(
     text: str | Path | Sequences,
     *,
     original: ModelLike | None = None,
-    tokens: int = 2**18,
+    tokens: int | str = 2**18,
     methods: Sequence[str] = ("drrqr",),
     length: int = 512,
     batch_size: int = 8,
-    skip: int = 0,
+    skip: int | str = 0,
     dtype: torch.dtype | None = None,
     layerwise: bool = False,
     out: str | Path | None = None,
@@ -48,7 +49,7 @@ def calibrate(
     save_seconds: float = 60.0,
     progress: OnProgress = ignore,
 ) -> Statistics:
-    """Run `tokens` of `text`, after `skip`, and sum what `methods` need.
+    """Run `tokens` ("64k") of `text`, after `skip`, and sum what `methods` need.
 
     Ready `Sequences` (token ids that are no text, say) are all run, as they are.
 
@@ -76,7 +77,9 @@ def calibrate(
         data = text
     else:
         tokenizer = load_tokenizer(with_weights(model))
-        data = sequences(text, tokenizer, tokens=tokens, length=length, skip=skip)
+        data = sequences(
+            text, tokenizer, tokens=token_count(tokens), length=length, skip=token_count(skip)
+        )
     lineage = {
         "statetrim": __version__,
         "source": model.digest,

@@ -7,11 +7,13 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import StatetrimError
+from ..maths.units import token_count
 
 OF_SELECT = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
     "statistics", "progress",
 )  # fmt: skip
+count = token_count  # as in Python
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or cached hub id.")]
@@ -54,16 +56,6 @@ def method_options(pairs: list[str]) -> dict[str, Any]:
 
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def count(text: str) -> int:
-    """4096, 256k or 64m; k is 1024, as token counts are usually meant."""
-    number, unit = text[:-1], text[-1:].lower()
-    scale = {"k": 2**10, "m": 2**20, "g": 2**30}.get(unit)
-    digits = text if scale is None else number
-    if not digits.isdecimal() or len(digits) > 12:
-        raise StatetrimError(f"{text!r} is not a number of tokens; write 4096 or 256k")
-    return int(digits) * (scale or 1)
 
 
 def refuse_existing(output: Path) -> None:

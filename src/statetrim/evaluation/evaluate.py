@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
 from ..errors import StatetrimError
+from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ignore
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.logits import Readout, compare
@@ -55,7 +56,7 @@ def evaluate(
     tasks: Sequence[str] = ("offline",),
     data: str | Path | None = None,
     text: str | Path | None = None,
-    skip: int = 0,
+    skip: int | str = 0,
     limit: int | None = None,
     batch_size: int = 8,
     engine: Engine = "hf",
@@ -85,7 +86,7 @@ def evaluate(
         plain = [json.dumps(t("The quick brown fox, 42.")["input_ids"]) for t in tokenizers]
         if len(set(plain)) > 1:
             raise StatetrimError("the models have different tokenizers, so they cannot be compared")
-        source = _Source(folder, text, skip, limit)
+        source = _Source(folder, text, token_count(skip), limit)
         work = [_prepare(task, source, tokenizers[0], scratch) for task in chosen]
         shared = {
             "statetrim": __version__,

@@ -1,11 +1,24 @@
-"""Units, and what counts as a number in an untrusted file."""
+"""Units, counts of tokens, and what counts as a number in an untrusted file."""
 
 from typing import Any
 
+from ..errors import StatetrimError
+
 MIB, GIB = 2**20, 2**30
+_SCALES = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 Amount = int | float | str
 """What to keep of a head's channels: a count (64), or the fraction kept (0.5)."""
+
+
+def token_count(tokens: int | str) -> int:
+    """4096, "4096", "256k" or "64m"; k is 1024, as token counts are usually meant."""
+    text = str(tokens)
+    scale = _SCALES.get(text[-1:].lower())
+    digits = text if scale is None else text[:-1]
+    if not digits.isdecimal() or len(digits) > 12:
+        raise StatetrimError(f"{text[:40]!r} is not a number of tokens; write 4096 or 256k")
+    return int(digits) * (scale or 1)
 
 
 def integers(value: Any) -> bool:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..geometry import Geometry
-from ..maths.units import MIB
+from ..maths.units import MIB, token_count
 from ..methods import find_method
 from ..serving.target import target_of
 from ..storage.checkpoint import Checkpoint, with_weights
@@ -43,6 +43,10 @@ class Job:
     benchmark: bool = True  # whether both models are timed
     seed: int = 0
     layerwise: bool | None = None  # None: where two models do not fit into memory
+
+    def __post_init__(self) -> None:
+        for name in ("tokens", "recover"):  # "256k", too
+            object.__setattr__(self, name, token_count(getattr(self, name)))
 
     @property
     def record(self) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..artifacts.model_card import recovered_card
 from ..errors import StatetrimError
-from ..maths.units import MIB
+from ..maths.units import MIB, token_count
 from ..progress import OnProgress, ignore
 from ..runtime.kernel_hooks import mixers
 from ..runtime.loading import load, load_tokenizer
@@ -69,10 +69,10 @@ def recover(
     *,
     teacher: ModelLike | None = None,
     text: str | Path | Sequences,
-    tokens: int = 2**26,
+    tokens: int | str = 2**26,
     out: str | Path,
     length: int = 2048,
-    skip: int = 0,
+    skip: int | str = 0,
     rank: int = 16,
     alpha: int = 32,
     learning_rate: float = 1e-4,
@@ -94,7 +94,7 @@ def recover(
     announce: Callable[[Coverage], None] = lambda coverage: None,
     progress: OnProgress = ignore,
 ) -> Checkpoint:
-    """Train `small` for about `tokens` of `text`, and write the merged checkpoint to `out`.
+    """Train `small` for about `tokens` ("64m") of `text`, and write the merged checkpoint to `out`.
 
     Loss: cross-entropy + temperature² KL(teacher || small); without a `teacher` cross-entropy
     alone. LoRA on every projection of the linear-attention layers (`also`: "softmax", "mlp"), their
@@ -125,7 +125,7 @@ def recover(
         seed=seed,
     )
     _check(options, small, teacher, shard)
-    data = _data(small, teacher, text, tokens, length, skip, batch_size)
+    data = _data(small, teacher, text, token_count(tokens), length, token_count(skip), batch_size)
     record = {
         "format": "statetrim recover",
         "version": 1,
