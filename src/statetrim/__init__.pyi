@@ -5,6 +5,7 @@ from .artifacts.analysis import Analysis as Analysis
 from .artifacts.plan import Plan as Plan
 from .artifacts.scores import Score as Score
 from .artifacts.scores import Scores as Scores
+from .artifacts.sensitivity import Sensitivity as Sensitivity
 from .artifacts.statistics import LayerStatistics as LayerStatistics
 from .artifacts.statistics import Statistics as Statistics
 from .artifacts.statistics import merge as merge
@@ -24,6 +25,7 @@ from .methods.contract import ValueEvidence as ValueEvidence
 from .methods.contract import needs as needs
 from .methods.contract import serves as serves
 from .methods.contract import top as top
+from .pipelines.sensitivity import sensitivity as sensitivity
 from .pipelines.sweep import sweep as sweep
 from .pipelines.trim import trim as trim
 from .recovery.recover import recover as recover

@@ -16,6 +16,7 @@ import statetrim as st
 from helpers import tiny
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from statetrim.progress import Progress
 from statetrim.runtime.kernel_hooks import mixers
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import sequences
@@ -148,10 +149,10 @@ def test_a_killed_run_goes_on(
     model = st.open(checkpoint("delta_net"))
     plans = [st.select(model, "rand", 0.5)]
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS}
-    out, seen = tmp_path / "found.json", list[int]()
+    out = tmp_path / "found.json"
 
-    def kill(done: int, total: int) -> None:
-        if done == 3:
+    def kill(progress: Progress) -> None:
+        if progress.done == 3:
             raise Killed
 
     with pytest.raises(Killed):
@@ -161,9 +162,7 @@ def test_a_killed_run_goes_on(
         sensitivity(model, plans, text, out=out, **options)
     with pytest.raises(st.StatetrimError, match="another 'rows'"):
         sensitivity(model, plans, text, out=out, resume=True, windows=WINDOWS, rows=ROWS + 1)
-    sensitivity(
-        model, plans, text, out=out, resume=True, progress=lambda d, t: seen.append(d), **options
-    )
+    sensitivity(model, plans, text, out=out, resume=True, **options)
     whole = sensitivity(model, plans, text, **options)
     assert Sensitivity.load(out) == whole
     assert not (tmp_path / "found.json.partial").exists()

@@ -174,8 +174,8 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     headings = [a["id"] for t, a in page.tags if t == "h2"]
     assert headings == [
         "what-was-cut", "state-before-and-after", "quality", "quality-against-state-size",
-        "how-full-the-state-is", "speed", "where-it-runs", "recovery", "how-to-reproduce-it",
-        "lineage",
+        "which-layer-carries-what", "how-full-the-state-is", "speed", "where-it-runs", "recovery",
+        "how-to-reproduce-it", "lineage",
     ]  # fmt: skip
 
 

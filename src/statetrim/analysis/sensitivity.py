@@ -6,7 +6,7 @@ that is cut alone is given what the original gives it, so its own error needs no
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, read_cut, re
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.units import MIB
+from ..progress import OnProgress, counter, ignore
 from ..runtime.kernel_hooks import mixers, tap
 from ..runtime.loading import load, load_tokenizer
 from ..runtime.logits import Readout, compared
@@ -32,9 +33,6 @@ from ..version import __version__
 LENGTH = 256  # tokens of a window: as many as the longest recall sequence has, and a few
 LOADS = (16, 32, 63)
 _MOST_BYTES = 256 * MIB
-
-Progress = Callable[[int, int], None]
-"""Called with the evaluations done and in all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,7 +61,7 @@ def sensitivity(
     layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: Progress = lambda done, total: None,
+    progress: OnProgress = ignore,
 ) -> Sensitivity:
     """Cut each layer alone, as each of `plans` cuts it on each of its axes.
 
@@ -89,16 +87,16 @@ def sensitivity(
     experiment = _Experiment(
         model, load(model, dtype=dtype, layerwise=layerwise), data, rows, batch_size
     )
-    steps = len(variants) + 2
+    advance = counter(progress, len(variants) + 2, "settings")
     original = partial.original or partial.keep_original(experiment.samples(None))
-    progress(1, steps)
+    advance(1)
     errors = partial.errors or partial.keep_errors(experiment.errors(variants))
-    progress(2, steps)
+    advance(1)
     for number, variant in enumerate(variants):
         if number == len(partial.cuts):
             samples = experiment.samples(variant)
             partial.keep_cut(LayerCut(*variant.identity, samples, errors[number]))
-        progress(number + 3, steps)
+        advance(1)
     widths: dict[Axis, int] = {axis: model.geometry.channels(axis) for axis in ("key", "value")}
     found = Sensitivity(original, partial.cuts, widths, lineage)
     partial.finish(found)
@@ -247,6 +245,7 @@ class _Partial:
             return
         if out.exists():
             raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
+        out.parent.mkdir(parents=True, exist_ok=True)
         self.path = out.with_name(out.name + ".partial")
         if self.path.exists():
             self._restore(resume)

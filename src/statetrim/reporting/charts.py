@@ -260,7 +260,8 @@ def _y_axis(name: str, values: Sequence[float], log: bool, from_zero: bool, show
         values = [value for value in values if value > 0]
         ticks = _decades(min(values), max(values))
         return Axis(name, ticks, _log(ticks[0]), _log(ticks[-1]), True, show)
-    ticks = _ticks(0.0 if from_zero else min(values), max(values))
+    values = [*values, 0.0] if from_zero else values
+    ticks = _ticks(min(values), max(values))
     return Axis(name, ticks, ticks[0], ticks[-1], False, show)
 
 

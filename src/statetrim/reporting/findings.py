@@ -11,6 +11,8 @@ from ..artifacts.plan import FORMAT as PLAN
 from ..artifacts.plan import Plan
 from ..artifacts.scores import FORMAT as SCORES
 from ..artifacts.scores import MOST_BYTES, Scores
+from ..artifacts.sensitivity import FORMAT as SENSITIVITY
+from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.sweep import FORMAT as SWEEP
 from ..artifacts.sweep import Sweep
 from ..artifacts.timings import FORMAT as TIMINGS
@@ -45,6 +47,7 @@ class Findings:
     analysis: Analysis | None = None
     timings: Timings | None = None
     sweep: Sweep | None = None
+    sensitivity: Sensitivity | None = None
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
@@ -150,6 +153,8 @@ def _read(found: Findings, path: Path) -> None:
         _put(found, "scores", Scores.load(path), path)
     elif kind == TIMINGS:
         _put(found, "timings", Timings.load(path), path)
+    elif kind == SENSITIVITY:
+        _put(found, "sensitivity", Sensitivity.load(path), path)
     elif kind == SWEEP:
         _put(found, "sweep", Sweep.load(path), path)
     elif isinstance(kind, str) and kind in RECORD_KINDS:
@@ -190,4 +195,5 @@ NAMES = {
     "refit": "records of a refit",
     "trim": "records of a trim",
     "sweep": "sweeps",
+    "sensitivity": "sensitivities",
 }

@@ -1,7 +1,7 @@
 """statetrim analyze"""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -9,6 +9,8 @@ from ...errors import StatetrimError
 from .. import arguments
 from ..app import app
 from ..arguments import FamilyFile, Json, Model
+
+WINDOW = 256  # tokens of one that --sensitivity measures
 
 
 @app.command()
@@ -35,18 +37,42 @@ def analyze(
     ] = 128,
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 1,
     skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    sensitivity: Annotated[
+        bool,
+        typer.Option(
+            "--sensitivity", help="Cut each layer alone instead: which one carries recall?"
+        ),
+    ] = False,
+    widths: Annotated[
+        str, typer.Option(help="Channels that stay in the layer that is cut, with --sensitivity.")
+    ] = "0.5,0.25",
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on after an interruption, with --sensitivity.")
+    ] = False,
+    layerwise: Annotated[
+        bool, typer.Option("--layerwise", help="Stream weights from disk, with --sensitivity.")
+    ] = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show how full the state of every layer and head is, on a text."""
-    from ...analysis.analyze import analyze as run
-    from ...console.measures.analyze import show_analysis
-    from ...console.progress import shown
-
+    """Show how full the state of every layer and head is, on a text, or what each layer carries."""
     if output.suffix != ".json":
         raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
     for path in (output, output.with_suffix(".safetensors")):
         arguments.refuse_existing(path)
+    if sensitivity:
+        if baseline:
+            raise StatetrimError("--sensitivity is of one model; leave out --baseline")
+        options = {"skip": arguments.count(skip), "resume": resume, "layerwise": layerwise}
+        options |= {"batch_size": batch_size, "windows": arguments.count(tokens) // WINDOW}
+        _sensitivity(
+            model, family, text, arguments.names(widths), output, figures, as_json, options
+        )
+        return
+    from ...analysis.analyze import analyze as run
+    from ...console.measures.analyze import show_analysis
+    from ...console.progress import shown
+
     if figures:
         # Before the work: matplotlib may be absent.
         from ...reporting.figure_files import save_all
@@ -72,3 +98,27 @@ def analyze(
         label = "after" if found.baseline else opened.path.name
         drawn = save_all(sheets({**before, label: found}), figures)
     show_analysis(found, str(output), drawn, as_json=as_json)
+
+
+def _sensitivity(
+    model: str,
+    family: Path | None,
+    text: str,
+    widths: list[str],
+    output: Path,
+    figures: Path | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
+    from ...console.measures.sensitivity import show_sensitivity
+    from ...console.progress import shown
+    from ...pipelines.sensitivity import sensitivity as run
+
+    if figures:
+        from ...reporting.figure_files import save_all
+        from ...reporting.sensitivity_pictures import sheet
+    opened = arguments.open_model(model, family)
+    with shown("cutting one layer after the other") as progress:
+        found = run(opened, text, widths=widths, out=output, progress=progress, **options)
+    drawn = save_all({"sensitivity": sheet(found)}, figures) if figures else []
+    show_sensitivity(found, str(output), drawn, as_json=as_json)

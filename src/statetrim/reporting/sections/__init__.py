@@ -16,6 +16,7 @@ ORDER = (
     "state",
     "quality",
     "sweep",
+    "sensitivity",
     "ranks",
     "speed",
     "engines",

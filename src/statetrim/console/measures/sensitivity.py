@@ -1,0 +1,55 @@
+"""What a person sees of `analyze --sensitivity`."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.table import Table
+
+from ...artifacts.sensitivity import LayerCut, Sensitivity
+from .. import terminal
+
+
+def show_sensitivity(
+    found: Sensitivity, where: str, figures: Sequence[Path], *, as_json: bool
+) -> None:
+    """One row a layer, for each width what it costs; and the sentence."""
+    if as_json:
+        terminal.show_json(
+            {
+                "sensitivity": where,
+                "figures": [str(path) for path in figures],
+                "finding": found.sentence,
+                "cuts": [_numbers(found, cut) for cut in found.cuts],
+            }
+        )
+        return
+    table = Table(title="Each layer cut alone: NLL, recall lost", title_justify="left")
+    table.add_column("layer", justify="right")
+    for axis, keep in found.variants:
+        table.add_column(f"{keep} of {found.widths[axis]} {axis}s", justify="right")
+    for layer in found.layers:
+        cuts = [found.find(layer, *variant) for variant in found.variants]
+        table.add_row(str(layer), *(_cell(found, cut) for cut in cuts))
+    terminal.out.print(table)
+    terminal.say(found.sentence)
+    loads = ", ".join(map(str, found.loads)) or "none"
+    terminal.say(f"NLL in nats per token; recall in points, mean over {loads} pairs")
+    terminal.say(f"written to {where}" + (f", and {len(figures)} pictures" if figures else ""))
+
+
+def _cell(found: Sensitivity, cut: LayerCut) -> str:
+    drop = found.recall_drop(cut)
+    recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
+    return f"{found.nll_increase(cut).estimate:+.3f}{recall}"
+
+
+def _numbers(found: Sensitivity, cut: LayerCut) -> dict[str, object]:
+    nll, drop = found.nll_increase(cut), found.recall_drop(cut)
+    return {
+        "layer": cut.layer,
+        "axis": cut.axis,
+        "keep": cut.keep,
+        "nll_increase": [nll.estimate, nll.low, nll.high],
+        "recall_drop": None if drop is None else [drop.estimate, drop.low, drop.high],
+        "error": dict(cut.error),
+    }

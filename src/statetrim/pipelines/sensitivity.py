@@ -1,0 +1,98 @@
+"""Which layer carries what? Calibrate, choose channels at a few widths, cut each layer alone."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import torch
+
+from ..analysis import sensitivity as analysis
+from ..artifacts.plan import Plan
+from ..artifacts.sensitivity import Sensitivity
+from ..artifacts.statistics import Statistics
+from ..calibration.calibrate import calibrate
+from ..errors import StatetrimError
+from ..geometry import Axis
+from ..methods import find_method
+from ..progress import OnProgress, ignore
+from ..selection.select import select
+from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.models import ModelLike, opened
+
+WIDTHS = (0.5, 0.25)
+
+
+def sensitivity(
+    model: ModelLike,
+    text: str | Path,
+    *,
+    widths: Sequence[int | float | str] = WIDTHS,
+    axes: Sequence[Axis] | None = None,
+    method: str = "product",
+    value_method: str = "readout_greedy",
+    calibration_tokens: int = 2**15,
+    windows: int = 64,
+    rows: int = 32,
+    skip: int = 0,
+    batch_size: int = 8,
+    dtype: torch.dtype | None = None,
+    layerwise: bool = False,
+    out: str | Path | None = None,
+    resume: bool = False,
+    progress: OnProgress = ignore,
+) -> Sensitivity:
+    """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
+
+    `axes` None are keys, and values at the widths that the model's config can hold. Channels are
+    chosen on `calibration_tokens` of `text` after `skip`; the `windows` of 256 tokens that are
+    measured follow them, and `rows` recall sequences of each load. That is one evaluation of so
+    much for each layer, width and axis, and a few more. With `out` it can be killed and resumed.
+    """
+    checkpoint = with_weights(opened(model))
+    needed = [name for name in (method, value_method) if find_method(name).needs]
+    statistics = None
+    if needed:
+        statistics = calibrate(
+            checkpoint,
+            text,
+            tokens=calibration_tokens,
+            methods=needed,
+            batch_size=batch_size,
+            skip=skip,
+            dtype=dtype,
+            layerwise=layerwise,
+        )
+    return analysis.sensitivity(
+        checkpoint,
+        list(_plans(checkpoint, widths, axes, method, value_method, statistics)),
+        text,
+        windows=windows,
+        rows=rows,
+        skip=skip + calibration_tokens,
+        batch_size=batch_size,
+        dtype=dtype,
+        layerwise=layerwise,
+        out=out,
+        resume=resume,
+        progress=progress,
+    )
+
+
+def _plans(
+    model: Checkpoint,
+    widths: Sequence[int | float | str],
+    axes: Sequence[Axis] | None,
+    method: str,
+    value_method: str,
+    statistics: Statistics | None,
+) -> Iterator[Plan]:
+    for width in widths:
+        if axes is None or "key" in axes:
+            yield select(model, method, width, statistics=statistics)
+        if axes is None or "value" in axes:
+            try:
+                yield select(
+                    model, keep_values=width, value_method=value_method, statistics=statistics
+                )
+            except StatetrimError:
+                if axes is not None:
+                    raise

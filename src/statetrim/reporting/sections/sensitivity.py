@@ -1,0 +1,44 @@
+"""What each layer costs when it alone is cut, and where recall lives."""
+
+from collections.abc import Iterator
+
+from ..document import Block, Picture, Table, Text
+from ..findings import Findings
+from ..sensitivity_pictures import CAPTION, name, pictures
+from .records import missing
+
+TITLE = "Which layer carries what"
+
+
+def blocks(found: Findings) -> Iterator[Block]:
+    sensitivity = found.sensitivity
+    if sensitivity is None:
+        yield from missing(
+            "Layers were not cut one by one, so it is not known where recall lives.",
+            "statetrim analyze MODEL --sensitivity --text text.jsonl -o sensitivity.json",
+        )
+        return
+    yield Text(sensitivity.sentence)
+    for drawing in pictures(sensitivity):
+        yield Picture(drawing, f"{drawing.title}.")
+    yield Text(CAPTION)
+    rows = []
+    for variant in sensitivity.variants:
+        for layer in sensitivity.layers:
+            cut = sensitivity.find(layer, *variant)
+            nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
+            rows.append(
+                (
+                    str(layer),
+                    name(sensitivity, variant),
+                    f"{nll.estimate:+.4f} ± {nll.margin:.4f}",
+                    "" if drop is None else f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}",
+                    *(f"{100 * cut.error[source]:.1f}%" for source in sorted(cut.error)),
+                )
+            )
+    yield Table(
+        ("layer", "kept", "NLL", "recall lost", "error, random", "error, recall", "error, text"),
+        rows,
+        caption="Every layer and width in numbers; recall in points, NLL in nats",
+        folded=True,
+    )
