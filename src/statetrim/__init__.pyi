@@ -25,9 +25,11 @@ from .methods.contract import ValueEvidence as ValueEvidence
 from .methods.contract import needs as needs
 from .methods.contract import serves as serves
 from .methods.contract import top as top
+from .pipelines.options import TrimOptions as TrimOptions
 from .pipelines.sensitivity import sensitivity as sensitivity
 from .pipelines.sweep import sweep as sweep
 from .pipelines.trim import trim as trim
+from .recovery.options import RecoverOptions as RecoverOptions
 from .recovery.recover import recover as recover
 from .reporting.report import report as report
 from .runtime.loading import load as load

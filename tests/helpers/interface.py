@@ -99,7 +99,8 @@ def plain(annotation: Any) -> str:
         if inspect.isclass(annotation) and not typing.get_args(annotation)
         else str(annotation)
     )
-    return re.sub(r"(?<!\w)(?:\w+\.)+(?=\w)", "", text).strip("'\"")
+    text = re.sub(r"(?<!\w)(?:\w+\.)+(?=\w)", "", text).strip("'\"")
+    return re.sub(r"\*<class '(\w+)'>", r"Unpack[\1]", text)
 
 
 def command_line_facts() -> list[str]:

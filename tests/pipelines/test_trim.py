@@ -22,8 +22,8 @@ from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.artifacts.scores import Score
 from statetrim.geometry import Geometry
+from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Watch
-from statetrim.pipelines.options import Job
 from statetrim.pipelines.trim import warnings
 from statetrim.serving.budget import MIB, widest_that_fits
 
@@ -309,9 +309,9 @@ def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_pat
 def test_whether_weights_are_streamed_is_decided_once(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job(st.open(checkpoint("qwen3_5_text")), 6)
+    job = Job.of(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(keep=6))
     monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda: 0)
-    assert job.decided(tmp_path).layerwise is True
+    assert job.decided(tmp_path).options.layerwise is True
     monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda: 2**50)
-    assert job.decided(tmp_path).layerwise is True
+    assert job.decided(tmp_path).options.layerwise is True
     assert job.record["layerwise"] is None

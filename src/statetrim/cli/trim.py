@@ -28,7 +28,7 @@ def trim(
     memory_gib: Annotated[
         float | None, typer.Option(help="Memory for their states, beside the weights.")
     ] = None,
-    engine: Annotated[
+    for_: Annotated[
         str | None,
         typer.Option(
             "--for",
@@ -75,26 +75,30 @@ def trim(
 ) -> None:
     """Cut a model, check it, measure what was lost, and report: everything in one command."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
-    from dataclasses import replace
-
-    from ..console import trim as trim_console
+    from ..console import trim as console
     from ..console.sweep import show_sweep
     from ..pipelines import sweep as sweeping
     from ..pipelines import trim as trimming
     from ..pipelines.estimate import Machine
-    from ..pipelines.options import Job, steps
-    from ..serving.target import target_for
+    from ..pipelines.job import Job
+    from ..pipelines.options import TrimOptions
+    from ..pipelines.steps import steps
 
-    base = Job(
-        arguments.open_model(model, family),
-        None,
+    options = TrimOptions(
+        keep=keep,
+        keep_values=keep_values,
+        square=square,
+        state_mib_per_sequence=state_mib_per_sequence,
+        sequences=sequences,
+        memory_gib=memory_gib,
+        for_=for_,
         text=text,
-        tokens=arguments.count(tokens),
+        tokens=tokens,
         method=method,
         value_method=value_method,
         refit=refit,
-        recover=arguments.count(recover),
-        tasks=tuple(name.strip() for name in tasks.split(",")),
+        recover=recover,
+        tasks=arguments.names(tasks),
         data=data,
         limit=limit,
         batch_size=batch_size,
@@ -102,32 +106,19 @@ def trim(
         benchmark=not no_benchmark,
         layerwise=layerwise or None,
     )
+    opened = arguments.open_model(model, family)
+    watch = console.Spoken()
     if sweep is not None:
-        others = (keep, keep_values, square, state_mib_per_sequence, sequences, memory_gib, engine)
-        if dry_run or any(other is not None for other in others):
-            raise StatetrimError(
-                "--sweep names its shapes itself and has no dry run; leave out --dry-run, --keep, "
-                "--keep-values, --square, --for and budgets"
-            )
-        found = sweeping.run(base, sweep.split(","), output, trim_console.Spoken())
+        if dry_run:
+            raise StatetrimError("--sweep has no dry run; leave out --dry-run")
+        found = sweeping.sweep(opened, sweep.split(","), options, out=output, watch=watch)
         show_sweep(found, str(output), as_json=as_json)
         return
-    target = target_for(
-        base.model,
-        keep=keep,
-        keep_values=keep_values,
-        square=square,
-        state_mib_per_sequence=state_mib_per_sequence,
-        sequences=sequences,
-        memory_gib=memory_gib,
-        for_=engine,
-    )
-    job = replace(base, keep=target.keep, keep_values=target.keep_values)
+    job = Job.of(opened, options)
     job.check()
     done = trimming.finished(job, output)
     if dry_run or not (as_json or done):
-        trim_console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
+        console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
     if not dry_run:
-        watch = trim_console.Spoken()
         small = trimming.run(job, output, watch)
-        trim_console.show_trimmed(small, watch, as_json=as_json)
+        console.show_trimmed(small, watch, as_json=as_json)

@@ -10,8 +10,8 @@ from ..artifacts.scores import Scores
 from ..maths.formatting import duration, size
 from ..maths.units import MIB
 from ..pipelines.estimate import Step
+from ..pipelines.job import Job
 from ..pipelines.observer import Watch
-from ..pipelines.options import Job
 from ..pipelines.trim import RECORD
 from ..progress import OnProgress
 from ..recovery.adapters import Coverage

@@ -8,18 +8,21 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Measured, Point, Sweep
 from ..artifacts.verdicts import judge
 from ..errors import StatetrimError
 from ..reporting.report import report
+from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from ..storage.output import already_done, sync_directory, workplace
+from .job import Job
+from .job import record as trim_record
 from .observer import Watch
-from .options import Job
-from .trim import Run
+from .options import TrimFields, TrimOptions
+from .trim import Run, changed
 
 RECORD = "sweep_job.json"
 FILE = "sweep.json"
@@ -28,38 +31,50 @@ FILE = "sweep.json"
 def sweep(
     model: ModelLike,
     shapes: Sequence[str],
+    options: TrimOptions | None = None,
     *,
     out: str | Path,
     watch: Watch | None = None,
-    **options: Any,
+    **changes: Unpack[TrimFields],
 ) -> Sweep:
     """Measure a cut to each of `shapes` (64, 0.5, or 64x64 for keys and values).
 
-    `out` becomes a directory with the sweep and a plan for every shape; `options` are the fields
-    of `Job`.
+    `out` becomes a directory with the sweep and a plan for every shape; `options` are those of
+    `trim`, but for what to keep.
     """
-    return run(Job(opened(model), None, **options), shapes, out, watch or Watch())
+    options = changed("sweep", options, changes)
+    if options.asks:
+        raise StatetrimError(
+            "a sweep names its shapes itself; leave out --keep, --keep-values, --square, --for and "
+            "budgets"
+        )
+    return _run(opened(model), shapes, options, Path(out), watch or Watch())
 
 
-def run(job: Job, shapes: Sequence[str], out: str | Path, watch: Watch) -> Sweep:
-    """The sweep, for a job that is made already."""
-    out, jobs = Path(out), {shape: _of_shape(job, shape) for shape in shapes}
-    if len({made.after for made in jobs.values()}) < len(shapes) or not shapes:
+def _run(
+    model: Checkpoint, shapes: Sequence[str], options: TrimOptions, out: Path, watch: Watch
+) -> Sweep:
+    jobs = {shape: _of_shape(model, options, shape) for shape in shapes}
+    if len({job.after for job in jobs.values()}) < len(shapes) or not shapes:
         raise StatetrimError("a sweep needs shapes that all differ, such as 96,64,48,32")
-    record = {**job.record, "format": "statetrim sweep job", "shapes": list(shapes)}
+    record = {
+        **trim_record(model, options, None),
+        "format": "statetrim sweep job",
+        "shapes": list(shapes),
+    }
     partial = out.with_name(out.name + ".partial")
     if not already_done(out, RECORD, record):
-        for made in jobs.values():
-            made.check()
+        for job in jobs.values():
+            job.check()
         with workplace(partial, RECORD, record):
-            methods = sorted({name for made in jobs.values() for name in made.heard_methods})
+            methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [
-                _measure(Run(made.decided(partial), partial, watch, methods))
-                for made in jobs.values()
+                _measure(Run(job.decided(partial), partial, watch, methods))
+                for job in jobs.values()
             ]
             original = points[0][0]
             cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
-            found = Sweep(job.model.path.resolve().name, [original, *cuts], record)
+            found = Sweep(model.path.resolve().name, [original, *cuts], record)
             found.save(partial / FILE)
             _draw(found, partial)
             partial.rename(out)
@@ -87,21 +102,22 @@ def _measure(stages: Run) -> tuple[Point, Point]:
     if not path.exists():
         cut = stages.pruned(f"cut-{name}", stages.plan(f"plan-{name}.json"))
         stages.scores([stages.refitted(cut, f"fitted-{name}") if job.refits else cut], path)
-    for made in (f"cut-{name}", f"fitted-{name}"):
-        shutil.rmtree(directory / made, ignore_errors=True)
+    for cut_name in (f"cut-{name}", f"fitted-{name}"):
+        shutil.rmtree(directory / cut_name, ignore_errors=True)
     (directory / f"fitted-{name}-statistics.safetensors").unlink(missing_ok=True)
     scores = Scores.load(path)
     return _point(job, scores, 0), _point(job, scores, 1)
 
 
-def _of_shape(job: Job, shape: str) -> Job:
+def _of_shape(model: Checkpoint, options: TrimOptions, shape: str) -> Job:
     keys, _, values = shape.strip().partition("x")
-    before = job.model.geometry
-    return replace(
-        job,
+    before = model.geometry
+    asked = replace(
+        options,
         keep=None if keys == str(before.head_k_dim) else keys,  # 128x64 cuts values alone
         keep_values=None if values in ("", str(before.head_v_dim)) else values,
     )
+    return Job.of(model, asked)
 
 
 def _point(job: Job, scores: Scores, number: int) -> Point:

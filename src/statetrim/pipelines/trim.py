@@ -7,9 +7,9 @@ its name last, with the artifacts below `OUT/statetrim`.
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from ..artifacts.model_card import with_measurements
 from ..artifacts.plan import Plan
@@ -18,12 +18,13 @@ from ..artifacts.statistics import Statistics
 from ..artifacts.verdicts import recall_change
 from ..benchmarking.benchmark import benchmark
 from ..calibration.calibrate import calibrate
+from ..errors import refuse_unknown
 from ..evaluation.evaluate import evaluate
 from ..maths.units import MIB
 from ..recovery.recover import recover
 from ..reporting.report import report
 from ..runtime.loading import load_tokenizer
-from ..selection.select import select
+from ..selection.select import choose
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_object, write_object, write_text
 from ..storage.models import ModelLike, opened
@@ -34,21 +35,34 @@ from ..surgery.prune import prune
 from ..surgery.refit import refit
 from ..tasks import TASKS
 from .estimate import free_memory, needs_streaming
+from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job, plain
 from .observer import Watch
-from .options import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
+from .options import TrimFields, TrimOptions
 
 RECORD = "trim.json"
 _QUICKLY_COUNTED = 2**23  # tokens; more would take longer than it is worth
 
 
 def trim(
-    model: ModelLike, *, out: str | Path, watch: Watch | None = None, **options: Any
+    model: ModelLike,
+    options: TrimOptions | None = None,
+    *,
+    out: str | Path,
+    watch: Watch | None = None,
+    **changes: Unpack[TrimFields],
 ) -> Checkpoint:
-    """Cut a model, check and measure the result, and open it; `options` are the fields of `Job`.
+    """Cut a model, check and measure the result, and open it.
 
+    `options` may be given whole, one by one (`keep=0.5`), or both: those given by name then count.
     A rerun after a crash goes on where it was.
     """
-    return run(Job(opened(model), **options), out, watch or Watch())
+    options = changed("trim", options, changes)
+    return run(Job.of(opened(model), options), out, watch or Watch())
+
+
+def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
+    refuse_unknown(owner, changes, [field.name for field in fields(TrimOptions)])
+    return replace(options or TrimOptions(), **changes)
 
 
 def finished(job: Job, out: str | Path) -> bool:
@@ -64,7 +78,8 @@ def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
         job.check()
         _check_text(job)
         with workplace(partial, RECORD, record):
-            Run(job.decided(partial), partial, watch).finish(out, record)
+            stages = Run(job.decided(partial), partial, watch)
+            stages.finish(out, record | {"recipe": plain(job.options)})
     if partial.exists():
         with workplace(partial, RECORD, record):  # ours, and nobody's at work in it
             for path in partial.iterdir():
@@ -84,15 +99,16 @@ class Run:
     def __init__(
         self, job: Job, directory: Path, watch: Watch, methods: Sequence[str] | None = None
     ) -> None:
-        self.job, self.directory, self.watch = job, directory, watch
-        self.methods = job.heard_methods if methods is None else methods
+        self.job, self.options = job, job.options
+        self.directory, self.watch = directory, watch
+        self.methods = job.calibrated_methods if methods is None else methods
 
     def finish(self, out: Path, record: dict[str, Any]) -> None:
         plan = self.plan()
         pruned = self.pruned("pruned", plan)
         checks = self.checks(plan, pruned)
         fitted = self.refitted(pruned) if self.job.refits else pruned
-        small = self.recovered(fitted) if self.job.recover else fitted
+        small = self.recovered(fitted) if self.job.recovered_tokens else fitted
         scored = self.directory / "scores.json"
         if not scored.exists():
             between = [pruned] if small is not pruned else []
@@ -114,31 +130,31 @@ class Run:
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
 
-        def hear() -> None:
+        def collect() -> None:
             self._calibrate("calibrating for the refit", pruned, path, original=job.model)
 
         def make() -> None:
-            self._stage("calibrate for the refit", path, hear)
+            self._stage("calibrate for the refit", path, collect)
             refit(pruned, Statistics.load(path), out=out)
 
         self._stage("refit", out, make)
         return open_checkpoint(out, job.model.family)
 
     def recovered(self, pruned: Checkpoint) -> Checkpoint:
-        job, out = self.job, self.directory / "recovered"
+        job, options, out = self.job, self.options, self.directory / "recovered"
 
         def make() -> None:
             with self.watch.progress("recovering") as progress:
                 recover(
                     pruned,
                     teacher=job.model,
-                    text=job.text,
-                    tokens=job.recover,
+                    text=options.text,
+                    tokens=job.recovered_tokens,
                     skip=job.trained_from,
-                    length=job.length,
+                    length=options.length,
                     batch_size=RECOVERED_BATCH,
-                    layerwise=bool(job.layerwise),
-                    seed=job.seed,
+                    layerwise=bool(options.layerwise),
+                    seed=options.seed,
                     out=out,
                     resume=True,
                     announce=self.watch.announce,
@@ -167,20 +183,19 @@ class Run:
         self._stage("calibrate", path, make)
         return Statistics.load(path)
 
-    def _calibrate(self, label: str, model: Checkpoint, path: Path, **options: Any) -> None:
-        job = self.job
+    def _calibrate(self, label: str, model: Checkpoint, path: Path, **needed: Any) -> None:
         with self.watch.progress(label) as progress:
             calibrate(
                 model,
-                job.text,
-                tokens=job.tokens,
-                length=job.length,
-                batch_size=job.batch_size,
-                layerwise=bool(job.layerwise),
+                self.options.text,
+                tokens=self.job.tokens,
+                length=self.options.length,
+                batch_size=self.options.batch_size,
+                layerwise=bool(self.options.layerwise),
                 out=path,
                 resume=True,
                 progress=progress,
-                **options,
+                **needed,
             )
 
     def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
@@ -189,13 +204,14 @@ class Run:
 
         def make() -> None:
             with self.watch.progress("selecting") as progress:
-                select(
+                choose(
                     job.model,
-                    method or job.method,
-                    job.keep,
-                    keep_values=job.keep_values,
-                    value_method=method or job.value_method,
-                    seed=job.seed,
+                    job.target,
+                    method or self.options.method,
+                    {},
+                    value_method=method or self.options.value_method,
+                    value_options={},
+                    seed=self.options.seed,
                     statistics=statistics,
                     progress=progress,
                 ).save(path)
@@ -216,7 +232,7 @@ class Run:
     def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
         path, model = self.directory / "checks.json", self.job.model
         # Both models at once, in float32.
-        streamed = self.job.layerwise or needs_streaming(model, 4, free_memory())
+        streamed = self.options.layerwise or needs_streaming(model, 4, free_memory())
 
         def make() -> None:
             write_object(path, asdict(check_cut(model, plan, small, layerwise=bool(streamed))))
@@ -226,25 +242,25 @@ class Run:
 
     def control(self) -> list[Checkpoint]:
         """A random cut to the same shape: what a method must beat."""
-        if not self.job.control or self.job.method == CONTROL:
+        if not self.options.control or self.options.method == CONTROL:
             return []
         return [self.pruned(CONTROL, self.plan(f"plan-{CONTROL}.json", CONTROL))]
 
     def scores(self, models: list[Checkpoint], path: Path) -> None:
-        job = self.job
+        job, options = self.job, self.options
 
         def make() -> None:
             with self.watch.progress("evaluating") as progress:
                 evaluate(
                     models,
                     baseline=job.model,
-                    tasks=job.tasks,
-                    data=job.data,
-                    text=job.text if "text" in job.tasks else None,
+                    tasks=options.tasks,
+                    data=options.data,
+                    text=options.text if "text" in options.tasks else None,
                     skip=job.measured_from,
-                    limit=job.limit,
-                    batch_size=job.batch_size,
-                    layerwise=bool(job.layerwise),
+                    limit=options.limit,
+                    batch_size=options.batch_size,
+                    layerwise=bool(options.layerwise),
                     out=path,
                     resume=True,
                     progress=progress,
@@ -262,8 +278,9 @@ class Run:
 
 def _check_text(job: Job) -> None:
     """A local text that is too short is refused now, not after an hour of calibration."""
-    if Path(job.text).exists() and SEQUENCE <= job.read_tokens <= _QUICKLY_COUNTED:
-        sequences(job.text, load_tokenizer(job.model), tokens=job.read_tokens, length=SEQUENCE)
+    text, tokens = job.options.text, job.read_tokens
+    if Path(text).exists() and SEQUENCE <= tokens <= _QUICKLY_COUNTED:
+        sequences(text, load_tokenizer(job.model), tokens=tokens, length=SEQUENCE)
 
 
 def _report(model: Checkpoint, out: Path, watch: Watch) -> None:

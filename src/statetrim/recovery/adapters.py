@@ -71,7 +71,7 @@ class Adapters:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def refuse_unknown(also: Sequence[str]) -> None:
+def refuse_unknown_groups(also: Sequence[str]) -> None:
     unknown = sorted(set(also) - set(ALSO))
     if unknown:
         raise StatetrimError(f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(ALSO)}")

@@ -6,18 +6,18 @@ for byte. It grows in `OUT.partial`, where the training state is kept too.
 
 import errno
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from ..artifacts.model_card import recovered_card
-from ..errors import StatetrimError
+from ..errors import StatetrimError, refuse_unknown
 from ..maths.units import MIB, token_count
 from ..progress import OnProgress, ignore
 from ..runtime.kernel_hooks import mixers
@@ -39,93 +39,43 @@ from ..storage.output import (
 from ..storage.safetensors_file import patch_shard
 from ..storage.text import Sequences, documents, sequences
 from ..version import __version__
-from .adapters import Adapters, Coverage, attach, refuse_unknown
+from .adapters import Adapters, Coverage, attach, refuse_unknown_groups
 from .fsdp import Sharder, refuse_unmet_requests
+from .options import RecoverFields, RecoverOptions
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory of the training state in OUT.partial
 OURS = ("checkpoint-*", "hidden-*", "layer-*")  # in there; the rest is a tracker's
 
 
-@dataclass(frozen=True)
-class Options:
-    """What decides the result, besides models and data; the defaults are the paper's."""
-
-    rank: int = 16
-    alpha: int = 32
-    learning_rate: float = 1e-4
-    last_learning_rate: float = 1e-5
-    warm_up: float = 0.05  # of all steps
-    batch_size: int = 16  # sequences a step, over all processes
-    temperature: float = 2.0
-    also: tuple[str, ...] = ()
-    mixed_precision: bool = False
-    layerwise: bool = False
-    seed: int = 0
-
-
 def recover(
     small: ModelLike,
+    options: RecoverOptions | None = None,
     *,
     teacher: ModelLike | None = None,
     text: str | Path | Sequences,
-    tokens: int | str = 2**26,
     out: str | Path,
-    length: int = 2048,
-    skip: int | str = 0,
-    rank: int = 16,
-    alpha: int = 32,
-    learning_rate: float = 1e-4,
-    last_learning_rate: float | None = None,
-    warm_up: float = 0.05,
-    batch_size: int = 16,
-    micro_batch: int | None = None,
-    temperature: float = 2.0,
-    also: Sequence[str] = (),
-    mixed_precision: bool = False,
-    gradient_checkpointing: bool = False,
-    control: bool = False,
-    layerwise: bool = False,
-    shard: bool = False,
-    seed: int = 0,
-    save_every: int = 100,
-    report_to: Sequence[str] = (),
     resume: bool = False,
     announce: Callable[[Coverage], None] = lambda coverage: None,
     progress: OnProgress = ignore,
+    **changes: Unpack[RecoverFields],
 ) -> Checkpoint:
-    """Train `small` for about `tokens` ("64m") of `text`, and write the merged checkpoint to `out`.
+    """Train `small` on `text`, and write the merged checkpoint to `out`.
 
     Loss: cross-entropy + temperature² KL(teacher || small); without a `teacher` cross-entropy
-    alone. LoRA on every projection of the linear-attention layers (`also`: "softmax", "mlp"), their
-    convolutions whole. `control` trains `teacher` itself instead of `small`, by the same data and
-    steps: what it gains is no merit of recovery. `layerwise` repairs one mixer at a time against
-    the teacher's, with weights streamed from disk. `micro_batch` sequences are run at a time in
-    each process; `shard` splits both models over the processes of a torchrun launch. Every
-    `save_every` steps the state is saved, from which `resume` goes on. `last_learning_rate` is a
-    tenth of `learning_rate` unless given.
+    alone. `options` may be given whole, one by one (`rank=8`), or both: those given by name then
+    count. `resume` goes on from the training state that an interrupted run saved.
     """
+    refuse_unknown("recover", changes, [field.name for field in fields(RecoverOptions)])
+    options = replace(options or RecoverOptions(), **changes)
     teacher = None if teacher is None else opened(teacher)
-    if control:
+    if options.control:
         if teacher is None:
             raise StatetrimError("a control run trains the original model: give it as --teacher")
         small = teacher
     small = opened(small)
-    options = Options(
-        rank=rank,
-        alpha=alpha,
-        learning_rate=learning_rate,
-        last_learning_rate=learning_rate / 10 if last_learning_rate is None else last_learning_rate,
-        warm_up=warm_up,
-        batch_size=batch_size,
-        temperature=temperature,
-        also=tuple(also),
-        mixed_precision=mixed_precision,
-        layerwise=layerwise,
-        seed=seed,
-    )
-    _check(options, small, teacher, shard)
-    data = _data(small, teacher, text, token_count(tokens), length, token_count(skip), batch_size)
+    _check(options, small, teacher)
+    data = _data(small, teacher, text, options)
     record = {
         "format": "statetrim recover",
         "version": 1,
@@ -133,21 +83,19 @@ def recover(
         "student": small.digest,
         "teacher": teacher.digest if teacher else None,
         "weights": [model.fingerprint for model in (small, teacher) if model is not None],
-        "control": control,
+        "control": options.control,
         "data": {name: value for name, value in data.lineage.items() if name != "text"},
-        "options": asdict(options) | {"also": list(options.also)},
+        "options": options.deciding,
     }
     out = Path(out)
     if already_done(out, RECORD, record):
         return open_checkpoint(out, small.family)
     partial = out.with_name(out.name + ".partial")
     job = _Job(small, teacher, data, options, record, partial, announce, progress)
-    if layerwise:
+    if options.layerwise:
         job.alone(resume, out)
     else:
-        job.together(
-            resume, out, micro_batch, gradient_checkpointing, shard, save_every, list(report_to)
-        )
+        job.together(resume, out)
     return open_checkpoint(out, small.family)
 
 
@@ -158,22 +106,13 @@ class _Job:
     student: Checkpoint
     teacher: Checkpoint | None
     data: Sequences
-    options: Options
+    options: RecoverOptions
     record: dict[str, Any]
     partial: Path
     announce: Callable[[Coverage], None]
     progress: OnProgress
 
-    def together(
-        self,
-        resume: bool,
-        out: Path,
-        micro_batch: int | None,
-        gradient_checkpointing: bool,
-        sharded: bool,
-        save_every: int,
-        report_to: list[str],
-    ) -> None:
+    def together(self, resume: bool, out: Path) -> None:
         """The whole model at once, in as many processes as were started."""
         from . import trainer as training
 
@@ -181,15 +120,15 @@ class _Job:
         args = training.arguments(
             self.partial / TRAINING,
             learning_rate=options.learning_rate,
-            last_learning_rate=options.last_learning_rate,
+            last_learning_rate=options.lowest_learning_rate,
             warm_up=options.warm_up,
             steps=steps,
-            save_every=save_every,
+            save_every=options.save_every,
             seed=options.seed,
             mixed_precision=options.mixed_precision,
-            report_to=report_to,
+            report_to=list(options.report_to),
         )
-        _share_batch(args, options.batch_size, micro_batch)
+        _share_batch(args, options.batch_size, options.micro_batch)
         lead = args.process_index == 0
         with ExitStack() as stack:
             if lead:
@@ -200,8 +139,8 @@ class _Job:
             finished = self._finished()
             _wait()  # nobody renames it while another still reads
             if not finished:
-                model, adapters = self._live(args.device, gradient_checkpointing, sharded)
-                trainer = training.trainer(model, args, self.data.ids, sharded, self.progress)
+                model, adapters = self._live(args.device)
+                trainer = training.trainer(model, args, self.data.ids, options.shard, self.progress)
                 if lead:
                     self.announce(adapters.coverage)
                 saved = training.checkpoints(self.partial / TRAINING)
@@ -218,7 +157,16 @@ class _Job:
         from .mixer_repair import Layerwise, Recipe
 
         assert self.teacher is not None
-        recipe = Recipe(**{f.name: getattr(self.options, f.name) for f in fields(Recipe)})
+        options = self.options
+        recipe = Recipe(
+            rank=options.rank,
+            alpha=options.alpha,
+            learning_rate=options.learning_rate,
+            last_learning_rate=options.lowest_learning_rate,
+            warm_up=options.warm_up,
+            mixed_precision=options.mixed_precision,
+            seed=options.seed,
+        )
         batches = self.data.batches(self.options.batch_size)
         _check_resume(self.partial, resume)
         with workplace(self.partial, RECORD, self.record):
@@ -231,15 +179,14 @@ class _Job:
                 self.write(result.adapters, result.trained, result.curve)
             _publish(self.partial, out)
 
-    def _live(
-        self, device: torch.device, gradient_checkpointing: bool, sharded: bool
-    ) -> tuple[Any, Adapters]:
+    def _live(self, device: torch.device) -> tuple[Any, Adapters]:
         """Student and teacher with their loss, and what is trained of the student."""
         from .distillation import Distillation
         from .logit_head import head_of
 
-        options, sharder = self.options, Sharder(device) if sharded else None
-        student = load(self.student, device=str(device), layerwise=sharded)
+        options = self.options
+        sharder = Sharder(device) if options.shard else None
+        student = load(self.student, device=str(device), layerwise=options.shard)
         torch.manual_seed(options.seed)  # of LoRA's first values
         adapters = attach(
             student,
@@ -249,7 +196,7 @@ class _Job:
             also=options.also,
             around=None if sharder is None else sharder.layer,
         )
-        if gradient_checkpointing:
+        if options.gradient_checkpointing:
             student.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
@@ -258,7 +205,7 @@ class _Job:
         head = head_of(student)
         teacher = teacher_head = None
         if self.teacher is not None:
-            teacher = load(self.teacher, device=str(device), layerwise=sharded)
+            teacher = load(self.teacher, device=str(device), layerwise=options.shard)
             teacher.requires_grad_(False)
             if sharder is not None:
                 sharder.split(teacher)
@@ -293,6 +240,7 @@ class _Job:
                     patch_shard(source, file, replacements, lambda count: None)
                 finish(beside, target)
         done = self.record | {
+            "recipe": asdict(self.options),
             "text": str(self.data.lineage.get("text")),
             "trained_tensors": sorted(replacements),
             "coverage": adapters.coverage.as_json(),
@@ -325,39 +273,38 @@ def _publish(partial: Path, out: Path) -> None:
     sync_directory(out.parent)
 
 
-def _check(options: Options, small: Checkpoint, teacher: Checkpoint | None, sharded: bool) -> None:
+def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | None) -> None:
     with_weights(small)
     if teacher is not None:
         with_weights(teacher)
     if options.rank < 1 or options.batch_size < 1 or not options.alpha > 0:
         raise StatetrimError("rank, alpha and batch size must be positive")
-    if not 0 < options.last_learning_rate <= options.learning_rate < 1:
+    if not 0 < options.lowest_learning_rate <= options.learning_rate < 1:
         raise StatetrimError(
             f"the learning rate must fall from below 1 to above 0, not from "
-            f"{options.learning_rate} to {options.last_learning_rate}"
+            f"{options.learning_rate} to {options.lowest_learning_rate}"
         )
     if not options.temperature > 0 or not 0 <= options.warm_up < 1:
         raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
     alone = not dist.is_torchelastic_launched()
-    if options.layerwise and (teacher is None or sharded or options.also or not alone):
+    if options.layerwise and (teacher is None or options.shard or options.also or not alone):
         raise StatetrimError(
             "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
             "one process"
         )
-    refuse_unknown(options.also)
-    refuse_unmet_requests(sharded)
+    refuse_unknown_groups(options.also)
+    refuse_unmet_requests(options.shard)
 
 
 def _data(
     small: Checkpoint,
     teacher: Checkpoint | None,
     text: str | Path | Sequences,
-    tokens: int,
-    length: int,
-    skip: int,
-    batch_size: int,
+    options: RecoverOptions,
 ) -> Sequences:
     """Whole batches only: every step then weighs every token alike."""
+    batch_size, length = options.batch_size, options.length
+    tokens, skip = token_count(options.tokens), token_count(options.skip)
     if isinstance(text, Sequences):
         steps = len(text.ids) // batch_size
         if not steps:

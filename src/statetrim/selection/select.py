@@ -11,7 +11,7 @@ from torch import Tensor
 from ..artifacts.loaded import loaded
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
-from ..errors import StatetrimError
+from ..errors import StatetrimError, refuse_unknown
 from ..geometry import Axis
 from ..maths.units import Amount
 from ..methods import find_method, method_names
@@ -143,7 +143,7 @@ class _Choice:
     def made(self, evidence: Evidence | ValueEvidence, layer: int) -> Tensor:
         """The kept channels [heads, keep] of one layer."""
         _check_finite(evidence, layer)
-        _check_heard(evidence, self.method, layer)
+        _check_sums(evidence, self.method, layer)
         return _select_layer(evidence, self.method, self.keep, self.options)
 
 
@@ -201,7 +201,7 @@ def _check_finite(evidence: Evidence | ValueEvidence, layer: int) -> None:
         raise StatetrimError(f"layer {layer} has {kind} weights that are not finite")
 
 
-def _check_heard(evidence: Evidence | ValueEvidence, method: Method, layer: int) -> None:
+def _check_sums(evidence: Evidence | ValueEvidence, method: Method, layer: int) -> None:
     """Statistics may be a stranger's: each sum must be there, finite, of the weights' shape."""
     heads, channels = evidence.shape
     shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
@@ -222,9 +222,4 @@ def _check_heard(evidence: Evidence | ValueEvidence, method: Method, layer: int)
 
 
 def _check_options(method: Method, options: dict[str, Any]) -> None:
-    unknown = sorted(set(options) - set(method.options))
-    if unknown:
-        known = ", ".join(method.options) or "none"
-        raise StatetrimError(
-            f"method {method.name!r} has no option {unknown[0]!r}; it has: {known}"
-        )
+    refuse_unknown(f"method {method.name!r}", options, method.options)

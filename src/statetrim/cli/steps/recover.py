@@ -62,34 +62,38 @@ def recover(
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
     from ...console.progress import shown
     from ...console.steps.recover import announce, show_recovery
+    from ...recovery.options import RecoverOptions
     from ...recovery.recover import recover as run
     from ...runtime.processes import is_lead
 
+    options = RecoverOptions(
+        tokens=tokens,
+        length=length,
+        skip=skip,
+        rank=rank,
+        alpha=alpha,
+        learning_rate=learning_rate,
+        batch_size=batch_size,
+        micro_batch=micro_batch,
+        temperature=temperature,
+        also=arguments.names(also),
+        mixed_precision=mixed_precision,
+        gradient_checkpointing=gradient_checkpointing,
+        control=control,
+        layerwise=layerwise,
+        shard=shard,
+        seed=seed,
+        save_every=save_every,
+        report_to=arguments.names(report_to),
+    )
     opened = arguments.open_model(model, family)
     with shown("recovering") as progress:
         recovered = run(
             opened,
+            options,
             teacher=arguments.open_model(teacher, family) if teacher else None,
             text=text,
-            tokens=arguments.count(tokens),
             out=output,
-            length=length,
-            skip=arguments.count(skip),
-            rank=rank,
-            alpha=alpha,
-            learning_rate=learning_rate,
-            batch_size=batch_size,
-            micro_batch=micro_batch,
-            temperature=temperature,
-            also=arguments.names(also),
-            mixed_precision=mixed_precision,
-            gradient_checkpointing=gradient_checkpointing,
-            control=control,
-            layerwise=layerwise,
-            shard=shard,
-            seed=seed,
-            save_every=save_every,
-            report_to=arguments.names(report_to),
             resume=resume,
             announce=announce,
             progress=progress,

@@ -1,0 +1,278 @@
+"""Options as data: one class for each of `trim` and `recover`, which the command line fills, Python
+takes whole or by name, and the record stores."""
+
+import dataclasses
+import inspect
+import json
+import os
+import subprocess
+import sys
+import typing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import statetrim as st
+from helpers import tiny
+from statetrim.cli import app
+from statetrim.maths.units import token_count
+from statetrim.pipelines.job import Job
+from statetrim.pipelines.options import TrimFields
+from statetrim.recovery.options import RecoverFields
+
+ROOT = Path(__file__).parents[1]
+KINDS = [(st.TrimOptions, TrimFields), (st.RecoverOptions, RecoverFields)]
+
+
+@pytest.mark.parametrize(("options", "names"), KINDS)
+def test_the_names_given_one_by_one_are_those_of_the_class(options: type, names: type) -> None:
+    assert typing.get_type_hints(options) == typing.get_type_hints(names)
+    assert list(typing.get_type_hints(names)) == [f.name for f in dataclasses.fields(options)]
+
+
+@pytest.mark.parametrize(("options", "_"), KINDS)
+def test_options_are_frozen_and_print_what_they_hold(options: Any, _: type) -> None:
+    given = options(tokens="64k")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        given.tokens = 3
+    assert "tokens='64k'" in repr(given)
+    for field in dataclasses.fields(options):
+        assert field.name in inspect.getsource(options), f"{field.name} is not documented"
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: st.trim("M", out="o", kepe=3), "trim has no option 'kepe'; did you mean 'keep'"),
+        (lambda: st.trim("M", out="o", state_mib=3), "did you mean 'state_mib_per_sequence'"),
+        (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'; did you"),
+        (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'; did"),
+        (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: tokens, length, skip, rank"),
+    ],
+)
+def test_a_mistyped_option_is_named_with_the_nearest(call: Any, says: str) -> None:
+    with pytest.raises(st.StatetrimError, match=says):
+        call()
+
+
+def test_what_is_given_by_name_counts_over_the_options(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    taken: list[Job] = []
+    monkeypatch.setattr("statetrim.pipelines.trim.run", lambda job, out, watch: taken.append(job))
+    options = st.TrimOptions(keep=6, tokens="1k", seed=3)
+    st.trim(checkpoint("qwen3_5_text"), options, out=tmp_path / "out", tokens=2048)
+    assert taken[0].options == dataclasses.replace(options, tokens=2048)
+    assert (taken[0].tokens, taken[0].after.head_k_dim) == (2048, 6)
+
+
+class Filled(Exception):
+    """Carries the options that a command filled."""
+
+
+def filled(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str]) -> Any:
+    """The options that the command line makes of `words`."""
+
+    def catch(model: Any, options: Any, *_: Any, **__: Any) -> None:
+        raise Filled(options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(place, staticmethod(catch) if place.endswith("Job.of") else catch)
+        result = CliRunner().invoke(app, words)
+    assert isinstance(result.exception, Filled), (result.output, result.exception)
+    return result.exception.args[0]
+
+
+def plain(options: Any) -> dict[str, Any]:
+    """Numbers of tokens as numbers, sequences as lists."""
+    found = dataclasses.asdict(options)
+    for name in ("tokens", "skip", "recover"):
+        if name in found:
+            found[name] = token_count(found[name])
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+
+
+def flags(command: str) -> Iterator[tuple[str, Any]]:
+    """Every option of a command, by its name in Python."""
+    group: Any = typer.main.get_command(app)
+    for parameter in group.commands[command].params:
+        if parameter.param_type_name == "option":
+            long = next(opt for opt in parameter.opts if opt.startswith("--"))
+            name = long.removeprefix("--").removeprefix("no-").replace("-", "_")
+            yield {"for": "for_", "json": "as_json"}.get(name, name), parameter
+
+
+NOT_OPTIONS = {
+    "trim": {"output", "sweep", "dry_run", "family", "as_json"},
+    "recover": {"output", "text", "teacher", "resume", "family", "as_json"},
+}
+NOT_ON_THE_COMMAND_LINE = {
+    "trim": {"length", "seed"},
+    "recover": {"last_learning_rate", "warm_up"},
+}
+
+
+@pytest.mark.parametrize(
+    ("command", "options"), [("trim", st.TrimOptions), ("recover", st.RecoverOptions)]
+)
+def test_the_command_line_has_the_same_names(command: str, options: Any) -> None:
+    names = {name for name, _ in flags(command)} - NOT_OPTIONS[command]
+    fields = {field.name for field in dataclasses.fields(options)}
+    assert names == fields - NOT_ON_THE_COMMAND_LINE[command]
+
+
+def test_the_command_line_has_the_same_defaults(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
+    found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", ["trim", model, "-o", out])
+    assert plain(found) == plain(st.TrimOptions())
+    words = ["recover", model, "--text", "t", "-o", out]
+    found = filled(monkeypatch, "statetrim.recovery.recover.recover", words)
+    assert plain(found) == plain(st.RecoverOptions())
+
+
+def test_the_command_line_fills_every_option(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
+    words = "--keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4 --sequences 5"
+    words += " --memory-gib 6 --for vllm --text t --tokens 7 --method m --value-method v --refit"
+    words += " --recover 8 --tasks a,b --data d --limit 9 --batch-size 10 --no-control"
+    words += " --no-benchmark --layerwise"
+    arguments = ["trim", model, "-o", out, *words.split()]
+    found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
+    untouched = NOT_ON_THE_COMMAND_LINE["trim"]
+    defaults = plain(st.TrimOptions())
+    same = {name for name, value in plain(found).items() if value == defaults[name]}
+    assert same == untouched and (found.for_, found.sequences) == ("vllm", 5)
+
+    words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
+    words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
+    words += " --gradient-checkpointing --layerwise --seed 10 --save-every 11 --report-to x"
+    arguments = ["recover", model, "--text", "t", "-o", out, *words.split()]
+    found = filled(monkeypatch, "statetrim.recovery.recover.recover", arguments)
+    defaults = plain(st.RecoverOptions())
+    same = {name for name, value in plain(found).items() if value == defaults[name]}
+    assert same == NOT_ON_THE_COMMAND_LINE["recover"]
+
+
+@pytest.mark.parametrize(
+    ("asked", "keep", "keep_values"),
+    [
+        ({"keep": "0.5"}, "0.5", None),
+        ({"keep": 6, "keep_values": 0.5}, 6, 0.5),
+        ({"square": "4"}, "4", "4"),
+        ({"state_mib_per_sequence": 0.002}, 2, None),
+        ({"for_": "transformers", "keep": 6}, 6, None),
+    ],
+)
+def test_the_record_of_a_job_is_that_of_version_0_1(
+    asked: dict[str, Any], keep: Any, keep_values: Any, checkpoint: Any, tmp_path: Path
+) -> None:
+    """So that results and interrupted runs of 0.1 are recognised, whichever way it was asked."""
+    model = st.open(checkpoint("qwen3_5_text"))
+    job = Job.of(model, st.TrimOptions(**asked, text=tmp_path / "none.txt", tokens="1k"))
+    assert list(job.record.items()) == list(
+        {
+            "format": "statetrim trim",
+            "version": 1,
+            "statetrim": st.__version__,
+            "source": model.digest,
+            "weights": model.fingerprint,
+            "keep": keep,
+            "keep_values": keep_values,
+            "text": str(tmp_path / "none.txt"),
+            "tokens": 1024,
+            "length": 512,
+            "batch_size": 8,
+            "method": "drrqr",
+            "value_method": "readout_greedy",
+            "refit": None,
+            "recover": 0,
+            "tasks": ["text", "mqar"],
+            "data": None,
+            "limit": 32,
+            "control": True,
+            "benchmark": True,
+            "seed": 0,
+            "layerwise": None,
+            "text_stamp": [],
+        }.items()
+    )
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+def test_results_say_with_which_options_they_were_made(checkpoint: Any, tmp_path: Path) -> None:
+    text = tmp_path / "text.jsonl"
+    tiny.write_text(text, 2**13)
+    options = st.TrimOptions(
+        square=4,
+        text=str(text),
+        tokens="1k",
+        recover="1k",
+        length=64,
+        tasks=["text"],
+        limit=2,
+        control=False,
+        benchmark=False,
+    )
+    small = st.trim(checkpoint("qwen3_5_text"), options, out=tmp_path / "out")
+    record = json.loads((small.path / "statetrim" / "trim.json").read_text())
+    assert st.TrimOptions(**record["recipe"]) == options
+    assert (record["keep"], record["keep_values"], record["tokens"]) == ("4", "4", 1024)
+    record = json.loads((small.path / "statetrim" / "recover.json").read_text())
+    assert record["options"] == {
+        "rank": 16,
+        "alpha": 32,
+        "learning_rate": 1e-4,
+        "last_learning_rate": 1e-5,
+        "warm_up": 0.05,
+        "batch_size": 16,
+        "temperature": 2.0,
+        "also": [],
+        "mixed_precision": False,
+        "layerwise": False,
+        "seed": 0,
+    }
+    made = st.RecoverOptions(**record["recipe"])
+    assert (made.tokens, made.length, made.batch_size) == (1024, 64, 16)
+
+
+TYPED = """\
+import statetrim as st
+
+st.trim("M", out="o", keep=0.5, for_="vllm", tokens="64k")
+st.trim("M", st.TrimOptions(square=64), out="o", limit=3)
+st.sweep("M", ["64"], out="o", method="l1")
+st.recover("M", teacher="T", text="t", out="o", rank=8, also=["mlp"])
+st.recover("M", st.RecoverOptions(rank=8), text="t", out="o")
+st.trim("M", out="o", kepe=0.5)  # wrong
+st.trim("M", out="o", limit="many")  # wrong
+st.TrimOptions(kepe=0.5)  # wrong
+st.sweep("M", ["64"], out="o", metod="l1")  # wrong
+st.recover("M", text="t", out="o", ranks=8)  # wrong
+st.recover("M", text="t", out="o", rank="8")  # wrong
+st.RecoverOptions(ranks=8)  # wrong
+"""
+
+
+def test_mypy_knows_every_option(tmp_path: Path) -> None:
+    path = tmp_path / "typed.py"
+    path.write_text(TYPED)
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--config-file", "pyproject.toml", str(path)],
+        cwd=ROOT,
+        env={**os.environ, "MYPYPATH": str(ROOT / "src")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    wrong = {n for n, line in enumerate(TYPED.splitlines(), 1) if line.endswith("# wrong")}
+    errors = [line for line in done.stdout.splitlines() if ": error:" in line]
+    assert {int(line.split(":")[1]) for line in errors} == wrong, done.stdout + done.stderr
+    assert '"kepe"' in errors[0] and '"ranks"' in errors[-1], errors
