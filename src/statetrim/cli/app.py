@@ -63,7 +63,7 @@ def _fail(error: Exception, code: int) -> None:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {text}"
-    # Names in a stranger's file may hold line breaks or terminal codes.
+    # Names in an untrusted file may hold line breaks or terminal codes.
     sentence = "".join(c if c.isprintable() else " " for c in text)
     print(f"statetrim: {' '.join(sentence.split())}", file=sys.stderr)
     sys.exit(code)

@@ -11,65 +11,82 @@ from . import arguments
 from .app import app
 from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
 
+Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
+StateMibPerSequence = Annotated[
+    float | None, typer.Option(help="Instead: the most a sequence's state may take.")
+]
+Sequences = Annotated[
+    int | None, typer.Option(help="Instead: sequences to hold at once, in --memory-gib.")
+]
+MemoryGib = Annotated[
+    float | None, typer.Option(help="Memory for their states, beside the weights.")
+]
+For = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        help="A shape of at most --keep (or half) that vllm, sglang, transformers, mlx or "
+        "llamacpp serves; it may cut values too.",
+    ),
+]
+Sweep = Annotated[
+    str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
+]
+Text = Annotated[
+    str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
+]
+Tokens = Annotated[str, typer.Option(help="How many tokens to calibrate on.")]
+Method = Annotated[str, typer.Option(help="How key channels are chosen.")]
+ValueMethod = Annotated[str, typer.Option(help="How value channels are chosen.")]
+Refit = Annotated[
+    bool | None,
+    typer.Option(help="Fit output projections anew; else only where values are cut."),
+]
+Recover = Annotated[
+    str, typer.Option(help="Tokens to recover on after the cut, such as 64m; 0 for none.")
+]
+Tasks = Annotated[str, typer.Option(help="What is measured, with commas.")]
+Data = Annotated[Path | None, typer.Option(help="Directory with the files of other tasks.")]
+Limit = Annotated[int, typer.Option(help="Samples of each task.")]
+BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.")]
+NoControl = Annotated[
+    bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
+]
+NoBenchmark = Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")]
+Layerwise = Annotated[
+    bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
+]
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
+]
+
 
 @app.command()
 def trim(
     model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    output: Output,
     keep: Keep = None,
     keep_values: KeepValues = None,
     square: Square = None,
-    state_mib_per_sequence: Annotated[
-        float | None, typer.Option(help="Instead: the most a sequence's state may take.")
-    ] = None,
-    sequences: Annotated[
-        int | None, typer.Option(help="Instead: sequences to hold at once, in --memory-gib.")
-    ] = None,
-    memory_gib: Annotated[
-        float | None, typer.Option(help="Memory for their states, beside the weights.")
-    ] = None,
-    for_: Annotated[
-        str | None,
-        typer.Option(
-            "--for",
-            help="A shape of at most --keep (or half) that vllm, sglang, transformers, mlx or "
-            "llamacpp serves; it may cut values too.",
-        ),
-    ] = None,
-    sweep: Annotated[
-        str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
-    ] = None,
-    text: Annotated[
-        str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
-    ] = DEFAULT_TEXT,
-    tokens: Annotated[str, typer.Option(help="How many tokens to calibrate on.")] = "256k",
-    method: Annotated[str, typer.Option(help="How key channels are chosen.")] = "drrqr",
-    value_method: Annotated[
-        str, typer.Option(help="How value channels are chosen.")
-    ] = "readout_greedy",
-    refit: Annotated[
-        bool | None,
-        typer.Option(help="Fit output projections anew; else only where values are cut."),
-    ] = None,
-    recover: Annotated[
-        str, typer.Option(help="Tokens to recover on after the cut, such as 64m; 0 for none.")
-    ] = "0",
-    tasks: Annotated[str, typer.Option(help="What is measured, with commas.")] = "text,mqar",
-    data: Annotated[
-        Path | None, typer.Option(help="Directory with the files of other tasks.")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Samples of each task.")] = 32,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
-    no_control: Annotated[
-        bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
-    ] = False,
-    no_benchmark: Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")] = False,
-    layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
-    ] = False,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
-    ] = False,
+    state_mib_per_sequence: StateMibPerSequence = None,
+    sequences: Sequences = None,
+    memory_gib: MemoryGib = None,
+    for_: For = None,
+    sweep: Sweep = None,
+    text: Text = DEFAULT_TEXT,
+    tokens: Tokens = "256k",
+    method: Method = "drrqr",
+    value_method: ValueMethod = "readout_greedy",
+    refit: Refit = None,
+    recover: Recover = "0",
+    tasks: Tasks = "text,mqar",
+    data: Data = None,
+    limit: Limit = 32,
+    batch_size: BatchSize = 8,
+    no_control: NoControl = False,
+    no_benchmark: NoBenchmark = False,
+    layerwise: Layerwise = False,
+    dry_run: DryRun = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:

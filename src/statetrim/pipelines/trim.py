@@ -71,7 +71,7 @@ def finished(job: Job, out: str | Path) -> bool:
 
 
 def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
-    """The chain, for a job that is made already."""
+    """The chain, for a job whose state is settled."""
     out, record = Path(out), job.record
     partial = out.with_name(out.name + ".partial")
     if not finished(job, out):
@@ -289,11 +289,11 @@ def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
     if (home / "report").exists():
         return
     watch.begins("report")
-    made = [home / name for name in ("scores.json", "timings.json")]
+    artifacts = [home / name for name in ("scores.json", "timings.json")]
     beside = home / "report.partial"
     shutil.rmtree(beside, ignore_errors=True)
     small = open_checkpoint(out, model.family)
-    report([model, small, *filter(Path.exists, made)], beside)
+    report([model, small, *filter(Path.exists, artifacts)], beside)
     beside.rename(home / "report")
 
 

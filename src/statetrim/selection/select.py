@@ -80,17 +80,18 @@ def choose(
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
     for number, layer in enumerate(geometry.layers, start=1):
-        heard = statistics.layers[layer] if statistics else None
+        sums = statistics.layers[layer] if statistics else None
         kept[layer] = torch.arange(geometry.head_k_dim).repeat(geometry.num_k_heads, 1)
         if keys:
-            evidence = Evidence(*model.projections(layer), _generator(seed, layer), heard)
-            kept[layer] = keys.made(evidence, layer)
+            evidence = Evidence(*model.projections(layer), _generator(seed, layer), sums)
+            kept[layer] = keys.channels(evidence, layer)
             notes |= {str(layer): evidence.notes} if evidence.notes else {}
         if values:
             weights, generator = model.values(layer), _generator(seed, layer, "value")
-            seen = ValueEvidence(*weights, generator, heard)
-            kept_values[layer] = values.made(seen, layer)
-            notes |= {f"{layer} values": seen.notes} if seen.notes else {}
+            value_evidence = ValueEvidence(*weights, generator, sums)
+            kept_values[layer] = values.channels(value_evidence, layer)
+            if value_evidence.notes:
+                notes[f"{layer} values"] = value_evidence.notes
         progress(Progress(number, len(geometry.layers), "layers"))
     used = [choice.method for choice in (keys, values) if choice]
     return Plan(
@@ -140,7 +141,7 @@ class _Choice:
     def all_options(self) -> dict[str, Any]:
         return dict(self.method.options) | self.options
 
-    def made(self, evidence: Evidence | ValueEvidence, layer: int) -> Tensor:
+    def channels(self, evidence: Evidence | ValueEvidence, layer: int) -> Tensor:
         """The kept channels [heads, keep] of one layer."""
         _check_finite(evidence, layer)
         _check_sums(evidence, self.method, layer)
@@ -202,7 +203,7 @@ def _check_finite(evidence: Evidence | ValueEvidence, layer: int) -> None:
 
 
 def _check_sums(evidence: Evidence | ValueEvidence, method: Method, layer: int) -> None:
-    """Statistics may be a stranger's: each sum must be there, finite, of the weights' shape."""
+    """Statistics may be untrusted: each sum must be there, finite, of the weights' shape."""
     heads, channels = evidence.shape
     shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
     if isinstance(evidence, Evidence):

@@ -22,15 +22,14 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Cut a checkpoint by a plan, shard by shard."""
-    from ...artifacts.plan import Plan
     from ...console.progress import shown
     from ...console.steps.prune import show_surgery
     from ...surgery.prune import prepare
     from ...surgery.prune import prune as run
 
-    opened, chosen = arguments.open_model(model, family), Plan.load(plan)
-    surgery = prepare(opened, chosen)
+    opened = arguments.open_model(model, family)
+    surgery = prepare(opened, plan)
     if not dry_run:
         with shown("pruning") as progress:
-            run(opened, chosen, output, progress=progress)
+            run(opened, plan, output, progress=progress)
     show_surgery(surgery, str(output), done=not dry_run, as_json=as_json)

@@ -9,53 +9,75 @@ from .. import arguments
 from ..app import app
 from ..arguments import FamilyFile, Json
 
+Model = Annotated[str, typer.Argument(help="The pruned checkpoint.")]
+Text = Annotated[
+    str,
+    typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
+Teacher = Annotated[
+    str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
+]
+Tokens = Annotated[str, typer.Option(help="How many tokens to train on.")]
+Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Skip = Annotated[str, typer.Option(help="Tokens of the text to pass over first.")]
+BatchSize = Annotated[int, typer.Option(help="Sequences per step, in all processes.")]
+MicroBatch = Annotated[
+    int | None, typer.Option(help="Sequences run at a time in a process; less memory.")
+]
+Rank = Annotated[int, typer.Option(help="Rank of the LoRA adapters.")]
+Alpha = Annotated[int, typer.Option(help="Their scale times their rank.")]
+LearningRate = Annotated[float, typer.Option(help="The highest; it falls to a tenth.")]
+Temperature = Annotated[float, typer.Option(help="Of the distillation.")]
+Also = Annotated[str, typer.Option(help="Adapt more than linear attention: softmax, mlp, or both.")]
+MixedPrecision = Annotated[
+    bool, typer.Option("--mixed-precision", help="Compute in bfloat16 where that is safe.")
+]
+GradientCheckpointing = Annotated[
+    bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+]
+Control = Annotated[
+    bool, typer.Option("--control", help="Train the teacher instead, by the same recipe.")
+]
+Layerwise = Annotated[
+    bool, typer.Option("--layerwise", help="Repair one mixer at a time, for huge models.")
+]
+Shard = Annotated[
+    bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
+]
+Seed = Annotated[int, typer.Option(help="Seed of the adapters' first values.")]
+SaveEvery = Annotated[int, typer.Option(help="Steps between two saved states.")]
+ReportTo = Annotated[
+    str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")]
+
 
 @app.command()
 def recover(
-    model: Annotated[str, typer.Argument(help="The pruned checkpoint.")],
-    text: Annotated[
-        str,
-        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
-    teacher: Annotated[
-        str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
-    ] = None,
-    tokens: Annotated[str, typer.Option(help="How many tokens to train on.")] = "64m",
-    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
-    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
-    batch_size: Annotated[int, typer.Option(help="Sequences per step, in all processes.")] = 16,
-    micro_batch: Annotated[
-        int | None, typer.Option(help="Sequences run at a time in a process; less memory.")
-    ] = None,
-    rank: Annotated[int, typer.Option(help="Rank of the LoRA adapters.")] = 16,
-    alpha: Annotated[int, typer.Option(help="Their scale times their rank.")] = 32,
-    learning_rate: Annotated[float, typer.Option(help="The highest; it falls to a tenth.")] = 1e-4,
-    temperature: Annotated[float, typer.Option(help="Of the distillation.")] = 2.0,
-    also: Annotated[
-        str, typer.Option(help="Adapt more than linear attention: softmax, mlp, or both.")
-    ] = "",
-    mixed_precision: Annotated[
-        bool, typer.Option("--mixed-precision", help="Compute in bfloat16 where that is safe.")
-    ] = False,
-    gradient_checkpointing: Annotated[
-        bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
-    ] = False,
-    control: Annotated[
-        bool, typer.Option("--control", help="Train the teacher instead, by the same recipe.")
-    ] = False,
-    layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="Repair one mixer at a time, for huge models.")
-    ] = False,
-    shard: Annotated[
-        bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
-    ] = False,
-    seed: Annotated[int, typer.Option(help="Seed of the adapters' first values.")] = 0,
-    save_every: Annotated[int, typer.Option(help="Steps between two saved states.")] = 100,
-    report_to: Annotated[
-        str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
-    ] = "",
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    model: Model,
+    text: Text,
+    output: Output,
+    teacher: Teacher = None,
+    tokens: Tokens = "64m",
+    length: Length = 2048,
+    skip: Skip = "0",
+    batch_size: BatchSize = 16,
+    micro_batch: MicroBatch = None,
+    rank: Rank = 16,
+    alpha: Alpha = 32,
+    learning_rate: LearningRate = 1e-4,
+    temperature: Temperature = 2.0,
+    also: Also = "",
+    mixed_precision: MixedPrecision = False,
+    gradient_checkpointing: GradientCheckpointing = False,
+    control: Control = False,
+    layerwise: Layerwise = False,
+    shard: Shard = False,
+    seed: Seed = 0,
+    save_every: SaveEvery = 100,
+    report_to: ReportTo = "",
+    resume: Resume = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:

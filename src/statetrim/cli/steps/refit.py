@@ -24,13 +24,11 @@ def refit(
     as_json: Json = False,
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
-    from ...artifacts.statistics import Statistics
     from ...console.progress import shown
     from ...console.steps.refit import show_refit
     from ...surgery.refit import refit as run
 
     opened = arguments.open_model(model, family)
-    heard = Statistics.load(statistics) if statistics else None
     with shown("refitting") as progress:
-        fitted = run(opened, heard, out=output, damping=damping, progress=progress)
+        fitted = run(opened, statistics, out=output, damping=damping, progress=progress)
     show_refit(fitted, str(output), as_json=as_json)

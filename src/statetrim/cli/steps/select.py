@@ -38,7 +38,6 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
-    from ...artifacts.statistics import Statistics
     from ...console.progress import shown
     from ...console.steps.select import show_plan
     from ...selection.select import select as run
@@ -55,7 +54,7 @@ def select(
             value_method=value_method,
             value_options=arguments.method_options(value_option or []),
             seed=seed,
-            statistics=Statistics.load(statistics) if statistics else None,
+            statistics=statistics,
             progress=progress,
             **arguments.method_options(option or []),
         )

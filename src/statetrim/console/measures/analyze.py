@@ -53,7 +53,7 @@ def show_analysis(
         f"used: effective rank of a state over the largest it can have ({analysis.widest}{was}),",
         f"  mean of {data['count']} x {data['length']} tokens but the first {analysis.burn_in}; "
         "heads: one bar each",
-        "κ: condition number, median head; filters: mean |cosine| in a head, of queries, of keys",
+        "κ: condition number, median head; filters: mean |cosine|, of queries, of keys",
         f"written to {where}" + (f", and {len(figures)} pictures" if figures else ""),
     ):
         terminal.say(line)
