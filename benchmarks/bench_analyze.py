@@ -21,8 +21,9 @@ import torch
 import statetrim as st
 from statetrim import portable
 from statetrim.analysis.analyze import BURN_IN, CHUNK, _Tally
-from statetrim.runtime.kernel_hooks import tap
-from statetrim.runtime.loading import load
+from statetrim.runtime.kernel_hooks import hook_kernels
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live
 
 LENGTH = 2048
 SHAPES: dict[str, dict[str, Any]] = {
@@ -62,10 +63,10 @@ def build(shape: dict[str, Any], directory: Path) -> st.Checkpoint:
 
 
 def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
-    live = load(model)
+    live = load_live(model)
     ids = torch.randint(0, 4096, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     ways: dict[int, Callable[[], None]] = {
-        every: lambda every=every: looked_at(live, model, ids, every) for every in (0, CHUNK, 16)
+        every: lambda every=every: looked_at(live, ids, every) for every in (0, CHUNK, 16)
     }
     times: dict[int, list[float]] = {every: [] for every in ways}
     for number in range(rounds + 1):  # the first warms up
@@ -74,21 +75,21 @@ def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
             if number:
                 times[every].append(seconds)
     median = {every: statistics.median(found) for every, found in times.items()}
-    median[1] = timed(lambda: looked_at(live, model, ids, 1))  # once: it is slow
+    median[1] = timed(lambda: looked_at(live, ids, 1))  # once: it is slow
     cells = [f"{median[every] / median[0]:.2f}x" for every in (CHUNK, 16, 1)]
     print(f"| {name} | {median[0]:.2f} s | {' | '.join(cells)} |", flush=True)
 
 
 @torch.inference_mode()
-def looked_at(live: Any, model: st.Checkpoint, ids: torch.Tensor, every: int) -> None:
+def looked_at(live: LiveModel, ids: torch.Tensor, every: int) -> None:
     """The forward pass, and with `every` all that analyze does beside it."""
     if not every:
-        live.base_model(input_ids=ids, use_cache=False)
+        live.hidden(ids)
         return
-    shape = model.geometry
+    model, shape = live.checkpoint, live.checkpoint.geometry
     tallies = {layer: _Tally(shape, model.family, LENGTH, every, BURN_IN) for layer in shape.layers}
-    with tap(live, model, lambda call: tallies[call.layer].add(call)):
-        live.base_model(input_ids=ids, use_cache=False)
+    with hook_kernels(live, lambda call: tallies[call.layer].add(call)):
+        live.hidden(ids)
     for layer, tally in tallies.items():
         tally.result(model.filters(layer))
 

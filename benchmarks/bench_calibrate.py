@@ -26,8 +26,7 @@ from statetrim import portable
 from statetrim.calibration import calibrate as calibration
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
-from statetrim.runtime.kernel_hooks import mixers
-from statetrim.runtime.loading import _own_kernels_only
+from statetrim.runtime.loading import _own_kernels_only, load_live
 from statetrim.storage.text import Sequences
 
 VOCABULARY, LENGTH, BATCH, BATCHES = 8192, 512, 2, 1
@@ -75,23 +74,26 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 
 def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float, float]:
     """Best CPU seconds of the bare passes and of the calibrating ones."""
-    model, live = st.open(directory), st.load(directory)
+    live = load_live(directory)
     parts = calibration._parts(methods)
     batches: list[Tensor] = random_sequences(BATCH * BATCHES, LENGTH).batches(BATCH)
     backward = "grad" in methods
-    modules = mixers(live, model)
     if backward:
-        calibration._train_projections_only(live, model, modules)
-    one_pass = calibration._backward if backward else calibration._forward
-    sums = Sums(model, parts)
+        calibration._train_projections_only(live)
+    sums = Sums(live.checkpoint, parts)
 
     def bare() -> None:
         for batch in batches:
-            one_pass(live, batch)
-            live.zero_grad(set_to_none=True)
+            if backward:
+                calibration._backward(live, batch)
+                live.module.zero_grad(set_to_none=True)
+            else:
+                with torch.inference_mode():
+                    live.hidden(batch)
 
     def calibrating() -> None:
-        calibration._hear(live, model, sums, batches, 0, None, lambda done, total: None)
+        with calibration._hook_sums(live, sums):
+            calibration._run_batches(live, sums, batches, 0, None, lambda done, total: None)
 
     for warm_up in (bare, calibrating):
         warm_up()

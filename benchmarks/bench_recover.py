@@ -22,7 +22,7 @@ from transformers.utils import logging as transformers_logging
 
 import statetrim as st
 from statetrim.recovery.adapters import attach
-from statetrim.runtime.loading import load_tokenizer
+from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.storage.text import sequences
 
 WARM_UP = 2
@@ -48,8 +48,9 @@ def bare(
     small: st.Checkpoint, model: st.Checkpoint, data: Any, batch: int
 ) -> tuple[list[float], list[float]]:
     """CPU seconds of the student's part and of the teacher's."""
-    student, teacher = st.load(small), st.load(model)
-    attach(student, small, rank=16, alpha=32)
+    live, teacher = load_live(small), st.load(model)
+    attach(live, rank=16, alpha=32)
+    student = live.module
     student.train()
     trained = [p for p in student.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)

@@ -22,8 +22,9 @@ from helpers import reference, tiny
 from statetrim.artifacts.analysis import BINS, Analysis, filter_similarity
 from statetrim.families import families
 from statetrim.maths.linalg import rank_utilization
-from statetrim.runtime.kernel_hooks import KernelCall, mixers, tap
-from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.states import walk
 from statetrim.storage.text import sequences
 
@@ -60,10 +61,10 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def recorded(live: torch.nn.Module, model: st.Checkpoint) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every kernel call, in layer order; shares nothing with the tap."""
-    home = sys.modules[type(next(iter(mixers(live, model).values()))).__module__]
-    name = KERNELS[model.config["model_type"]]
+def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
+    """The arguments of every kernel call, in layer order; shares nothing with the hooks."""
+    home = sys.modules[type(next(iter(live.mixers.values()))).__module__]
+    name = KERNELS[live.checkpoint.config["model_type"]]
     kernel, calls = getattr(home, name), list[dict[str, Any]]()
     signature = inspect.signature(kernel)
 
@@ -120,12 +121,12 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
     positions = [*range(EVERY, LENGTH, EVERY), LENGTH]
     assert analysis.positions.tolist() == positions
 
-    live, heard = load(model), list[KernelCall]()
-    with torch.inference_mode(), recorded(live, model) as calls, tap(live, model, heard.append):
-        live(input_ids=token_ids(model, text), use_cache=False)
-    assert len(calls) == len(heard) == len(geometry.layers)
+    live, hooked = load_live(model), list[KernelCall]()
+    with torch.inference_mode(), recorded(live) as calls, hook_kernels(live, hooked.append):
+        live.module(input_ids=token_ids(model, text), use_cache=False)
+    assert len(calls) == len(hooked) == len(geometry.layers)
 
-    for given, call in zip(calls, heard, strict=True):
+    for given, call in zip(calls, hooked, strict=True):
         layer = analysis.layers[call.layer]
         ours = {n: torch.cat([b.states for b in walk(call, model.family, n)], 1) for n in (64, 1)}
         assert ours[1].shape[1] == LENGTH and ours[64].shape[1] == math.ceil(LENGTH / 64)
@@ -168,12 +169,12 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
 def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("gated_deltanet"))  # 12 key and 24 value channels
     analysis = st.analyze(model, text, **{**SETTINGS, "tokens": LENGTH, "every": "token"})
-    heard = list[KernelCall]()
-    live = load(model)
-    with torch.inference_mode(), tap(live, model, heard.append):
-        live(input_ids=token_ids(model, text)[:1], use_cache=False)
-    assert heard[1].arguments["scale"] is None, "defaults are reported too"
-    states = torch.cat([block.states for block in walk(heard[1], model.family, 1)], 1)[0]
+    calls = list[KernelCall]()
+    live = load_live(model)
+    with torch.inference_mode(), hook_kernels(live, calls.append):
+        live.module(input_ids=token_ids(model, text)[:1], use_cache=False)
+    assert calls[1].arguments["scale"] is None, "defaults are reported too"
+    states = torch.cat([block.states for block in walk(calls[1], model.family, 1)], 1)[0]
     torch.testing.assert_close(
         analysis.utilization[1], rank_utilization(states).T, rtol=1e-9, atol=0
     )
@@ -230,8 +231,8 @@ def test_filters_of_a_head_are_compared_pair_by_pair() -> None:
 @pytest.mark.parametrize("model_type", RUNNABLE)
 def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> None:
     model = st.open(checkpoint(model_type))
-    g, live = model.geometry, load(model)
-    for layer, mixer in mixers(live, model).items():
+    g, live = model.geometry, load_live(model)
+    for layer, mixer in live.mixers.items():
         found = model.filters(layer)
         assert found is not None
         width = g.num_k_heads * g.head_k_dim

@@ -17,8 +17,8 @@ from helpers import tiny
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.progress import Progress
-from statetrim.runtime.kernel_hooks import mixers
 from statetrim.runtime.loading import load_tokenizer
+from statetrim.runtime.mixers import find_mixers
 from statetrim.storage.text import sequences
 from statetrim.tasks.recall import associations
 
@@ -36,7 +36,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def grafted(live: nn.Module, model: st.Checkpoint, small: Any, layer: int) -> Iterator[None]:
     """The original with one mixer of the cut model in place of its own."""
-    own, other = mixers(live, model)[layer], mixers(small.live, small.model)[layer]
+    own, other = find_mixers(live, model)[layer], find_mixers(small.live, small.model)[layer]
     name = next(name for name, module in live.named_modules() if module is own)
     parent, leaf = live.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
     setattr(parent, leaf, other)
@@ -122,7 +122,7 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
     small, live = Small(model, plan, tmp_path / "small"), st.load(model)
     ids = sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
     given: dict[int, tuple[Any, Any, Tensor]] = {}
-    for layer, mixer in mixers(live, model).items():
+    for layer, mixer in find_mixers(live, model).items():
 
         def keep(_: Any, args: Any, kwargs: Any, output: Any, layer: int = layer) -> None:
             given[layer] = args, kwargs, output
@@ -130,7 +130,7 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
         mixer.register_forward_hook(keep, with_kwargs=True)
     with torch.inference_mode():
         live(input_ids=ids.long(), use_cache=False)
-        for layer, mixer in mixers(small.live, small.model).items():
+        for layer, mixer in find_mixers(small.live, small.model).items():
             args, kwargs, before = given[layer]
             missed = mixer(*args, **kwargs) - before
             expected = float(missed.square().sum() / before.square().sum())

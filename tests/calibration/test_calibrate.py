@@ -19,8 +19,8 @@ from helpers import tiny
 from helpers.sums import close
 from statetrim.artifacts.statistics import PARTS, REFIT_PARTS, Statistics
 from statetrim.methods import method_names
-from statetrim.runtime.kernel_hooks import mixers
 from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.mixers import find_mixers
 from statetrim.storage.text import Sequences, sequences
 
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.
@@ -96,7 +96,7 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
     assert statistics.parts == set(PARTS) - set(REFIT_PARTS)
 
     live = load(model)
-    modules = mixers(live, model)
+    modules = find_mixers(live, model)
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model.path)

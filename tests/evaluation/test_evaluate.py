@@ -19,8 +19,8 @@ from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.evaluation import harness
 from statetrim.progress import Progress
-from statetrim.runtime.loading import load, load_tokenizer
-from statetrim.runtime.logits import Readout, compare
+from statetrim.runtime.loading import load, load_live, load_tokenizer
+from statetrim.runtime.logits import LogitReader, compare
 from statetrim.storage.text import sequences
 from statetrim.tasks import SUITES, TASKS, pages
 
@@ -267,16 +267,18 @@ def test_mistakes_are_one_sentence(
 
 
 def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> None:
-    before, after = (load(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
+    before, after = (load_live(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
     ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
-    found = compare(Readout(before), Readout(after), ids, chunk=7)
+    found = compare(LogitReader(before), LogitReader(after), ids, chunk=7)
     with torch.no_grad():
-        p, q = (live(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after))
+        p, q = (
+            live.module(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after)
+        )
     assert torch.allclose(found.kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
     assert torch.equal(found.same, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
     foretold = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
     assert torch.allclose(found.log_likelihood, foretold, rtol=1e-5)
-    alone = Readout(before)
+    alone = LogitReader(before)
     itself = compare(alone, alone, ids, chunk=16)
     assert float(itself.kl.max()) == 0.0 and float(itself.same.min()) == 1.0
 
@@ -307,10 +309,11 @@ def test_own_text_is_read_by_both_whole_or_streamed(
 
 
 def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Path]) -> None:
-    live = load(checkpoint("granitemoehybrid"))
-    live.config.logits_scaling = live.logits_scaling = 4.0
-    readout, ids = Readout(live), torch.arange(40).reshape(2, 20)
+    live = load_live(checkpoint("granitemoehybrid"))
+    stock = live.module
+    stock.config.logits_scaling = stock.logits_scaling = 4.0
+    reader, ids = LogitReader(live), torch.arange(40).reshape(2, 20)
     places = torch.tensor([3, 11])
     with torch.no_grad():
-        whole = live(input_ids=ids).logits[:, places]
-        assert not readout.plain and torch.allclose(readout.at(ids)(places), whole)
+        whole = stock(input_ids=ids).logits[:, places]
+        assert not reader.plain and torch.allclose(reader.at(ids)(places), whole)

@@ -17,7 +17,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.masking import kernel_names, masked
 from statetrim.families import families
-from statetrim.runtime.kernel_hooks import mixers
+from statetrim.runtime.mixers import find_mixers
 
 KEEP, KEEP_VALUES = 8, 4
 TOKENS = 40
@@ -121,10 +121,10 @@ def test_kept_rows_of_the_state_are_the_originals(
     small = st.prune(model, plan, tmp_path / "out")
     cls = tiny.stock_class(model_type)
     original, pruned = load_stock(cls, model.path), load_stock(cls, small.path)
-    shadows = mixers(pruned, small)
-    for layer, mixer in mixers(original, model).items():
+    pairs = find_mixers(pruned, small)
+    for layer, mixer in find_mixers(original, model).items():
         mixer.register_forward_hook(
-            lambda _, args, kwargs, out, shadow=shadows[layer]: (shadow(*args, **kwargs), None)[1],
+            lambda _, args, kwargs, out, pair=pairs[layer]: (pair(*args, **kwargs), None)[1],
             with_kwargs=True,
         )
     with torch.no_grad(), final_states(original) as states:

@@ -16,13 +16,15 @@ import torch.distributed as dist
 
 import statetrim as st
 from statetrim.recovery.fsdp import Sharder, is_shard, whole
+from statetrim.runtime.loading import load_live
 
 
 @torch.no_grad()
-def compared(path: str, sharder: Sharder) -> dict[str, float]:
+def compared(path: str) -> dict[str, float]:
     ids = torch.arange(12).unsqueeze(0) % 50 + 1
-    plain, split = st.load(path), st.load(path, layerwise=True).requires_grad_(False)
-    sharder.split(split)
+    live = load_live(path, device="cpu:0", layerwise=True)  # as the Trainer names it
+    plain, split = st.load(path), live.module.requires_grad_(False)
+    Sharder(live.device).split(live)
     expected, found = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))
     heads = [whole(m.get_output_embeddings().weight) for m in (plain, split)]
     return {
@@ -35,8 +37,7 @@ def compared(path: str, sharder: Sharder) -> dict[str, float]:
 
 def main() -> None:
     dist.init_process_group("gloo")
-    sharder = Sharder(torch.device("cpu", 0))  # as the Trainer names it
-    report = {path: compared(path, sharder) for path in sys.argv[2:]}
+    report = {path: compared(path) for path in sys.argv[2:]}
     Path(f"{sys.argv[1]}-{os.environ['RANK']}.json").write_text(json.dumps(report))
     dist.destroy_process_group()
 

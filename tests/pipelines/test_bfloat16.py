@@ -9,8 +9,8 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
-from statetrim.runtime.loading import load
-from statetrim.runtime.logits import Readout
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.logits import LogitReader
 from statetrim.storage.json_file import read_object, write_object
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
@@ -57,10 +57,10 @@ def test_the_whole_chain_runs_in_bfloat16(
 def test_logits_at_chosen_places_are_the_models_own(
     model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    live = load(halved(checkpoint(model_type), tmp_path / "model"))
+    live = load_live(halved(checkpoint(model_type), tmp_path / "model"))
     ids, places = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
     with torch.inference_mode():
         whole = live(input_ids=ids, use_cache=False).logits[:, places].float()
-        ours = Readout(live).at(ids)(places)
+        ours = LogitReader(live).at(ids)(places)
     # One bfloat16 step of the largest logit: products of other shapes are summed in another order.
     torch.testing.assert_close(ours, whole, rtol=0, atol=2**-7 * float(whole.abs().max()))

@@ -8,17 +8,19 @@ import torch
 import statetrim as st
 from helpers import tiny
 from statetrim.recovery.logit_head import head_of
+from statetrim.runtime.loading import load_live
 
 
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
 def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any) -> None:
     """granitemoehybrid divides its logits and falcon_h1 multiplies them; here by much."""
-    live = st.load(checkpoint(model_type))
+    opened = load_live(checkpoint(model_type))
+    live = opened.module
     if model_type == "granitemoehybrid":
         live.config.logits_scaling = 8.0
     if model_type == "falcon_h1":
         live.model.lm_head_multiplier = live.config.lm_head_multiplier = 0.25
-    head = head_of(live)
+    head = head_of(opened)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         hidden = live.base_model(input_ids=ids, use_cache=False).last_hidden_state
@@ -27,14 +29,14 @@ def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any)
 
 
 def test_an_unknown_way_to_logits_is_refused(checkpoint: Any) -> None:
-    live = st.load(checkpoint("granitemoehybrid"))
-    real = live.forward
+    live = load_live(checkpoint("granitemoehybrid"))
+    real = live.module.forward
 
     def squared(**inputs: Any) -> Any:
         result = real(**inputs)
         result.logits = result.logits.square()
         return result
 
-    live.forward = squared
+    live.module.forward = squared
     with pytest.raises(st.StatetrimError, match="in a way that statetrim does not know"):
         head_of(live)

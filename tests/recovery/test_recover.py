@@ -24,6 +24,7 @@ from statetrim.families.delta_net import DeltaNet
 from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
 from statetrim.recovery.adapters import attach
+from statetrim.runtime.loading import load_live
 from statetrim.storage.text import Sequences
 
 KEEP = 6
@@ -148,8 +149,9 @@ def expected_changes(small: st.Checkpoint) -> set[str]:
 @pytest.mark.parametrize("model_type", ["delta_net", "kda", "qwen3_next", "olmo_hybrid", "bamba"])
 def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None:
     model = st.open(checkpoint(model_type))
-    live = st.load(model)
-    coverage = attach(live, model, rank=4, alpha=8, also=("softmax", "mlp")).coverage
+    opened = load_live(model)
+    live = opened.module
+    coverage = attach(opened, rank=4, alpha=8, also=("softmax", "mlp")).coverage
     assert coverage.layers == len(model.geometry.layers)
     adapted = [name for name, _ in live.named_modules() if name.endswith("lora_A")]
     assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]
@@ -165,7 +167,7 @@ def test_a_projection_that_the_family_does_not_list_is_refused(
     model = st.open(checkpoint("delta_net"))
     monkeypatch.setattr(DeltaNet, "projections", ("q_proj", "k_proj", "v_proj", "o_proj"))
     with pytest.raises(st.StatetrimError, match=r"would miss the linear module .*attn\.b_proj"):
-        attach(st.load(model), model, rank=4, alpha=8)
+        attach(load_live(model), rank=4, alpha=8)
 
 
 def test_an_adapter_that_a_kernel_reads_past_is_refused(
@@ -297,10 +299,10 @@ def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Pat
 
 
 def mixer_error(model: st.Checkpoint, small: st.Checkpoint, ids: Tensor) -> dict[int, float]:
-    from statetrim.runtime.kernel_hooks import mixers
+    from statetrim.runtime.mixers import find_mixers
 
     original, pruned = st.load(model), st.load(small)
-    theirs, errors = mixers(pruned, small), dict[int, float]()
+    theirs, errors = find_mixers(pruned, small), dict[int, float]()
 
     def listen(layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
@@ -311,7 +313,7 @@ def mixer_error(model: st.Checkpoint, small: st.Checkpoint, ids: Tensor) -> dict
 
         return hook
 
-    for layer, mixer in mixers(original, model).items():
+    for layer, mixer in find_mixers(original, model).items():
         mixer.register_forward_hook(listen(layer), with_kwargs=True)
     with torch.no_grad():
         original(input_ids=ids, use_cache=False)

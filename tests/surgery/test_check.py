@@ -66,11 +66,11 @@ def test_a_cache_that_forgets_is_noticed(
     from statetrim.surgery import check as checks
 
     job = cut(checkpoint("qwen3_5_text"), tmp_path / "small")
-    real = checks.load
+    real = checks.load_live
 
     def forgetful(which: st.Checkpoint, **options: object) -> object:
-        live = real(which, **options)
-        forward = live.forward
+        live = real(which, **options)  # type: ignore[arg-type]
+        forward = live.module.forward
 
         def forward_without_state(*args: object, **kwargs: object) -> object:
             answer = forward(*args, **kwargs)
@@ -79,9 +79,9 @@ def test_a_cache_that_forgets_is_noticed(
                     state.mul_(0.0 if which.path == job[2].path else 1.0)
             return answer
 
-        live.forward = forward_without_state
+        live.module.forward = forward_without_state
         return live
 
-    monkeypatch.setattr(checks, "load", forgetful)
+    monkeypatch.setattr(checks, "load_live", forgetful)
     with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
         check_cut(*job)

@@ -16,8 +16,8 @@ from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import close
 from statetrim.artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from statetrim.progress import Progress
-from statetrim.runtime.kernel_hooks import mixers
 from statetrim.runtime.loading import load, load_tokenizer
+from statetrim.runtime.mixers import find_mixers
 from statetrim.storage.text import sequences
 from statetrim.surgery.refit import fitted, layer_errors
 
@@ -47,7 +47,7 @@ def captured(
     seen: dict[str, Tensor] = {}
     found: dict[int, tuple[Tensor, Tensor]] = {}
     targets: dict[int, Tensor] = {}
-    for layer, mixer in mixers(original, model).items():
+    for layer, mixer in find_mixers(original, model).items():
         mixer.register_forward_pre_hook(
             lambda _, args, kwargs, i=layer: inputs.update({i: (args, kwargs)}), with_kwargs=True
         )
@@ -57,7 +57,7 @@ def captured(
         )
     with torch.no_grad():
         original.base_model(input_ids=ids, use_cache=False)
-        for layer, mixer in mixers(pruned, small).items():
+        for layer, mixer in find_mixers(pruned, small).items():
             hook = projection_of(mixer).register_forward_pre_hook(
                 lambda _, args: seen.update(a=args[0])
             )

@@ -19,8 +19,8 @@ from ..geometry import Geometry
 from ..maths.linalg import condition_number
 from ..maths.units import token_count
 from ..progress import Advance, OnProgress, counter, ignore
-from ..runtime.kernel_hooks import KernelCall, tap
-from ..runtime.loading import load, load_tokenizer
+from ..runtime.kernel_hooks import KernelCall, hook_kernels
+from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.states import walk
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
@@ -88,10 +88,10 @@ def _look(
         i: _Tally(model.geometry, model.family, length, every, burn_in)
         for i in model.geometry.layers
     }
-    live = load(model, dtype=dtype)
-    with tap(live, model, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
+    live = load_live(model, dtype=dtype)
+    with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
         for batch in data.batches(batch_size):
-            live.base_model(input_ids=batch.to(live.device), use_cache=False)
+            live.hidden(batch)
             count(batch.numel())
     return Analysis(
         {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
@@ -102,7 +102,7 @@ def _look(
             "statetrim": __version__,
             "source": model.digest,
             "model_type": model.config["model_type"],
-            "runtime": live.statetrim_runtime.name,
+            "runtime": live.runtime.name,
             "dtype": str(dtype) if dtype else "stored",
             "every": every,
             "batch_size": batch_size,

@@ -21,9 +21,11 @@ from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore
-from ..runtime.kernel_hooks import mixers, tap
-from ..runtime.loading import load, load_tokenizer
-from ..runtime.logits import Readout, compared
+from ..runtime.kernel_hooks import hook_kernels
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.logits import LogitReader, compared
+from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
 from ..storage.text import Sequences, sequences
@@ -84,9 +86,8 @@ def sensitivity(
         "plans": _digest(variants),
     }
     partial = _Partial(Path(out) if out is not None else None, lineage, resume)
-    experiment = _Experiment(
-        model, load(model, dtype=dtype, layerwise=layerwise), data, rows, batch_size
-    )
+    live = load_live(model, dtype=dtype, layerwise=layerwise)
+    experiment = _Experiment(live, data, rows, batch_size)
     advance = counter(progress, len(variants) + 2, "settings")
     original = partial.original or partial.keep_original(experiment.samples(None))
     advance(1)
@@ -131,13 +132,11 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
 class _Experiment:
     """The same sequences for every cut; the original's final hidden states are kept."""
 
-    def __init__(
-        self, model: Checkpoint, live: Any, data: Sequences, rows: int, batch_size: int
-    ) -> None:
-        self.model, self.live, self.batch_size = model, live, batch_size
-        self.readout = Readout(live)
+    def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
+        self.live, self.batch_size = live, batch_size
+        self.reader = LogitReader(live)
         self.text = data.batches(batch_size)
-        vocabulary = self.readout.vocabulary
+        vocabulary = self.reader.vocabulary
         loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
         if not loads:
             raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
@@ -145,14 +144,14 @@ class _Experiment:
         generator = torch.Generator().manual_seed(0)
         self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
         with torch.inference_mode():
-            self.before = [self.readout.at(batch) for batch in self.text]
+            self.before = [self.reader.at(batch) for batch in self.text]
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
         nll, kl = [], []
         with self._cut(variant):
             for batch, before in zip(self.text, self.before, strict=True):
-                after = before if variant is None else self.readout.at(batch)
+                after = before if variant is None else self.reader.at(batch)
                 both = compared(before, after, batch)
                 nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
                 kl += both.kl.tolist()
@@ -161,7 +160,7 @@ class _Experiment:
 
     def _recall(self, ids: Tensor, asked: Tensor) -> list[float]:
         parts = torch.split(ids, self.batch_size)
-        shares = [recalled(part, asked, self.readout.at(part)(asked)) for part in parts]
+        shares = [recalled(part, asked, self.reader.at(part)(asked)) for part in parts]
         return [float(share) for share in torch.cat(shares)]
 
     @torch.inference_mode()
@@ -186,26 +185,15 @@ class _Experiment:
         self, batch: Tensor, variants: Sequence[_Variant], missed: Tensor, square: Tensor
     ) -> None:
         """The original runs; then each layer's mixer gets the same again, cut."""
-        modules = mixers(self.live, self.model)
-        calls: dict[int, tuple[Any, Any, Tensor]] = {}
-
-        def keep(layer: int, args: Any, kwargs: Any, output: Any) -> None:
-            calls[layer] = args, kwargs, _tensor(output)
-
-        handles = [
-            module.register_forward_hook(
-                lambda _, args, kwargs, output, layer=layer: keep(layer, args, kwargs, output),
-                with_kwargs=True,
-            )
-            for layer, module in modules.items()
-        ]
-        self.live.base_model(input_ids=batch.to(self.readout.device), use_cache=False)
-        for handle in handles:
-            handle.remove()
+        calls: list[MixerCall] = []
+        with hook_mixers(self.live.mixers, calls.append):
+            self.live.hidden(batch)
+        by_layer = {call.layer: call for call in calls}
         for number, variant in enumerate(variants):
-            args, kwargs, before = calls[variant.layer]
+            call = by_layer[variant.layer]
+            before = call.output
             with self._cut(variant):
-                after = _tensor(modules[variant.layer](*args, **kwargs))
+                after = call.repeat(self.live.mixers[variant.layer])
             missed[number] += float((after.double() - before.double()).square().sum())
             square[number] += float(before.double().square().sum())
 
@@ -213,19 +201,13 @@ class _Experiment:
         if variant is None:
             return nullcontext()
         table = {variant.layer: variant.kept}
-        return tap(
+        return hook_kernels(
             self.live,
-            self.model,
             lambda call: None,
             only=table if variant.axis == "key" else None,
             only_values=table if variant.axis == "value" else None,
             layers=[variant.layer],
         )
-
-
-def _tensor(output: Any) -> Tensor:
-    found: Tensor = output[0] if isinstance(output, tuple) else output
-    return found
 
 
 def _digest(variants: Sequence[_Variant]) -> str:

@@ -4,7 +4,7 @@ On a GPU the settings default to those of the paper's table, batch 32 and 2,048 
 """
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,8 +17,9 @@ from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ignore
-from ..runtime.kernel_hooks import mixers
-from ..runtime.loading import load
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live
+from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
@@ -36,26 +37,14 @@ DECODE_CYCLE = 16
 
 @dataclass
 class _Runner:
-    """A live model with what is asked of it."""
+    """A live model under the name it has in the timings."""
 
     name: str
-    checkpoint: Checkpoint
-    live: Any
-
-    @property
-    def device(self) -> torch.device:
-        return torch.device(self.live.statetrim_device)
-
-    def ids(self, batch: int, length: int) -> Tensor:
-        rows = int(self.live.get_input_embeddings().weight.shape[0])
-        generator = torch.Generator().manual_seed(0)
-        return torch.randint(rows, (batch, length), generator=generator).to(self.device)
+    live: LiveModel
 
     def forward(self, ids: Tensor, cache: Any = None) -> Any:
         """The cache after `ids`; logits of the last token only, as in serving."""
-        name = self.checkpoint.family.cache_argument(self.checkpoint.config)
-        past = {} if cache is None else {name: cache}
-        return self.live(input_ids=ids, use_cache=True, logits_to_keep=1, **past)[name]
+        return self.live.step(ids, cache)[1]
 
 
 def benchmark(
@@ -100,13 +89,13 @@ def benchmark(
 
 
 def _runner(checkpoint: Checkpoint, dtype: str | None) -> _Runner:
-    live = load(checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
-    return _Runner(checkpoint.path.resolve().name, checkpoint, live)
+    live = load_live(checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
+    return _Runner(checkpoint.path.resolve().name, live)
 
 
 def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iterator[Timing]:
     """Whole model and single mixer; prefill of `length` tokens, and decoding after them."""
-    prompts = {runner.name: runner.ids(batch, length) for runner in runners}
+    prompts = {runner.name: runner.live.random_ids(batch, length) for runner in runners}
     works: dict[str, dict[str, Work]] = {
         "prefill": {r.name: _prefill(r, prompts[r.name]) for r in runners},
         "decode": {r.name: _decode(r, prompts[r.name]) for r in runners},
@@ -116,7 +105,7 @@ def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iter
     for metric, competitors in works.items():
         tokens = batch * (length if "prefill" in metric else 1)
         cycle = 1 if "prefill" in metric else DECODE_CYCLE
-        found = laps(competitors, rounds=rounds, device=runners[0].device, cycle=cycle)
+        found = laps(competitors, rounds=rounds, device=runners[0].live.device, cycle=cycle)
         yield from _records(found, metric, batch, length, tokens)
 
 
@@ -143,35 +132,31 @@ def _decode(runner: _Runner, ids: Tensor) -> Work:
 
 
 def _mixer_prefill(runner: _Runner, ids: Tensor) -> Work:
-    module, args, kwargs = _overheard(runner, lambda: runner.forward(ids))
+    call = _mixer_call(runner, lambda: runner.forward(ids))
     # A cache that the call would fill is left out: storing it is not the mixer's work.
-    free = {name: None if _is_cache(value) else value for name, value in kwargs.items()}
-    return lambda: module(*args, **free)
+    free = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
+    module, call = runner.live.mixers[call.layer], replace(call, kwargs=free)
+    return lambda: call.repeat(module)
 
 
 def _mixer_decode(runner: _Runner, ids: Tensor) -> Work:
     cache = runner.forward(ids)
-    module, args, kwargs = _overheard(runner, lambda: runner.forward(ids[:, -1:], cache))
-    return lambda: module(*args, **kwargs)
+    call = _mixer_call(runner, lambda: runner.forward(ids[:, -1:], cache))
+    module = runner.live.mixers[call.layer]
+    return lambda: call.repeat(module)
 
 
 def _is_cache(value: object) -> bool:
     return hasattr(value, "layers") and not isinstance(value, nn.Module)
 
 
-def _overheard(runner: _Runner, run: Work) -> tuple[nn.Module, Any, Mapping[str, Any]]:
-    """The last linear layer's mixer, and with what the model calls it."""
-    module = mixers(runner.live, runner.checkpoint)[runner.checkpoint.geometry.layers[-1]]
-    heard: list[tuple[Any, Any]] = []
-    handle = module.register_forward_pre_hook(
-        lambda module, args, kwargs: heard.append((args, kwargs)), with_kwargs=True
-    )
-    try:
+def _mixer_call(runner: _Runner, run: Work) -> MixerCall:
+    """How the model calls the mixer of its last linear layer."""
+    layer = runner.live.checkpoint.geometry.layers[-1]
+    calls: list[MixerCall] = []
+    with hook_mixers({layer: runner.live.mixers[layer]}, calls.append):
         run()
-    finally:
-        handle.remove()
-    args, kwargs = heard[-1]
-    return module, args, kwargs
+    return calls[-1]
 
 
 def _sizes(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
@@ -179,7 +164,7 @@ def _sizes(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
     from torch.utils.flop_counter import FlopCounterMode
 
     for runner in runners:
-        ids = runner.ids(batch, length)
+        ids = runner.live.random_ids(batch, length)
         held = _cache_bytes(runner.forward(ids))
         for metric, total in held.items():
             yield Timing(runner.name, metric, batch, length, total / batch, "bytes/sequence")
@@ -220,8 +205,8 @@ def _tensors(value: Any) -> list[Tensor]:
 def _peaks(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
     """Memory on top of the weights while a prompt is read and one token decoded."""
     for runner in runners:
-        ids = runner.ids(batch, length)
-        peak = peak_of(partial(_read_and_decode, runner, ids), runner.device)
+        ids = runner.live.random_ids(batch, length)
+        peak = peak_of(partial(_read_and_decode, runner, ids), runner.live.device)
         if peak is not None:
             yield Timing(runner.name, "peak memory", batch, length, peak, "bytes")
 
@@ -240,7 +225,7 @@ def _checked(values: Sequence[int], most: int, what: str) -> tuple[int, ...]:
 def _lineage(
     runners: list[_Runner], batches: Sequence[int], lengths: Sequence[int], rounds: int
 ) -> dict[str, Any]:
-    device = runners[0].device
+    device = runners[0].live.device
     return {
         "statetrim": __version__,
         "torch": torch.__version__,
@@ -253,11 +238,11 @@ def _lineage(
         "clock": clock_name(device),
         "models": {
             runner.name: {
-                "model_type": runner.checkpoint.config["model_type"],
-                "head_k_dim": runner.checkpoint.geometry.head_k_dim,
-                "head_v_dim": runner.checkpoint.geometry.head_v_dim,
-                "dtype": str(next(runner.live.parameters()).dtype).removeprefix("torch."),
-                "runtime": runner.live.statetrim_runtime.name,
+                "model_type": runner.live.checkpoint.config["model_type"],
+                "head_k_dim": runner.live.checkpoint.geometry.head_k_dim,
+                "head_v_dim": runner.live.checkpoint.geometry.head_v_dim,
+                "dtype": str(next(runner.live.module.parameters()).dtype).removeprefix("torch."),
+                "runtime": runner.live.runtime.name,
             }
             for runner in runners
         },

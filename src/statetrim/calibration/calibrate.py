@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_PARTS, Statistics
@@ -19,14 +19,15 @@ from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ignore
-from ..runtime.kernel_hooks import mixers, tap
-from ..runtime.loading import load, load_tokenizer
+from ..runtime.kernel_hooks import hook_kernels
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.processes import Ranks
-from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.checkpoint import with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
 from ..version import __version__
-from .pair_hooks import check_kin, shadow
+from .pair_hooks import check_cut_from, hook_pairs
 from .sums import Sums
 
 GRADIENTS = {"query_gradient", "key_gradient"}
@@ -67,7 +68,7 @@ def calibrate(
         parts = _parts(methods)
     else:
         original = with_weights(opened(original))
-        check_kin(original, model)
+        check_cut_from(original, model)
         parts = sorted(REFIT_PARTS)
     if layerwise and GRADIENTS & set(parts):
         raise StatetrimError(
@@ -98,14 +99,14 @@ def calibrate(
     partial = _Partial(Path(out), ranks, lineage, resume, save_seconds) if out else None
     done = partial.restore(sums) if partial else 0
     if batches[done:]:
-        live = load(model, dtype=dtype, layerwise=layerwise)
+        live = load_live(model, dtype=dtype, layerwise=layerwise)
         if original is None:
-            with _listening(live, model, sums):
-                _hear(live, model, sums, batches, done, partial, progress)
+            with _hook_sums(live, sums):
+                _run_batches(live, sums, batches, done, partial, progress)
         else:
-            first = load(original, dtype=dtype, layerwise=layerwise)
-            with shadow(first, original, live, model, sums.on_pair):
-                _hear(first, original, sums, batches, done, partial, progress)
+            first = load_live(original, dtype=dtype, layerwise=layerwise)
+            with hook_pairs(first, live, sums.on_pair):
+                _run_batches(first, sums, batches, done, partial, progress)
     sums.tokens = ranks.add(sums.tensors, sums.tokens)
     statistics = sums.statistics(lineage)
     if partial:
@@ -113,16 +114,15 @@ def calibrate(
     return statistics
 
 
-def _listening(live: nn.Module, model: Checkpoint, sums: Sums) -> AbstractContextManager[None]:
+def _hook_sums(live: LiveModel, sums: Sums) -> AbstractContextManager[None]:
     """Within, what the model's kernels and projections are given is added to `sums`."""
     on_input = sums.on_input if "input_square" in sums.parts else None
     on_readout = sums.on_readout if "readout_gram" in sums.parts else None
-    return tap(live, model, sums.on_call, on_input, on_readout)
+    return hook_kernels(live, sums.on_call, on_input, on_readout)
 
 
-def _hear(
-    live: nn.Module,
-    model: Checkpoint,
+def _run_batches(
+    live: LiveModel,
     sums: Sums,
     batches: list[Tensor],
     done: int,
@@ -132,42 +132,35 @@ def _hear(
     """Run the batches from `done` on, adding to `sums`."""
     total = sum(batch.numel() for batch in batches)
     backward = bool(GRADIENTS & set(sums.parts))
-    modules = mixers(live, model)
     if backward:
-        _train_projections_only(live, model, modules)
+        _train_projections_only(live)
     for number, batch in enumerate(batches[done:], start=done + 1):
         if backward:
             _backward(live, batch)
-            sums.on_gradients(modules)
+            sums.on_gradients(live.mixers)
         else:
-            _forward(live, batch)
+            with torch.inference_mode():
+                live.hidden(batch)  # no method needs logits
         sums.tokens += batch.numel()
         if partial:
             partial.save(sums, number)
         progress(Progress(sums.tokens, total, "tokens"))
 
 
-def _forward(live: Any, batch: Tensor) -> None:
-    """Through the decoder layers only: no method needs logits."""
-    with torch.inference_mode():
-        live.base_model(input_ids=batch.to(live.statetrim_device), use_cache=False)
-
-
-def _backward(live: Any, batch: Tensor) -> None:
+def _backward(live: LiveModel, batch: Tensor) -> None:
     """Gradient of the next-token loss, summed over tokens so that batches add."""
-    batch = batch.to(live.statetrim_device)
-    logits = live(input_ids=batch, use_cache=False).logits[:, :-1].float().flatten(0, 1)
-    loss: Any = functional.cross_entropy(logits, batch[:, 1:].flatten(), reduction="sum")
+    logits = live.logits(batch)[:, :-1].float().flatten(0, 1)
+    targets = batch[:, 1:].flatten().to(logits.device)
+    loss: Any = functional.cross_entropy(logits, targets, reduction="sum")
     loss.backward()
 
 
-def _train_projections_only(
-    live: nn.Module, model: Checkpoint, modules: dict[int, nn.Module]
-) -> None:
-    live.requires_grad_(False)
+def _train_projections_only(live: LiveModel) -> None:
+    model = live.checkpoint
+    live.module.requires_grad_(False)
     for claim in model.family.channels(model.config, model.geometry):
         if claim.role in ("q_proj", "k_proj"):
-            for mixer in modules.values():
+            for mixer in live.mixers.values():
                 mixer.get_parameter(claim.tensor).requires_grad_(True)
 
 

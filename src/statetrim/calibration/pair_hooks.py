@@ -1,6 +1,5 @@
 """Run a model, and show what each of its layers sees to the same layer of another model."""
 
-import functools
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -9,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
-from ..runtime.kernel_hooks import mixers, output_projections
+from ..runtime.live import LiveModel
+from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
 
 
@@ -23,43 +23,34 @@ class Pair:
 
 
 @contextmanager
-def shadow(
-    original: nn.Module,
-    before: Checkpoint,
-    small: nn.Module,
-    after: Checkpoint,
-    on_pair: Callable[[Pair], None],
+def hook_pairs(
+    original: LiveModel, small: LiveModel, on_pair: Callable[[Pair], None]
 ) -> Iterator[None]:
-    """Within, every forward pass of `original` is shadowed layer by layer by those of `small`."""
-    check_kin(before, after)
-    followers = mixers(small, after)
-    readers = output_projections(original, before), output_projections(small, after)
+    """Within, what a layer of `original` is given goes through the same layer of `small` too."""
+    check_cut_from(original.checkpoint, small.checkpoint)
     seen: dict[str, Tensor] = {}
 
-    def remember(module: Any, args: Any, output: Tensor) -> None:
+    def keep_target(module: Any, args: Any, output: Tensor) -> None:
         bias = getattr(module, "bias", None)
         seen["target"] = output.detach() if bias is None else (output - bias).detach()
 
-    def listen(module: nn.Module, args: Any) -> None:
+    def keep_values(module: nn.Module, args: Any) -> None:
         seen["values"] = args[0].detach()
 
-    def follow(layer: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        followers[layer](*args, **kwargs)
-        on_pair(Pair(layer, seen.pop("target"), seen.pop("values")))
+    def follow(call: MixerCall) -> None:
+        call.repeat(small.mixers[call.layer])
+        on_pair(Pair(call.layer, seen.pop("target"), seen.pop("values")))
 
     with ExitStack() as stack:
-        for layer, mixer in mixers(original, before).items():
-            hooks = (
-                readers[0][layer].register_forward_hook(remember),
-                readers[1][layer].register_forward_pre_hook(listen),
-                mixer.register_forward_hook(functools.partial(follow, layer), with_kwargs=True),
-            )
-            for hook in hooks:
-                stack.callback(hook.remove)
+        for module in original.output_projections.values():
+            stack.callback(module.register_forward_hook(keep_target).remove)
+        for module in small.output_projections.values():
+            stack.callback(module.register_forward_pre_hook(keep_values).remove)
+        stack.enter_context(hook_mixers(original.mixers, follow))
         yield
 
 
-def check_kin(before: Checkpoint, after: Checkpoint) -> None:
+def check_cut_from(before: Checkpoint, after: Checkpoint) -> None:
     """Whether one may have been cut from the other."""
     old, new = before.geometry, after.geometry
     if (

@@ -1,4 +1,4 @@
-"""Running sums of what the tap hears: the only thing calibration keeps."""
+"""Running sums of what the hooks report: the only thing calibration keeps."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

@@ -22,8 +22,9 @@ from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ignore
-from ..runtime.loading import load, load_tokenizer
-from ..runtime.logits import Readout, compare
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.logits import LogitReader, compare
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object, write_object
 from ..storage.models import ModelLike, all_opened, opened
@@ -189,7 +190,7 @@ class _Runner:
     ) -> None:
         self.name, self.model, self.baseline, self.tokenizer = name, model, baseline, tokenizer
         self.batch_size, self.engine, self.layerwise = batch_size, engine, layerwise
-        self.live: Any = None
+        self.live: LiveModel | None = None
         self.lm: Any = None
 
     def run(self, work: _Work, limit: int | None, progress: OnProgress) -> list[Score]:
@@ -212,28 +213,28 @@ class _Runner:
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _model(self) -> Any:
+    def _model(self) -> LiveModel:
         if self.live is None:
-            self.live = load(self.model, layerwise=self.layerwise)
+            self.live = load_live(self.model, layerwise=self.layerwise)
         return self.live
 
     def _lm(self) -> Any:
         if self.lm is None and self.engine == "vllm":
             self.lm = harness.vllm_model(self.model.path, "auto")
         elif self.lm is None:
-            self.lm = harness.hf_model(self._model(), self.tokenizer, self.batch_size)
+            self.lm = harness.hf_model(self._model().module, self.tokenizer, self.batch_size)
         return self.lm
 
     def _mqar(self, rows: int, report: harness.Report) -> list[Score]:
-        readout, found = Readout(self._model()), []
+        reader, found = LogitReader(self._model()), []
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
-        cells = [cell for cell in cells if cell["pairs"] <= readout.vocabulary // 4]
+        cells = [cell for cell in cells if cell["pairs"] <= reader.vocabulary // 4]
         for number, cell in enumerate(cells, start=1):
-            ids, asked = recall.associations(readout.vocabulary, rows=rows, **cell)
+            ids, asked = recall.associations(reader.vocabulary, rows=rows, **cell)
             shares = []
             with torch.inference_mode():
                 for part in torch.split(ids, self.batch_size):
-                    shares += recall.recalled(part, asked, readout.at(part)(asked)).tolist()
+                    shares += recall.recalled(part, asked, reader.at(part)(asked)).tolist()
             far = f"_in_{cell['length']}" if cell["length"] else ""
             found.append(self._share("mqar", f"pairs_{cell['pairs']}{far}", shares))
             report(number, len(cells))
@@ -243,9 +244,11 @@ class _Runner:
 
     def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
         """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
-        after = Readout(self._model())
+        after = LogitReader(self._model())
         original = self.model is self.baseline
-        before = after if original else Readout(load(self.baseline, layerwise=self.layerwise))
+        before = after
+        if not original:
+            before = LogitReader(load_live(self.baseline, layerwise=self.layerwise))
         parts = []
         for part in torch.split(ids, self.batch_size):
             parts.append(compare(before, after, part.long()))

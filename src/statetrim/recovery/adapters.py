@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from ..errors import StatetrimError
-from ..runtime.kernel_hooks import mixers
+from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
 
@@ -78,8 +78,7 @@ def refuse_unknown_groups(also: Sequence[str]) -> None:
 
 
 def attach(
-    live: Any,
-    model: Checkpoint,
+    live: LiveModel,
     *,
     rank: int,
     alpha: int,
@@ -91,13 +90,13 @@ def attach(
     Each decoder layer is adapted within `around(layer)`. Refuses when a linear module of a
     linear-attention layer would be left out.
     """
-    live.requires_grad_(False)
-    names = {id(module): name for name, module in live.named_modules()}
+    live.module.requires_grad_(False)
+    model = live.checkpoint
+    names = {id(module): name for name, module in live.module.named_modules()}
     found = Adapters()
-    heads = mixers(live, model)
-    for number, layer in enumerate(live.base_model.layers):
+    for number, layer in enumerate(live.decoder_layers):
         with nullcontext() if around is None else around(layer):
-            inside = heads.get(number)
+            inside = live.mixers.get(number)
             beside = _linear_beside(layer, inside)
             for kind, wanted in ALSO.items():
                 parts = [part for part in beside if part.rpartition(".")[2] in wanted]
@@ -107,7 +106,7 @@ def attach(
             if inside is not None:
                 attach_to_mixer(inside, names[id(inside)], model, found, rank=rank, alpha=alpha)
     found.coverage.all_parameters = model.parameters
-    trained = (p for p in live.parameters() if p.requires_grad)
+    trained = (p for p in live.module.parameters() if p.requires_grad)
     found.coverage.trained_parameters = sum(p.numel() for p in trained)
     return found
 

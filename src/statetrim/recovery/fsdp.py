@@ -10,6 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
+from ..runtime.live import LiveModel
 from ..runtime.loading import forget_offloaded, materialize
 from ..runtime.processes import launched
 
@@ -39,14 +40,13 @@ class Sharder:
     def __init__(self, device: torch.device) -> None:
         from torch.distributed.device_mesh import init_device_mesh
 
-        # The Trainer says cpu:0, and a parameter moved there is none any more.
-        self.device = torch.device("cpu") if device.type == "cpu" else device
+        self.device = device
         self.mesh = init_device_mesh(
             device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",)
         )
 
-    def split(self, live: Any) -> None:
-        for layer in live.base_model.layers:
+    def split(self, live: LiveModel) -> None:
+        for layer in live.decoder_layers:
             with self.layer(layer):
                 pass
         self.rest(live)
@@ -60,32 +60,32 @@ class Sharder:
         yield
         fully_shard(layer, mesh=self.mesh)
 
-    def rest(self, live: Any) -> None:
+    def rest(self, live: LiveModel) -> None:
         """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
         from torch.distributed.fsdp import fully_shard
 
-        embeddings, head = live.get_input_embeddings(), live.get_output_embeddings()
+        module = live.module
+        embeddings, head = module.get_input_embeddings(), module.get_output_embeddings()
         materialize(embeddings, self.device)
-        live.tie_weights()  # before the head would be read as a matrix of its own
+        module.tie_weights()  # before the head would be read as a matrix of its own
         tied = head.weight is embeddings.weight
         if not tied:  # one vocabulary matrix after the other
             fully_shard(embeddings, mesh=self.mesh)
             materialize(head, self.device)
             fully_shard(head, mesh=self.mesh)
-        materialize(live, self.device)
+        materialize(module, self.device)
         # Said outright: by default the outermost module stays whole until a backward pass, and a
         # teacher has none.
-        fully_shard(live.base_model, mesh=self.mesh, reshard_after_forward=True)
+        fully_shard(module.base_model, mesh=self.mesh, reshard_after_forward=True)
         if tied:  # the head would hold on to the whole matrix
             head.weight = embeddings.weight
-        live.statetrim_device = self.device
-        check_sharded(live)
+        check_sharded(module)
         forget_offloaded(live)
 
 
-def check_sharded(live: nn.Module) -> None:
+def check_sharded(module: nn.Module) -> None:
     """Every parameter must be a shard; one that is not would be a silent full copy."""
-    whole = [name for name, parameter in live.named_parameters() if not is_shard(parameter)]
+    whole = [name for name, parameter in module.named_parameters() if not is_shard(parameter)]
     if whole:
         raise StatetrimError(
             f"sharding was asked for and {len(whole)} parameters are whole, the first is {whole[0]}"

@@ -8,6 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from ..errors import StatetrimError
+from ..runtime.live import LiveModel
 
 _PROBE = 8  # tokens on which the head is compared with the model's own logits
 
@@ -43,38 +44,37 @@ class LogitHead:
         return (gradient.to(weight.dtype) @ weight).float() * self.scale
 
 
-def head_of(live: Any) -> LogitHead:
+def head_of(live: LiveModel) -> LogitHead:
     """The head of a live model, once it is certain to give the model's own logits."""
-    config = live.config.get_text_config()
+    config = live.module.config.get_text_config()
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
-    head = LogitHead(live.get_output_embeddings(), float(scale), cap)
-    ids = torch.arange(_PROBE, device=live.statetrim_device).unsqueeze(0) % config.vocab_size
+    head = LogitHead(live.module.get_output_embeddings(), float(scale), cap)
+    ids = torch.arange(_PROBE).unsqueeze(0) % config.vocab_size
     with torch.no_grad():
         stock = _stock_logits(live, head, ids)[0].float()
-        hidden = live.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+        hidden = live.hidden(ids)[0]
         ours = head.logits(hidden, head.weight, head.bias)
     if not torch.allclose(ours, stock, rtol=1e-3, atol=1e-3 * float(stock.abs().max())):
         raise StatetrimError(
-            f"{type(live).__name__} turns hidden states into logits in a way that statetrim does "
-            f"not know, so it cannot be distilled"
+            f"{type(live.module).__name__} turns hidden states into logits in a way that statetrim "
+            f"does not know, so it cannot be distilled"
         )
     return head
 
 
-def _stock_logits(live: Any, head: LogitHead, ids: Tensor) -> Tensor:
+def _stock_logits(live: LiveModel, head: LogitHead, ids: Tensor) -> Tensor:
     """By the model's own forward pass; a sharded head is replaced by a whole one meanwhile, since
     one that is tied to the embeddings is brought together for them only."""
     whole = nn.Linear(1, 1, bias=head.bias is not None, device="meta")
     whole.weight = nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:
         whole.bias = nn.Parameter(head.bias, requires_grad=False)
-    live.set_output_embeddings(whole)
+    live.module.set_output_embeddings(whole)
     try:
-        logits: Tensor = live(input_ids=ids, use_cache=False).logits
-        return logits
+        return live.logits(ids)
     finally:
-        live.set_output_embeddings(head.module)
+        live.module.set_output_embeddings(head.module)
 
 
 def _whole(tensor: Tensor) -> Tensor:

@@ -7,8 +7,6 @@ student. A layer is the unit of work: an interrupted one is done again from its 
 
 import json
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,8 +18,8 @@ from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
-from ..runtime.kernel_hooks import mixers
-from ..runtime.loading import load, materialize
+from ..runtime.loading import load_live, materialize
+from ..runtime.mixers import MixerCall, hidden_of, hook_mixers
 from ..storage.checkpoint import Checkpoint
 from ..storage.output import finish
 from .adapters import Adapters, Update, attach_to_mixer
@@ -58,17 +56,16 @@ class Layerwise:
         self, student: Checkpoint, teacher: Checkpoint, directory: Path, recipe: Recipe
     ) -> None:
         self.checkpoint, self.directory, self.recipe = student, directory, recipe
-        self.student, self.teacher = load(student, layerwise=True), load(teacher, layerwise=True)
-        self.student.requires_grad_(False)
-        self.device: torch.device = self.teacher.statetrim_device
-        self.repaired = mixers(self.student, student)
-        self.originals = mixers(self.teacher, teacher)
-        if set(self.repaired) != set(self.originals):
+        self.student = load_live(student, layerwise=True)
+        self.teacher = load_live(teacher, layerwise=True)
+        self.student.module.requires_grad_(False)
+        self.repaired = self.student.mixers
+        if set(self.repaired) != set(self.teacher.mixers):
             raise StatetrimError("teacher and student have linear attention in different layers")
         directory.mkdir(parents=True, exist_ok=True)
 
     def run(self, batches: list[Tensor], progress: OnProgress) -> Repaired:
-        layers: Any = self.teacher.base_model.layers
+        layers = self.teacher.decoder_layers
         waiting = self.directory.glob("hidden-*[0-9]")
         first = max((int(path.name.partition("-")[2]) for path in waiting), default=0)
         if first:
@@ -88,38 +85,39 @@ class Layerwise:
         growing = after.with_name(after.name + ".tmp")
         shutil.rmtree(growing, ignore_errors=True)
         growing.mkdir()
-        materialize(layer, self.device)
-        apprentice = self._apprentice(number, len(batches)) if number in self.repaired else None
+        materialize(layer, self.teacher.device)
+        training = self._training(number, len(batches)) if number in self.repaired else None
+        hooked = {number: self.teacher.mixers[number]} if number in self.repaired else {}
         tokens = 0
         for step, ids in enumerate(batches):
             hidden = load_file(before / f"{step}.safetensors")["hidden"] if number else None
-            heard: list[_Heard] = []
-            with _listening(self.originals.get(number), heard):
+            calls: list[MixerCall] = []
+            with hook_mixers(hooked, calls.append):
                 result = self._through(layer, ids, hidden)
             about = {"values": str(result.values)}
             kept = {"hidden": result.hidden.contiguous().cpu()}
             save_file(kept, growing / f"{step}.safetensors", about)
-            if apprentice is not None:
+            if training is not None:
                 tokens += ids.numel()
-                loss = apprentice.learn(heard[0], tokens)
+                loss = training.step(calls[0], tokens)
                 label = f"layer {number}"
                 progress(Progress(step + 1, len(batches), "steps", label, tokens, loss))
-        if apprentice is not None:
-            apprentice.save(self.directory / f"layer-{number}.safetensors")
+        if training is not None:
+            training.save(self.directory / f"layer-{number}.safetensors")
         layer.to("meta")
         growing.rename(after)
         shutil.rmtree(before, ignore_errors=True)
 
-    def _apprentice(self, number: int, steps: int) -> "_Apprentice":
+    def _training(self, number: int, steps: int) -> "_MixerTraining":
         mixer = self.repaired[number]
-        name = next(name for name, module in self.student.named_modules() if module is mixer)
-        materialize(mixer, self.device)
+        name = next(name for name, module in self.student.module.named_modules() if module is mixer)
+        materialize(mixer, self.student.device)
         torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
         found = Adapters()
         attach_to_mixer(
             mixer, name, self.checkpoint, found, rank=self.recipe.rank, alpha=self.recipe.alpha
         )
-        return _Apprentice(number, name, mixer, found, self.recipe, steps)
+        return _MixerTraining(number, name, mixer, found, self.recipe, steps)
 
     def _through(self, layer: nn.Module, ids: Tensor, hidden: Tensor | None) -> "_Enough":
         """The layer's output for a batch, by the model's own forward pass, which knows its masks
@@ -128,7 +126,7 @@ class Layerwise:
         def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
             if hidden is None:
                 return None
-            given = hidden.to(self.device)
+            given = hidden.to(self.teacher.device)
             return ((given, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": given})
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
@@ -140,7 +138,7 @@ class Layerwise:
         )
         try:
             with torch.no_grad():
-                self.teacher.base_model(input_ids=ids.to(self.device), use_cache=False)
+                self.teacher.hidden(ids)
         except _Enough as enough:
             return enough
         finally:
@@ -168,7 +166,7 @@ class Layerwise:
         return result
 
 
-class _Apprentice:
+class _MixerTraining:
     """One mixer of the student, and its training."""
 
     def __init__(
@@ -196,12 +194,12 @@ class _Apprentice:
         )
         self.curve: Curve = []
 
-    def learn(self, heard: "_Heard", tokens: int) -> float:
+    def step(self, call: MixerCall, tokens: int) -> float:
         """One step; the loss is the squared error over the target's own square."""
-        target = heard.output
+        target = call.output
         device = target.device.type
         with torch.autocast(device, torch.bfloat16, enabled=self.mixed_precision):
-            answer = _first(self.mixer(*heard.args, **heard.kwargs))
+            answer = call.repeat(self.mixer)
         error = (answer.float() - target.float()).square().mean()
         loss: Any = error / target.float().square().mean().clamp_min(1e-30)
         if not bool(loss.isfinite()):
@@ -239,39 +237,8 @@ class _Enough(Exception):
     """Leaves a forward pass with what was wanted of it."""
 
     def __init__(self, result: Any) -> None:
-        self.hidden = _first(result)
+        self.hidden = hidden_of(result)
         self.values = len(result) if isinstance(result, tuple) else 0
-
-
-@dataclass(frozen=True, eq=False)
-class _Heard:
-    """One call of a mixer."""
-
-    args: Any
-    kwargs: Any
-    output: Tensor
-
-
-def _first(result: Any) -> Tensor:
-    hidden: Tensor = result[0] if isinstance(result, tuple) else result
-    return hidden
-
-
-@contextmanager
-def _listening(mixer: nn.Module | None, heard: list[_Heard]) -> Iterator[None]:
-    """Within, `heard` gets what the mixer was given and what it gave."""
-    if mixer is None:
-        yield
-        return
-
-    def listen(module: nn.Module, args: Any, kwargs: Any, result: Any) -> None:
-        heard.append(_Heard(args, kwargs, _first(result)))
-
-    hook = mixer.register_forward_hook(listen, with_kwargs=True)
-    try:
-        yield
-    finally:
-        hook.remove()
 
 
 def _returned(directory: Path) -> int:

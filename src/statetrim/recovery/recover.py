@@ -20,8 +20,7 @@ from ..artifacts.model_card import recovered_card
 from ..errors import StatetrimError, refuse_unknown
 from ..maths.units import MIB, token_count
 from ..progress import OnProgress, ignore
-from ..runtime.kernel_hooks import mixers
-from ..runtime.loading import load, load_tokenizer
+from ..runtime.loading import load_live, load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.json_file import read_object, write_object, write_text
 from ..storage.models import ModelLike, opened
@@ -185,19 +184,18 @@ class _Job:
         from .logit_head import head_of
 
         options = self.options
-        sharder = Sharder(device) if options.shard else None
-        student = load(self.student, device=str(device), layerwise=options.shard)
+        student = load_live(self.student, device=device, layerwise=options.shard)
+        sharder = Sharder(student.device) if options.shard else None
         torch.manual_seed(options.seed)  # of LoRA's first values
         adapters = attach(
             student,
-            self.student,
             rank=options.rank,
             alpha=options.alpha,
             also=options.also,
             around=None if sharder is None else sharder.layer,
         )
         if options.gradient_checkpointing:
-            student.gradient_checkpointing_enable(
+            student.module.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         if sharder is not None:
@@ -205,8 +203,8 @@ class _Job:
         head = head_of(student)
         teacher = teacher_head = None
         if self.teacher is not None:
-            teacher = load(self.teacher, device=str(device), layerwise=options.shard)
-            teacher.requires_grad_(False)
+            teacher = load_live(self.teacher, device=device, layerwise=options.shard)
+            teacher.module.requires_grad_(False)
             if sharder is not None:
                 sharder.split(teacher)
             teacher_head = head_of(teacher)
@@ -217,8 +215,15 @@ class _Job:
                 )
         frozen_mode: tuple[Any, ...] = ()
         if self.student.family.fused_training:
-            frozen_mode = tuple(mixers(student, self.student).values())
-        model = Distillation(student, head, teacher, teacher_head, options.temperature, frozen_mode)
+            frozen_mode = tuple(student.mixers.values())
+        model = Distillation(
+            student.module,
+            head,
+            None if teacher is None else teacher.module,
+            teacher_head,
+            options.temperature,
+            frozen_mode,
+        )
         return model, adapters
 
     def _finished(self) -> bool:

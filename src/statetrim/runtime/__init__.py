@@ -1,1 +1,1 @@
-"""A checkpoint as a live model: loading, hooks, states, logits, processes."""
+"""A checkpoint as a live model: loading, mixers, kernel hooks, states, logits, processes."""

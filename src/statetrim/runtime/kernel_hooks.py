@@ -1,12 +1,11 @@
-"""Listen where the recurrence kernel is called: our only monkeypatch.
+"""Hooks where the recurrence kernel is called: our only monkeypatch.
 
-Modules are no place to listen: fused convolutions bypass their hooks, silently. The kernel call is
-the one place every family passes, with q and k after convolution and SiLU, before the L2 norm.
+Hooks on modules would not do: fused convolutions bypass them, silently. The kernel call is the one
+place every family passes, with q and k after convolution and SiLU, before the L2 norm.
 """
 
 import functools
 import inspect
-import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
+from .live import LiveModel
 
 L2_EPS = 1e-6  # of every kernel that normalises q and k
 
@@ -50,37 +50,9 @@ class ReadOut:
     values: Tensor  # [batch, time, value heads x value channels]
 
 
-def mixers(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
-    """The live mixer module of every linear-attention layer."""
-    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
-    pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, leaves))})")
-    found: dict[int, nn.Module] = {}
-    for name, module in model.named_modules():
-        match = pattern.fullmatch(name)
-        if match and int(match.group(1)) in checkpoint.geometry.layers:
-            found[int(match.group(1))] = module
-    missing = sorted(set(checkpoint.geometry.layers) - set(found))
-    if missing:
-        raise StatetrimError(f"the live model has no mixer for layers {missing[:5]}")
-    return found
-
-
-def output_projections(model: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
-    """The live output projection of every linear-attention layer, by the family's claims."""
-    claims = checkpoint.family.channels(checkpoint.config, checkpoint.geometry)
-    name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
-    if name is None:
-        raise StatetrimError(
-            f"family {type(checkpoint.family).__name__} does not say where values are read out"
-        )
-    leaf = name.removesuffix(".weight")
-    return {i: mixer.get_submodule(leaf) for i, mixer in mixers(model, checkpoint).items()}
-
-
 @contextmanager
-def tap(
-    model: nn.Module,
-    checkpoint: Checkpoint,
+def hook_kernels(
+    live: LiveModel,
     on_call: Callable[[KernelCall], None],
     on_input: Callable[[MixerInput], None] | None = None,
     on_readout: Callable[[ReadOut], None] | None = None,
@@ -88,79 +60,75 @@ def tap(
     only_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
-    """Within, every kernel call of `model` is reported; on leaving, no layer may be unheard.
+    """Within, every kernel call of the model is reported; on leaving, no layer may be missing.
 
     With `only` (kept channels [key heads, keep] for each layer) the kernels read and write as if
     the other channels were not there; with `only_values` ([value heads, keep]) they give as if, and
     the output norm takes its mean over the kept ones. Where `layers` are given, only those are
     expected to run.
     """
-    modules = mixers(model, checkpoint)
-    listener = _Listener(checkpoint, on_call, on_input, only or {}, only_values or {})
+    checkpoint = live.checkpoint
+    recorder = _Recorder(checkpoint, on_call, on_input, only or {}, only_values or {})
     with ExitStack() as stack:
         if only_values:
-            stack.enter_context(_shrunk_readouts(model, checkpoint, only_values))
+            stack.enter_context(_shrunk_readouts(live, only_values))
         if on_readout is not None:
-            stack.enter_context(_readouts(model, checkpoint, on_readout))
-        for layer, module in modules.items():
+            stack.enter_context(_readouts(live, on_readout))
+        for layer, module in live.mixers.items():
             enter = module.register_forward_pre_hook(
-                functools.partial(listener.enter, layer), with_kwargs=True
+                functools.partial(recorder.enter, layer), with_kwargs=True
             )
             stack.callback(enter.remove)
-        for home in {sys.modules[type(module).__module__] for module in modules.values()}:
+        for home in {sys.modules[type(module).__module__] for module in live.mixers.values()}:
             names = [name for name in checkpoint.family.kernels if hasattr(home, name)]
             if not names:
                 raise StatetrimError(f"{home.__name__} calls none of the kernels its family names")
             for name in names:
                 kernel = getattr(home, name)
                 stack.callback(setattr, home, name, kernel)
-                setattr(home, name, listener.wrap(name, kernel))
+                setattr(home, name, recorder.wrap(name, kernel))
         yield
     expected = checkpoint.geometry.layers if layers is None else layers
-    silent = sorted(set(expected) - listener.heard)
-    if silent:
+    missing = sorted(set(expected) - recorder.seen)
+    if missing:
         raise StatetrimError(
-            f"layers {silent[:5]} never called a recurrence kernel that statetrim knows, so "
+            f"layers {missing[:5]} never called a recurrence kernel that statetrim knows, so "
             f"nothing was recorded for them"
         )
 
 
 @contextmanager
-def _readouts(
-    model: nn.Module, checkpoint: Checkpoint, on_readout: Callable[[ReadOut], None]
-) -> Iterator[None]:
-    heard: set[int] = set()
+def _readouts(live: LiveModel, on_readout: Callable[[ReadOut], None]) -> Iterator[None]:
+    seen: set[int] = set()
 
-    def listen(layer: int, module: nn.Module, args: Any) -> None:
-        heard.add(layer)
+    def record(layer: int, module: nn.Module, args: Any) -> None:
+        seen.add(layer)
         on_readout(ReadOut(layer, args[0].detach()))
 
     with ExitStack() as stack:
-        for layer, module in output_projections(model, checkpoint).items():
-            hook = module.register_forward_pre_hook(functools.partial(listen, layer))
+        for layer, module in live.output_projections.items():
+            hook = module.register_forward_pre_hook(functools.partial(record, layer))
             stack.callback(hook.remove)
         yield
-    silent = sorted(set(checkpoint.geometry.layers) - heard)
-    if silent:
+    missing = sorted(set(live.checkpoint.geometry.layers) - seen)
+    if missing:
         raise StatetrimError(
-            f"layers {silent[:5]} never called their output projection, so nothing was recorded "
+            f"layers {missing[:5]} never called their output projection, so nothing was recorded "
             f"for their values"
         )
 
 
 @contextmanager
-def _shrunk_readouts(
-    model: nn.Module, checkpoint: Checkpoint, only: Mapping[int, Tensor]
-) -> Iterator[None]:
-    """Undo behind the norm what `_Listener` does before it.
+def _shrunk_readouts(live: LiveModel, only: Mapping[int, Tensor]) -> Iterator[None]:
+    """Undo behind the norm what `_Recorder` does before it.
 
     The norm divides by the width it has. What goes in is larger by the root of that width over the
     kept one, so that its mean square is that of the kept channels; what comes out is larger too.
     """
     with ExitStack() as stack:
-        for layer, module in output_projections(model, checkpoint).items():
+        for layer, module in live.output_projections.items():
             if layer in only:
-                factor = (only[layer].shape[1] / checkpoint.geometry.head_v_dim) ** 0.5
+                factor = (only[layer].shape[1] / live.checkpoint.geometry.head_v_dim) ** 0.5
                 hook = module.register_forward_pre_hook(
                     lambda _, args, factor=factor: (args[0] * factor, *args[1:])
                 )
@@ -168,7 +136,7 @@ def _shrunk_readouts(
         yield
 
 
-class _Listener:
+class _Recorder:
     """Knows which layer is running, and hands on what its kernel is given."""
 
     def __init__(
@@ -183,7 +151,7 @@ class _Listener:
         self.only, self.only_values = only, only_values
         self.on_call, self.on_input = on_call, on_input
         self.layer: int | None = None
-        self.heard: set[int] = set()
+        self.seen: set[int] = set()
 
     def enter(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.layer = layer
@@ -196,7 +164,7 @@ class _Listener:
         query, key = self._argument_names(name, signature)
 
         @functools.wraps(kernel)
-        def listening(*args: Any, **kwargs: Any) -> Any:
+        def recorded(*args: Any, **kwargs: Any) -> Any:
             if self.layer in self.only:
                 bound = signature.bind(*args, **kwargs)
                 for side in (query, key):
@@ -214,7 +182,7 @@ class _Listener:
             self._report(name, given, given[query], given[key], output)
             return result
 
-        return listening
+        return recorded
 
     def _argument_names(self, kernel: str, signature: inspect.Signature) -> tuple[str, str]:
         for pair in self.family.query_and_key:
@@ -229,7 +197,7 @@ class _Listener:
         self, kernel: str, given: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
     ) -> None:
         assert self.layer is not None, "a kernel ran outside every mixer"
-        self.heard.add(self.layer)
+        self.seen.add(self.layer)
         with torch.no_grad():
             self.on_call(
                 KernelCall(

@@ -8,7 +8,6 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +18,11 @@ from ..errors import StatetrimError
 from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
+from .live import LiveModel, Runtime
 
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
 logger = logging.getLogger("statetrim")
-
-
-@dataclass(frozen=True)
-class Runtime:
-    """Which code runs a model here, and why that one."""
-
-    name: RuntimeName
-    reason: str
 
 
 def runtime_for(family: Family, config: Config) -> Runtime:
@@ -73,26 +65,38 @@ def load(
     `layerwise` leaves the weights on disk and brings each module's in when it runs. The runtime
     chosen is logged and stands in the model's `statetrim_runtime`.
     """
+    live = load_live(model, dtype=dtype, device=device, layerwise=layerwise)
+    live.module.statetrim_runtime = live.runtime
+    return live.module
+
+
+def load_live(
+    model: ModelLike,
+    *,
+    dtype: torch.dtype | None = None,
+    device: str | torch.device | None = None,
+    layerwise: bool = False,
+) -> LiveModel:
+    """The same, with its checkpoint and what else belongs to it."""
     checkpoint = opened(model)
     model_type = checkpoint.config["model_type"]
     runtime = runtime_for(checkpoint.family, checkpoint.config)
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
-    folder = tempfile.mkdtemp(prefix="statetrim-offload-") if layerwise else None
+    folder = _offload_folder() if layerwise else None
     with _own_kernels_only():
         from transformers import AutoModelForCausalLM
 
         _register(checkpoint.family, runtime)
         auto: Any = AutoModelForCausalLM
         try:
-            live, info = auto.from_pretrained(
+            module, info = auto.from_pretrained(
                 checkpoint.path,
                 dtype=dtype or "auto",
                 use_safetensors=True,
                 trust_remote_code=False,
                 local_files_only=True,
                 output_loading_info=True,
-                **(_offloaded(folder) if folder else {}),
+                **({"device_map": {"": "disk"}, "offload_folder": folder} if folder else {}),
             )
         except (ValueError, OSError) as error:  # an option that this runtime does not have
             reason = str(error).partition("\n")[0][:300]
@@ -100,22 +104,29 @@ def load(
                 f"{checkpoint.path} does not load in {runtime.name}: {reason}"
             ) from error
     _check_loaded(info, checkpoint.path)
-    live.statetrim_runtime = runtime
-    live.statetrim_device = torch.device(device)  # of the inputs; offloaded weights claim "meta"
-    live.statetrim_folder = folder
-    return (live if layerwise else live.to(device)).eval()
+    home = _device(device)
+    module = (module if layerwise else module.to(home)).eval()
+    return LiveModel(module, checkpoint, home, runtime, folder)
 
 
-def _offloaded(folder: str) -> dict[str, Any]:
-    """accelerate's disk offload: weights stay in their shards, except those that transformers
-    fuses on loading, which go to a temporary folder that lives as long as the process."""
+def _device(wanted: str | torch.device | None) -> torch.device:
+    """The CPU goes without a number: a parameter that is moved to cpu:0 is none any more."""
+    device = torch.device(wanted or ("cuda" if torch.cuda.is_available() else "cpu"))
+    return torch.device("cpu") if device.type == "cpu" else device
+
+
+def _offload_folder() -> Path:
+    """For accelerate's disk offload: weights stay in their shards, except those that transformers
+    fuses on loading, which go to this temporary folder that lives as long as the process."""
+    folder = tempfile.mkdtemp(prefix="statetrim-offload-")
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return {"device_map": {"": "disk"}, "offload_folder": folder}
+    return Path(folder)
 
 
-def forget_offloaded(live: Any) -> None:
+def forget_offloaded(live: LiveModel) -> None:
     """Remove that folder early, once all of the model is in memory."""
-    shutil.rmtree(live.statetrim_folder, ignore_errors=True)
+    if live.offload_folder is not None:
+        shutil.rmtree(live.offload_folder, ignore_errors=True)
 
 
 def materialize(module: nn.Module, device: torch.device) -> None:

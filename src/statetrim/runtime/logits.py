@@ -2,10 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from .live import LiveModel
 
 Logits = Callable[[Tensor], Tensor]
 """Places [n] of a sequence that was read -> float32 logits [rows, n, vocabulary]."""
@@ -13,20 +14,19 @@ Logits = Callable[[Tensor], Tensor]
 _PROBE = 8  # tokens on which the short way is compared with the model's own
 
 
-class Readout:
+class LogitReader:
     """Decoder once, head where asked.
 
     Some models scale or cap their logits after the head; a probe tells, and then the model's own
     forward pass is used, which holds the logits of one batch.
     """
 
-    def __init__(self, live: Any) -> None:
-        self.live, self.head = live, live.get_output_embeddings()
+    def __init__(self, live: LiveModel) -> None:
+        self.live, self.head = live, live.module.get_output_embeddings()
         self.vocabulary = int(self.head.weight.shape[0])
-        self.device = live.statetrim_device
-        probe = torch.arange(_PROBE, device=self.device).unsqueeze(0) % self.vocabulary
+        probe = torch.arange(_PROBE).unsqueeze(0) % self.vocabulary
         with torch.inference_mode():
-            whole, short = live(input_ids=probe, use_cache=False).logits, self._short(probe)
+            whole, short = live.logits(probe), self._short(probe)
             close = max(1e-3, 4 * torch.finfo(whole.dtype).eps)
             self.plain = torch.allclose(
                 whole.float(),
@@ -37,15 +37,13 @@ class Readout:
 
     def at(self, ids: Tensor) -> Logits:
         """Run ids [rows, time]; gives float32 logits [rows, n, vocabulary] at n places."""
-        ids = ids.to(self.device)
         if self.plain:
             return self._short(ids)
-        logits = self.live(input_ids=ids, use_cache=False).logits
+        logits = self.live.logits(ids)
         return lambda places: logits[:, places.to(logits.device)].float()
 
     def _short(self, ids: Tensor) -> Logits:
-        decoder: Any = self.live.base_model
-        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = self.live.hidden(ids)
         dtype = self.head.weight.dtype  # Mamba-2's last norm gives float32, whatever the weights
 
         def read(places: Tensor) -> Tensor:
@@ -64,10 +62,10 @@ class Comparison:
     log_likelihood: Tensor  # of the row's tokens after the first, summed, by the model
 
 
-def compare(before: Readout, after: Readout, ids: Tensor, chunk: int = 128) -> Comparison:
+def compare(before: LogitReader, after: LogitReader, ids: Tensor, chunk: int = 128) -> Comparison:
     """Both models read ids [rows, time].
 
-    With the same readout twice the model runs once, and is only read for its likelihood.
+    With the same reader twice the model runs once, and is only read for its likelihood.
     """
     with torch.inference_mode():
         new = after.at(ids)

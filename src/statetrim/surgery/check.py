@@ -7,15 +7,16 @@ whole text at once. That stock code loads it is seen on the way.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
-from ..runtime.kernel_hooks import KernelCall, mixers, tap
-from ..runtime.loading import load
+from ..runtime.kernel_hooks import KernelCall, hook_kernels
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live
+from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
 
 TOKENS = 64
@@ -45,91 +46,54 @@ def check_cut(
     """Compare `small`, cut from `model` by `plan`, with it; a difference is an error."""
     progress("loading both models")
     before, after = (
-        load(which, dtype=torch.float32, layerwise=layerwise) for which in (model, small)
+        load_live(which, dtype=torch.float32, layerwise=layerwise) for which in (model, small)
     )
-    ids = _tokens(before)
+    ids = before.random_ids(1, TOKENS)  # any will do: the comparison is exact on all of them
     progress("comparing mixers")
-    sliced = _compare_mixers(model, plan, small, before, after, ids)
+    sliced = _compare_mixers(plan, before, after, ids)
     progress("comparing prefill and decode")
-    gap, gap_before = _decode_gap(small, after, ids), _decode_gap(model, before, ids)
+    gap, gap_before = _decode_gap(after, ids), _decode_gap(before, ids)
     if gap > max(TOLERANCE, _UPSTREAM * gap_before):
         raise StatetrimError(
             f"{small.path} decodes other logits than it prefills (by {gap:.1e} of the largest, the "
             f"original by {gap_before:.1e}); this is a defect of statetrim, please report it"
         )
-    return Checks(after.statetrim_runtime.name, sliced, gap, gap_before)
+    return Checks(after.runtime.name, sliced, gap, gap_before)
 
 
-def _tokens(live: Any) -> Tensor:
-    """ids [1, TOKENS], any will do: the comparison is exact on all of them."""
-    vocabulary = int(live.get_input_embeddings().weight.shape[0])
-    generator = torch.Generator().manual_seed(0)
-    return torch.randint(vocabulary, (1, TOKENS), generator=generator).to(live.statetrim_device)
-
-
-def _compare_mixers(
-    model: Checkpoint, plan: Plan, small: Checkpoint, before: Any, after: Any, ids: Tensor
-) -> float:
+def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor) -> float:
     """The original runs; then both mixers of a layer get what that layer was given."""
     worst = 0.0
-    given = _mixer_calls(model, before, ids)
-    expected = _Answers(model, before, plan.kept)
-    found = _Answers(small, after, None)
-    for layer, call in given.items():
-        theirs, ours = expected(layer, call), found(layer, call)
+    calls: list[MixerCall] = []
+    with torch.inference_mode(), hook_mixers(before.mixers, calls.append):
+        before.hidden(ids)
+    for call in calls:
+        theirs, ours = _answers(before, call, plan.kept), _answers(after, call, None)
         if plan.kept_values is not None:
             # The norm runs over fewer channels now, so the comparison ends where it begins.
-            theirs = {"kernel": _kept_values(theirs["kernel"], plan.kept_values[layer])}
+            theirs = {"kernel": _kept_values(theirs["kernel"], plan.kept_values[call.layer])}
         gap = max(_gap(value, ours[name]) for name, value in theirs.items())
         if not gap <= TOLERANCE:
             raise StatetrimError(
-                f"layer {layer} of {small.path} differs from the original with the same channels "
-                f"masked (by {gap:.1e} of the largest value); this is a defect of statetrim, "
-                f"please report it"
+                f"layer {call.layer} of {after.checkpoint.path} differs from the original with the "
+                f"same channels masked (by {gap:.1e} of the largest value); this is a defect of "
+                f"statetrim, please report it"
             )
         worst = max(worst, gap)
     return worst
 
 
-Call = tuple[Any, dict[str, Any]]
-
-
-def _mixer_calls(model: Checkpoint, live: Any, ids: Tensor) -> dict[int, Call]:
-    """What each mixer is called with when the model reads `ids`."""
-    calls: dict[int, Call] = {}
-    handles = []
-    for layer, module in mixers(live, model).items():
-
-        def keep(module: nn.Module, args: Any, kwargs: Any, layer: int = layer) -> None:
-            calls[layer] = (args, kwargs)
-
-        handles.append(module.register_forward_pre_hook(keep, with_kwargs=True))
-    with torch.inference_mode():
-        live.base_model(input_ids=ids, use_cache=False)
-    for handle in handles:
-        handle.remove()
-    return calls
-
-
-class _Answers:
-    """A model's mixers, called one at a time: what the kernel and the mixer give."""
-
-    def __init__(
-        self, checkpoint: Checkpoint, live: Any, only: Mapping[int, Tensor] | None
-    ) -> None:
-        self.checkpoint, self.live, self.only = checkpoint, live, only
-        self.modules = mixers(live, checkpoint)
-
-    def __call__(self, layer: int, call: Call) -> dict[str, Tensor]:
-        heard: list[KernelCall] = []
-        args, kwargs = call
-        with (
-            torch.inference_mode(),
-            tap(self.live, self.checkpoint, heard.append, only=self.only, layers=[layer]),
-        ):
-            answer = self.modules[layer](*args, **kwargs)
-        mixer = answer[0] if isinstance(answer, tuple) else answer
-        return {"kernel": heard[-1].output, "mixer": mixer}
+def _answers(
+    live: LiveModel, call: MixerCall, only: Mapping[int, Tensor] | None
+) -> dict[str, Tensor]:
+    """What a layer's kernel and mixer give for a call."""
+    kernel_calls: list[KernelCall] = []
+    with (
+        torch.inference_mode(),
+        hook_kernels(live, kernel_calls.append, only=only, layers=[call.layer]),
+    ):
+        mixer = call.repeat(live.mixers[call.layer])
+    return {"kernel": kernel_calls[-1].output, "mixer": mixer}
 
 
 def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
@@ -142,14 +106,13 @@ def _gap(expected: Tensor, found: Tensor) -> float:
     return float((expected - found).abs().max()) / largest if largest else float("nan")
 
 
-def _decode_gap(checkpoint: Checkpoint, live: Any, ids: Tensor) -> float:
+def _decode_gap(live: LiveModel, ids: Tensor) -> float:
     """Logits of the last tokens: the text read at once, against one token at a time."""
-    name = checkpoint.family.cache_argument(checkpoint.config)
     with torch.inference_mode():
-        whole = live(input_ids=ids, use_cache=False).logits[:, -DECODED:]
-        answer = live(input_ids=ids[:, :-DECODED], use_cache=True)
+        whole = live.logits(ids)[:, -DECODED:]
+        _, cache = live.step(ids[:, :-DECODED])
         steps = []
         for token in torch.split(ids[:, -DECODED:], 1, dim=1):
-            answer = live(input_ids=token, use_cache=True, **{name: getattr(answer, name)})
-            steps.append(answer.logits[:, -1:])
+            logits, cache = live.step(token, cache)
+            steps.append(logits)
     return _gap(whole, torch.cat(steps, dim=1))

@@ -1,0 +1,93 @@
+"""A model that runs, with the checkpoint it was loaded from."""
+
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import StatetrimError
+from ..families.contract import RuntimeName
+from ..storage.checkpoint import Checkpoint
+from .mixers import find_mixers
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Which code runs a model here, and why that one."""
+
+    name: RuntimeName
+    reason: str
+
+
+@dataclass(frozen=True, eq=False)
+class LiveModel:
+    """A causal LM of transformers, fla or portable, and what is asked of it.
+
+    `device` is where inputs go; weights may be elsewhere, on disk or in shards. Token ids are
+    [rows, time], on any device.
+    """
+
+    module: Any
+    checkpoint: Checkpoint
+    device: torch.device
+    runtime: Runtime
+    offload_folder: Path | None = None  # of weights on disk that are not in the checkpoint as such
+
+    @cached_property
+    def mixers(self) -> dict[int, nn.Module]:
+        """The mixer of every linear-attention layer."""
+        return find_mixers(self.module, self.checkpoint)
+
+    @property
+    def output_projections(self) -> dict[int, nn.Module]:
+        """The output projection of every mixer, by the family's claims."""
+        family, checkpoint = self.checkpoint.family, self.checkpoint
+        claims = family.channels(checkpoint.config, checkpoint.geometry)
+        name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
+        if name is None:
+            raise StatetrimError(
+                f"family {type(family).__name__} does not say where values are read out"
+            )
+        leaf = name.removesuffix(".weight")
+        return {layer: mixer.get_submodule(leaf) for layer, mixer in self.mixers.items()}
+
+    @property
+    def decoder_layers(self) -> nn.ModuleList:
+        """Every decoder layer, linear or not, in order."""
+        layers: nn.ModuleList = self.module.base_model.layers
+        return layers
+
+    @property
+    def vocabulary(self) -> int:
+        """Token ids that have an embedding."""
+        return int(self.module.get_input_embeddings().weight.shape[0])
+
+    def random_ids(self, rows: int, time: int) -> Tensor:
+        """The same on every call."""
+        generator = torch.Generator().manual_seed(0)
+        ids = torch.randint(self.vocabulary, (rows, time), generator=generator)
+        return ids.to(self.device)
+
+    def hidden(self, ids: Tensor) -> Tensor:
+        """Final hidden states [rows, time, hidden], without the head."""
+        decoder: Any = self.module.base_model
+        states: Tensor = decoder(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
+        return states
+
+    def logits(self, ids: Tensor) -> Tensor:
+        """[rows, time, vocabulary], as the model's own forward pass gives them."""
+        logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
+        return logits
+
+    def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+        """Logits [rows, 1, vocabulary] of the last token, and the cache after it; `cache` is what
+        a step before gave."""
+        name = self.checkpoint.family.cache_argument(self.checkpoint.config)
+        past = {} if cache is None else {name: cache}
+        answer = self.module(
+            input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **past
+        )
+        return answer.logits, answer[name]

@@ -1,0 +1,64 @@
+"""The mixers of a live model, its linear-attention modules, and the calls they get."""
+
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import StatetrimError
+from ..storage.checkpoint import Checkpoint
+
+
+def find_mixers(module: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
+    """The mixer of every linear-attention layer of a live model."""
+    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
+    pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, leaves))})")
+    found: dict[int, nn.Module] = {}
+    for name, part in module.named_modules():
+        match = pattern.fullmatch(name)
+        if match and int(match.group(1)) in checkpoint.geometry.layers:
+            found[int(match.group(1))] = part
+    missing = sorted(set(checkpoint.geometry.layers) - set(found))
+    if missing:
+        raise StatetrimError(f"the live model has no mixer for layers {missing[:5]}")
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class MixerCall:
+    """One call of a mixer: what it was given, and what it gave."""
+
+    layer: int
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any]
+    output: Tensor  # [batch, time, hidden]
+
+    def repeat(self, mixer: nn.Module) -> Tensor:
+        """What `mixer` gives for the same arguments, [batch, time, hidden]."""
+        return hidden_of(mixer(*self.args, **self.kwargs))
+
+
+@contextmanager
+def hook_mixers(
+    modules: Mapping[int, nn.Module], on_call: Callable[[MixerCall], None]
+) -> Iterator[None]:
+    """Within, every call of these mixers is reported when it ends."""
+
+    def report(layer: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        on_call(MixerCall(layer, args, kwargs, hidden_of(output)))
+
+    with ExitStack() as stack:
+        for layer, module in modules.items():
+            hook = functools.partial(report, layer)
+            stack.callback(module.register_forward_hook(hook, with_kwargs=True).remove)
+        yield
+
+
+def hidden_of(output: Any) -> Tensor:
+    """The hidden states that a module returns, alone or first in a tuple."""
+    hidden: Tensor = output[0] if isinstance(output, tuple) else output
+    return hidden

@@ -1,0 +1,71 @@
+"""A live model with its checkpoint, and the hooks on its mixers."""
+
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import statetrim as st
+from helpers import tiny
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.mixers import MixerCall, hook_mixers
+
+Load = Callable[[str], Path]
+
+
+def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
+    model = st.open(checkpoint("delta_net"))
+    live = load_live(model, device="cpu:0")
+    assert live.checkpoint is model and live.runtime.name in ("portable", "fla")
+    assert live.device == torch.device("cpu"), "a parameter moved to cpu:0 would be none any more"
+    assert all(isinstance(p, nn.Parameter) for p in live.module.parameters())
+    assert not [name for name in vars(live.module) if name.startswith("statetrim")]
+    assert len(live.decoder_layers) == model.config["num_hidden_layers"]
+    assert live.vocabulary == tiny.VOCABULARY
+    assert torch.equal(live.random_ids(2, 9), live.random_ids(2, 9))
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@torch.no_grad()
+def test_a_step_is_the_stock_models_with_its_cache(model_type: str, checkpoint: Load) -> None:
+    live, other = (load_live(checkpoint(model_type)) for _ in range(2))
+    takes = inspect.signature(other.module.forward).parameters
+    name = "cache_params" if "cache_params" in takes else "past_key_values"
+    ids = live.random_ids(2, 12)
+    cache = stock = None
+    for part in (ids[:, :9], ids[:, 9:10], ids[:, 10:11]):
+        logits, cache = live.step(part, cache)
+        answer = other.module(input_ids=part, use_cache=True, **{name: stock} if stock else {})
+        stock = answer[name]
+        torch.testing.assert_close(logits, answer.logits[:, -1:], rtol=0, atol=1e-5)
+    forgetful, _ = live.step(ids[:, 10:11])
+    assert (forgetful - logits).abs().max() > 1e-2, "the cache must matter"
+
+
+@torch.no_grad()
+def test_a_mixers_call_can_be_repeated(checkpoint: Load) -> None:
+    live, calls = load_live(checkpoint("qwen3_next")), list[MixerCall]()
+    seen: list[Any] = []
+    last = live.checkpoint.geometry.layers[-1]
+    live.mixers[last].register_forward_hook(lambda module, args, output: seen.append(output))
+    with hook_mixers(live.mixers, calls.append):
+        live.hidden(live.random_ids(1, 20))
+    assert [call.layer for call in calls] == list(live.checkpoint.geometry.layers)
+    assert torch.equal(calls[-1].output, seen[0])
+    assert torch.equal(calls[-1].repeat(live.mixers[last]), seen[0])
+    assert not torch.equal(calls[0].repeat(live.mixers[last]), seen[0])
+    live.hidden(live.random_ids(1, 20))
+    assert len(calls) == len(live.mixers), "hooks are gone"
+
+
+def test_a_model_without_a_mixer_for_a_layer_is_refused(checkpoint: Load) -> None:
+    live = load_live(checkpoint("delta_net"))
+    live.decoder_layers[1].attn = nn.Identity()
+    del live.decoder_layers[1]._modules["attn"]
+    with pytest.raises(st.StatetrimError, match=r"no mixer for layers \[1\]"):
+        live.mixers  # noqa: B018
