@@ -8,8 +8,9 @@ import torch
 from scipy import stats
 from torch import Tensor
 
+from statetrim.artifacts.gate import broken, check_rule
+from statetrim.artifacts.losses import loss_of, recall_change
 from statetrim.artifacts.scores import Score, Scores
-from statetrim.artifacts.verdicts import broken, check_rule, judge, recall_change
 from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, unseen
 
 EXPERIMENTS = 1000
@@ -125,15 +126,15 @@ def scores(before: list[float], after: list[float], unit: str = "share") -> Scor
 
 def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
     lost = scores([1.0] * 80 + [0.0] * 20, [1.0] * 40 + [0.0] * 60)
-    verdict = judge(lost, "new", "squad", "contains")
+    verdict = loss_of(lost, "new", "squad", "contains")
     assert verdict.sentence.startswith("loss of 40.00 ± ") and verdict.sentence.endswith("points")
     assert verdict.p is not None and verdict.p < 1e-10
-    won = judge(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "squad", "contains")
+    won = loss_of(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "squad", "contains")
     assert won.sentence.startswith("gain of 60.00 ± ")
-    same = judge(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
+    same = loss_of(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
     assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
-    floor = judge(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
-    assert floor.sentence == "says nothing: the baseline scores 0"
+    floor = loss_of(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
+    assert floor.sentence == "says nothing: the original is at chance"
     unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
     assert unchanged is not None and unchanged.high == pytest.approx(2.95, abs=0.01)
     change = recall_change(lost, "new")
@@ -141,7 +142,7 @@ def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
 
     worse = scores([-2.0] * 30, [-2.0 - math.log(1.1)] * 30, "perplexity")
     assert worse.find("old", "lambada_openai", "perplexity").value == pytest.approx(math.exp(2))
-    verdict = judge(worse, "new", "lambada_openai", "perplexity")
+    verdict = loss_of(worse, "new", "lambada_openai", "perplexity")
     assert verdict.loss.estimate == pytest.approx(10.0) and verdict.sentence.endswith("%")
 
 

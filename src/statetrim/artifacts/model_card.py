@@ -1,82 +1,126 @@
-"""The README.md of a pruned checkpoint: what was cut, from what, and how."""
+"""The README.md of a pruned checkpoint: what was cut, from what, how, and what it costs."""
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from ..geometry import Geometry
+from ..maths.formatting import change, score_text, size
 from ..storage.checkpoint import Checkpoint
+from .losses import headline, losses
+from .markdown import code, one_line, plain
 from .plan import Plan
 from .scores import Scores
-from .verdicts import verdicts
+from .verdict import Verdict
 
-_MEASURED = "<!-- measured by statetrim -->"
+_MEASURED, _END = "<!-- measured by statetrim -->", "<!-- end of what was measured -->"
 _CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")
+_VALUE = re.compile(
+    r"[\w./:+-][\w ./:+-]*|\[[\w, -]*\]"
+)  # what YAML reads as plain text, or a list
+_FLOAT32, _BFLOAT16 = 4, 2
 
 
 def model_card(
     model: Checkpoint, plan: Plan, after: Geometry, parameters: int, original: str
 ) -> str:
-    """Front matter with the original's licence, then the cut in a table.
+    """Front matter with the original's licence, the cut in a table, then how it was made.
 
     `after` and `parameters` are the cut model's; `original` is the beginning of `model`'s card.
     """
     before = model.geometry
     name, base = _source(model.path.resolve())
     front = [*_carried(original), *base, "tags:", "- statetrim", "- pruned"]
+    shapes = [f"{x.head_k_dim} x {x.head_v_dim}" for x in (before, after)]
     lines = [
         "---",
         *front,
         "---",
         "",
-        f"# {name}, state {before.head_k_dim} x {before.head_v_dim} -> "
-        f"{after.head_k_dim} x {after.head_v_dim}",
+        f"# {plain(name)}, state {shapes[0]} -> {shapes[1]}",
         "",
-        f"This is `{name}` with a smaller recurrent state. In each of its {len(after.layers)} "
-        f"linear-attention layers, {_kept(before, after)}; the heads keep different ones. "
+        f"This is {code(name)} with a smaller recurrent state. In each of its {len(after.layers)} "
+        f"linear-attention layers, {_kept(before, after)}; the heads keep different ones. It loads "
+        f"in stock libraries; no code of statetrim is needed.",
+        "",
+        "| | before | after | change |",
+        "|---|---:|---:|---:|",
+        f"| state of a head, keys x values | {shapes[0]} | {shapes[1]} | "
+        f"{change(before.state_numel, after.state_numel)} |",
+        _bytes("recurrent state per sequence, float32", before, after, _FLOAT32),
+        _bytes("the same in bfloat16, which needs no cut", before, after, _BFLOAT16),
+        f"| parameters | {model.parameters:,} | {parameters:,} | "
+        f"{change(model.parameters, parameters)} |",
+        "",
+        _MEASURED,
+        "Its quality was not measured yet. A cut loses quality unless it was measured not to: "
+        "evaluate before use.",
+        _END,
+        "",
+        "## How it was made",
+        "",
+        f"{' '.join(_chosen(plan))} The kept channels of every head are in `statetrim/plan.json`. "
         + (
             "The weight of the output norm was multiplied into the output projection. "
             if plan.kept_values is not None
             else ""
         )
-        + "All other tensors are the original's, byte for byte. It loads in stock libraries; no "
-        "code of statetrim is needed.",
-        "",
-        "| | before | after |",
-        "|---|---:|---:|",
-        f"| key channels per head | {before.head_k_dim} | {after.head_k_dim} |",
-        f"| value channels per head | {before.head_v_dim} | {after.head_v_dim} |",
-        f"| recurrent state per sequence, float32 | {_mib(before.state_numel)} | "
-        f"{_mib(after.state_numel)} |",
-        f"| parameters | {model.parameters:,} | {parameters:,} |",
-        "",
-        f"{' '.join(_chosen(plan))} The kept "
-        f"channels of every head are in `statetrim/plan.json`. A cut loses quality unless it was "
-        f"measured not to: evaluate before use.",
+        + "All other tensors are the original's, byte for byte.",
     ]
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
     return "\n".join(lines) + "\n"
 
 
-def with_measurements(card: str, scores: Scores) -> str:
-    """The card with what was measured at its end; a second time it takes the place of the first."""
+def with_measurements(card: str, scores: Scores, judged: Verdict) -> str:
+    """The card with the verdict, its warnings and what was measured, above how it was made; a
+    second time it takes the place of the first."""
     lines = [
         _MEASURED,
-        "",
         "## Measured",
         "",
-        "| task | metric | " + " | ".join(scores.models) + " |",
+        f"**{str(judged.outcome).capitalize()}**: {plain(judged.reason)}.",
+        "",
+        *(f"- Warning: {plain(text)}." for text in judged.warnings),
+        *([""] if judged.warnings else []),
+        f"| task | metric | samples | {' | '.join(map(plain, scores.models))} |",
+        "|---|---|---:|" + "---:|" * len(scores.models),
     ]
-    lines.append("|---|---|" + "---:|" * len(scores.models))
     for task in scores.tasks:
         for metric in scores.metrics(task):
-            cells = [f"{scores.find(model, task, metric).value:.4g}" for model in scores.models]
-            lines.append(f"| {task} | {metric} | {' | '.join(cells)} |")
+            found = [headline(scores, model, task, metric) for model in scores.models]
+            cells = [score_text(score.value, score.unit) for score in found]
+            count = len(found[0].samples)
+            row = [plain(task), plain(metric), str(count), *cells]
+            lines.append(f"| {' | '.join(row)} |")
     lines += ["", "Against the original, on the same samples (95% intervals, paired):", ""]
-    lines += [f"- {v.task}, {v.metric}, {v.model}: {v.sentence}" for v in verdicts(scores)]
-    return card.partition(_MEASURED)[0].rstrip() + "\n\n" + "\n".join(lines) + "\n"
+    lines += [
+        f"- {plain(x.task)}, {plain(x.metric)}, {plain(model)}: {x.sentence}"
+        for model in scores.models[1:]
+        for x in losses(scores, model)
+    ]
+    lines.append(_END)
+    before, rest = _around_measurements(card)
+    return f"{before.rstrip()}\n\n" + "\n".join(lines) + f"\n\n{rest.lstrip()}"
+
+
+def _around_measurements(card: str) -> tuple[str, str]:
+    """What stands before the measurements and after them."""
+    before, begun, rest = card.partition(_MEASURED)
+    if not begun:
+        return card, ""
+    return before, rest.partition(_END)[2]
+
+
+def _without_measurements(card: str) -> str:
+    """The weights are about to change, and what was measured of them holds no longer."""
+    before, rest = _around_measurements(card)
+    if not rest:
+        return card.rstrip()
+    again = f"{_MEASURED}\nIts quality was not measured since: evaluate before use.\n{_END}"
+    return f"{before.rstrip()}\n\n{again}\n\n{rest.strip()}"
 
 
 def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
@@ -88,7 +132,7 @@ def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
     )
     how = "one mixer at a time, " if options["layerwise"] else ""
     lines = [
-        original.rstrip() or f"# {name}",
+        _without_measurements(original) or f"# {plain(name)}",
         "",
         "## Recovery",
         "",
@@ -107,7 +151,7 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
     layers = record["layers"].values()
     before, after = (max(layer[when] for layer in layers) for when in ("before", "after"))
     lines = [
-        original.rstrip() or f"# {name}",
+        _without_measurements(original) or f"# {plain(name)}",
         "",
         "## Refit",
         "",
@@ -140,28 +184,30 @@ def _chosen(plan: Plan) -> Iterator[str]:
         keys = [("Key channels", plan.method, plan.options)] if plan.method != "none" else []
         by = [*keys, ("Value channels", plan.value_method, plan.value_options)]
     for what, method, options in by:
-        text = ", ".join(f"{key}={value}" for key, value in options.items()) or "none"
-        yield f"{what} were chosen by `{method}` (options: {text}; seed {plan.seed})."
+        text = ", ".join(code(f"{key}={value}") for key, value in options.items()) or "none"
+        yield f"{what} were chosen by {code(method)} (options: {text}; seed {plan.seed})."
 
 
 def _source(path: Path) -> tuple[str, list[str]]:
     """The model's name, and front matter that links to it where it came from the hub's cache."""
     if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
         hub_id = path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-        return hub_id, [f"base_model: {hub_id}"]
-    return path.name, []
+        safe = re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id)
+        return one_line(hub_id), [f"base_model: {hub_id if safe else json.dumps(hub_id)}"]
+    return one_line(path.name), []
 
 
 def _carried(original: str) -> list[str]:
-    """One-line fields of the original's front matter that still hold."""
+    """One-line fields of the original's front matter that still hold, where they are plain."""
     match = re.match(r"---\n(.*?)\n---\n", original, flags=re.DOTALL)
-    lines = match.group(1).splitlines() if match else []
+    fields = (line.partition(":") for line in (match.group(1).splitlines() if match else []))
     return [
-        line
-        for line in lines
-        if (field := re.match(r"([a-z_]+): *\S", line)) and field.group(1) in _CARRIED
+        f"{name}: {value.strip()}"
+        for name, _, value in fields
+        if name in _CARRIED and _VALUE.fullmatch(value.strip())
     ]
 
 
-def _mib(numel: int) -> str:
-    return f"{numel * 4 / 2**20:.1f} MiB"
+def _bytes(name: str, before: Geometry, after: Geometry, width: int) -> str:
+    old, new = (width * x.state_numel for x in (before, after))
+    return f"| {name} | {size(old)} | {size(new)} | {change(old, new)} |"

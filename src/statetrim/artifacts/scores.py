@@ -51,6 +51,12 @@ class Scores:
     scores: list[Score]
     lineage: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        """Of two scores with one name the kinder one could be taken: there is only one."""
+        seen = {(score.model, score.task, score.metric) for score in self.scores}
+        if len(seen) < len(self.scores) or len({*self.models}) < len(self.models):
+            raise StatetrimError("the scores hold a model, or a metric of a model, twice")
+
     @property
     def baseline(self) -> str:
         return self.models[0]
@@ -71,12 +77,7 @@ class Scores:
 
     def pairs(self, model: str, task: str, metric: str) -> Pairs:
         """The baseline and `model` on the same samples; perplexities as negative log-likelihood."""
-        before, after = self.find(self.baseline, task, metric), self.find(model, task, metric)
-        if len(before.samples) != len(after.samples) or before.weights != after.weights:
-            raise StatetrimError(f"{model} and {self.baseline} saw other samples of {task}")
-        sign = -1.0 if before.unit == "perplexity" else 1.0
-        weights = _tensor(before.weights) if before.weights else None
-        return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
+        return paired(self.find(self.baseline, task, metric), self.find(model, task, metric))
 
     def as_json(self, *, samples: bool = True) -> dict[str, Any]:
         hidden = () if samples else ("samples", "weights")
@@ -114,6 +115,20 @@ class Scores:
         ):
             raise StatetrimError(f"{path} is not what statetrim evaluate writes")
         return cls(models, scores, lineage)
+
+
+def paired(before: Score, after: Score) -> Pairs:
+    """Two models on the same samples; perplexities as negative log-likelihood."""
+    same = (before.unit, before.weights, before.higher_is_better) == (
+        after.unit,
+        after.weights,
+        after.higher_is_better,
+    )
+    if len(before.samples) != len(after.samples) or not same:
+        raise StatetrimError(f"{after.model} and {before.model} saw other samples of {after.task}")
+    sign = -1.0 if before.unit == "perplexity" else 1.0
+    weights = _tensor(before.weights) if before.weights else None
+    return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
 
 
 def read_score(stored: dict[str, Any]) -> Score:

@@ -23,6 +23,7 @@ class Measured:
     high: float | None
     unit: str
     higher_is_better: bool
+    floor: bool = False  # the original is at chance, so that this says nothing of a cut
 
 
 @dataclass(frozen=True)

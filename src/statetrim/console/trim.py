@@ -15,14 +15,14 @@ from ..pipelines.observer import Watch
 from ..pipelines.trim import RECORD
 from ..progress import OnProgress
 from ..recovery.adapters import Coverage
-from ..serving.deployment import deployment
+from ..serving.deployment import deployment, ship_verdict
 from ..serving.state_size import stored_dtype
 from ..serving.target import ENGINES
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS
 from . import terminal
-from .measures.evaluate import show_scores
+from .measures.evaluate import show_scores, show_verdict
 from .progress import shown
 from .steps.recover import announce
 
@@ -91,12 +91,12 @@ def show_trimmed(small: Checkpoint, watch: Spoken, *, as_json: bool) -> None:
         terminal.note(text)
     home = small.path / ARTIFACTS
     found, scores = read_object(home / RECORD, MIB), Scores.load(home / "scores.json")
+    judged = ship_verdict(scores, scores.models[1], small)
     if as_json:
-        terminal.show_json(
-            {"output": str(small.path), "scores": scores.as_json(samples=False), **found}
-        )
+        about = {"scores": scores.as_json(samples=False), "ship": judged.as_json()}
+        terminal.show_json({"output": str(small.path), **about, **found})
         return
-    show_scores(scores, str(home / "scores.json"), as_json=False)
+    show_scores(scores, [], str(home / "scores.json"), as_json=False)
     checks = found["checks"]
     for line in (
         f"checked in {checks['runtime']}: equals the masked original within "
@@ -111,8 +111,7 @@ def show_trimmed(small: Checkpoint, watch: Spoken, *, as_json: bool) -> None:
         "# statetrim/ names your text and model: --exclude 'statetrim/*' leaves it out",
     ):
         terminal.say(line)
-    for warning in found["warnings"]:
-        terminal.note(f"warning: {warning}", style="yellow")
+    show_verdict(judged, str(small.path))
 
 
 def _serving(small: Checkpoint) -> list[str]:

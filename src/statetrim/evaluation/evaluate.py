@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from ..artifacts.origin import origin
 from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
 from ..errors import StatetrimError
 from ..maths.units import token_count
@@ -120,6 +121,8 @@ def evaluate(
         lineage = shared | {
             "models": marks,
             "data": {item.task.name: item.digest for item in work},
+            "original": checkpoints[0].digest,
+            "cuts": {name: origin(model) for name, model in zip(names, checkpoints, strict=True)},
         }
         scores = Scores(names, found, lineage)
         if partial:
@@ -238,8 +241,8 @@ class _Runner:
             far = f"_in_{cell['length']}" if cell["length"] else ""
             found.append(self._share("mqar", f"pairs_{cell['pairs']}{far}", shares))
             report(number, len(cells))
-        near = [score.samples for score in found if "_in_" not in score.metric]
-        means = [sum(column) / len(column) for column in zip(*near, strict=True)]
+        rows_of = zip(*(score.samples for score in found), strict=True)
+        means = [sum(row) / len(row) for row in rows_of]
         return [self._share("mqar", "accuracy", means), *found]
 
     def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:

@@ -6,13 +6,15 @@ tokens of one document are not independent.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import comb, sqrt
+from math import comb, exp, lgamma, log, log1p, pi, sqrt, tan
 from statistics import NormalDist
 
 import torch
 from torch import Tensor
 
 _CHUNK = 2**22  # resampled indices held at a time
+UNKNOWN = 1e3  # a margin that excludes nothing, and that JSON can hold
+FEW = 8  # samples up to which a bootstrap interval is too short
 
 
 @dataclass(frozen=True)
@@ -83,12 +85,76 @@ def difference_interval(
     tail = _tail((1 - level) / 2, fewest)
     bounds = torch.quantile(drawn, torch.tensor([tail, 1 - tail], dtype=torch.float64))
     estimate = sum(pairs.difference for pairs in groups) / len(groups)
-    return Interval(estimate, float(bounds[0]), float(bounds[1]))
+    low, high = float(bounds[0]), float(bounds[1])
+    if fewest <= FEW:  # resampling a handful shows too little: Student's t of the worst group
+        margin = max(_student_margin(pairs, (1 - level) / 2) for pairs in groups)
+        low, high = min(low, estimate - margin), max(high, estimate + margin)
+    return Interval(estimate, low, high)
+
+
+def above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -> bool:
+    """Whether the mean of shares is above `chance` by more than luck explains.
+
+    Right and wrong answers by the binomial tail, which few samples do not deceive; other shares by
+    the interval of their mean.
+    """
+    count, right = len(samples), sum(samples)
+    tail = (1 - level) / 2
+    if set(samples) <= {0, 1}:
+        return right > 0 and _binomial_tail(int(right), count, chance) < tail
+    mean = right / count
+    square = sum((value - mean) ** 2 for value in samples) / (count - 1)
+    return mean - student(tail, count - 1) * sqrt(square / count) > chance
+
+
+def _binomial_tail(right: int, count: int, chance: float) -> float:
+    """Probability of at least `right` right answers of `count` by guessing."""
+    if not 0.0 < chance < 1.0:
+        return float(chance >= 1.0)
+    return sum(
+        exp(
+            lgamma(count + 1)
+            - lgamma(k + 1)
+            - lgamma(count - k + 1)
+            + k * log(chance)
+            + (count - k) * log1p(-chance)
+        )
+        for k in range(right, count + 1)
+    )
 
 
 def unseen(samples: int, level: float = 0.95) -> float:
     """The largest rate at which something may happen that did not happen in `samples` trials."""
     return 1 - float((1 - level) ** (1 / samples))
+
+
+def student(tail: float, free: int) -> float:
+    """Student's t that leaves `tail` above it; the expansion of Cornish and Fisher, and exact
+    forms for one and two degrees of freedom, where it fails."""
+    if free == 1:
+        return tan(pi * (0.5 - tail))
+    if free == 2:
+        return (1 - 2 * tail) / sqrt(2 * tail * (1 - tail))
+    z = NormalDist().inv_cdf(1 - tail)
+    return z + sum(
+        (
+            (z**3 + z) / (4 * free),
+            (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2),
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3),
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * free**4),
+        )
+    )
+
+
+def _student_margin(pairs: Pairs, tail: float) -> float:
+    """Half the width of the interval that Student's t gives."""
+    count = len(pairs.before)
+    if count < 2:
+        return UNKNOWN
+    weights = torch.ones_like(pairs.before) if pairs.weights is None else pairs.weights
+    apart = pairs.after - pairs.before - pairs.difference * weights
+    spread = float(apart.std()) / float(weights.mean())
+    return student(tail, count - 1) * spread / sqrt(count)
 
 
 def _resample(pairs: Pairs, resamples: int, generator: torch.Generator) -> Tensor:

@@ -10,9 +10,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Unpack
 
+from ..artifacts.losses import at_chance, headline, loss_of
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Measured, Point, Sweep
-from ..artifacts.verdicts import judge
 from ..errors import StatetrimError
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
@@ -138,11 +138,13 @@ def _measured(scores: Scores, score: Score) -> Measured:
     """The value, with the interval of its difference to the original laid around the original's."""
     low = high = None
     if score.model != scores.baseline:
-        before = scores.find(scores.baseline, score.task, score.metric).value
-        loss = judge(scores, score.model, score.task, score.metric).loss
+        before = headline(scores, scores.baseline, score.task, score.metric).value
+        loss = loss_of(scores, score.model, score.task, score.metric).loss
         ends = [_after(before, score.unit, end) for end in (loss.low, loss.high)]
         low, high = min(ends), max(ends)
-    return Measured(score.value, low, high, score.unit, score.higher_is_better)
+    value = headline(scores, score.model, score.task, score.metric).value
+    floor = at_chance(scores, score.task, score.metric)
+    return Measured(value, low, high, score.unit, score.higher_is_better, floor)
 
 
 def _after(before: float, unit: str, loss: float) -> float:

@@ -15,7 +15,6 @@ from ..artifacts.model_card import with_measurements
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
-from ..artifacts.verdicts import recall_change
 from ..benchmarking.benchmark import benchmark
 from ..calibration.calibrate import calibrate
 from ..errors import refuse_unknown
@@ -25,6 +24,7 @@ from ..recovery.recover import recover
 from ..reporting.report import report
 from ..runtime.loading import load_tokenizer
 from ..selection.select import choose
+from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_object, write_object, write_text
 from ..storage.models import ModelLike, opened
@@ -33,7 +33,6 @@ from ..storage.text import sequences
 from ..surgery.check import check_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
-from ..tasks import TASKS
 from .estimate import free_memory, needs_streaming
 from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job, plain
 from .observer import Watch
@@ -120,8 +119,10 @@ class Run:
             if (self.directory / name).exists():
                 _link(self.directory / name, home / name)
         card = small.path / CARD
-        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores))
-        write_object(home / RECORD, {**record, "checks": checks, "warnings": warnings(scores)})
+        judged = ship_verdict(scores, scores.models[1], small)
+        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, judged))
+        warned = list(judged.warnings)
+        write_object(home / RECORD, {**record, "checks": checks, "warnings": warned})
         small.path.rename(out)
         sync_directory(out.parent)
 
@@ -295,34 +296,6 @@ def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
     small = open_checkpoint(out, model.family)
     report([model, small, *filter(Path.exists, artifacts)], beside)
     beside.rename(home / "report")
-
-
-def warnings(scores: Scores) -> list[str]:
-    """What a user should know before serving the cut model, which is the second of the scores."""
-    small, *others = scores.models[1:]
-    controls = [name for name in others if Path(name).name == CONTROL]
-    found = []
-    change = recall_change(scores, small)
-    if change is not None and change.high < 0:
-        found.append(
-            f"recall falls by {-change.estimate:.1f} points (95%: {-change.high:.1f} to "
-            f"{-change.low:.1f}); keep more channels, or calibrate and recover on text "
-            f"that needs recall"
-        )
-    found += [
-        f"on {task} the cut is no better than one at random; calibrate on more text, or choose "
-        f"another method"
-        for control in controls
-        for task in scores.tasks
-        if _no_better(scores, small, control, task)
-    ]
-    return found
-
-
-def _no_better(scores: Scores, small: str, control: str, task: str) -> bool:
-    metric = "kl" if "kl" in scores.metrics(task) else TASKS[task].metric
-    ours, theirs = (scores.find(name, task, metric) for name in (small, control))
-    return ours.value <= theirs.value if ours.higher_is_better else ours.value >= theirs.value
 
 
 def _link(source: Path, target: Path) -> None:

@@ -1,8 +1,8 @@
 """A document -> Markdown, in which no artifact's text starts a link, a tag or a column."""
 
-import re
 from collections.abc import Sequence
 
+from ..artifacts.markdown import one_line, plain
 from .document import Block, Command, Document, Gallery, Picture, Text
 
 
@@ -18,17 +18,11 @@ def markdown(document: Document) -> str:
     return "\n".join([*lines, "", plain(document.footer)]) + "\n"
 
 
-def plain(text: str) -> str:
-    """Plain text on one line."""
-    flat = " ".join(text.split())
-    return re.sub(r"([\\`*_\[\]<>|#~&])", r"\\\1", flat)
-
-
 def _block(block: Block) -> list[str]:
     if isinstance(block, Text):
         return [f"> {plain(block.text)}" if block.tone else plain(block.text)]
     if isinstance(block, Command):
-        return [f"    {' '.join(line.splitlines())}" for line in block.lines]
+        return [f"    {one_line(line)}" for line in block.lines]
     if isinstance(block, Picture | Gallery):
         return [f"*In report.html: {plain(block.caption)}*"]
     dashes = ["---:" if column == "number" else "---" for column in block.columns]

@@ -1,11 +1,15 @@
 """Where a model can be served after a cut, with which command, and how many sequences fit."""
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from ..artifacts.scores import Scores
+from ..artifacts.verdict import Verdict, cut_models, verdict
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
+from ..storage.models import ModelLike, opened
 from .capacity import Capacity, capacity
 from .engines import Compatibility, Shape, engines_for, propose, serve_command, verdicts
 
@@ -52,6 +56,30 @@ def deployment(
         if memory_gib is None
         else _capacity(model, after, dtype, memory_gib, context or DEFAULT_CONTEXT),
     )
+
+
+def serving_engines(model: Checkpoint) -> list[str] | None:
+    """The engines whose current versions take the model's shape; None where none is known for its
+    type, or for its shape."""
+    lines = verdicts(str(model.config.get("model_type")), Shape.of(model.geometry))
+    known = [line for line in lines if line.current and line.verdict != "unknown"]
+    if not known:
+        return None
+    return list(dict.fromkeys(line.engine for line in known if line.serves))
+
+
+def ship_verdict(
+    scores: Scores | None, name: str | None, model: Checkpoint | None, doubts: Sequence[str] = ()
+) -> Verdict:
+    """The verdict on `name` of the scores, which is the checkpoint `model`."""
+    served = serving_engines(model) if model is not None else None
+    return verdict(scores, name, served=served, doubts=doubts)
+
+
+def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
+    """The verdict on each model after the original that is no random cut."""
+    by_name = dict(zip(scores.models[1:], models, strict=True))
+    return [ship_verdict(scores, name, opened(by_name[name])) for name in cut_models(scores)]
 
 
 def _commands(lines: list[Compatibility], model: str) -> dict[str, str]:

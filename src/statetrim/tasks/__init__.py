@@ -35,6 +35,13 @@ class Task:
     stock: str = ""  # YAML below lm_eval/tasks
     hub: str = ""  # dataset with the same fields, where a hub is reachable
     question: Callable[[Row], recall.Question] | None = None
+    chance: float = 0.0  # what guessing scores
+    settings: str = ""  # how the metrics begin that `metric` is the mean of
+
+    def chance_of(self, metric: str) -> float:
+        """What guessing scores; of several pairs, whoever has seen them guesses one."""
+        pairs = re.match(r"pairs_(\d+)", metric) if self.kind == "mqar" else None
+        return 1 / max(1, int(pairs[1])) if pairs else self.chance
 
     def file(self, data: Path) -> Path:
         """The one file below `data` that holds this task's rows."""
@@ -48,9 +55,10 @@ class Task:
         return found[0]
 
 
-def _stock(name: str, metric: str, files: str, stock: str = "") -> Task:
+def _stock(name: str, metric: str, files: str, stock: str = "", choices: int = 0) -> Task:
     group = "perplexity" if "perplexity" in metric else "accuracy"
-    return Task(name, "stock", metric, group, files, stock or f"{name}/{name}.yaml")
+    path, chance = stock or f"{name}/{name}.yaml", 1 / choices if choices else 0.0
+    return Task(name, "stock", metric, group, files, path, chance=chance)
 
 
 def _recall(name: str, files: str, hub: str = "", question: Any = None) -> Task:
@@ -64,13 +72,17 @@ TASKS: dict[str, Task] = {
         _stock(
             "lambada_openai", "perplexity", "lambada_openai/*.jsonl", "lambada/lambada_openai.yaml"
         ),
-        _stock("arc_easy", "acc", "arc/arc_easy_test*.jsonl", "arc/arc_easy.yaml"),
+        _stock("arc_easy", "acc", "arc/arc_easy_test*.jsonl", "arc/arc_easy.yaml", 4),
         _stock(
-            "arc_challenge", "acc_norm", "arc/arc_challenge_test*.jsonl", "arc/arc_challenge.yaml"
+            "arc_challenge",
+            "acc_norm",
+            "arc/arc_challenge_test*.jsonl",
+            "arc/arc_challenge.yaml",
+            4,
         ),
-        _stock("hellaswag", "acc_norm", "hellaswag/hellaswag_val*.jsonl"),
-        _stock("winogrande", "acc", "winogrande/*val*.jsonl", "winogrande/default.yaml"),
-        _stock("piqa", "acc", "piqa/piqa_val*.jsonl"),
+        _stock("hellaswag", "acc_norm", "hellaswag/hellaswag_val*.jsonl", choices=4),
+        _stock("winogrande", "acc", "winogrande/*val*.jsonl", "winogrande/default.yaml", 2),
+        _stock("piqa", "acc", "piqa/piqa_val*.jsonl", choices=2),
         _recall("drop", "drop/*.jsonl", "hazyresearch/based_drop", recall.drop),
         _recall("fda", "fda/*.jsonl", "hazyresearch/based-fda", recall.keyed),
         _recall(
@@ -88,7 +100,7 @@ TASKS: dict[str, Task] = {
             "fda_like_short", "fda_like_recall/fda_like_recall_short.jsonl", question=recall.keyed
         ),
         _recall("kv_retrieval", "kv_retrieval/*75_keys.jsonl"),
-        Task("mqar", "mqar", "accuracy", "recall"),
+        Task("mqar", "mqar", "accuracy", "recall", settings="pairs_"),
         Task("agreement", "agreement", "kl", "agreement", "wikitext-2-raw/wiki.test.raw"),
         Task("text", "text", "perplexity", "perplexity"),
     )

@@ -33,7 +33,9 @@ def evaluate(
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
     fail_if: Annotated[
         list[str] | None,
-        typer.Option(help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points)."),
+        typer.Option(
+            help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points), 'not ship'."
+        ),
     ] = None,
     engine: Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")] = "hf",
     layerwise: Annotated[
@@ -44,13 +46,14 @@ def evaluate(
 ) -> None:
     """Score models and their original on the same samples, and say what was lost."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
-    from ...artifacts import verdicts
+    from ...artifacts.gate import broken, check_rule
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
+    from ...serving.deployment import ship_verdicts
 
     for rule in fail_if or []:
-        verdicts.check_rule(rule)
+        check_rule(rule)
     with shown() as progress:
         scores = run(
             models,
@@ -67,9 +70,10 @@ def evaluate(
             resume=resume,
             progress=progress,
         )
-    show_scores(scores, str(output), as_json=as_json)
+    judged = ship_verdicts(scores, models)
+    show_scores(scores, judged, str(output), as_json=as_json)
     for rule in fail_if or []:
-        sentence = verdicts.broken(rule, scores)
+        sentence = broken(rule, scores, judged)
         if sentence:
             print(f"statetrim: {sentence}", file=sys.stderr)
             sys.exit(1)

@@ -1,17 +1,21 @@
 """What a person sees of `evaluate`."""
 
+from collections.abc import Sequence
+
 from rich.table import Table
 
+from ...artifacts.losses import headline, losses, recall_change
 from ...artifacts.scores import Scores
-from ...artifacts.verdicts import recall_change, verdicts
+from ...artifacts.verdict import Verdict
 from ...maths.formatting import score_text
 from .. import terminal
 
 
-def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
-    found = verdicts(scores)
+def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_json: bool) -> None:
+    """Every score, what was lost, and the verdict on each cut."""
+    found = [x for model in scores.models[1:] for x in losses(scores, model)]
     if as_json:
-        judged = [
+        told = [
             {
                 "model": v.model,
                 "task": v.task,
@@ -23,7 +27,9 @@ def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
             }
             for v in found
         ]
-        terminal.show_json(scores.as_json(samples=False) | {"verdicts": judged, "output": where})
+        verdicts = [one.as_json() for one in judged]
+        more = {"verdicts": told, "ship": verdicts, "output": where}
+        terminal.show_json(scores.as_json(samples=False) | more)
         return
     table = Table(title="Scores", title_justify="left")
     table.add_column("task")
@@ -33,20 +39,30 @@ def show_scores(scores: Scores, where: str, *, as_json: bool) -> None:
         table.add_column(model, justify="right", overflow="fold")
     for task in scores.tasks:
         for metric in scores.metrics(task):
-            cells = [scores.find(model, task, metric) for model in scores.models]
+            cells = [headline(scores, model, task, metric) for model in scores.models]
             name = task if metric == scores.metrics(task)[0] else ""
             count = str(len(cells[0].samples))
             table.add_row(
                 name, metric, count, *[score_text(cell.value, cell.unit) for cell in cells]
             )
     terminal.out.print(table)
-    for verdict in found:
-        p = "" if verdict.p is None else f" (McNemar p = {verdict.p:.3g})"
-        line = f"{verdict.task}, {verdict.metric}, {verdict.model}: {verdict.sentence}{p}"
-        terminal.say(line)
+    for x in found:
+        p = "" if x.p is None else f" (McNemar p = {x.p:.3g})"
+        terminal.say(f"{x.task}, {x.metric}, {x.model}: {x.sentence}{p}")
     for model in scores.models[1:]:
         moved = recall_change(scores, model)
         if moved is not None:
             text = f"{moved.estimate:+.2f} points, between {moved.low:+.2f} and {moved.high:+.2f}"
             terminal.say(f"mean recall, {model}: {text}")
     terminal.say(f"intervals of 95%, paired by sample; written to {where}")
+    for one in judged:
+        show_verdict(one)
+
+
+def show_verdict(judged: Verdict, name: str = "") -> None:
+    """The outcome, why, and what to know before serving."""
+    terminal.say(f"{name or judged.model}: {judged.outcome.upper()}: {judged.reason}", style="bold")
+    for fact in judged.facts:
+        terminal.say(f"  {fact}")
+    for warning in judged.warnings:
+        terminal.note(f"warning: {warning}", style="yellow")

@@ -3,11 +3,10 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...artifacts.losses import Loss, headline, losses, recall_change
 from ...artifacts.scores import Scores
-from ...artifacts.verdicts import Verdict, judge, recall_change
 from ...maths.formatting import score_text
 from ...maths.units import is_number
-from ...tasks import TASKS
 from ..charts import interval_chart
 from ..document import Block, Picture, Table, Text
 from ..findings import Findings
@@ -34,7 +33,7 @@ def blocks(found: Findings) -> Iterator[Block]:
             "-o scores.json",
         )
         return
-    judged = list(_judged(scores))
+    judged = [x for model in scores.models[1:] for x in losses(scores, model)]
     header = ("task", "metric", "samples", *scores.models)
     yield Text(f"The original is {scores.baseline}. Intervals are of 95%, paired by sample.")
     yield Table((*header, "against the original"), list(_main_rows(scores, judged)))
@@ -44,9 +43,9 @@ def blocks(found: Findings) -> Iterator[Block]:
         ("nats", "KL from the original, nats per token"),
     ):
         rows = [
-            (_case(scores, v), v.loss.estimate, v.loss.low, v.loss.high)
-            for v in judged
-            if v.unit == unit
+            (_case(scores, x), x.loss.estimate, x.loss.low, x.loss.high)
+            for x in judged
+            if x.unit == unit and not x.floor
         ]
         chart = interval_chart(rows, f"Loss by task with 95% intervals: {words}", words)
         if chart:
@@ -56,12 +55,12 @@ def blocks(found: Findings) -> Iterator[Block]:
                 f"a bar that touches the dashed zero line is no proven loss. Left is better.",
             )
     for model in scores.models[1:]:
-        if all(task in TASKS for task in scores.tasks) and (moved := recall_change(scores, model)):
+        if moved := recall_change(scores, model):
             yield Text(
                 f"Mean recall of {model}: {moved.estimate:+.2f} points, between {moved.low:+.2f} "
                 f"and {moved.high:+.2f}."
             )
-    main = {(verdict.task, verdict.metric) for verdict in judged}
+    main = {(x.task, x.metric) for x in judged}
     others = [
         _cells(scores, task, metric)
         for task in scores.tasks
@@ -90,25 +89,18 @@ def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
         yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
 
 
-def _judged(scores: Scores) -> Iterator[Verdict]:
-    for task in scores.tasks:
-        metric = TASKS[task].metric if task in TASKS else scores.metrics(task)[0]
-        for model in scores.models[1:]:
-            yield judge(scores, model, task, metric)
-
-
-def _main_rows(scores: Scores, judged: list[Verdict]) -> Iterator[tuple[str, ...]]:
-    for task, metric in dict.fromkeys((verdict.task, verdict.metric) for verdict in judged):
+def _main_rows(scores: Scores, judged: list[Loss]) -> Iterator[tuple[str, ...]]:
+    for task, metric in dict.fromkeys((x.task, x.metric) for x in judged):
         said = [
-            verdict.sentence if len(scores.models) == 2 else f"{verdict.model}: {verdict.sentence}"
-            for verdict in judged
-            if (verdict.task, verdict.metric) == (task, metric)
+            x.sentence if len(scores.models) == 2 else f"{x.model}: {x.sentence}"
+            for x in judged
+            if (x.task, x.metric) == (task, metric)
         ]
         yield (*_cells(scores, task, metric), "; ".join(said))
 
 
 def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
-    found = [scores.find(model, task, metric) for model in scores.models]
+    found = [headline(scores, model, task, metric) for model in scores.models]
     return (
         task,
         metric,
@@ -117,6 +109,6 @@ def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
     )
 
 
-def _case(scores: Scores, verdict: Verdict) -> str:
-    model = "" if len(scores.models) == 2 else f" ({verdict.model})"
-    return f"{verdict.task}, {verdict.metric}{model}: {verdict.sentence}"
+def _case(scores: Scores, x: Loss) -> str:
+    model = "" if len(scores.models) == 2 else f" ({x.model})"
+    return f"{x.task}, {x.metric}{model}: {x.sentence}"

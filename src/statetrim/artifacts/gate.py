@@ -1,0 +1,131 @@
+"""Rules for scripts, such as 'recall drop > 2%': exit code 1 where scores break one, or where they
+cannot show that it holds."""
+
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from ..errors import StatetrimError
+from ..maths.paired import Interval
+from ..tasks import TASKS
+from .losses import Loss, losses, setting_losses
+from .scores import Scores
+from .verdict import Outcome, Verdict, mismatches, verdicts
+
+NOT_SHIP = "not ship"
+COARSE = 10.0
+"""Percent or points: a figure with a wider margin than this and than the rule is no figure."""
+_RULE = re.compile(r"\s*(\w+)\s+(drop|rise)\s*>\s*(\d+(?:\.\d+)?)\s*(%|points?)\s*")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """`name` is a task or a group; `most` is in percent of the original, or in points."""
+
+    text: str
+    name: str
+    direction: str
+    most: float
+    relative: bool
+
+
+def check_rule(rule: str) -> None:
+    """Refuse a rule that cannot be read, before hours of work."""
+    if rule.strip() != NOT_SHIP:
+        _parse(rule)
+
+
+def broken(rule: str, scores: Scores, judged: Sequence[Verdict] | None = None) -> str | None:
+    """A sentence when some model breaks the rule or cannot be judged by it; None when all keep it.
+
+    A group's rule holds for each of its tasks on which the original is above chance, and for each
+    setting of a task. 'not ship' asks for the verdict; `judged` are the verdicts where they are
+    made with more than the scores.
+    """
+    if rule.strip() == NOT_SHIP:
+        worst = [v for v in judged or verdicts(scores) if v.outcome is not Outcome.SHIP]
+        return f"{worst[0].model}: {worst[0].outcome}: {worst[0].reason}" if worst else None
+    parsed = _parse(rule)
+    for model in scores.models[1:]:
+        said = _broken_by(parsed, scores, model)
+        if said is not None:
+            return said
+    return None
+
+
+def _broken_by(rule: Rule, scores: Scores, model: str) -> str | None:
+    about = f"the rule '{rule.text}'"
+    doubt = next(mismatches(scores, model), None)
+    if doubt:
+        return f"{model} cannot be judged by {about}: {doubt}"
+    try:
+        found = [x for x in losses(scores, model) if rule.name in (x.task, *x.groups)]
+        single = [x for x in setting_losses(scores, model) if rule.name in (x.task, *x.groups)]
+    except StatetrimError as error:
+        return f"{model} cannot be judged by {about}: {error}"
+    if not found:
+        raise StatetrimError(f"--fail-if is about {rule.name!r}, but no such task was run")
+    told = [x for x in found if not x.floor]
+    if not told:
+        tasks = ", ".join(x.task for x in found)
+        return f"{model} cannot be judged by {about}: the original is at chance on {tasks}"
+    return next(_failures(rule, model, told, single), None)
+
+
+def _failures(
+    rule: Rule, model: str, told: Sequence[Loss], single: Sequence[Loss]
+) -> Iterator[str]:
+    unit = "%" if rule.relative else " points"
+    for x in told:
+        moved = _moved(x, rule)
+        name = rule.name if len(told) == 1 else x.task
+        if moved.estimate > rule.most:
+            yield (
+                f"{model} breaks the rule '{rule.text}': {name} goes from {x.before:.4g} to "
+                f"{x.after:.4g}, a {rule.direction} of {moved.estimate:.2f}{unit}"
+            )
+    for x in single:
+        moved = _moved(x, rule)
+        if not x.floor and moved.low > rule.most:
+            yield (
+                f"{model} breaks the rule '{rule.text}': {x.task}, {x.metric} goes from "
+                f"{x.before:.4g} to {x.after:.4g}, a {rule.direction} of at least "
+                f"{moved.low:.2f}{unit}"
+            )
+    for x in told:
+        moved = _moved(x, rule)
+        if moved.margin > max(rule.most, COARSE):
+            yield (
+                f"{model} cannot be judged by the rule '{rule.text}': {x.samples} samples of "
+                f"{x.task} leave a {rule.direction} of up to {moved.high:.2f}{unit} open; take more"
+            )
+
+
+def _moved(x: Loss, rule: Rule) -> Interval:
+    """The change in the rule's direction: percent of the original, or points."""
+    harmful = (x.unit == "share") == (rule.direction == "drop")
+    moved = x.loss if harmful else -x.loss
+    points = {"perplexity": x.before, "share": 1.0, "nats": 100.0}[x.unit]
+    if rule.relative and x.unit != "perplexity":
+        if not x.before:
+            return Interval(*(float("inf") if end > 0 else 0.0 for end in _ends(moved)))
+        points /= x.before
+    elif rule.relative:
+        points = 1.0
+    return Interval(*(points * end for end in _ends(moved)))
+
+
+def _ends(interval: Interval) -> tuple[float, float, float]:
+    return interval.estimate, interval.low, interval.high
+
+
+def _parse(rule: str) -> Rule:
+    match = _RULE.fullmatch(rule)
+    groups = {task.group for task in TASKS.values()}
+    if match is None or match[1] not in {*TASKS, *groups}:
+        raise StatetrimError(
+            f"{rule[:80]!r} is not a rule; write one such as 'recall drop > 2%' or "
+            f"'wikitext rise > 5%', with the name of a task or one of {', '.join(sorted(groups))}, "
+            f"and % of the original or percentage points; or '{NOT_SHIP}'"
+        )
+    return Rule(rule.strip(), match[1], match[2], float(match[3]), match[4] == "%")

@@ -1,0 +1,176 @@
+"""Scores -> what was lost: each task against the original, on the same samples.
+
+A task on which the original does no better than guessing says nothing of a cut: there is nothing
+to lose. It is marked as a floor, and enters no mean, no rule and no verdict.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from math import expm1, isfinite
+
+from ..errors import StatetrimError
+from ..maths.paired import Interval, Pairs, above_chance, difference_interval, mcnemar, unseen
+from ..tasks import TASKS
+from .scores import Score, Scores, Unit, paired
+
+LEVEL = 0.95
+HEADROOM = 0.05
+"""How far above chance the original must be, beyond doubt, to have something to lose."""
+SUFFIX = {"perplexity": "%", "share": " points", "nats": " nats"}
+_GROUPS: dict[str, tuple[str, ...]] = {
+    "perplexity": ("perplexity",),
+    "share": ("recall", "accuracy"),
+    "nats": ("agreement",),
+}
+"""Groups of tasks by unit. A task that nobody knows counts as all of them: a loss does not hide
+below a new name."""
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How much worse a model is than the original on one metric; a gain is a negative loss.
+
+    In percent of the original for perplexities, in percentage points for shares, in nats for KL.
+    """
+
+    model: str
+    task: str
+    metric: str
+    unit: Unit
+    before: float
+    after: float
+    samples: int
+    loss: Interval
+    p: float | None  # McNemar's mid-p, for right and wrong answers
+    floor: bool = False  # the original is at chance, so there is nothing to lose
+
+    @property
+    def groups(self) -> tuple[str, ...]:
+        """What rules may call it besides its name."""
+        known, possible = TASKS.get(self.task), _GROUPS[self.unit]
+        return (known.group,) if known and known.group in possible else possible
+
+    @property
+    def sentence(self) -> str:
+        low, high, suffix = self.loss.low, self.loss.high, SUFFIX[self.unit]
+        digits = 4 if self.unit == "nats" else 2
+        if self.floor and high >= 0.0:
+            return "says nothing: the original is at chance"
+        if low <= 0.0 <= high:
+            return f"no loss within {abs(high):.{digits}f}{suffix}"
+        size, margin = abs(self.loss.estimate), self.loss.margin
+        kind = "loss" if low > 0 else "gain"
+        return f"{kind} of {size:.{digits}f} ± {margin:.{digits}f}{suffix}"
+
+
+def losses(scores: Scores, model: str) -> list[Loss]:
+    """What every task is judged by, for one model."""
+    return [
+        loss_of(scores, model, task, metric)
+        for task in scores.tasks
+        for metric in main_metrics(scores, task)
+    ]
+
+
+def setting_losses(scores: Scores, model: str) -> list[Loss]:
+    """The settings that a task's figure is the mean of, each by itself."""
+    return [
+        loss_of(scores, model, task, metric)
+        for task in scores.tasks
+        for metric in settings(scores, task)
+    ]
+
+
+def main_metrics(scores: Scores, task: str) -> list[str]:
+    """What the task is judged by; a task that nobody knows is judged by all it has."""
+    metrics = scores.metrics(task)
+    known = TASKS.get(task)
+    return [known.metric] if known and known.metric in metrics else metrics
+
+
+def settings(scores: Scores, task: str) -> list[str]:
+    """The metrics of the original that the task's figure is the mean of; most tasks have none."""
+    known = TASKS.get(task)
+    if known is None or not known.settings:
+        return []
+    return [metric for metric in scores.metrics(task) if metric.startswith(known.settings)]
+
+
+def headline(scores: Scores, model: str, task: str, metric: str) -> Score:
+    """The score a task is judged by: where it is a mean of settings, of all those on which the
+    original is above chance, sample by sample."""
+    known = TASKS.get(task)
+    told = [name for name in settings(scores, task) if not at_chance(scores, task, name)]
+    if known is None or metric != known.metric or not told:
+        return scores.find(model, task, metric)
+    found = [scores.find(model, task, name) for name in told]
+    if len({len(score.samples) for score in found}) > 1:
+        raise StatetrimError(f"the settings of {task} hold different samples of {model}")
+    means = [sum(row) / len(row) for row in zip(*(s.samples for s in found), strict=True)]
+    return replace(found[0], metric=metric, samples=means)
+
+
+def at_chance(scores: Scores, task: str, metric: str) -> bool:
+    """Whether the original's score, with its interval, is about what guessing gives."""
+    score = scores.find(scores.baseline, task, metric)
+    if score.unit != "share" or not score.higher_is_better:
+        return False
+    known = TASKS.get(task)
+    chance = known.chance_of(metric) if known else 0.0
+    return not above_chance(score.samples, min(chance + HEADROOM, 0.99), LEVEL)
+
+
+def loss_of(scores: Scores, model: str, task: str, metric: str) -> Loss:
+    """The paired difference to the original, by bootstrap over samples."""
+    old, new = (headline(scores, who, task, metric) for who in (scores.baseline, model))
+    if not all(isfinite(value) for score in (old, new) for value in score.samples):
+        raise StatetrimError(f"{task} {metric} of {model} or {scores.baseline} is not a number")
+    pairs = paired(old, new)
+    both = {*pairs.before.tolist(), *pairs.after.tolist()}
+    binary = new.unit == "share" and both <= {0.0, 1.0}
+    change = _change(pairs, new.unit)
+    loss = -change if new.higher_is_better else change
+    floor = at_chance(scores, task, metric)
+    if settings(scores, task) and metric in main_metrics(scores, task):
+        floor = all(at_chance(scores, task, name) for name in settings(scores, task))
+    p = mcnemar(pairs.before, pairs.after) if binary else None
+    count = len(new.samples)
+    return Loss(model, task, metric, new.unit, old.value, new.value, count, loss, p, floor)
+
+
+def recall_change(scores: Scores, model: str) -> Interval | None:
+    """Change of mean recall over the recall tasks that say something, in points; else None."""
+    told = [x for x in losses(scores, model) if "recall" in x.groups and not x.floor]
+    told = [x for x in told if x.unit == "share"]
+    if not told:
+        return None
+    pairs = [
+        paired(*(headline(scores, who, x.task, x.metric) for who in (scores.baseline, model)))
+        for x in told
+    ]
+    change = difference_interval(pairs, level=LEVEL)
+    if all(_unchanged(pair) for pair in pairs):
+        bound = unseen(sum(len(pair.before) for pair in pairs), LEVEL)
+        change = Interval(0.0, -bound, bound)
+    return _map(change, lambda x: 100 * x)
+
+
+def _change(pairs: Pairs, unit: Unit) -> Interval:
+    """In the unit in which losses of `unit` are told."""
+    change = difference_interval([pairs], level=LEVEL)
+    if unit == "nats":
+        return change
+    if unit == "perplexity":
+        return _map(change, lambda x: 100 * expm1(min(x, 700.0)))
+    if _unchanged(pairs):
+        bound = unseen(len(pairs.before), LEVEL)  # nothing to resample, which proves little
+        change = Interval(0.0, -bound, bound)
+    return _map(change, lambda x: 100 * min(1.0, max(-1.0, x)))
+
+
+def _unchanged(pairs: Pairs) -> bool:
+    return bool((pairs.before == pairs.after).all())
+
+
+def _map(interval: Interval, change: Callable[[float], float]) -> Interval:
+    return Interval(change(interval.estimate), change(interval.low), change(interval.high))

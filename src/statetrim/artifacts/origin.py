@@ -1,0 +1,27 @@
+"""What a checkpoint's own records say of how it came about."""
+
+from typing import Any
+
+from ..errors import StatetrimError
+from ..storage.checkpoint import Checkpoint, inside
+from ..storage.json_file import read_object
+from ..storage.output import ARTIFACTS
+from .plan import MOST_PLAN_BYTES
+
+
+def origin(model: Checkpoint) -> dict[str, Any] | None:
+    """Digest of the model it was cut from, the methods, and whether it was trained since; None for
+    a model that was not cut. Records are not trusted with more than that."""
+    if not (model.path / ARTIFACTS / "plan.json").is_file():
+        return None
+    try:
+        plan = read_object(inside(model.path, f"{ARTIFACTS}/plan.json"), MOST_PLAN_BYTES)
+    except StatetrimError:
+        return {"source": None, "methods": [], "recovered": False}
+    lineage = plan.get("lineage")
+    methods = [plan.get("method"), plan.get("value_method")]
+    return {
+        "source": lineage.get("source") if isinstance(lineage, dict) else None,
+        "methods": [name for name in methods if isinstance(name, str) and name != "none"],
+        "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
+    }

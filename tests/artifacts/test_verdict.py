@@ -1,0 +1,371 @@
+"""The verdict's table of cases, and every way to hide a loss that we could think of."""
+
+import math
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from statetrim.artifacts.gate import broken
+from statetrim.artifacts.losses import loss_of, losses, recall_change
+from statetrim.artifacts.scores import Score
+from statetrim.artifacts.verdict import LIMITS, Limit, Outcome, Verdict, verdict, warnings
+
+ROWS = 64
+LOADS = (4, 8, 16, 32, 63)
+Samples = dict[tuple[str, str], list[float]]
+
+
+def answers(share: float, count: int = ROWS, seed: int = 0) -> list[float]:
+    """Right and wrong answers, `share` of them right, in an order of their own."""
+    right = round(share * count)
+    found = [1.0] * right + [0.0] * (count - right)
+    random.Random(seed).shuffle(found)
+    return found
+
+
+def rows(share: float, noise: float = 0.02, seed: int = 0) -> list[float]:
+    """Shares of right answers, one a sequence."""
+    draw = random.Random(seed)
+    return [min(1.0, max(0.0, share + draw.uniform(-noise, noise))) for _ in range(ROWS)]
+
+
+def likelihoods(nats: float, seed: int = 0) -> list[float]:
+    """Log-likelihoods of sequences of a hundred tokens, `nats` a token."""
+    draw = random.Random(seed)
+    return [-100 * (nats + draw.uniform(-0.2, 0.2)) for _ in range(ROWS)]
+
+
+def shifted(samples: list[float], by: float, noise: float = 0.0, seed: int = 1) -> list[float]:
+    draw = random.Random(seed)
+    return [value + by + draw.uniform(-noise, noise) for value in samples]
+
+
+def model(recall: Mapping[int, float] | float = 0.9, nats: float = 3.0, kl: float = 0.0) -> Samples:
+    """What a model got on a text and on MQAR, with the shares right by load."""
+    by_load = {load: recall for load in LOADS} if isinstance(recall, float) else dict(recall)
+    base = likelihoods(3.0)
+    found: Samples = {
+        ("text", "perplexity"): shifted(base, -100 * (nats - 3.0), 0.5 if nats != 3.0 else 0.0),
+        ("text", "kl"): shifted([kl] * ROWS, 0.0, kl / 10),
+    }
+    settings = {f"pairs_{load}": rows(share, seed=load) for load, share in by_load.items()}
+    means = [sum(row) / len(row) for row in zip(*settings.values(), strict=True)]
+    return (
+        found
+        | {("mqar", name): value for name, value in settings.items()}
+        | {("mqar", "accuracy"): means}
+    )
+
+
+def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
+    found = [
+        Score(
+            name,
+            task,
+            metric,
+            "perplexity" if "perplexity" in metric else "nats" if metric == "kl" else "share",
+            metric != "kl" and "perplexity" not in metric,
+            samples,
+            [100.0] * len(samples) if "perplexity" in metric else None,
+        )
+        for name, figures in models.items()
+        for (task, metric), samples in figures.items()
+    ]
+    return st.Scores(list(models), found, dict(lineage))
+
+
+ORIGINAL = model()
+GOOD = model(recall=0.895, nats=3.005, kl=0.01)
+RANDOM = model(recall=0.4, nats=3.8, kl=0.9)
+COLLAPSED = {load: 0.9 for load in LOADS} | {63: 0.02}
+
+
+def judged(cut: Samples, *, control: Samples | None = RANDOM, **options: Any) -> Verdict:
+    models = {"original": ORIGINAL, "cut": cut} | ({"rand": control} if control else {})
+    return verdict(scores(models), **options)
+
+
+# The table of cases: what was measured, and what is said of it.
+CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
+    "a good cut": (lambda: judged(GOOD), Outcome.SHIP, "both within their limits"),
+    "a gain is no loss": (
+        lambda: judged(model(recall=0.92, nats=2.98, kl=0.01)), Outcome.SHIP, "within"),
+    "recall lost, perplexity kept": (
+        lambda: judged(model(recall=0.5, nats=3.0, kl=0.05)), Outcome.STOP, "recall falls by 40"),
+    "recall lost, perplexity better": (
+        lambda: judged(model(recall=0.5, nats=2.9, kl=0.05)), Outcome.STOP, "recall falls by 40"),
+    "some recall lost": (
+        lambda: judged(model(recall=0.84, nats=3.0, kl=0.05)), Outcome.RECOVER, "may bring back"),
+    "some recall lost after recovery": (
+        lambda: judged(model(recall=0.84, nats=3.0, kl=0.05), recovered=True),
+        Outcome.STOP, "after recovery"),
+    "some perplexity lost": (
+        lambda: judged(model(nats=3.06, kl=0.05)), Outcome.RECOVER, "perplexity rises by 6."),
+    "much perplexity lost": (
+        lambda: judged(model(nats=3.4, kl=0.5)), Outcome.STOP, "more than recovery"),
+    "one load collapsed": (
+        lambda: judged(model(recall=COLLAPSED, kl=0.05)), Outcome.STOP, "recall falls by"),
+    "no engine serves it": (
+        lambda: judged(GOOD, served=[]), Outcome.STOP, "no engine that is known"),
+    "an engine serves it": (lambda: judged(GOOD, served=["vLLM"]), Outcome.SHIP, "within"),
+    "nothing measured": (lambda: verdict(None), Outcome.UNKNOWN, "was not measured"),
+    "only the original measured": (
+        lambda: verdict(scores({"original": ORIGINAL})), Outcome.UNKNOWN, "was not measured"),
+    "no recall measured": (
+        lambda: judged(only(GOOD, "text"), control=only(RANDOM, "text")),
+        Outcome.UNKNOWN, "cannot be compared"),
+    "recall nowhere measured": (
+        lambda: verdict(scores({"original": only(ORIGINAL, "text"), "cut": only(GOOD, "text"),
+                                "rand": only(RANDOM, "text")})),
+        Outcome.UNKNOWN, "no task says anything of its recall"),
+    "no perplexity measured": (
+        lambda: verdict(scores({"original": only(ORIGINAL, "mqar"), "cut": only(GOOD, "mqar"),
+                                "rand": only(RANDOM, "mqar")})),
+        Outcome.UNKNOWN, "no task says anything of its perplexity"),
+    "the original cannot recall": (
+        lambda: verdict(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
+                                "rand": model(0.01, 3.8, 0.9)})),
+        Outcome.UNKNOWN, "no task says anything of its recall"),
+    "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
+    "no control": (lambda: judged(GOOD, control=None), Outcome.UNKNOWN, "no random cut"),
+    "the control does as well": (
+        lambda: judged(GOOD, control=GOOD), Outcome.UNKNOWN, "a random cut does as well"),
+    "not a number": (
+        lambda: judged(GOOD | {("text", "kl"): [math.nan] * ROWS}), Outcome.STOP, "not a number"),
+    "scores in doubt": (
+        lambda: judged(GOOD, doubts=["they are of other weights"]),
+        Outcome.UNKNOWN, "other weights"),
+    "in doubt, and lost anyway": (
+        lambda: judged(model(recall=0.5), doubts=["they are of other weights"]),
+        Outcome.STOP, "recall falls"),
+}  # fmt: skip
+
+
+def only(samples: Samples, task: str) -> Samples:
+    return {key: value for key, value in samples.items() if key[0] == task}
+
+
+def few(count: int) -> Verdict:
+    """The good cut, seen on a handful of samples."""
+    short = {
+        name: {
+            key: shifted(value[:count], 0.0, 0.02 * (name == "cut"))
+            for key, value in figures.items()
+        }
+        for name, figures in {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}.items()
+    }
+    return verdict(scores(short))
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_cases(case: str) -> None:
+    ask, outcome, says = CASES[case]
+    found = ask()
+    assert (found.outcome, says in found.reason) == (outcome, True), found.reason
+
+
+def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another limit, another verdict: the rule reads them nowhere else."""
+    lost = model(recall=0.84, nats=3.0, kl=0.05)
+    assert judged(lost).outcome is Outcome.RECOVER
+    monkeypatch.setitem(LIMITS, "recall", Limit(ship=8.0, recoverable=10.0, setting=10.0))  # type: ignore[arg-type]
+    assert judged(lost).outcome is Outcome.SHIP
+    monkeypatch.setitem(LIMITS, "recall", Limit(ship=1.0, recoverable=2.0, setting=10.0))  # type: ignore[arg-type]
+    assert judged(lost).outcome is Outcome.STOP
+
+
+def test_facts_stand_beside_the_random_cut() -> None:
+    found = judged(model(recall=0.5, nats=3.06, kl=0.05))
+    first, second = found.facts
+    assert first.startswith("mqar accuracy 89.9% → 49.9%") and "; a random cut -50.0" in first
+    assert second.startswith("text perplexity ") and "95%: +" in second
+    assert any("recall falls by" in text for text in found.warnings)
+
+
+GATE = "recall drop > 15 points"
+LOST = model(recall=0.7, nats=3.0, kl=0.05)
+
+
+def gate(models: Mapping[str, Samples], rule: str = GATE, **lineage: Any) -> str | None:
+    return broken(rule, scores(models, **lineage))
+
+
+def test_the_gate_opens() -> None:
+    """Or closing would prove nothing."""
+    whole = {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}
+    assert broken("recall drop > 3 points", scores({"original": ORIGINAL, "cut": GOOD})) is None
+    assert broken("perplexity rise > 3%", scores({"original": ORIGINAL, "cut": GOOD})) is None
+    assert broken("not ship", scores(whole)) is None
+    assert gate({"original": ORIGINAL, "cut": LOST}) is not None
+
+
+def both(task: str, before: list[float], after: list[float]) -> dict[str, Samples]:
+    """The lossy cut, with one more task."""
+    metric = "contains"
+    return {
+        "original": ORIGINAL | {(task, metric): before},
+        "cut": LOST | {(task, metric): after},
+    }
+
+
+def easy_tasks() -> dict[str, Samples]:
+    names = ("squad", "nq", "drop", "fda", "swde", "triviaqa")
+    easy = {(name, "contains"): answers(0.95, 400) for name in names}
+    return {"original": ORIGINAL | easy, "cut": LOST | easy}
+
+
+def easy_loads() -> dict[str, Samples]:
+    """One load is lost, and a hundred that nobody loses are measured beside it."""
+    easy = {("mqar", f"pairs_2_in_{n}"): rows(0.95, seed=n) for n in range(100)}
+    return {"original": ORIGINAL | easy, "cut": model(recall=COLLAPSED) | easy}
+
+
+def a_kind_mean() -> dict[str, Samples]:
+    """The mean that stands in the file is not that of its settings."""
+    return {"original": ORIGINAL, "cut": LOST | {("mqar", "accuracy"): rows(0.9)}}
+
+
+def far_setting() -> dict[str, Samples]:
+    far = ("mqar", "pairs_16_in_512")
+    return {"original": ORIGINAL | {far: rows(0.979)}, "cut": GOOD | {far: rows(0.013)}}
+
+
+def without(figure: tuple[str, str]) -> dict[str, Samples]:
+    return {
+        "original": ORIGINAL,
+        "cut": {key: value for key, value in LOST.items() if key != figure},
+    }
+
+
+def tiny(count: int) -> dict[str, Samples]:
+    """The first samples, on which the loss happens not to show."""
+    figures = {("squad", "contains"): answers(0.9, 200)}
+    first = {key: [1.0] * count for key in figures}
+    return {"original": first, "cut": first}
+
+
+def with_floors(tasks: tuple[str, ...]) -> dict[str, Samples]:
+    floors = {(task, "contains"): [0.0] * 50 for task in tasks}
+    return {"original": ORIGINAL | floors, "cut": LOST | floors}
+
+
+def spoiled(task: str, metric: str, value: float) -> dict[str, Samples]:
+    return {"original": ORIGINAL, "cut": LOST | {(task, metric): [value] * ROWS}}
+
+
+def renamed() -> dict[str, Samples]:
+    return {
+        "original": only(ORIGINAL, "text") | {("squad_v9", "found"): answers(0.9, 200)},
+        "cut": only(GOOD, "text") | {("squad_v9", "found"): answers(0.5, 200)},
+    }
+
+
+HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
+    "a floor task is added": (
+        lambda: gate(both("squad", [0.0] * 100, [0.0] * 100)), "breaks"),
+    "three floor tasks are added": (
+        lambda: gate(with_floors(("nq", "drop", "fda"))), "breaks"),
+    "a task a little above nothing is added": (
+        lambda: gate(both("squad", answers(0.02, 100), [0.0] * 100)), "breaks"),
+    "easy tasks are added": (lambda: gate(easy_tasks()), "breaks"),
+    "easy loads are added": (lambda: gate(easy_loads()), "pairs_63"),
+    "a collapsed load is averaged away": (
+        lambda: gate({"original": ORIGINAL, "cut": model(recall=COLLAPSED)}), "breaks"),
+    "the setting that collapsed is left out of the mean": (lambda: gate(far_setting()), "breaks"),
+    "the file's own mean is kinder than its settings": (lambda: gate(a_kind_mean()), "breaks"),
+    "a task is missing in the cut": (
+        lambda: gate({"original": ORIGINAL, "cut": only(LOST, "text")}), "cannot be judged"),
+    "a load is missing in the cut": (
+        lambda: gate(without(("mqar", "pairs_63"))), "cannot be judged"),
+    "not a number": (
+        lambda: gate(spoiled("mqar", "pairs_8", math.nan)), "cannot be judged"),
+    "infinite": (
+        lambda: gate(spoiled("text", "perplexity", -math.inf), "perplexity rise > 5%"),
+        "cannot be judged"),
+    "two samples": (lambda: gate(tiny(2), "recall drop > 2%"), "take more"),
+    "eight samples": (lambda: gate(tiny(8), "recall drop > 2%"), "take more"),
+    "another name": (lambda: gate(renamed()), "breaks"),
+    "another name, asked as accuracy": (
+        lambda: gate(renamed(), "accuracy drop > 5%"), "breaks"),
+    "fewer samples for the cut": (
+        lambda: gate({"original": ORIGINAL, "cut": {key: LOST[key][:40] for key in LOST}}),
+        "cannot be judged"),
+    "a kinder model is listed first": (
+        lambda: gate({"original": ORIGINAL, "kind": GOOD, "cut": LOST}), "cut breaks"),
+    "the original is swapped for another cut": (
+        lambda: gate({"original": LOST, "cut": LOST}, original="of the other cut",
+                     cuts={"cut": {"source": "of the original", "methods": ["l1"]}}),
+        "was not cut from"),
+    "every task is at chance": (
+        lambda: gate({"original": model(0.01), "cut": model(0.0)}), "at chance"),
+    "perplexity improves while recall is lost": (
+        lambda: gate({"original": ORIGINAL, "cut": model(recall=0.7, nats=2.8), "rand": RANDOM},
+                     "not ship"), "do not ship"),
+    "no control is measured": (
+        lambda: gate({"original": ORIGINAL, "cut": GOOD}, "not ship"), "no random cut"),
+    "the control is the cut itself": (
+        lambda: gate({"original": ORIGINAL, "cut": GOOD, "rand": GOOD}, "not ship"),
+        "does as well"),
+    "the cut is called a control": (
+        lambda: gate({"original": ORIGINAL, "rand": LOST}, "not ship"), "do not ship"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", HIDDEN)
+def test_the_gate_still_closes(way: str) -> None:
+    ask, says = HIDDEN[way]
+    said = ask()
+    assert said is not None and says in said
+
+
+def test_twice_the_same_figure_is_refused() -> None:
+    """The kinder one could stand first."""
+    kind = scores({"original": ORIGINAL, "cut": GOOD})
+    lost = [x for x in scores({"original": ORIGINAL, "cut": LOST}).scores if x.model == "cut"]
+    with pytest.raises(st.StatetrimError, match="twice"):
+        st.Scores(kind.models, [*kind.scores, *lost])
+    with pytest.raises(st.StatetrimError, match="twice"):
+        st.Scores(["original", "cut", "cut"], kind.scores)
+
+
+@pytest.mark.parametrize("change", [{"higher_is_better": False}, {"unit": "nats"}])
+def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
+    found = scores({"original": ORIGINAL, "cut": LOST})
+    turned = [
+        replace(x, **change) if (x.model, x.metric) == ("cut", "pairs_8") else x
+        for x in found.scores
+    ]
+    said = broken(GATE, st.Scores(found.models, turned))
+    assert said is not None and "cannot be judged" in said
+
+
+def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
+    found = scores(
+        {
+            name: figures | {("squad", "contains"): [0.0] * 50, ("piqa", "acc"): answers(0.51, 100)}
+            for name, figures in (("original", ORIGINAL), ("cut", LOST), ("rand", RANDOM))
+        }
+    )
+    alone = scores({"original": ORIGINAL, "cut": LOST, "rand": RANDOM})
+    assert recall_change(found, "cut") == recall_change(alone, "cut")
+    assert warnings(found, "cut") == warnings(alone, "cut")
+    assert verdict(found).facts == verdict(alone).facts
+    told = {x.task: x.sentence for x in losses(found, "cut")}
+    assert told["squad"] == told["piqa"] == "says nothing: the original is at chance"
+
+
+def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
+    floor = ("mqar", "pairs_127")
+    found = scores(
+        {
+            "original": ORIGINAL | {floor: rows(0.005, 0.005)},
+            "cut": LOST | {floor: rows(0.005, 0.005, seed=3)},
+        }
+    )
+    alone = loss_of(scores({"original": ORIGINAL, "cut": LOST}), "cut", "mqar", "accuracy")
+    assert loss_of(found, "cut", "mqar", "accuracy") == alone
+    assert loss_of(found, "cut", "mqar", "pairs_127").floor
