@@ -217,7 +217,7 @@ def test_two_torchrun_processes_give_the_same_sums(
 KILLED = """
 import os, signal, sys
 import statetrim as st
-from statetrim import calibration
+from statetrim.calibration import calibrate as calibration
 stop = int(sys.argv[4])
 real = calibration._Partial.save
 def save(self, sums, batches):
