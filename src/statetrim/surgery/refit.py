@@ -15,13 +15,13 @@ from functools import partial as bound
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..artifacts.loaded import loaded
 from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
+from ..maths.least_squares import fit, missed
 from ..progress import Advance, OnProgress, counter, ignore
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.json_file import write_object, write_text
@@ -97,27 +97,15 @@ def refit(
 
 def fitted(sums: LayerStatistics, damping: float) -> Tensor:
     """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
-    gram, target = sums.readout_moment, sums.target_moment
-    assert gram is not None and target is not None
-    mean_square = float(gram.diagonal().mean())
-    damped = gram + damping * mean_square * torch.eye(len(gram), dtype=gram.dtype)
-    factor, failed = torch.linalg.cholesky_ex(damped)
-    rounding = len(gram) * torch.finfo(gram.dtype).eps * damped.diagonal().max()
-    if int(failed) or bool(factor.diagonal().square().min() <= rounding):
-        raise StatetrimError(
-            "the read-out's channels depend on one another on this text, so the fit is not unique; "
-            "give more tokens or a larger damping, such as 1e-6"
-        )
-    return torch.cholesky_solve(target.mT, factor).mT
+    assert sums.readout_moment is not None and sums.target_moment is not None
+    return fit(sums.readout_moment, sums.target_moment, damping)
 
 
 def error_of(weight: Tensor, sums: LayerStatistics) -> float:
     """What a projection [hidden, n] misses of the layer's output, in squares, as a part of it."""
     gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
     assert gram is not None and target is not None and square is not None
-    weight = weight.double()
-    missed = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()
-    return float(missed / square.sum()) if float(square.sum()) else 0.0  # a layer that is silent
+    return missed(weight, gram, target, square)
 
 
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:

@@ -1,0 +1,190 @@
+"""Checkpoint + Plans + sequences -> Prediction: what each plan would miss after a refit.
+
+Nothing is written: the original runs, and each of its mixers is given the same input again with
+the channels of each plan masked. The output projection is fitted to one part of the data and its
+error taken on another, both from sums, so that no activation is kept.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..artifacts.plan import Plan
+from ..artifacts.prediction import Prediction
+from ..errors import StatetrimError
+from ..maths.least_squares import fit, missed
+from ..progress import Advance, OnProgress, counter, ignore
+from ..runtime.kernel_hooks import hook_kernels
+from ..runtime.live import LiveModel
+from ..runtime.loading import load_live
+from ..runtime.mixers import MixerCall, hook_mixers
+from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.text import Sequences
+
+DAMPING = 1e-6
+
+
+@dataclass
+class Sums:
+    """Of one layer under one plan, on one source: read-out a, the original's output y."""
+
+    gram: Tensor  # [n, n]: aa'
+    target: Tensor  # [hidden, n]: ya'
+    square: Tensor  # [1]: y's squares
+
+
+def predict(
+    model: Checkpoint,
+    plans: Mapping[str, Plan],
+    fitted_on: Mapping[str, Sequences],
+    measured_on: Mapping[str, Sequences],
+    *,
+    batch_size: int = 8,
+    dtype: torch.dtype | None = None,
+    layerwise: bool = False,
+    most_bytes: int = 2**32,
+    progress: OnProgress = ignore,
+) -> Prediction:
+    """The error of every layer under each of `plans`, on each source of `measured_on`, once its
+    output projection is fitted to all sources of `fitted_on`, which count alike.
+
+    The sums of a layer take 8 bytes x n (n + hidden size) for each plan and source, n being value
+    heads x kept value channels; the data is read as often as it takes to keep within `most_bytes`.
+    """
+    if set(fitted_on) != set(measured_on) or not fitted_on:
+        raise StatetrimError("a prediction needs the same sources to fit and to measure on")
+    live = load_live(with_weights(model), dtype=dtype, layerwise=layerwise)
+    groups = list(_groups(model, plans, 2 * len(fitted_on), most_bytes))
+    parts = [*fitted_on.values(), *measured_on.values()]
+    advance = counter(progress, len(groups) * sum(data.tokens for data in parts), "tokens")
+    errors: dict[str, dict[str, dict[int, float]]] = {
+        name: {source: {} for source in fitted_on} for name in plans
+    }
+    for layers in groups:
+        fits, tests = (
+            {
+                source: _sums(live, plans, layers, data.batches(batch_size), advance)
+                for source, data in sources.items()
+            }
+            for sources in (fitted_on, measured_on)
+        )
+        for name in plans:
+            for layer in layers:
+                weight = _fitted([sums[name, layer] for sums in fits.values()])
+                for source, sums in tests.items():
+                    seen = sums[name, layer]
+                    errors[name][source][layer] = max(
+                        0.0, missed(weight, seen.gram, seen.target, seen.square)
+                    )
+    return Prediction(errors)
+
+
+def _fitted(sources: Sequence[Sums]) -> Tensor:
+    """Each source's error counts as a part of its own output."""
+    scales = [1 / source.square.clamp_min(1e-300) for source in sources]
+    gram = torch.stack([s.gram * scale for s, scale in zip(sources, scales, strict=True)])
+    target = torch.stack([s.target * scale for s, scale in zip(sources, scales, strict=True)])
+    return fit(gram.sum(0), target.sum(0), DAMPING)
+
+
+def _groups(
+    model: Checkpoint, plans: Mapping[str, Plan], copies: int, most_bytes: int
+) -> Iterator[tuple[int, ...]]:
+    """The layers, as many at a time as their sums leave room for."""
+    heads, hidden = model.geometry.num_v_heads, _hidden_size(model)
+    widths = [heads * (plan.keep_values or model.geometry.head_v_dim) for plan in plans.values()]
+    each = copies * sum(8 * n * (n + hidden) for n in widths)
+    size = max(1, most_bytes // each)
+    layers = model.geometry.layers
+    yield from (layers[start : start + size] for start in range(0, len(layers), size))
+
+
+def _hidden_size(model: Checkpoint) -> int:
+    """Rows of the output projections."""
+    shapes = [
+        model.tensors[name][1].shape
+        for name, owner in model.claims.items()
+        if owner.claims[0].role == "o_proj"
+    ]
+    return int(shapes[0][0])
+
+
+def _sums(
+    live: LiveModel,
+    plans: Mapping[str, Plan],
+    layers: tuple[int, ...],
+    batches: Sequence[Tensor],
+    advance: Advance,
+) -> dict[tuple[str, int], Sums]:
+    found: dict[tuple[str, int], Sums] = {}
+    columns = _columns(live.checkpoint, plans)
+    seen: dict[str, Tensor] = {}  # of the call that is running
+    masked = False
+
+    def readout(module: nn.Module, args: Any) -> None:
+        seen["values"] = args[0]
+
+    def remember(module: nn.Module, args: Any, output: Tensor) -> None:
+        bias = getattr(module, "bias", None)
+        seen["output"] = output if bias is None else output - bias
+
+    def repeat(call: MixerCall) -> None:
+        nonlocal masked
+        if masked:
+            return
+        masked, target = True, seen["output"].flatten(0, -2).double()
+        for name, plan in plans.items():
+            with _cut(live, plan, call.layer):
+                call.repeat(live.mixers[call.layer])
+            values = seen["values"].flatten(0, -2).double()
+            _add(found, (name, call.layer), values[:, columns[name, call.layer]], target)
+        masked = False
+
+    with ExitStack() as stack, torch.inference_mode():
+        for layer in layers:
+            reader = live.output_projections[layer]
+            stack.callback(reader.register_forward_pre_hook(readout).remove)
+            stack.callback(reader.register_forward_hook(remember).remove)
+        stack.enter_context(hook_mixers({i: live.mixers[i] for i in layers}, repeat))
+        for batch in batches:
+            live.hidden(batch)
+            advance(batch.numel())
+    return found
+
+
+def _cut(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None]:
+    """Within, the kernels of one layer see only the channels that the plan keeps."""
+    return hook_kernels(
+        live,
+        lambda call: None,
+        only={layer: plan.kept[layer]},
+        only_values=None if plan.kept_values is None else {layer: plan.kept_values[layer]},
+        layers=[layer],
+    )
+
+
+def _columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
+    """The entries of a layer's read-out that a plan keeps."""
+    claims = model.family.channels(model.config, model.geometry)
+    tables = [claim.rows for claim in claims if claim.role == "o_proj"]
+    found = {}
+    for name, plan in plans.items():
+        for layer in model.geometry.layers:
+            kept = None if plan.kept_values is None else plan.kept_values[layer]
+            rows = tables if kept is None else [table.gather(1, kept) for table in tables]
+            found[name, layer] = torch.cat([table.flatten() for table in rows])
+    return found
+
+
+def _add(found: dict[Any, Sums], key: tuple[str, int], values: Tensor, target: Tensor) -> None:
+    """values [tokens, n], target [tokens, hidden]."""
+    square = target.square().sum().reshape(1).cpu()
+    new = Sums((values.mT @ values).cpu(), (target.mT @ values).cpu(), square)
+    if key in found:
+        held = found[key]
+        new = Sums(held.gram + new.gram, held.target + new.target, held.square + new.square)
+    found[key] = new

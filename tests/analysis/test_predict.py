@@ -1,0 +1,93 @@
+"""The error that masking predicts is the one that a cut on disk, refitted, has."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from statetrim.analysis.predict import DAMPING, predict
+from statetrim.artifacts.prediction import Prediction
+from statetrim.maths.least_squares import fit
+from statetrim.storage.text import Sequences
+from statetrim.surgery.refit import error_of
+
+TYPES = ["delta_net", "gated_deltanet", "qwen3_next", "qwen3_5_text", "mamba2", "falcon_h1"]
+
+
+def drawn(seed: int, rows: int = 16) -> Sequences:
+    ids = torch.randint(1, 60, (rows, 32), generator=torch.Generator().manual_seed(seed))
+    return Sequences(ids, {"seed": seed})
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+def test_prediction_equals_the_cut_on_disk(
+    model_type: str, checkpoint: Any, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    half = model.geometry.head_k_dim // 2
+    values = model.geometry.head_v_dim // 2
+    plans = {
+        "keys": st.select(model, "l1", half),
+        "values": st.select(model, keep_values=values, value_method="readout_l1"),
+        "both": st.select(model, "l1", half, keep_values=values, value_method="readout_l1"),
+    }
+    fitted = {"a": drawn(0), "b": drawn(1)}
+    measured = {"a": drawn(2), "b": drawn(3)}
+    found = predict(model, plans, fitted, measured, most_bytes=1)  # a layer at a time
+    for name, plan in plans.items():
+        small = st.prune(model, plan, tmp_path / name)
+        sums = {n: st.calibrate(small, d, original=model) for n, d in fitted.items()}
+        tests = {n: st.calibrate(small, d, original=model) for n, d in measured.items()}
+        for layer in model.geometry.layers:
+            gram: Any = 0
+            target: Any = 0
+            for one in sums.values():
+                part = one.layers[layer]
+                assert part.readout_moment is not None and part.target_moment is not None
+                assert part.target_square is not None
+                gram = gram + part.readout_moment / part.target_square
+                target = target + part.target_moment / part.target_square
+            # The norm's weight was multiplied into the projection of the cut, so its read-out
+            # differs by a factor a channel, which the fit absorbs (but for the damping).
+            weight = fit(gram, target, DAMPING)
+            for source, test in tests.items():
+                expected = error_of(weight, test.layers[layer])
+                assert found.errors[name][source][layer] == pytest.approx(expected, rel=1e-3)
+
+
+def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
+    model = st.open(checkpoint("qwen3_next"))
+    plans = {"half": st.select(model, "l1", 0.5)}
+    one, all_ = (
+        predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)}, most_bytes=size)
+        for size in (1, 2**40)
+    )
+    for layer, error in one.errors["half"]["a"].items():
+        assert all_.errors["half"]["a"][layer] == pytest.approx(error, rel=1e-9)
+
+
+def test_more_channels_miss_less(checkpoint: Any, tmp_path: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    widths = range(2, model.geometry.head_k_dim, 3)
+    plans = {str(width): st.select(model, "l1", width) for width in widths}
+    found = predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)})
+    assert found.ranked == [str(width) for width in reversed(widths)]
+    found.save(tmp_path / "prediction.json")
+    assert Prediction.load(tmp_path / "prediction.json") == found
+
+
+@pytest.mark.parametrize("text", ["{}", '{"format": "statetrim prediction", "version": 1}'])
+def test_a_file_that_holds_no_prediction_is_refused(text: str, tmp_path: Path) -> None:
+    path = tmp_path / "prediction.json"
+    path.write_text(text)
+    with pytest.raises(st.StatetrimError, match="prediction"):
+        Prediction.load(path)
+
+
+def test_sources_must_agree(checkpoint: Any) -> None:
+    model = st.open(checkpoint("delta_net"))
+    plans = {"half": st.select(model, "l1", 0.5)}
+    with pytest.raises(st.StatetrimError, match="same sources"):
+        predict(model, plans, {"a": drawn(0)}, {"b": drawn(1)})
