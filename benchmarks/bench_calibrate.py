@@ -123,8 +123,8 @@ def selection_seconds(layers: int = 45, heads: int = 16, channels: int = 128) ->
         mixed = torch.randn(heads, 1024, 64, **kwargs) @ torch.randn(heads, 64, channels, **kwargs)
         rows = torch.nn.functional.silu(mixed + torch.randn(heads, 1024, channels, **kwargs))
         gram = rows.mT @ rows
-        heard = st.LayerStatistics(1024, query_gram=gram, key_gram=gram)
-        evidence.append(st.Evidence(rows[:, :, :0], rows[:, :, :0], generator, heard))
+        sums = st.LayerStatistics(1024, query_gram=gram, key_gram=gram)
+        evidence.append(st.Evidence(rows[:, :, :0], rows[:, :, :0], generator, sums))
     select = find_method("drrqr").select
     start = time.perf_counter()
     for layer in evidence:

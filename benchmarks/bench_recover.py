@@ -39,7 +39,7 @@ def product(small: st.Checkpoint, model: st.Checkpoint, data: Any, batch: int) -
             batch_size=batch,
             out=Path(directory) / "out",
             save_every=10**6,
-            progress=lambda moment: ends.append(time.process_time()),
+            progress=lambda _: ends.append(time.process_time()),
         )
     return [after - before for before, after in itertools.pairwise(ends)][WARM_UP:]
 

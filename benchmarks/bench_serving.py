@@ -86,11 +86,13 @@ def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> Non
             work = benchmarking._mixer_decode(runner, runner.ids(batch, length))
             for _ in range(32):
                 work()
-            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as heard:
+            with torch.profiler.profile(
+                activities=[torch.profiler.ProfilerActivity.CPU]
+            ) as profile:
                 for _ in range(tokens):
                     work()
             spent: dict[str, float] = {}
-            for event in heard.key_averages():
+            for event in profile.key_averages():
                 kind = WORK.get(event.key, "everything else")
                 spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total / tokens / 1e3
             found.append(spent | {"all": sum(spent.values())})

@@ -121,8 +121,8 @@ class Workshop:
         small = st.prune(self.model, plan, self.folder / f"{name}-cut")
         if row["step"] == "cut":
             return small
-        heard = st.calibrate(small, self.text, original=self.model, **REFIT)
-        small = st.refit(small, heard, out=self.folder / f"{name}-refit")
+        statistics = st.calibrate(small, self.text, original=self.model, **REFIT)
+        small = st.refit(small, statistics, out=self.folder / f"{name}-refit")
         if row["step"] == "refit":
             return small
         return st.recover(

@@ -135,7 +135,7 @@ def log_p(live: Any, states: Tensor) -> Tensor:
 
 def measured(model: st.Checkpoint, rows: list[Row], text: Path, judge: Judge) -> Iterator[Row]:
     """The rows with their figures, one at a time; the same channels are measured only once."""
-    heard, known = dict[str, st.Statistics](), dict[str, Row]()
+    collected, known = dict[str, st.Statistics](), dict[str, Row]()
     for row in rows:
         if row["method"] == "none":
             yield row | judge.measure(judge.original)
@@ -143,9 +143,9 @@ def measured(model: st.Checkpoint, rows: list[Row], text: Path, judge: Judge) ->
         method, choices = METHODS[row["method"]]
         if row["score"] is not None:
             choices = choices | {"score": row["score"]}
-        if method in CALIBRATED and row["calibration"] not in heard:
-            heard[row["calibration"]] = calibrated(model, text, row["calibration"])
-        statistics = heard[row["calibration"]] if method in CALIBRATED else None
+        if method in CALIBRATED and row["calibration"] not in collected:
+            collected[row["calibration"]] = calibrated(model, text, row["calibration"])
+        statistics = collected[row["calibration"]] if method in CALIBRATED else None
         plan = st.select(
             model, method, row["keep"], seed=row["seed"], statistics=statistics, **choices
         )

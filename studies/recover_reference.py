@@ -51,14 +51,16 @@ def cases(options: argparse.Namespace) -> list[Row]:
     return found
 
 
-def pruned(model: st.Checkpoint, row: Row, heard: dict[str, st.Statistics], options: Any) -> Path:
+def pruned(
+    model: st.Checkpoint, row: Row, collected: dict[str, st.Statistics], options: Any
+) -> Path:
     """The directory of the cut checkpoint; made if it is not there."""
     out: Path = options.work / f"{row['model']}-{row['method']}-{row['keep']}"
     if not out.exists():
         needs = row["method"] in CALIBRATED
-        if needs and not heard:
-            heard["text"] = calibrated(model, options.text, "text")
-        statistics = heard["text"] if needs else None
+        if needs and not collected:
+            collected["text"] = calibrated(model, options.text, "text")
+        statistics = collected["text"] if needs else None
         st.prune(model, st.select(model, row["method"], row["keep"], statistics=statistics), out)
     return out
 
@@ -132,12 +134,12 @@ def main() -> None:
     missing = [row for row in cases(options) if not any(row.items() <= old.items() for old in done)]
     if not missing:
         return
-    model, heard = st.open(options.model), dict[str, st.Statistics]()
+    model, collected = st.open(options.model), dict[str, st.Statistics]()
     judge = Judge(model, options.test, options.windows)
     for row in missing:
         print(f"{row['method']} {row['keep']:.0%}", flush=True)
         dense = row["method"] == "none"
-        small = model if dense else st.open(pruned(model, row, heard, options))
+        small = model if dense else st.open(pruned(model, row, collected, options))
         before = judge.measure(judge.original if dense else st.load(small))
         began = time.monotonic()
         recovered = run(model, row, small, options)

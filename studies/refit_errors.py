@@ -30,14 +30,14 @@ def main() -> None:
     torch.set_num_threads(1)
     model, tokens, text = st.open(options.model), options.tokens, options.text
     methods = [options.method, options.value_method]
-    heard = st.calibrate(model, text, tokens=tokens, methods=methods)
+    statistics = st.calibrate(model, text, tokens=tokens, methods=methods)
     plan = st.select(
         model,
         options.method,
         options.keep,
         keep_values=options.keep_values,
         value_method=options.value_method,
-        statistics=heard,
+        statistics=statistics,
     )
     with tempfile.TemporaryDirectory() as folder:
         small = st.prune(model, plan, Path(folder) / "small")

@@ -99,7 +99,7 @@ def test_surgery_needs_only_torch_and_safetensors() -> None:
 def test_heavy_packages_stay_out(code: str, tmp_path: Path) -> None:
     config = tmp_path / "config.json"
     config.write_text('{"model_type": "qwen3_next", "num_hidden_layers": 48}')
-    heavy = {"transformers", "fla", "triton", "lm_eval", "datasets", "matplotlib"}
+    heavy = {"transformers", "fla", "triton", "lm_eval", "datasets", "matplotlib", "jinja2"}
     check = f"\nimport sys; print({heavy} & set(sys.modules))"
     result = subprocess.run(
         [sys.executable, "-c", code.format(config=str(config)) + check],
@@ -113,6 +113,21 @@ def test_heavy_packages_stay_out(code: str, tmp_path: Path) -> None:
 def test_importing_the_package_does_not_even_import_torch() -> None:
     code = "import sys, statetrim; assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_help_does_not_import_torch_either() -> None:
+    """Nor anything else that only a command needs: parsing and drawing the page is all."""
+    code = (
+        "import sys; sys.argv = ['statetrim', '--help']\n"
+        "from statetrim.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as stop: assert not stop.code\n"
+        "assert not {'torch', 'numpy', 'safetensors', 'huggingface_hub'} & set(sys.modules)\n"
+        "ours = {name for name in sys.modules if name.startswith('statetrim.')}\n"
+        "assert ours <= {'statetrim.errors', 'statetrim.version'} | {\n"
+        "    name for name in ours if name.startswith('statetrim.cli')}, ours"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_help_answers_in_under_a_second() -> None:

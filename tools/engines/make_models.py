@@ -149,8 +149,8 @@ def cut(model: Path, text: Path | None, keep: int, keep_values: int | None = Non
     """By drrqr where there is text, else by weights alone."""
     opened = st.open(model)
     method = "drrqr" if text else "l1"
-    heard = st.calibrate(opened, str(text), tokens=8192, methods=[method]) if text else None
-    plan = st.select(opened, method, keep=keep, keep_values=keep_values, statistics=heard)
+    statistics = st.calibrate(opened, str(text), tokens=8192, methods=[method]) if text else None
+    plan = st.select(opened, method, keep=keep, keep_values=keep_values, statistics=statistics)
     shape = f"{keep}" if keep_values is None else f"{keep}x{keep_values}"
     out = model.with_name(model.name.replace("-128", f"-{shape}"))
     st.prune(opened, plan, out)
@@ -160,9 +160,14 @@ def cut(model: Path, text: Path | None, keep: int, keep_values: int | None = Non
 def squared(model: Path, text: Path) -> Path:
     """Half of both axes, the output projections refitted."""
     opened, size = st.open(model), WIDTH // 2
-    heard = st.calibrate(opened, text, tokens=8192, methods=["drrqr", "readout_greedy"])
+    statistics = st.calibrate(opened, text, tokens=8192, methods=["drrqr", "readout_greedy"])
     plan = st.select(
-        opened, "drrqr", size, keep_values=size, value_method="readout_greedy", statistics=heard
+        opened,
+        "drrqr",
+        size,
+        keep_values=size,
+        value_method="readout_greedy",
+        statistics=statistics,
     )
     out = model.with_name(model.name.replace(f"-{WIDTH}", f"-{size}x{size}"))
     with tempfile.TemporaryDirectory() as folder:
