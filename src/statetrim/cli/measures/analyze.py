@@ -12,46 +12,59 @@ from ..arguments import FamilyFile, Json, Model
 
 WINDOW = 256  # tokens of one that --sensitivity measures
 
+Text = Annotated[
+    str,
+    typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")]
+Tokens = Annotated[str, typer.Option(help="How many tokens to run, such as 16k.")]
+Baseline = Annotated[
+    str | None, typer.Option(help="The model before the cut, run on the same text.")
+]
+Figures = Annotated[
+    Path | None, typer.Option(help="Draw PNG and SVG pictures into this directory.")
+]
+Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Every = Annotated[
+    str, typer.Option(help="Look at states every 'chunk' (64 tokens), 'token', or 2 to 32.")
+]
+BurnIn = Annotated[
+    int, typer.Option(help="First tokens of a sequence left out of spectra and means.")
+]
+BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.")]
+Skip = Annotated[str, typer.Option(help="Tokens of the text to pass over first.")]
+Sensitivity = Annotated[
+    bool,
+    typer.Option("--sensitivity", help="Cut each layer alone instead: which one carries recall?"),
+]
+Widths = Annotated[
+    str, typer.Option(help="Channels that stay in the layer that is cut, with --sensitivity.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Go on after an interruption, with --sensitivity.")
+]
+Layerwise = Annotated[
+    bool, typer.Option("--layerwise", help="Stream weights from disk, with --sensitivity.")
+]
+
 
 @app.command()
 def analyze(
     model: Model,
-    text: Annotated[
-        str,
-        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
-    tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 16k.")] = "16k",
-    baseline: Annotated[
-        str | None, typer.Option(help="The model before the cut, run on the same text.")
-    ] = None,
-    figures: Annotated[
-        Path | None, typer.Option(help="Draw PNG and SVG pictures into this directory.")
-    ] = None,
-    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 2048,
-    every: Annotated[
-        str, typer.Option(help="Look at states every 'chunk' (64 tokens), 'token', or 2 to 32.")
-    ] = "chunk",
-    burn_in: Annotated[
-        int, typer.Option(help="First tokens of a sequence left out of spectra and means.")
-    ] = 128,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 1,
-    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
-    sensitivity: Annotated[
-        bool,
-        typer.Option(
-            "--sensitivity", help="Cut each layer alone instead: which one carries recall?"
-        ),
-    ] = False,
-    widths: Annotated[
-        str, typer.Option(help="Channels that stay in the layer that is cut, with --sensitivity.")
-    ] = "0.5,0.25",
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on after an interruption, with --sensitivity.")
-    ] = False,
-    layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="Stream weights from disk, with --sensitivity.")
-    ] = False,
+    text: Text,
+    output: Output,
+    tokens: Tokens = "16k",
+    baseline: Baseline = None,
+    figures: Figures = None,
+    length: Length = 2048,
+    every: Every = "chunk",
+    burn_in: BurnIn = 128,
+    batch_size: BatchSize = 1,
+    skip: Skip = "0",
+    sensitivity: Sensitivity = False,
+    widths: Widths = "0.5,0.25",
+    resume: Resume = False,
+    layerwise: Layerwise = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
