@@ -265,14 +265,15 @@ def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
 
 def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
-    heard = st.calibrate(model, text, methods=["s_wanda"], **SETTINGS)
-    assert heard.parts == {"input_square", "output_square"}, "nothing is summed that nobody needs"
+    statistics = st.calibrate(model, text, methods=["s_wanda"], **SETTINGS)
+    needed = {"input_square", "output_square"}
+    assert statistics.parts == needed, "nothing is summed that nobody needs"
     with pytest.raises(st.StatetrimError, match=r"'drrqr' needs query_gram.*--for drrqr"):
-        st.select(model, "drrqr", 6, statistics=heard)
+        st.select(model, "drrqr", 6, statistics=statistics)
     with pytest.raises(st.StatetrimError, match="'grad' needs query_gradient"):
         st.select(model, "grad", 6)
     with pytest.raises(st.StatetrimError, match="another model"):
-        st.select(st.open(checkpoint("qwen3_5_moe_text")), "s_wanda", 6, statistics=heard)
+        st.select(st.open(checkpoint("qwen3_5_moe_text")), "s_wanda", 6, statistics=statistics)
     with pytest.raises(st.StatetrimError, match="needs no calibration"):
         st.calibrate(model, text, methods=["rand", "l1"], **SETTINGS)
 
@@ -311,18 +312,18 @@ def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, 
 
 def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
-    heard = st.calibrate(model, text, methods=ALL, **SETTINGS)
-    first, *_ = heard.layers
+    statistics = st.calibrate(model, text, methods=ALL, **SETTINGS)
+    first, *_ = statistics.layers
     for method, part in (
         ("drrqr", "key_gram"),
         ("grad", "key_gradient"),
         ("s_wanda", "input_square"),
         ("readout_greedy", "readout_gram"),
     ):
-        sums = getattr(heard.layers[first], part)
+        sums = getattr(statistics.layers[first], part)
         for spoiled in (None, sums[..., :-1], sums * float("nan")):
-            layer = replace(heard.layers[first], **{part: spoiled})
-            statistics = Statistics({**heard.layers, first: layer}, heard.lineage)
+            layer = replace(statistics.layers[first], **{part: spoiled})
+            broken = Statistics({**statistics.layers, first: layer}, statistics.lineage)
             values = part == "readout_gram"
             with pytest.raises(st.StatetrimError, match=part):
                 st.select(
@@ -331,8 +332,8 @@ def test_spoiled_statistics_and_options_are_one_sentence(checkpoint: Any, text: 
                     6,
                     keep_values=4 if values else None,
                     value_method=method,
-                    statistics=statistics,
+                    statistics=broken,
                 )
     for tolerance in (1.0, "much"):
         with pytest.raises(st.StatetrimError, match="method 'drrqr' cannot go on"):
-            st.select(model, "drrqr", 6, statistics=heard, tolerance=tolerance)
+            st.select(model, "drrqr", 6, statistics=statistics, tolerance=tolerance)

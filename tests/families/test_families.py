@@ -145,7 +145,7 @@ def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
     names, found = kernel_names(module), list[Tensor]()
     kernels = {name: getattr(module, name) for name in names}
 
-    def listening(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def recording(kernel: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(kernel).parameters
         wish = next(p for p in parameters if p in ("output_final_state", "return_final_states"))
 
@@ -159,7 +159,7 @@ def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
     try:
         for name in names:
             if "update" not in name:
-                setattr(module, name, listening(kernels[name]))
+                setattr(module, name, recording(kernels[name]))
         yield found
     finally:
         for name in names:
@@ -289,9 +289,9 @@ def test_an_unknown_tensor_under_a_mixer_is_refused_by_name(case: Any, tmp_path:
     model_type, model, _, _ = case
     name, owner = next(iter(model.claims.items()))
     mixer = name.removesuffix("." + owner.claims[0].tensor)
-    stranger = copy_with(model.path, tmp_path / model_type, f"{mixer}.new_gate.weight")
+    unknown = copy_with(model.path, tmp_path / model_type, f"{mixer}.new_gate.weight")
     with pytest.raises(st.StatetrimError, match=r"new_gate\.weight.*refusing to guess"):
-        st.select(st.open(stranger), "l1", KEEP)
+        st.select(st.open(unknown), "l1", KEEP)
 
 
 def copy_with(source: Path, target: Path, extra: str) -> Path:

@@ -67,13 +67,13 @@ def analyze(
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
     count = counter(progress, len(models) * texts[0].tokens, "tokens")
     found = [
-        _look(each, data, dtype, stride, burn_in, batch_size, count)
+        _analyze_one(each, data, dtype, stride, burn_in, batch_size, count)
         for each, data in zip(models, texts, strict=True)
     ]
     return found[0] if baseline is None else replace(found[0], baseline=found[1])
 
 
-def _look(
+def _analyze_one(
     model: Checkpoint,
     data: Sequences,
     dtype: torch.dtype | None,

@@ -60,7 +60,7 @@ PARTS = tuple(part.name for part in fields(LayerStatistics) if part.name != "tok
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What calibration heard, layer by layer, and in which data and model it heard it."""
+    """What calibration measured, layer by layer, and in which model and data."""
 
     layers: Mapping[int, LayerStatistics]
     lineage: Mapping[str, Any] = field(default_factory=dict)

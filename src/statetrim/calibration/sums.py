@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ..artifacts.statistics import LayerStatistics, Statistics
 from ..geometry import ChannelRows
-from ..runtime.kernel_hooks import L2_EPS, KernelCall, MixerInput, ReadOut
+from ..runtime.kernel_hooks import L2_EPS, KernelCall, MixerInput, Readout
 from ..storage.checkpoint import Checkpoint
 from .pair_hooks import Pair
 
@@ -35,7 +35,7 @@ class Sums:
     def on_input(self, seen: MixerInput) -> None:
         self._add(seen.layer, "input_square", seen.hidden.flatten(0, -2).double().square().sum(0))
 
-    def on_readout(self, seen: ReadOut) -> None:
+    def on_readout(self, seen: Readout) -> None:
         claims = self.model.family.channels(self.model.config, self.model.geometry)
         values = seen.values.flatten(0, -2).double()
         for claim in claims:

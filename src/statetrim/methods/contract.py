@@ -33,7 +33,7 @@ class _Heard:
 
 @dataclass(frozen=True, eq=False)
 class Evidence(_Heard):
-    """What a method may look at: one layer's projection weights, what calibration heard there, and
+    """What a method may look at: one layer's projection weights, the statistics of that layer, and
     a seeded generator. In `notes` a method may leave what the plan should record of its work."""
 
     query_weight: Tensor  # [heads, channels, copies, hidden], float64

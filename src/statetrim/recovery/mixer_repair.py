@@ -69,12 +69,12 @@ class Layerwise:
         waiting = self.directory.glob("hidden-*[0-9]")
         first = max((int(path.name.partition("-")[2]) for path in waiting), default=0)
         if first:
-            values = _returned(self.directory / f"hidden-{first}")
+            values = _tuple_length(self.directory / f"hidden-{first}")
             for layer in layers[:first]:
-                _hand_on(layer, values)
+                _pass_through(layer, values)
         for number in range(first, max(self.repaired) + 1):
             self._layer(number, layers[number], batches, progress)
-            _hand_on(layers[number], _returned(self.directory / f"hidden-{number + 1}"))
+            _pass_through(layers[number], _tuple_length(self.directory / f"hidden-{number + 1}"))
         return self._result()
 
     def _layer(
@@ -93,7 +93,7 @@ class Layerwise:
             hidden = load_file(before / f"{step}.safetensors")["hidden"] if number else None
             calls: list[MixerCall] = []
             with hook_mixers(hooked, calls.append):
-                result = self._through(layer, ids, hidden)
+                result = self._run_layer(layer, ids, hidden)
             about = {"values": str(result.values)}
             kept = {"hidden": result.hidden.contiguous().cpu()}
             save_file(kept, growing / f"{step}.safetensors", about)
@@ -119,7 +119,7 @@ class Layerwise:
         )
         return _MixerTraining(number, name, mixer, found, self.recipe, steps)
 
-    def _through(self, layer: nn.Module, ids: Tensor, hidden: Tensor | None) -> "_Enough":
+    def _run_layer(self, layer: nn.Module, ids: Tensor, hidden: Tensor | None) -> "_LayerOutput":
         """The layer's output for a batch, by the model's own forward pass, which knows its masks
         and positions: the layers before only hand on, and those after are not reached."""
 
@@ -130,7 +130,7 @@ class Layerwise:
             return ((given, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": given})
 
         def leave(module: nn.Module, args: Any, result: Any) -> None:
-            raise _Enough(result)
+            raise _LayerOutput(result)
 
         hooks = (
             layer.register_forward_pre_hook(enter, with_kwargs=True),
@@ -139,8 +139,8 @@ class Layerwise:
         try:
             with torch.no_grad():
                 self.teacher.hidden(ids)
-        except _Enough as enough:
-            return enough
+        except _LayerOutput as output:
+            return output
         finally:
             for hook in hooks:
                 hook.remove()
@@ -233,7 +233,7 @@ class _MixerTraining:
         self.mixer.to("meta")
 
 
-class _Enough(Exception):
+class _LayerOutput(Exception):
     """Leaves a forward pass with what was wanted of it."""
 
     def __init__(self, result: Any) -> None:
@@ -241,13 +241,13 @@ class _Enough(Exception):
         self.values = len(result) if isinstance(result, tuple) else 0
 
 
-def _returned(directory: Path) -> int:
+def _tuple_length(directory: Path) -> int:
     """How many values the layers of this model return, in a tuple; 0 where it is a bare tensor."""
     with safe_open(directory / "0.safetensors", framework="pt") as file:
         return int(file.metadata()["values"])
 
 
-def _hand_on(layer: nn.Module, values: int) -> None:
+def _pass_through(layer: nn.Module, values: int) -> None:
     """Make a layer that has had its turn return what it is given."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:

@@ -43,7 +43,7 @@ class MixerInput:
 
 
 @dataclass(frozen=True, eq=False)
-class ReadOut:
+class Readout:
     """What a layer's output projection is given: the state's answer behind norm and gate."""
 
     layer: int
@@ -55,7 +55,7 @@ def hook_kernels(
     live: LiveModel,
     on_call: Callable[[KernelCall], None],
     on_input: Callable[[MixerInput], None] | None = None,
-    on_readout: Callable[[ReadOut], None] | None = None,
+    on_readout: Callable[[Readout], None] | None = None,
     only: Mapping[int, Tensor] | None = None,
     only_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
@@ -98,12 +98,12 @@ def hook_kernels(
 
 
 @contextmanager
-def _readouts(live: LiveModel, on_readout: Callable[[ReadOut], None]) -> Iterator[None]:
+def _readouts(live: LiveModel, on_readout: Callable[[Readout], None]) -> Iterator[None]:
     seen: set[int] = set()
 
     def record(layer: int, module: nn.Module, args: Any) -> None:
         seen.add(layer)
-        on_readout(ReadOut(layer, args[0].detach()))
+        on_readout(Readout(layer, args[0].detach()))
 
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
