@@ -13,6 +13,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
     live = load_live(model)
     ids = torch.randint(0, 4096, (1, LENGTH), generator=torch.Generator().manual_seed(0))
     ways: dict[int, Callable[[], None]] = {
-        every: lambda every=every: looked_at(live, ids, every) for every in (0, CHUNK, 16)
+        every: partial(looked_at, live, ids, every) for every in (0, CHUNK, 16)
     }
     times: dict[int, list[float]] = {every: [] for every in ways}
     for number in range(rounds + 1):  # the first warms up

@@ -93,7 +93,7 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
 
     def calibrating() -> None:
         with calibration._hook_sums(live, sums):
-            calibration._run_batches(live, sums, batches, 0, None, lambda done, total: None)
+            calibration._run_batches(live, sums, batches, 0, None, lambda _: None)
 
     for warm_up in (bare, calibrating):
         warm_up()

@@ -46,12 +46,13 @@ def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> floa
     for name in shapes:
         parts = name.split(".")
         groups.setdefault(parts[2] if parts[1] == "layers" else "rest", []).append(name)
-    weight_map, size = {}, 0
+    weight_map: dict[str, str] = {}
+    size = 0
     for group, names in groups.items():
-        file = f"model-{group}.safetensors"
+        shard = f"model-{group}.safetensors"
         tensors = {n: torch.randn(shapes[n]).mul_(0.02).to(torch.bfloat16) for n in names}
-        save_file(tensors, directory / file, metadata={"format": "pt"})
-        weight_map |= dict.fromkeys(names, file)
+        save_file(tensors, directory / shard, metadata={"format": "pt"})
+        weight_map |= dict.fromkeys(names, shard)
         size += sum(tensor.nbytes for tensor in tensors.values())
     index = {"metadata": {"total_size": size}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))

@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignment]
 
@@ -26,8 +27,12 @@ from statetrim import portable  # noqa: E402
 from statetrim.benchmarking import benchmark as benchmarking  # noqa: E402
 
 HEADS, WIDTH, HIDDEN, VOCABULARY = 8, 128, 256, 256
-COMMON = {"vocab_size": VOCABULARY, "hidden_size": HIDDEN, "intermediate_size": HIDDEN}
-CONFIGS = {
+COMMON: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": HIDDEN,
+    "intermediate_size": HIDDEN,
+}
+CONFIGS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": COMMON
     | {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     | {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 64}
@@ -82,17 +87,16 @@ def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> Non
     found: list[dict[str, float]] = []
     with torch.inference_mode():
         for path in paths:
-            runner = benchmarking._runner(path, None)
-            work = benchmarking._mixer_decode(runner, runner.ids(batch, length))
+            runner = benchmarking._runner(st.open(path), None)
+            ids = runner.live.random_ids(batch, length)
+            work = benchmarking._mixer_decode(runner, ids)
             for _ in range(32):
                 work()
-            with torch.profiler.profile(
-                activities=[torch.profiler.ProfilerActivity.CPU]
-            ) as profile:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:
                 for _ in range(tokens):
                     work()
             spent: dict[str, float] = {}
-            for event in profile.key_averages():
+            for event in trace.key_averages():
                 kind = WORK.get(event.key, "everything else")
                 spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total / tokens / 1e3
             found.append(spent | {"all": sum(spent.values())})

@@ -13,6 +13,7 @@ import argparse
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 
@@ -63,8 +64,8 @@ def prune(given: argparse.Namespace) -> list[Path]:
     text = given.data / "pretrain_mix" / "valid.jsonl"
     if not statistics.exists():
         wanted = ("--for", ",".join(m for m in given.methods if m != "rand") or "drrqr")
-        options = ("--text", text, "--tokens", given.tokens, "-o", statistics, "--resume")
-        statetrim("calibrate", given.model, *wanted, *options)
+        source = ("--text", text, "--tokens", given.tokens)
+        statetrim("calibrate", given.model, *wanted, *source, "-o", statistics, "--resume")
     cuts = []
     for method in given.methods:
         for keep in given.keep:
@@ -146,7 +147,13 @@ def plot(scores: Scores, path: Path) -> None:
         bounds = [difference_interval([scores.pairs(model, "mqar", m)]) for m in metrics]
         low = [100 * max(0.0, b.estimate - b.low) for b in bounds]
         high = [100 * max(0.0, b.high - b.estimate) for b in bounds]
-        style = {"linestyle": kind, "color": color, "marker": "o", "markersize": 4, "capsize": 2}
+        style: dict[str, Any] = {
+            "linestyle": kind,
+            "color": color,
+            "marker": "o",
+            "markersize": 4,
+            "capsize": 2,
+        }
         axes.errorbar(pairs, values, yerr=[low, high], label=label, **style)
     axes.set_xscale("log", base=2)
     axes.set_xticks(pairs, [str(count) for count in pairs])

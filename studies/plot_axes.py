@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 Row = dict[str, Any]
 STYLES = {  # Okabe and Ito's colours
@@ -91,14 +92,14 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
     axes[0, 0].set_ylabel("increase of NLL per token (nats)")
     axes[1, 0].set_ylabel("recall accuracy, 16 pairs")
     handles = [
-        plt.Line2D([], [], color=colour, marker=marker, label=f"{shape} cut" if " " not in shape
+        Line2D([], [], color=colour, marker=marker, label=f"{shape} cut" if " " not in shape
                    else f"both, {shape}")
         for shape, (colour, marker) in STYLES.items()
     ]  # fmt: skip
     handles += [
-        plt.Line2D([], [], color="black", linestyle=":", label="as cut"),
-        plt.Line2D([], [], color="black", linestyle="-", label="refitted"),
-        plt.Line2D([], [], color="black", linestyle="none", marker="o", markersize=9,
+        Line2D([], [], color="black", linestyle=":", label="as cut"),
+        Line2D([], [], color="black", linestyle="-", label="refitted"),
+        Line2D([], [], color="black", linestyle="none", marker="o", markersize=9,
                    markerfacecolor="none", label="and recovered"),
     ]  # fmt: skip
     figure.legend(handles=handles, loc="outside right center", frameon=False)

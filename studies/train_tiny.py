@@ -21,6 +21,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -82,7 +83,7 @@ PRESETS = {
 
 def build(recipe: Recipe) -> PreTrainedModel:
     torch.manual_seed(recipe.seed)
-    common = {
+    common: dict[str, Any] = {
         "vocab_size": recipe.vocab_size,
         "hidden_size": recipe.hidden_size,
         "num_hidden_layers": recipe.num_layers,
@@ -207,8 +208,10 @@ class Run:
         self.model = build(recipe)
         decayed = [p for p in self.model.parameters() if p.dim() == 2]
         others = [p for p in self.model.parameters() if p.dim() != 2]
+        groups: list[dict[str, Any]] = [{"params": decayed}]
+        groups.append({"params": others, "weight_decay": 0.0})
         self.optimizer = torch.optim.AdamW(
-            [{"params": decayed}, {"params": others, "weight_decay": 0.0}],
+            groups,
             lr=recipe.learning_rate,
             betas=(0.9, 0.98),
             weight_decay=recipe.weight_decay,
@@ -246,7 +249,7 @@ class Run:
         ids, asked = mqar.batch(self.recipe.vocab_size, pairs, rows, self.generator)
         logits, target = mqar.asked_logits(self.model, ids, asked), ids[:, asked + 1]
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         if pairs == self.pairs:
             right = float((logits.argmax(-1) == target).float().mean())
             self.recent = 0.7 * self.recent + 0.3 * right
@@ -343,7 +346,7 @@ def main() -> None:
     if (arguments.text is None) != (arguments.tokenizer is None):
         parser.error("--text and --tokenizer go together")
     torch.set_num_threads(arguments.threads)
-    chosen = dict(PRESETS[arguments.preset])
+    chosen: dict[str, Any] = dict(PRESETS[arguments.preset])
     for assignment in arguments.set:
         key, _, value = assignment.partition("=")
         chosen[key] = json.loads(value)
