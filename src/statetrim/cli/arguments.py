@@ -7,13 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import StatetrimError
-from ..maths.units import token_count
 
 OF_SELECT = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
     "statistics", "progress",
 )  # fmt: skip
-count = token_count  # as in Python
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or cached hub id.")]
@@ -30,6 +28,13 @@ KeepValues = Annotated[
 Square = Annotated[
     str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
 ]
+
+
+def count(text: str) -> int:
+    """A number such as 4096 or 64k, as in Python."""
+    from ..maths.units import token_count
+
+    return token_count(text)
 
 
 def open_model(model: str, family: Path | None) -> Any:
