@@ -70,6 +70,20 @@ def test_what_is_given_by_name_counts_over_the_options(
     assert (taken[0].tokens, taken[0].after.head_k_dim) == (2048, 6)
 
 
+def test_an_estimate_is_the_dry_run(checkpoint: Any, tmp_path: Path) -> None:
+    text, model = tmp_path / "text.jsonl", checkpoint("qwen3_5_text")
+    tiny.write_text(text, 2**13)
+    found = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)
+    words = ["trim", str(model), "--keep", "6", "--text", str(text), "--tokens", "1k"]
+    words += ["--recover", "1k", "--no-benchmark", "--dry-run", "--json", "-o", str(tmp_path / "o")]
+    said = json.loads(CliRunner().invoke(app, words).stdout)
+    assert [step.name for step in found] == [step["name"] for step in said["steps"]]
+    assert [step.does for step in found] == [step["does"] for step in said["steps"]]
+    assert [path.name for path in tmp_path.iterdir()] == ["text.jsonl"]
+    with pytest.raises(st.StatetrimError, match="estimate has no option 'kepe'"):
+        st.estimate(model, kepe=6)  # type: ignore[call-arg]
+
+
 class Filled(Exception):
     """Carries the options that a command filled."""
 

@@ -27,6 +27,7 @@ from .methods.contract import serves as serves
 from .methods.contract import top as top
 from .pipelines.options import TrimOptions as TrimOptions
 from .pipelines.sensitivity import sensitivity as sensitivity
+from .pipelines.steps import estimate as estimate
 from .pipelines.sweep import sweep as sweep
 from .pipelines.trim import trim as trim
 from .recovery.options import RecoverOptions as RecoverOptions

@@ -124,7 +124,7 @@ def trim(
         layerwise=layerwise or None,
     )
     opened = arguments.open_model(model, family)
-    watch = console.Spoken()
+    watch = console.TerminalWatch()
     if sweep is not None:
         if dry_run:
             raise StatetrimError("--sweep has no dry run; leave out --dry-run")

@@ -27,7 +27,7 @@ from .progress import shown
 from .steps.recover import announce
 
 
-class Spoken(Watch):
+class TerminalWatch(Watch):
     """A line for each stage on standard error, and a bar where it takes long."""
 
     def __init__(self) -> None:
@@ -85,7 +85,7 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
         terminal.note("weights stay on disk and are streamed: memory is short")
 
 
-def show_trimmed(small: Checkpoint, watch: Spoken, *, as_json: bool) -> None:
+def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> None:
     if not watch.begun:
         text = f"{small.path} was complete already, made by this very command; nothing was run"
         terminal.note(text)

@@ -7,7 +7,7 @@ from ..recovery.adapters import Coverage
 
 
 class Watch:
-    """Silent; the command line has one that speaks."""
+    """Silent; the command line has one that writes to the terminal."""
 
     def begins(self, stage: str) -> None:
         """A stage starts."""

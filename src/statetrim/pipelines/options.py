@@ -1,10 +1,11 @@
 """The options of `trim` and `sweep`, as data."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypedDict
 
+from ..errors import refuse_unknown
 from ..maths.units import Amount
 
 ASKED = (
@@ -97,3 +98,9 @@ class TrimFields(TypedDict, total=False):
     benchmark: bool
     seed: int
     layerwise: bool | None
+
+
+def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
+    """The options with those that were given by name, which must exist."""
+    refuse_unknown(owner, changes, [field.name for field in fields(TrimOptions)])
+    return replace(options or TrimOptions(), **changes)

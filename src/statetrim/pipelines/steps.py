@@ -1,55 +1,70 @@
 """What a run of `trim` will do, and about what each step takes."""
 
-from . import estimate
+from typing import Unpack
+
+from ..storage.models import ModelLike, opened
+from . import estimate as cost
 from .estimate import Machine, Step
 from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
+from .options import TrimFields, TrimOptions, changed
+
+
+def estimate(
+    model: ModelLike, options: TrimOptions | None = None, **changes: Unpack[TrimFields]
+) -> list[Step]:
+    """What `trim` would do with these options, and about what each step takes: `--dry-run`.
+
+    Nothing is run or written; expect a factor of two or three.
+    """
+    options = changed("estimate", options, changes)
+    job = Job.of(opened(model), options)
+    job.check()
+    return steps(job, Machine.here())
 
 
 def steps(job: Job, machine: Machine) -> list[Step]:
     """What the run will do, and about what that takes."""
     model, options, after = job.model, job.options, job.after
-    nbytes = estimate.weight_bytes(model)
+    nbytes = cost.weight_bytes(model)
     held = 0 if job.streamed else nbytes
-    program = estimate.PROGRAM
+    program = cost.PROGRAM
     found = []
     methods = " and ".join(job.methods)
     if job.calibrated_methods:
         gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
-        seconds = estimate.reading(model, job.tokens, options.batch_size, options.length, machine)
+        seconds = cost.reading(model, job.tokens, options.batch_size, options.length, machine)
         does = f"{job.tokens:,} tokens of {options.text}"
         found.append(Step("calibrate", does, seconds, program + held + gram, gram))
     heads = len(after.layers) * after.num_k_heads
     found.append(Step("select", f"{methods}, {heads} heads", heads * 0.01))
     shape = f"{after.head_k_dim} x {after.head_v_dim}"
     found.append(
-        Step("prune", f"state {shape}", estimate.copying(nbytes), 64 * 2**20, nbytes),
+        Step("prune", f"state {shape}", cost.copying(nbytes), 64 * 2**20, nbytes),
     )
-    read = estimate.reading(model, 2 * 64, 1, 64, machine)
+    read = cost.reading(model, 2 * 64, 1, 64, machine)
     found.append(
         Step("check", "sliced equals masked, prefill equals decode", 4 * read, program + 4 * held)
     )
     if job.refits:
-        seconds = 2 * estimate.reading(
-            model, job.tokens, options.batch_size, options.length, machine
-        )
+        seconds = 2 * cost.reading(model, job.tokens, options.batch_size, options.length, machine)
         width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
         moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
         does = "output projections, in closed form"
         found.append(Step("refit", does, seconds, program + 2 * held + moments, nbytes + moments))
     if job.recovered_tokens:
         # Forward and backward of the student, forward of the teacher.
-        seconds = 4 * estimate.reading(
+        seconds = 4 * cost.reading(
             model, job.recovered_tokens, RECOVERED_BATCH, options.length, machine
         )
         does = f"{job.recovered_tokens:,} tokens, distilled from the original"
         found.append(Step("recover", does, seconds, program + 3 * held, 2 * nbytes))
     models = 2 + bool(job.recovered_tokens) + (options.control and options.method != CONTROL)
     tokens = options.limit * SEQUENCE * len(options.tasks)
-    seconds = (2 * models - 1) * estimate.reading(model, tokens, 8, SEQUENCE, machine)
+    seconds = (2 * models - 1) * cost.reading(model, tokens, 8, SEQUENCE, machine)
     does = f"{', '.join(options.tasks)} on {models} models, {options.limit} samples a task"
     found.append(Step("evaluate", does, seconds, program + 2 * held, nbytes))
     if job.times:
-        seconds = 60 * estimate.reading(model, 64 * 16, 16, 64, machine)
+        seconds = 60 * cost.reading(model, 64 * 16, 16, 64, machine)
         found.append(Step("benchmark", "both, in turns", seconds, program + 2 * held))
     found.append(Step("report", "one page", 5.0))
     return found

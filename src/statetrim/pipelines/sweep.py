@@ -21,8 +21,8 @@ from ..storage.output import already_done, sync_directory, workplace
 from .job import Job
 from .job import record as trim_record
 from .observer import Watch
-from .options import TrimFields, TrimOptions
-from .trim import Run, changed
+from .options import TrimFields, TrimOptions, changed
+from .trim import Run
 
 RECORD = "sweep_job.json"
 FILE = "sweep.json"

@@ -7,7 +7,7 @@ its name last, with the artifacts below `OUT/statetrim`.
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -17,7 +17,6 @@ from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
 from ..benchmarking.benchmark import benchmark
 from ..calibration.calibrate import calibrate
-from ..errors import refuse_unknown
 from ..evaluation.evaluate import evaluate
 from ..maths.units import MIB
 from ..recovery.recover import recover
@@ -36,7 +35,7 @@ from ..surgery.refit import refit
 from .estimate import free_memory, needs_streaming
 from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job, plain
 from .observer import Watch
-from .options import TrimFields, TrimOptions
+from .options import TrimFields, TrimOptions, changed
 
 RECORD = "trim.json"
 _QUICKLY_COUNTED = 2**23  # tokens; more would take longer than it is worth
@@ -57,11 +56,6 @@ def trim(
     """
     options = changed("trim", options, changes)
     return run(Job.of(opened(model), options), out, watch or Watch())
-
-
-def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
-    refuse_unknown(owner, changes, [field.name for field in fields(TrimOptions)])
-    return replace(options or TrimOptions(), **changes)
 
 
 def finished(job: Job, out: str | Path) -> bool:
