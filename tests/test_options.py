@@ -44,6 +44,12 @@ def test_options_are_frozen_and_print_what_they_hold(options: Any, _: type) -> N
         assert field.name in inspect.getsource(options), f"{field.name} is not documented"
 
 
+@pytest.mark.parametrize(("options", "_"), KINDS)
+def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: type) -> None:
+    with pytest.raises(st.StatetrimError, match="'many' is not a number of tokens"):
+        options(tokens="many")
+
+
 @pytest.mark.parametrize(
     ("call", "says"),
     [

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from ..errors import refuse_unknown
-from ..maths.units import Amount
+from ..maths.units import Amount, token_count
 
 ASKED = (
     "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib", "for_",
@@ -66,6 +66,10 @@ class TrimOptions:
     seed: int = 0
     layerwise: bool | None = None
     """Stream weights from disk; None: where two models do not fit into memory."""
+
+    def __post_init__(self) -> None:
+        for tokens in (self.tokens, self.recover):
+            token_count(tokens)  # refuses what is none
 
     @property
     def asks(self) -> bool:

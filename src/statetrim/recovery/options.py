@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
+from ..maths.units import token_count
+
 
 @dataclass(frozen=True)
 class RecoverOptions:
@@ -40,6 +42,10 @@ class RecoverOptions:
     seed: int = 0
     save_every: int = 100
     report_to: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        for tokens in (self.tokens, self.skip):
+            token_count(tokens)  # refuses what is none
 
     @property
     def lowest_learning_rate(self) -> float:
