@@ -59,13 +59,6 @@ def method_options(pairs: list[str]) -> dict[str, Any]:
     return options
 
 
-def count(tokens: str) -> int:
-    """As in Python; imported when it is needed, so that help imports nothing."""
-    from ..maths.units import token_count
-
-    return token_count(tokens)
-
-
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
