@@ -76,8 +76,10 @@ def analyze(
     if sensitivity:
         if baseline:
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
-        options = {"skip": arguments.count(skip), "resume": resume, "layerwise": layerwise}
-        options |= {"batch_size": batch_size, "windows": arguments.count(tokens) // WINDOW}
+        from ...maths.units import token_count
+
+        options = {"skip": token_count(skip), "resume": resume, "layerwise": layerwise}
+        options |= {"batch_size": batch_size, "windows": token_count(tokens) // WINDOW}
         _sensitivity(
             model, family, text, arguments.names(widths), output, figures, as_json, options
         )
@@ -95,12 +97,12 @@ def analyze(
         found = run(
             opened,
             text,
-            tokens=arguments.count(tokens),
+            tokens=tokens,
             length=length,
             every=int(every) if every.isdecimal() and len(every) < 4 else every,  # type: ignore[arg-type]
             burn_in=burn_in,
             batch_size=batch_size,
-            skip=arguments.count(skip),
+            skip=skip,
             baseline=arguments.open_model(baseline, family) if baseline else None,
             progress=progress,
         )

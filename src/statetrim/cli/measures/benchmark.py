@@ -47,12 +47,11 @@ def benchmark(
     from ...benchmarking.vllm_server import Load
     from ...console.measures.benchmark import show_timings
     from ...console.progress import shown
+    from ...maths.units import token_count
 
     arguments.refuse_existing(output)
-    sizes = (
-        None if batch_sizes is None else [arguments.count(part) for part in batch_sizes.split(",")]
-    )
-    tokens = None if lengths is None else [arguments.count(part) for part in lengths.split(",")]
+    sizes = None if batch_sizes is None else [token_count(part) for part in batch_sizes.split(",")]
+    tokens = None if lengths is None else [token_count(part) for part in lengths.split(",")]
     if dtype not in (None, "float32", "float16", "bfloat16"):
         raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
     if engine not in (None, "vllm"):

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
 from ..app import app
 from ..arguments import Json
 
@@ -61,7 +60,7 @@ def evaluate(
             tasks=[name.strip() for name in tasks.split(",")],
             data=data,
             text=text,
-            skip=arguments.count(skip),
+            skip=skip,
             limit=limit,
             batch_size=batch_size,
             engine=engine,  # type: ignore[arg-type]
