@@ -235,6 +235,28 @@ def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_
     assert len(list(pids.iterdir())) == 2 and gone(pids)
 
 
+def test_python_starts_a_server_by_the_names_of_the_command_line(
+    pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python, pids = stand_in(tmp_path)
+    timings = st.benchmark(
+        pair[1],
+        baseline=pair[0],
+        engine="vllm",
+        engine_python=python,
+        requests=6,
+        memory_gib=0.125,
+        prefix_caching=True,
+        lengths=["128"],
+        out=tmp_path / "out.json",
+    )
+    assert timings.find("half", "concurrent sequences").ratio == 2.0
+    (load,) = timings.lineage["loads"]
+    said = {name: load[name] for name in ("requests", "length", "memory", "prefix_caching")}
+    assert said == {"requests": 6, "length": 128, "memory": 2**27, "prefix_caching": True}
+    assert st.Timings.load(tmp_path / "out.json") == timings and gone(pids)
+
+
 def test_a_server_that_does_not_start_is_told_in_a_sentence(
     pair: tuple[Path, Path], tmp_path: Path
 ) -> None:

@@ -4,6 +4,7 @@ On a GPU the settings default to those of the paper's table, batch 32 and 2,048 
 """
 
 import platform
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 
 from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
-from ..maths.units import token_count
+from ..maths.units import GIB, token_count
 from ..progress import OnProgress, Progress, ignore
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
@@ -24,13 +25,16 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
 from .peak_memory import peak_of
+from .served import benchmark_served
 from .stopwatch import Laps, Work, clock_name, laps
+from .vllm_server import Load
 
 MOST_BATCH = 4096
 MOST_LENGTH = 2**20
 MOST_ROUNDS = 1000
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
+SERVED_LENGTH = 1024
 DECODE_CYCLE = 16
 """A round decodes a multiple of so many tokens: `portable` writes its state once in as many."""
 
@@ -55,14 +59,56 @@ def benchmark(
     lengths: Sequence[int | str] | None = None,
     rounds: int = 7,
     dtype: str | None = None,
+    engine: str | None = None,
+    engine_python: str | Path | None = None,
+    requests: int = 64,
+    memory_gib: float = 0.25,
+    prefix_caching: bool = False,
     out: str | Path | None = None,
     progress: OnProgress = ignore,
 ) -> Timings:
     """Time `baseline` and `models` at every batch size and length, taking turns.
 
     All models are in memory at once, so that whatever else the machine does hits them alike.
-    `dtype` None keeps the stored one.
+    `dtype` None keeps the stored one. With `engine` "vllm" a vLLM server of each model, from the
+    environment of `engine_python`, gets as many `requests` of every length at once and
+    `memory_gib` of cache, and counts the sequences it holds.
     """
+    if engine not in (None, "vllm"):
+        raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
+    if dtype not in (None, "float32", "float16", "bfloat16"):
+        raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
+    if engine is None:
+        timings = _in_turns(models, baseline, batches, lengths, rounds, dtype, progress)
+    else:
+        loads = [
+            Load(
+                requests=requests,
+                length=token_count(length),
+                memory=int(memory_gib * GIB),
+                prefix_caching=prefix_caching,
+            )
+            for length in lengths or (SERVED_LENGTH,)
+        ]
+        python = engine_python or sys.executable
+        timings = benchmark_served(
+            models, baseline=baseline, python=python, loads=loads, progress=progress
+        )
+    if out is not None:
+        timings.save(out)
+    return timings
+
+
+def _in_turns(
+    models: ModelLike | Sequence[ModelLike],
+    baseline: ModelLike,
+    batches: Sequence[int] | None,
+    lengths: Sequence[int | str] | None,
+    rounds: int,
+    dtype: str | None,
+    progress: OnProgress,
+) -> Timings:
+    """In this process, every model once a round."""
     on_gpu = torch.cuda.is_available()
     batches = _checked(batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MOST_BATCH, "batch")
     asked = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
@@ -82,10 +128,7 @@ def benchmark(
             records += _peaks(runners, batch, length)
     progress(Progress(len(settings), len(settings), "settings", "done"))
     names = [runner.name for runner in runners]
-    timings = Timings(names, records, _lineage(runners, batches, lengths, rounds))
-    if out is not None:
-        timings.save(out)
-    return timings
+    return Timings(names, records, _lineage(runners, batches, lengths, rounds))
 
 
 def _runner(checkpoint: Checkpoint, dtype: str | None) -> _Runner:

@@ -1,12 +1,10 @@
 """statetrim benchmark"""
 
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ...errors import StatetrimError
 from .. import arguments
 from ..app import app
 from ..arguments import FamilyFile, Json
@@ -42,47 +40,27 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Time models in turns, or count how many sequences a vLLM server holds."""
-    from ...benchmarking import benchmark as benchmarking
-    from ...benchmarking import served as load_testing
-    from ...benchmarking.vllm_server import Load
+    from ...benchmarking.benchmark import benchmark as run
     from ...console.measures.benchmark import show_timings
     from ...console.progress import shown
-    from ...maths.units import token_count
 
     arguments.refuse_existing(output)
-    sizes = None if batch_sizes is None else [token_count(part) for part in batch_sizes.split(",")]
-    tokens = None if lengths is None else [token_count(part) for part in lengths.split(",")]
-    if dtype not in (None, "float32", "float16", "bfloat16"):
-        raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
-    if engine not in (None, "vllm"):
-        raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
+    sizes = None if batch_sizes is None else list(map(arguments.count, batch_sizes.split(",")))
     opened = [arguments.open_model(model, family) for model in (baseline, *models)]
     with shown("loading") as progress:
-        if engine:
-            timings = load_testing.benchmark_served(
-                opened[1:],
-                baseline=opened[0],
-                python=engine_python or Path(sys.executable),
-                loads=[
-                    Load(
-                        requests=requests,
-                        length=length,
-                        memory=int(memory_gib * 2**30),
-                        prefix_caching=prefix_caching,
-                    )
-                    for length in tokens or [1024]
-                ],
-                progress=progress,
-            )
-        else:
-            timings = benchmarking.benchmark(
-                opened[1:],
-                baseline=opened[0],
-                batches=sizes,
-                lengths=tokens,
-                rounds=rounds,
-                dtype=dtype,
-                progress=progress,
-            )
-    timings.save(output)
+        timings = run(
+            opened[1:],
+            baseline=opened[0],
+            batches=sizes,
+            lengths=None if lengths is None else lengths.split(","),
+            rounds=rounds,
+            dtype=dtype,
+            engine=engine,
+            engine_python=engine_python,
+            requests=requests,
+            memory_gib=memory_gib,
+            prefix_caching=prefix_caching,
+            out=output,
+            progress=progress,
+        )
     show_timings(timings, str(output), as_json=as_json)
