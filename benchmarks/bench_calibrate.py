@@ -26,6 +26,7 @@ from statetrim import portable
 from statetrim.calibration import calibrate as calibration
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
+from statetrim.progress import ignore
 from statetrim.runtime.loading import _own_kernels_only, load_live
 from statetrim.storage.text import Sequences
 
@@ -85,15 +86,15 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
     def bare() -> None:
         for batch in batches:
             if backward:
-                calibration._backward(live, batch)
+                calibration._backward(live, batch, None)
                 live.module.zero_grad(set_to_none=True)
             else:
                 with torch.inference_mode():
                     live.hidden(batch)
 
     def calibrating() -> None:
-        with calibration._hook_sums(live, sums):
-            calibration._run_batches(live, sums, batches, 0, None, lambda _: None)
+        run = calibration._Run({"text": sums}, None, len(batches), ignore)
+        run.batches(live, calibration._hooks(None, live, sums), "text", batches, None)
 
     for warm_up in (bare, calibrating):
         warm_up()

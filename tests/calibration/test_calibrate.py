@@ -217,14 +217,14 @@ def test_two_torchrun_processes_give_the_same_sums(
 KILLED = """
 import os, signal, sys
 import statetrim as st
-from statetrim.calibration import calibrate as calibration
+from statetrim.calibration.partial import Partial
 stop = int(sys.argv[4])
-real = calibration._Partial.save
+real = Partial.save
 def save(self, sums, batches):
     real(self, sums, batches)
     if batches == stop:
         os.kill(os.getpid(), signal.SIGKILL)
-calibration._Partial.save = save
+Partial.save = save
 st.calibrate(st.open(sys.argv[1]), sys.argv[2], tokens=320, length=20, batch_size=4,
              methods=["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"],
              out=sys.argv[3], resume=True, save_seconds=0)

@@ -4,9 +4,12 @@ from statetrim.artifacts.statistics import Statistics
 
 
 def close(first: Statistics, second: Statistics, tolerance: float) -> None:
-    assert first.layers.keys() == second.layers.keys() and first.parts == second.parts
-    for layer in first.layers:
-        assert first.layers[layer].tokens == second.layers[layer].tokens
-        for part in first.parts:
-            a, b = (getattr(s.layers[layer], part) for s in (first, second))
-            assert (a - b).abs().max() <= tolerance * a.abs().max(), (layer, part)
+    assert first.sources.keys() == second.sources.keys() and first.parts == second.parts
+    for source in first.sources:
+        assert first.sources[source].keys() == second.sources[source].keys()
+        for layer in first.layers:
+            one, other = (s.sources[source][layer] for s in (first, second))
+            assert one.tokens == other.tokens
+            for part in first.parts:
+                a, b = getattr(one, part), getattr(other, part)
+                assert (a - b).abs().max() <= tolerance * a.abs().max(), (source, layer, part)

@@ -1,6 +1,7 @@
 """Sums over calibration tokens, one set a layer. They add, so runs merge and resume exactly."""
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -16,6 +17,8 @@ from .loaded import loaded
 
 FORMAT = "statetrim statistics"
 VERSION = 1
+TEXT = "text"
+_SOURCE = re.compile(r"(?!text)[a-z]{1,32}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +65,21 @@ PARTS = tuple(part.name for part in fields(LayerStatistics) if part.name != "tok
 class Statistics:
     """What calibration measured, layer by layer, and in which model and data."""
 
-    layers: Mapping[int, LayerStatistics]
+    layers: Mapping[int, LayerStatistics]  # of the text
     lineage: Mapping[str, Any] = field(default_factory=dict)
+    generated: Mapping[str, Mapping[int, LayerStatistics]] = field(default_factory=dict)
+    """The same of sequences that were made, by their kind; kept apart, so that what each counts
+    can be changed later."""
+
+    @property
+    def sources(self) -> dict[str, Mapping[int, LayerStatistics]]:
+        return {TEXT: self.layers, **self.generated}
+
+    @property
+    def shares(self) -> dict[str, float]:
+        """What each source counts unless one says otherwise: its part of all tokens."""
+        tokens = {name: next(iter(held.values())).tokens for name, held in self.sources.items()}
+        return {name: count / sum(tokens.values()) for name, count in tokens.items()}
 
     @property
     def parts(self) -> set[str]:
@@ -75,19 +91,25 @@ class Statistics:
         if set(self.layers) != set(other.layers):
             raise StatetrimError("the statistics are of different layers, so they do not add")
         lineage = _merged(self.lineage, other.lineage)
-        layers = {layer: self.layers[layer] + other.layers[layer] for layer in self.layers}
-        return Statistics(layers, lineage)
+        if set(self.generated) != set(other.generated):
+            raise StatetrimError("the statistics are of different sources, so they do not add")
+        added = {
+            name: {layer: held[layer] + other.sources[name][layer] for layer in held}
+            for name, held in self.sources.items()
+        }
+        return Statistics(added.pop(TEXT), lineage, added)
 
     def save(self, path: str | Path) -> None:
         """Write beside, then rename over `path`."""
         path = Path(path)
-        tensors = {
-            f"{layer}.{name}": value.contiguous()
-            for layer, sums in self.layers.items()
-            for name in PARTS
-            if (value := getattr(sums, name)) is not None
-        }
-        tensors |= {f"{i}.tokens": torch.tensor(sums.tokens) for i, sums in self.layers.items()}
+        tensors: dict[str, Tensor] = {}
+        for source, layers in self.sources.items():
+            before = "" if source == TEXT else f"{source}."
+            for layer, sums in layers.items():
+                tensors[f"{before}{layer}.tokens"] = torch.tensor(sums.tokens)
+                for part in PARTS:
+                    if (value := getattr(sums, part)) is not None:
+                        tensors[f"{before}{layer}.{part}"] = value.contiguous()
         about = {"format": FORMAT, "version": VERSION, "lineage": dict(self.lineage)}
         beside = path.with_name(path.name + ".tmp")
         save_file(tensors, beside, metadata={"statetrim": json.dumps(about)})
@@ -104,23 +126,36 @@ class Statistics:
         known = isinstance(about, dict) and isinstance(about.get("lineage", {}), dict)
         if not known or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
             raise StatetrimError(f"{path} does not hold statistics of format version {VERSION}")
-        return Statistics(_layers(tensors, path), about.get("lineage", {}))
+        sources = _sources(tensors, path)
+        return Statistics(sources.pop(TEXT), about.get("lineage", {}), sources)
 
 
-def _layers(tensors: Mapping[str, Tensor], path: str | Path) -> dict[int, LayerStatistics]:
-    found: dict[int, dict[str, Any]] = {}
+def _sources(
+    tensors: Mapping[str, Tensor], path: str | Path
+) -> dict[str, dict[int, LayerStatistics]]:
+    """The text's tensors are named LAYER.PART, those of others SOURCE.LAYER.PART."""
+    found: dict[str, dict[int, dict[str, Any]]] = {}
     for name, tensor in tensors.items():
-        layer, _, part = name.partition(".")
-        if not layer.isdecimal() or part not in (*PARTS, "tokens"):
-            raise StatetrimError(f"{path} holds {name!r}, which is no statistic")
+        *source, layer, part = name.split(".") if name.count(".") in (1, 2) else ("", "")
+        known = part in (*PARTS, "tokens") and layer.isdecimal() and len(layer) < 6
+        if not known or (source and not _SOURCE.fullmatch(source[0])):
+            raise StatetrimError(f"{path} holds {name[:80]!r}, which is no statistic")
         if part == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
             raise StatetrimError(f"{path} holds {name!r}, which is no count")
         if part != "tokens" and tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
-        found.setdefault(int(layer), {})[part] = int(tensor) if part == "tokens" else tensor
-    if not found or any("tokens" not in sums for sums in found.values()):
+        held = found.setdefault(source[0] if source else TEXT, {}).setdefault(int(layer), {})
+        held[part] = int(tensor) if part == "tokens" else tensor
+    if TEXT not in found or any(
+        "tokens" not in s for held in found.values() for s in held.values()
+    ):
         raise StatetrimError(f"{path} is not complete: a layer has no token count")
-    return {layer: LayerStatistics(**found[layer]) for layer in sorted(found)}
+    if any(set(held) != set(found[TEXT]) for held in found.values()):
+        raise StatetrimError(f"{path} is not complete: its sources are of different layers")
+    return {
+        source: {layer: LayerStatistics(**held[layer]) for layer in sorted(held)}
+        for source, held in found.items()
+    }
 
 
 def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,8 +4,7 @@ The unit of work is a batch of fixed composition. Whoever runs which batch, in o
 many, in one go or after a crash, the same numbers are added.
 """
 
-import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..artifacts.statistics import REFIT_PARTS, Statistics
+from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..methods import find_method
@@ -23,12 +22,14 @@ from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.processes import Ranks
-from ..storage.checkpoint import with_weights
+from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
+from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
 from .pair_hooks import check_cut_from, hook_pairs
-from .sums import Sums
+from .partial import Partial
+from .sums import Sums, statistics_of
 
 GRADIENTS = {"query_gradient", "key_gradient"}
 
@@ -43,6 +44,10 @@ def calibrate(
     length: int = 512,
     batch_size: int = 8,
     skip: int | str = 0,
+    recall: float = 0.0,
+    random: float = 0.0,
+    echo: float = 0.0,
+    seed: int = 0,
     dtype: torch.dtype | None = None,
     layerwise: bool = False,
     out: str | Path | None = None,
@@ -53,6 +58,10 @@ def calibrate(
     """Run `tokens` ("64k") of `text`, after `skip`, and sum what `methods` need.
 
     Ready `Sequences` (token ids that are no text, say) are all run, as they are.
+
+    `recall`, `random` and `echo` are parts of the tokens that are made instead of read: recall
+    sequences, random tokens, and passages of the text that are read twice. What each source shows
+    is kept apart, so that `select` and `refit` can weigh them anew. `seed` makes others.
 
     With `original`, the model before the cut, it is the original that runs, each of its layers'
     inputs goes through this model's layer as well, and the sums are those that `refit` needs:
@@ -74,83 +83,141 @@ def calibrate(
         raise StatetrimError(
             "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
         )
-    if isinstance(text, Sequences):
-        data = text
-    else:
-        tokenizer = load_tokenizer(with_weights(model))
-        data = sequences(
-            text, tokenizer, tokens=token_count(tokens), length=length, skip=token_count(skip)
-        )
+    shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
+    data = _sources(model, text, shares, token_count(tokens), length, token_count(skip), seed)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
         "parts": parts,
         "dtype": str(dtype) if dtype else "stored",
         "batch_size": batch_size,
-        "data": [data.lineage],
+        "data": [source.lineage for source in data.values()],
     } | ({} if original is None else {"original": original.digest})
-    ranks, sums = Ranks.of_this_process(), Sums(model, parts)
-    batches = ranks.share(data.batches(batch_size))
-    if not batches:
-        raise StatetrimError(
-            f"{data.tokens} tokens in batches of {batch_size} sequences leave process "
-            f"{ranks.rank} without work; start fewer processes or make smaller batches"
-        )
-    partial = _Partial(Path(out), ranks, lineage, resume, save_seconds) if out else None
-    done = partial.restore(sums) if partial else 0
-    if batches[done:]:
+    ranks, sums = Ranks.of_this_process(), {name: Sums(model, parts) for name in data}
+    work = {name: ranks.share(source.batches(batch_size)) for name, source in data.items()}
+    for name, batches in work.items():
+        if not batches:
+            raise StatetrimError(
+                f"{data[name].tokens} tokens of {name} in batches of {batch_size} sequences leave "
+                f"process {ranks.rank} without work; start fewer processes or make smaller batches"
+            )
+    partial = Partial(Path(out), ranks, lineage, resume, save_seconds) if out else None
+    run = _Run(sums, partial, sum(b.numel() for bs in work.values() for b in bs), progress)
+    if run.done < sum(map(len, work.values())):
         live = load_live(model, dtype=dtype, layerwise=layerwise)
-        if original is None:
-            with _hook_sums(live, sums):
-                _run_batches(live, sums, batches, done, partial, progress)
-        else:
-            first = load_live(original, dtype=dtype, layerwise=layerwise)
-            with hook_pairs(first, live, sums.on_pair):
-                _run_batches(first, sums, batches, done, partial, progress)
-    sums.tokens = ranks.add(sums.tensors, sums.tokens)
-    statistics = sums.statistics(lineage)
+        first = load_live(original, dtype=dtype, layerwise=layerwise) if original else live
+        for name, batches in work.items():
+            hooks = _hooks(first if original else None, live, sums[name])
+            run.batches(first, hooks, name, batches, data[name].asked)
+    for held in sums.values():
+        held.tokens = ranks.add(held.tensors, held.tokens)
+    statistics = statistics_of(sums, lineage)
     if partial:
         partial.finish(statistics)
     return statistics
 
 
-def _hook_sums(live: LiveModel, sums: Sums) -> AbstractContextManager[None]:
-    """Within, what the model's kernels and projections are given is added to `sums`."""
+def _sources(
+    model: Checkpoint,
+    text: str | Path | Sequences,
+    shares: Mapping[Kind, float],
+    tokens: int,
+    length: int,
+    skip: int,
+    seed: int,
+) -> dict[str, Sequences]:
+    """The text, and beside it what is made: each as many tokens as its share."""
+    made = {kind: share for kind, share in shares.items() if share != 0}
+    if not all(0 < share < 1 for share in made.values()) or sum(made.values()) >= 1:
+        asked = ", ".join(f"{kind} {share:g}" for kind, share in made.items())
+        raise StatetrimError(
+            f"{asked}: parts of the tokens lie between 0 and 1, and leave some for text"
+        )
+    if not made and isinstance(text, Sequences):
+        return {TEXT: text}
+    tokenizer = load_tokenizer(with_weights(model))
+    read = tokens - sum(int(share * tokens) for share in made.values())
+    if isinstance(text, Sequences):
+        found = {TEXT: text}
+    else:
+        found = {TEXT: sequences(text, tokenizer, tokens=read, length=length, skip=skip)}
+    for kind, share in made.items():
+        count = int(share * tokens)
+        if kind == "recall":
+            found[kind] = recall_sequences(tokenizer, count, seed)
+        elif kind == "random":
+            found[kind] = random_sequences(tokenizer, count, length, seed)
+        elif isinstance(text, Sequences):
+            raise StatetrimError("echo repeats passages of a text; give a text, not token ids")
+        else:
+            found[kind] = echo_sequences(text, tokenizer, count, length, skip + read)
+    return found
+
+
+def _hooks(original: LiveModel | None, live: LiveModel, sums: Sums) -> AbstractContextManager[None]:
+    """Within, what the model's kernels and projections are given is added to `sums`; or, where the
+    original runs, what each of its layers and the same layer of the cut model give."""
+    if original is not None:
+        return hook_pairs(original, live, sums.on_pair)
     on_input = sums.on_input if "input_square" in sums.parts else None
     on_readout = sums.on_readout if "readout_gram" in sums.parts else None
     return hook_kernels(live, sums.on_call, on_input, on_readout)
 
 
-def _run_batches(
-    live: LiveModel,
-    sums: Sums,
-    batches: list[Tensor],
-    done: int,
-    partial: "_Partial | None",
-    progress: OnProgress,
-) -> None:
-    """Run the batches from `done` on, adding to `sums`."""
-    total = sum(batch.numel() for batch in batches)
-    backward = bool(GRADIENTS & set(sums.parts))
-    if backward:
-        _train_projections_only(live)
-    for number, batch in enumerate(batches[done:], start=done + 1):
+class _Run:
+    """Runs batches of every source in turn, passing over those that an earlier run has done."""
+
+    def __init__(
+        self, sums: Mapping[str, Sums], partial: Partial | None, total: int, progress: OnProgress
+    ) -> None:
+        self.sums, self.partial, self.total, self.progress = sums, partial, total, progress
+        self.done = partial.restore(sums) if partial else 0
+        self.passed = 0
+
+    def batches(
+        self,
+        live: LiveModel,
+        hooks: AbstractContextManager[None],
+        source: str,
+        batches: list[Tensor],
+        asked: Tensor | None,
+    ) -> None:
+        left = batches[max(0, self.done - self.passed) :]
+        self.passed += len(batches) - len(left)
+        if left:
+            with hooks:
+                self._batches(live, self.sums[source], left, asked)
+
+    def _batches(
+        self, live: LiveModel, sums: Sums, batches: list[Tensor], asked: Tensor | None
+    ) -> None:
+        backward = bool(GRADIENTS & set(sums.parts))
         if backward:
-            _backward(live, batch)
-            sums.on_gradients(live.mixers)
-        else:
-            with torch.inference_mode():
-                live.hidden(batch)  # no method needs logits
-        sums.tokens += batch.numel()
-        if partial:
-            partial.save(sums, number)
-        progress(Progress(sums.tokens, total, "tokens"))
+            _train_projections_only(live)
+        for batch in batches:
+            self.passed += 1
+            if backward:
+                _backward(live, batch, asked)
+                sums.on_gradients(live.mixers)
+            else:
+                with torch.inference_mode():
+                    live.hidden(batch)  # no method needs logits
+            sums.tokens += batch.numel()
+            if self.partial:
+                self.partial.save(self.sums, self.passed)
+            read = sum(held.tokens for held in self.sums.values())
+            self.progress(Progress(read, self.total, "tokens"))
 
 
-def _backward(live: LiveModel, batch: Tensor) -> None:
-    """Gradient of the next-token loss, summed over tokens so that batches add."""
-    logits = live.logits(batch)[:, :-1].float().flatten(0, 1)
-    targets = batch[:, 1:].flatten().to(logits.device)
+def _backward(live: LiveModel, batch: Tensor, asked: Tensor | None) -> None:
+    """Gradient of the next-token loss, summed over tokens so that batches add.
+
+    Where only some tokens can be answered, only they count: the rest of a generated sequence is
+    chance, and its gradient noise.
+    """
+    places = torch.arange(batch.shape[1] - 1) if asked is None else asked
+    logits = live.logits(batch)[:, places].float().flatten(0, 1)
+    targets = batch[:, places + 1].flatten().to(logits.device)
     loss: Any = functional.cross_entropy(logits, targets, reduction="sum")
     loss.backward()
 
@@ -169,46 +236,3 @@ def _parts(methods: Iterable[str]) -> list[str]:
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
     return sorted(needed | {"output_square"})
-
-
-class _Partial:
-    """The sums so far on disk, one file a process, so that a killed run goes on where it was."""
-
-    def __init__(
-        self, out: Path, ranks: Ranks, lineage: dict[str, Any], resume: bool, seconds: float
-    ) -> None:
-        if out.exists():
-            raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
-        suffix = f".{ranks.rank}-of-{ranks.world}" if ranks.world > 1 else ""
-        self.path = out.with_name(f"{out.name}{suffix}.partial")
-        if self.path.exists() and not resume:
-            raise StatetrimError(
-                f"{self.path} is left from an interrupted run; add --resume to go on, or remove it"
-            )
-        self.out, self.ranks, self.lineage, self.seconds = out, ranks, lineage, seconds
-        self.saved_at = time.monotonic()
-
-    def restore(self, sums: Sums) -> int:
-        """Put what was saved into `sums`; returns how many batches it holds."""
-        if not self.path.exists():
-            return 0
-        saved = Statistics.load(self.path)
-        for name, value in self.lineage.items():
-            if saved.lineage.get(name) != value:
-                raise StatetrimError(
-                    f"{self.path} is left from a run with another {name!r}; "
-                    f"repeat that run, or remove it"
-                )
-        sums.restore(saved)
-        return int(saved.lineage["batches"])
-
-    def save(self, sums: Sums, batches: int) -> None:
-        if time.monotonic() - self.saved_at >= self.seconds:
-            sums.statistics(self.lineage | {"batches": batches}).save(self.path)
-            self.saved_at = time.monotonic()
-
-    def finish(self, statistics: Statistics) -> None:
-        if self.ranks.rank == 0:
-            statistics.save(self.out)
-        self.ranks.wait()  # nobody drops its share before the whole is on disk
-        self.path.unlink(missing_ok=True)

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..artifacts.statistics import LayerStatistics, Statistics
+from ..artifacts.statistics import TEXT, LayerStatistics, Statistics
 from ..geometry import ChannelRows
 from ..runtime.kernel_hooks import L2_EPS, KernelCall, MixerInput, Readout
 from ..storage.checkpoint import Checkpoint
@@ -75,17 +75,23 @@ class Sums:
         """All sums, in an order that every process shares."""
         return [self._sums[i][part] for i in sorted(self._sums) for part in sorted(self._sums[i])]
 
-    def statistics(self, lineage: Mapping[str, Any]) -> Statistics:
-        layers = {layer: LayerStatistics(self.tokens, **sums) for layer, sums in self._sums.items()}
-        return Statistics(layers, lineage)
+    @property
+    def layers(self) -> dict[int, LayerStatistics]:
+        return {layer: LayerStatistics(self.tokens, **sums) for layer, sums in self._sums.items()}
 
-    def restore(self, saved: Statistics) -> None:
-        for layer, statistics in saved.layers.items():
+    def restore(self, saved: Mapping[int, LayerStatistics]) -> None:
+        for layer, statistics in saved.items():
             self.tokens = statistics.tokens
             for part in self.parts:
                 value = getattr(statistics, part)
                 if value is not None:
                     self._sums[layer][part] = value
+
+
+def statistics_of(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> Statistics:
+    """Every source's sums, the text's first."""
+    found = {name: sums.layers for name, sums in sources.items()}
+    return Statistics(found.pop(TEXT), lineage, found)
 
 
 def _gram(rows: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from ..errors import StatetrimError
 
 OF_SELECT = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
-    "statistics", "progress",
+    "statistics", "shares", "progress",
 )  # fmt: skip
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
@@ -27,6 +27,11 @@ KeepValues = Annotated[
 ]
 Square = Annotated[
     str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
+]
+
+Share = Annotated[
+    list[str] | None,
+    typer.Option("--share", help="What a source of the statistics counts, such as recall=0.5."),
 ]
 
 
@@ -57,6 +62,20 @@ def method_options(pairs: list[str]) -> dict[str, Any]:
         except (ValueError, RecursionError):
             options[name] = text
     return options
+
+
+def shares(pairs: list[str]) -> dict[str, float] | None:
+    """recall=0.5; None where nothing is said."""
+    found: dict[str, float] = {}
+    for pair in pairs:
+        name, equals, number = pair.partition("=")
+        try:
+            found[name] = float(number)
+        except ValueError:
+            equals = ""
+        if not equals:
+            raise StatetrimError(f"a share is SOURCE=PART, such as recall=0.5, not {pair[:40]!r}")
+    return found or None
 
 
 def names(text: str) -> list[str]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.loaded import loaded
+from ..artifacts.mixture import mixed
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError, refuse_unknown
@@ -34,6 +35,7 @@ def select(
     value_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     statistics: Statistics | str | Path | None = None,
+    shares: Mapping[str, float] | None = None,
     progress: OnProgress = ignore,
     **options: Any,
 ) -> Plan:
@@ -42,7 +44,9 @@ def select(
 
     `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
     `value_options` are the same for the value axis. `statistics` come from `calibrate`, or from
-    its file, for methods that need them. `progress` is told of the layers that are done.
+    its file, for methods that need them; of several sources, each counts its part of the tokens,
+    or its part in `shares`, such as {"recall": 0.5}, of which text takes the rest. `progress` is
+    told of the layers that are done.
     """
     model = with_weights(opened(model))
     return choose(
@@ -53,9 +57,19 @@ def select(
         value_method=value_method,
         value_options=value_options or {},
         seed=seed,
-        statistics=None if statistics is None else loaded(Statistics.load, statistics),
+        statistics=_mixture(statistics, shares),
         progress=progress,
     )
+
+
+def _mixture(
+    statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
+) -> Statistics | None:
+    if statistics is not None:
+        return mixed(loaded(Statistics.load, statistics), shares)
+    if shares:
+        raise StatetrimError("shares are of the sources of statistics; give statistics as well")
+    return None
 
 
 def choose(

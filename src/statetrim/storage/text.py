@@ -21,6 +21,7 @@ class Sequences:
 
     ids: Tensor  # int32 [count, length]
     lineage: dict[str, Any]
+    asked: Tensor | None = None  # int64 [n]: where the next token can be known; None: everywhere
 
     @property
     def tokens(self) -> int:

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from ..artifacts.loaded import loaded
+from ..artifacts.mixture import mixed
 from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
@@ -54,17 +55,20 @@ def refit(
     statistics: Statistics | str | Path | None,
     *,
     out: str | Path,
+    shares: Mapping[str, float] | None = None,
     damping: float = 1e-8,
     progress: OnProgress = ignore,
 ) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
-    `statistics` come from `calibrate(small, text, original=model)`, or from its file. `damping` is
+    `statistics` come from `calibrate(small, text, original=model)`, or from its file; of
+    several sources each counts its part of the tokens, or its part in `shares`. `damping` is
     relative to the mean square of the read-out's channels. The errors of every layer, before and
     after, stand in `OUT/statetrim/refit.json`. `progress` is told of the bytes written.
     """
     small = with_weights(opened(small))
-    heard = _checked(small, None if statistics is None else loaded(Statistics.load, statistics))
+    read = None if statistics is None else mixed(loaded(Statistics.load, statistics), shares)
+    heard = _checked(small, read)
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
     record = {

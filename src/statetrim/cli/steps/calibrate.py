@@ -30,6 +30,16 @@ def calibrate(
     length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
     batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
     skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    recall: Annotated[
+        float, typer.Option(help="The part of the tokens that are recall sequences made for it.")
+    ] = 0.0,
+    random: Annotated[
+        float, typer.Option(help="The part of the tokens that are drawn at random.")
+    ] = 0.0,
+    echo: Annotated[
+        float, typer.Option(help="The part of the tokens that are passages of text, read twice.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of the sequences that are made.")] = 0,
     layerwise: Annotated[
         bool,
         typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
@@ -57,6 +67,10 @@ def calibrate(
             length=length,
             batch_size=batch_size,
             skip=skip,
+            recall=recall,
+            random=random,
+            echo=echo,
+            seed=seed,
             layerwise=layerwise,
             out=output,
             resume=resume,

@@ -7,7 +7,7 @@ import typer
 
 from .. import arguments
 from ..app import app
-from ..arguments import FamilyFile, Json
+from ..arguments import FamilyFile, Json, Share
 
 
 @app.command()
@@ -20,6 +20,7 @@ def refit(
     damping: Annotated[
         float, typer.Option(help="Ridge, relative to the mean square of the channels.")
     ] = 1e-8,
+    share: Share = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
@@ -30,5 +31,12 @@ def refit(
 
     opened = arguments.open_model(model, family)
     with shown("refitting") as progress:
-        fitted = run(opened, statistics, out=output, damping=damping, progress=progress)
+        fitted = run(
+            opened,
+            statistics,
+            out=output,
+            shares=arguments.shares(share or []),
+            damping=damping,
+            progress=progress,
+        )
     show_refit(fitted, str(output), as_json=as_json)

@@ -7,7 +7,7 @@ import typer
 
 from .. import arguments
 from ..app import app
-from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
+from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Share, Square
 
 
 @app.command()
@@ -34,6 +34,7 @@ def select(
     value_option: Annotated[
         list[str] | None, typer.Option(help="An option of the value method.")
     ] = None,
+    share: Share = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
@@ -55,6 +56,7 @@ def select(
             value_options=arguments.method_options(value_option or []),
             seed=seed,
             statistics=statistics,
+            shares=arguments.shares(share or []),
             progress=progress,
             **arguments.method_options(option or []),
         )

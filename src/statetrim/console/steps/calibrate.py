@@ -13,11 +13,13 @@ def show_statistics(
     layers = statistics.layers.values()
     tokens = next(iter(layers)).tokens
     energy = [float(x.output_square.mean()) / tokens for x in layers if x.output_square is not None]
+    made = {name: next(iter(x.values())).tokens for name, x in statistics.generated.items()}
     if as_json:
         terminal.show_json(
             {
                 "statistics": where,
                 "tokens": tokens,
+                "generated": made,
                 "parts": sorted(statistics.parts),
                 "output_energy": energy,
             }
@@ -25,6 +27,8 @@ def show_statistics(
         return
     table = Table(title="Statistics", title_justify="left", show_header=False)
     table.add_row("tokens", f"{tokens:,}")
+    for name, count in made.items():
+        table.add_row(f"tokens of {name}", f"{count:,}")
     table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
     table.add_row("sums", ", ".join(sorted(statistics.parts)))
     if energy:

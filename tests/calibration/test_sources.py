@@ -1,0 +1,288 @@
+"""Calibration from several sources: kept apart, killed and resumed, mixed late by plain rules."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch.nn import functional
+
+import statetrim as st
+from helpers import tiny
+from helpers.sums import close
+from statetrim.artifacts.mixture import mixed
+from statetrim.artifacts.statistics import PARTS, Statistics
+from statetrim.progress import Progress
+from statetrim.runtime.loading import load_tokenizer
+from statetrim.surgery.refit import fitted
+from statetrim.tasks.generated import echo_sequences, random_sequences, recall_sequences
+
+ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
+SETTINGS: dict[str, Any] = {"tokens": 1280, "length": 20, "batch_size": 4}
+SHARES = {"recall": 0.25, "random": 0.25, "echo": 0.125}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 4000)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
+    return st.open(checkpoint("qwen3_5_text"))
+
+
+@pytest.fixture(scope="module")
+def whole(model: st.Checkpoint, text: Path) -> Statistics:
+    return st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES)
+
+
+def single(statistics: Statistics, source: str) -> Statistics:
+    return Statistics(statistics.sources[source])
+
+
+def test_each_source_is_what_it_alone_would_show(
+    model: st.Checkpoint, text: Path, whole: Statistics
+) -> None:
+    tokenizer = load_tokenizer(model)
+    alone = {
+        "random": random_sequences(tokenizer, 320, 20),
+        "echo": echo_sequences(text, tokenizer, 160, 20, skip=480),
+    }
+    assert whole.lineage["data"][0]["count"] * 20 == 480  # what the others leave
+    for name, sequences in alone.items():
+        forward = [method for method in ALL if method != "grad"]
+        found = st.calibrate(model, sequences, methods=forward, batch_size=4)
+        for part in found.parts:
+            for layer, sums in found.layers.items():
+                expected, held = getattr(sums, part), getattr(whole.sources[name][layer], part)
+                assert torch.allclose(held, expected, rtol=1e-12, atol=1e-12 * expected.abs().max())
+    plain = st.calibrate(model, text, methods=ALL, **SETTINGS | {"tokens": 480})
+    close(plain, single(whole, "text"), 1e-12)
+    assert list(whole.sources) == ["text", "recall", "random", "echo"]
+    assert sum(whole.shares.values()) == pytest.approx(1)
+
+
+def test_gradients_of_recall_count_only_what_can_be_answered(
+    model: st.Checkpoint, whole: Statistics
+) -> None:
+    made = recall_sequences(load_tokenizer(model), 320)
+    assert made.asked is not None
+    live: Any = st.load(model)
+    total = torch.zeros(())
+    for batch in made.batches(4):
+        logits = live(input_ids=batch, use_cache=False).logits.double()
+        for row in range(len(batch)):
+            for place in made.asked.tolist():
+                total = (
+                    total - functional.log_softmax(logits[row, place], -1)[batch[row, place + 1]]
+                )
+    total.backward()  # type: ignore[no-untyped-call]
+    geometry = model.geometry
+    for layer, sums in whole.generated["recall"].items():
+        weight = live.model.layers[layer].linear_attn.in_proj_qkv.weight
+        rows = geometry.num_k_heads * geometry.head_k_dim
+        query = weight.grad[:rows].reshape(geometry.num_k_heads, geometry.head_k_dim, 1, -1)
+        assert sums.query_gradient is not None
+        assert torch.allclose(sums.query_gradient, query.double(), rtol=1e-3, atol=1e-4)
+
+
+class Killed(Exception):
+    pass
+
+
+def test_killed_anywhere_and_resumed_is_bit_identical(
+    model: st.Checkpoint, text: Path, whole: Statistics, tmp_path: Path
+) -> None:
+    out, stops = tmp_path / "s.safetensors", [1, 5, 1, 2, 99]  # six batches are text
+    for stop in stops:
+        steps = list[Progress]()
+
+        def kill(progress: Progress, steps: list[Progress] = steps, stop: int = stop) -> None:
+            steps.append(progress)
+            if len(steps) >= stop:
+                raise Killed
+
+        options = SETTINGS | SHARES | {"out": out, "resume": True, "save_seconds": 0}
+        try:
+            found = st.calibrate(model, text, methods=ALL, **options, progress=kill)
+        except Killed:
+            assert not out.exists()
+    close(whole, Statistics.load(out), 0.0)
+    assert found.shares == whole.shares
+
+
+def test_two_torchrun_processes_give_the_same_sums(
+    model: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    given = {"tokens": 640, "length": 20, "batch_size": 2, "recall": 0.4, "random": 0.25}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
+    out, single = tmp_path / "two.safetensors", ["drrqr", "product"]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    command += ["-m", "statetrim", "calibrate", str(model.path), "--text", str(text), *options]
+    command += ["--for", ",".join(single), "-o", str(out)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    close(st.calibrate(model, text, methods=single, **given), Statistics.load(out), 1e-12)  # type: ignore[arg-type]
+
+
+def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> None:
+    shares = {"recall": 0.5, "random": 0.125, "echo": 0.0}
+    found = mixed(whole, shares)
+    weights = {"text": 0.375, **shares}
+    assert found.lineage["shares"] == weights and not found.generated
+    for layer, sums in found.layers.items():
+        for part in ("query_gram", "key_unit_gram", "readout_gram"):
+            other = {"query_gram": "key_gram", "key_unit_gram": "query_unit_gram"}.get(part)
+            expected = np.zeros(getattr(sums, part).shape)
+            for name, share in weights.items():
+                held = whole.sources[name][layer]
+                for head in range(len(expected)):
+                    gram = getattr(held, part)[head].numpy()
+                    size = np.trace(gram)
+                    if other:
+                        size += np.trace(getattr(held, other)[head].numpy())
+                    expected[head] += share * gram / size
+            assert getattr(sums, part).numpy() == pytest.approx(expected, rel=1e-12)
+        gradient = np.zeros(sums.query_gradient.shape)  # type: ignore[union-attr]
+        for name, share in weights.items():
+            query, key = (
+                getattr(whole.sources[name][layer], f"{side}_gradient").numpy()
+                for side in ("query", "key")
+            )
+            for head in range(len(gradient)):
+                size = np.abs(query[head]).sum() + np.abs(key[head]).sum()
+                gradient[head] += share * query[head] / size
+        assert sums.query_gradient is not None
+        assert sums.query_gradient.numpy() == pytest.approx(gradient, rel=1e-12)
+        assert sums.tokens == sum(held[layer].tokens for held in whole.sources.values())
+
+
+def test_nothing_of_the_others_is_text_alone(model: st.Checkpoint, whole: Statistics) -> None:
+    zero = dict.fromkeys(whole.generated, 0.0)
+    for method in ("drrqr", "product", "grad", "s_wanda"):
+        first = st.select(model, method, 6, statistics=whole, shares=zero)
+        second = st.select(model, method, 6, statistics=single_with_lineage(whole))
+        assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept), method
+    assert mixed(single(whole, "text")).layers is whole.layers
+
+
+def single_with_lineage(statistics: Statistics) -> Statistics:
+    return Statistics(statistics.layers, statistics.lineage)
+
+
+def test_shares_change_the_choice_and_stand_in_the_plan(
+    model: st.Checkpoint, whole: Statistics
+) -> None:
+    plans = [
+        st.select(model, "product", 6, statistics=whole, shares={"recall": share})
+        for share in (0.0, 1.0)
+    ]
+    assert any(not torch.equal(plans[0].kept[i], plans[1].kept[i]) for i in plans[0].kept)
+    assert plans[1].lineage["statistics"]["shares"]["recall"] == 1.0
+    default = st.select(model, "product", 6, statistics=whole)
+    assert default.lineage["statistics"]["shares"] == whole.shares
+
+
+def test_merged_by_source(model: st.Checkpoint, text: Path, whole: Statistics) -> None:
+    more = st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES, skip=1280, seed=1)
+    both = whole + more
+    for name, held in both.sources.items():
+        for layer, sums in held.items():
+            parts = [statistics.sources[name][layer] for statistics in (whole, more)]
+            assert sums.tokens == parts[0].tokens + parts[1].tokens
+            assert torch.equal(
+                sums.readout_gram,
+                parts[0].readout_gram + parts[1].readout_gram,  # type: ignore
+            )
+    with pytest.raises(st.StatetrimError, match="different sources"):
+        _ = Statistics(whole.layers) + Statistics(whole.layers, {}, dict(whole.generated))
+    with pytest.raises(st.StatetrimError, match="count twice"):
+        _ = whole + whole
+
+
+def test_a_refit_weighs_each_source_by_its_own_size(
+    model: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    plan = st.select(model, keep_values=4, value_method="rand")
+    small = st.prune(model, plan, tmp_path / "small")
+    sums = st.calibrate(small, text, original=model, **SETTINGS, recall=0.5)
+    for layer, found in mixed(sums, {"recall": 0.25}).layers.items():
+        gram: Any = 0.0
+        target: Any = 0.0
+        for name, share in (("text", 0.75), ("recall", 0.25)):
+            held = sums.sources[name][layer]
+            gram += share * held.readout_moment / held.target_square  # type: ignore[operator]
+            target += share * held.target_moment / held.target_square  # type: ignore[operator]
+        expected = np.linalg.solve(gram.numpy().T, target.numpy().T).T
+        assert fitted(found, 0.0).numpy() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+    out = st.refit(small, sums, out=tmp_path / "refitted", shares={"recall": 0.25})
+    record = json.loads((out.path / "statetrim" / "refit.json").read_text())
+    assert record["statistics"]["shares"] == {"text": 0.75, "recall": 0.25}
+
+
+def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path) -> None:
+    """As 0.1 wrote them: LAYER.PART, and nothing of sources."""
+    tensors = {
+        f"{layer}.{part}": value.contiguous()
+        for layer, sums in whole.layers.items()
+        for part in PARTS
+        if (value := getattr(sums, part)) is not None
+    }
+    tensors |= {f"{i}.tokens": torch.tensor(sums.tokens) for i, sums in whole.layers.items()}
+    about = {"format": "statetrim statistics", "version": 1, "lineage": {"source": "x"}}
+    save_file(tensors, tmp_path / "old", metadata={"statetrim": json.dumps(about)})
+    loaded = Statistics.load(tmp_path / "old")
+    close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
+    assert loaded.shares == {"text": 1.0} and mixed(loaded) is loaded
+    loaded.save(tmp_path / "again")  # text alone is written as ever
+    with safe_open(tmp_path / "again", "pt") as file:
+        assert set(file.keys()) == set(tensors)
+
+
+def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
+    whole.save(tmp_path / "s")
+    close(whole, Statistics.load(tmp_path / "s"), 0.0)
+    with safe_open(tmp_path / "s", "pt") as file:
+        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    for spoiled, message in (
+        ({"Recall.0.tokens": torch.tensor(3)}, "no statistic"),
+        ({"text.0.tokens": torch.tensor(3)}, "no statistic"),
+        ({"a.b.0.tokens": torch.tensor(3)}, "no statistic"),
+        ({"other.0.tokens": torch.tensor(3)}, "different layers"),
+        ({"recall.7.query_gram": torch.zeros(1, 1, 1).double()}, "no token count"),
+    ):
+        save_file(tensors | spoiled, tmp_path / "bad", metadata=about)
+        with pytest.raises(st.StatetrimError, match=message):
+            Statistics.load(tmp_path / "bad")
+
+
+def test_what_cannot_be_is_one_sentence(
+    model: st.Checkpoint, text: Path, whole: Statistics
+) -> None:
+    for shares in ({"recall": 1.0}, {"recall": 0.6, "random": 0.4}, {"echo": -0.1}):
+        with pytest.raises(st.StatetrimError, match="leave some for text"):
+            st.calibrate(model, text, **SETTINGS, **shares)
+    ready = random_sequences(load_tokenizer(model), 320, 20)
+    with pytest.raises(st.StatetrimError, match="give a text"):
+        st.calibrate(model, ready, **SETTINGS, echo=0.5)
+    with pytest.raises(st.StatetrimError, match="nothing of 'music', but recall, random, echo"):
+        st.select(model, "product", 6, statistics=whole, shares={"music": 0.5})
+    for wrong in ({"recall": 1.5}, {"recall": -0.5}, {"recall": float("nan")}):
+        with pytest.raises(st.StatetrimError, match="parts of one"):
+            st.select(model, "product", 6, statistics=whole, shares=wrong)
+    with pytest.raises(st.StatetrimError, match="give statistics"):
+        st.select(model, "l1", 6, shares={"recall": 0.5})
+    layers = {0: st.LayerStatistics(3, query_gram=torch.zeros(4).double())}
+    with pytest.raises(st.StatetrimError, match="no usable 'query_gram'"):
+        mixed(Statistics(layers, {}, {"recall": layers}))
+    other = {0: st.LayerStatistics(3, query_gram=torch.zeros(2, 3, 3).double())}
+    with pytest.raises(st.StatetrimError, match="differ in the size"):
+        mixed(Statistics(layers, {}, {"recall": other}))

@@ -1,0 +1,109 @@
+"""Generated sequences: what they hold, and that none of them is ever tested."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import statetrim as st
+from helpers import tiny
+from statetrim.evaluation.evaluate import LONG_MQAR, MQAR_ROWS
+from statetrim.runtime.loading import load_tokenizer
+from statetrim.storage.text import sequences
+from statetrim.tasks import recall
+from statetrim.tasks.generated import (
+    FIRST_SEED,
+    echo_sequences,
+    plain_tokens,
+    random_sequences,
+    recall_sequences,
+)
+
+
+class Words:
+    """A tokenizer, as far as the generators look at it: its first word ends a text."""
+
+    def __init__(self, count: int = 4096, *added: int) -> None:
+        self.count, self.all_special_ids = count, [0]
+        self.added_tokens_decoder = dict.fromkeys((0, *added), "<added>")
+
+    def __len__(self) -> int:
+        return self.count
+
+
+def halves(*sequences: Tensor) -> set[tuple[int, ...]]:
+    """The first half of every row."""
+    return {tuple(row[: len(row) // 2]) for ids in sequences for row in ids.tolist()}
+
+
+def test_recall_asks_for_what_stood_in_the_first_half() -> None:
+    made = recall_sequences(Words(), 8000, seed=3)
+    assert made.ids.shape == (31, 252) and made.asked is not None
+    assert made.asked.tolist() == list(range(126, 252, 2))
+    for row in made.ids.tolist():
+        pairs = dict(zip(row[:126:2], row[1:126:2], strict=True))
+        assert len(pairs) == 63
+        assert all(row[place + 1] == pairs[row[place]] for place in made.asked.tolist())
+
+
+def test_no_generated_sequence_is_ever_tested() -> None:
+    """Neither a whole row nor its first half, where the pairs stand, beside twenty calibrations."""
+    tested = [recall.associations(4096, pairs, MQAR_ROWS)[0] for pairs in recall.LOADS]
+    tested.append(recall.associations(4096, rows=MQAR_ROWS, **LONG_MQAR)[0])
+    seen = halves(*tested)
+    for seed in range(20):
+        made = halves(recall_sequences(Words(), 63 * 4 * MQAR_ROWS, seed=seed).ids)
+        assert len(made) == MQAR_ROWS and not made & seen
+        seen |= made
+
+
+def test_one_of_the_tested_seeds_would_be_noticed() -> None:
+    assert halves(recall.associations(4096, 63, 4)[0]) == halves(
+        recall.associations(4096, 63, 4, seed=0)[0]
+    )
+    assert FIRST_SEED > 2**31
+
+
+def test_generated_tokens_are_plain_ones() -> None:
+    words = Words(4096, 4095)
+    assert plain_tokens(words).tolist() == list(range(1, 4095))
+    for made in (recall_sequences(words, 4096), random_sequences(words, 4096, 256)):
+        assert int(made.ids.min()) >= 1 and int(made.ids.max()) <= 4094
+    drawn = random_sequences(Words(), 2**16, 256)
+    assert len(drawn.ids.unique()) > 4000 and drawn.asked is None
+    assert not drawn.ids.equal(random_sequences(Words(), 2**16, 256, seed=1).ids)
+
+
+def test_echo_repeats_passages_of_the_text(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = tiny.write_text(tmp_path / "words.jsonl", 2000)
+    tokenizer = load_tokenizer(st.open(checkpoint("delta_net")))
+    made = echo_sequences(text, tokenizer, 512, 64, skip=100)
+    assert made.ids.shape == (8, 64) and made.asked is not None
+    assert made.ids[:, :32].equal(made.ids[:, 32:])
+    assert made.asked.tolist() == list(range(32, 63))
+    once = sequences(text, tokenizer, tokens=256, length=32, skip=100)
+    assert made.ids[:, :32].equal(once.ids)
+
+
+@pytest.mark.parametrize("words", [3, 7, 64])
+def test_small_vocabularies_make_shorter_sequences_or_none(words: int) -> None:
+    if words == 3:
+        with pytest.raises(st.StatetrimError, match="too few"):
+            recall_sequences(Words(words), 4096)
+        return
+    made = recall_sequences(Words(words), 4096)
+    assert made.ids.shape[1] == 4 * ((words - 1) // 4)
+    with pytest.raises(st.StatetrimError, match="do not fill"):
+        recall_sequences(Words(words), 2)
+
+
+def test_what_was_made_stands_in_the_lineage() -> None:
+    made: dict[str, Any] = recall_sequences(Words(), 4096, seed=5).lineage
+    assert (made["generated"], made["pairs"], made["seed"]) == ("recall", 63, 5)
+    again = recall_sequences(Words(), 4096, seed=5)
+    assert again.lineage == made and torch.equal(again.ids, recall_sequences(Words(), 4096, 5).ids)
