@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -15,10 +15,11 @@ from torch import Tensor
 from ..errors import StatetrimError
 from ..families import family_of
 from ..families.contract import Config, Family
-from ..geometry import ChannelRows, Geometry, Role
+from ..geometry import Geometry, Role
 from ..maths.units import MIB
+from .claims import LayerClaims, resolve
 from .json_file import read_object
-from .safetensors_file import DTYPES, Shard, TensorInfo, read_shard, read_tensor
+from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
@@ -27,22 +28,7 @@ MOST_CONFIG_BYTES = 16 * MIB
 MOST_INDEX_BYTES = 24 * MIB
 
 _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-_SOFTMAX = {f"{name}_proj.{part}" for name in "qkvo" for part in ("weight", "bias")}
 _SAMPLE_BYTES = 4096
-_DIMENSIONS: dict[Role, int] = {
-    "q_proj": 2,
-    "k_proj": 2,
-    "v_proj": 2,
-    "o_proj": 2,
-    "q_conv": 3,
-    "k_conv": 3,
-    "v_conv": 3,
-    "q_bias": 1,
-    "k_bias": 1,
-    "v_bias": 1,
-    "norm": 1,
-    "shared_norm": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -73,9 +59,10 @@ class Checkpoint:
             return read_tensor(file, info)
 
     @cached_property
-    def claims(self) -> dict[str, "LayerClaims"]:
+    def claims(self) -> dict[str, LayerClaims]:
         """Tensor name -> the layer it belongs to and its claims; checks the closed world first."""
-        return _resolve(self)
+        tensors = [tensor for _, tensor in self.tensors.values()]
+        return resolve(self.family, self.config, self.geometry, tensors)
 
     def projections(self, layer: int) -> tuple[Tensor, Tensor]:
         """Query and key projection weights, each [heads, channels, copies, hidden], float64.
@@ -132,14 +119,6 @@ class Checkpoint:
                 file.seek(tensor.start)
                 hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
         return hashed.hexdigest()
-
-
-@dataclass(frozen=True)
-class LayerClaims:
-    """The claims on one tensor of one decoder layer."""
-
-    layer: int
-    claims: list[ChannelRows] = field(default_factory=list)
 
 
 def open_checkpoint(model: str | Path, family: Family | None = None) -> Checkpoint:
@@ -284,98 +263,3 @@ def inside(directory: Path, name: str) -> Path:
     if not real.is_relative_to(root) or not real.is_file():
         raise StatetrimError(f"{path} leads out of the checkpoint's directory, so it is not read")
     return path
-
-
-def _resolve(model: Checkpoint) -> dict[str, LayerClaims]:
-    """Match every tensor name, whole and anchored; refuse whatever the family did not foresee."""
-    family, layers = model.family, set(model.geometry.layers)
-    by_name: dict[str, list[ChannelRows]] = {}
-    for claim in family.channels(model.config, model.geometry):
-        by_name.setdefault(claim.tensor, []).append(claim)
-    # DOTALL: a name with a line break in it is still a name under the mixer.
-    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers), re.DOTALL)
-    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers), re.DOTALL)
-    telling = (set(by_name) | set(family.untouched)) - _SOFTMAX
-
-    found: dict[str, LayerClaims] = {}
-    seen: dict[tuple[int, str], str] = {}
-    for name, (_, tensor) in model.tensors.items():
-        match = anchored.fullmatch(name)
-        if match is None:
-            tail = stray.search(name)
-            if tail and next(part for part in tail.groups() if part) in telling:
-                raise StatetrimError(
-                    f"tensor {name[:200]!r} looks like linear attention outside the decoder; "
-                    f"refusing to guess what to do with it"
-                )
-            continue
-        number, leaf = (part for part in match.groups() if part)
-        layer = int(number)
-        if layer not in layers:
-            if leaf in telling:
-                raise StatetrimError(
-                    f"tensor {name[:200]!r} belongs to a linear-attention layer, but the config "
-                    f"does not list layer {layer} as one"
-                )
-            continue
-        if (layer, leaf) in seen:
-            raise StatetrimError(
-                f"layer {layer} has {leaf!r} twice: {name} and {seen[layer, leaf]}"
-            )
-        seen[layer, leaf] = name
-        if leaf in by_name:
-            for claim in by_name[leaf]:
-                _check_fit(claim, tensor, model.geometry)
-            found[name] = LayerClaims(layer, by_name[leaf])
-        elif leaf not in family.untouched:
-            raise StatetrimError(
-                f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
-                f"refusing to guess whether it holds key channels"
-            )
-    for layer in model.geometry.layers:
-        for leaf, claims in by_name.items():
-            if (layer, leaf) not in seen and not claims[0].optional:
-                raise StatetrimError(
-                    f"layer {layer} lacks the tensor {leaf!r} that its config implies"
-                )
-    return found
-
-
-def _anchored(mixer: str) -> str:
-    before, after = map(re.escape, mixer.split("{layer}"))
-    return rf"{before}(0|[1-9][0-9]{{0,5}}){after}\.(.+)"
-
-
-def _anywhere(mixer: str) -> str:
-    return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
-
-
-def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
-    if tensor.dtype not in DTYPES:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "
-            f"prune the original weights and quantise the result"
-        )
-    convolution = claim.role in ("q_conv", "k_conv", "v_conv")
-    dimensions = _DIMENSIONS.get(claim.role, len(tensor.shape))
-    if len(tensor.shape) != dimensions or 0 in tensor.shape:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}; it must have {dimensions} "
-            f"dimensions, none of them empty"
-        )
-    if convolution and tensor.shape[-1] != geometry.conv_width:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies a "
-            f"convolution {geometry.conv_width} wide"
-        )
-    if len(tensor.shape) <= claim.dim or tensor.shape[claim.dim] != claim.size:
-        raise StatetrimError(
-            f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies "
-            f"{claim.size} along dimension {claim.dim}"
-            + (
-                "; transformers' save_pretrained splits fused convolutions into equal thirds, so "
-                "use the original files if this checkpoint was saved again"
-                if convolution
-                else ""
-            )
-        )
