@@ -54,7 +54,7 @@ def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: typ
     ("call", "says"),
     [
         (lambda: st.trim("M", out="o", kepe=3), "trim has no option 'kepe'; did you mean 'keep'"),
-        (lambda: st.trim("M", out="o", state_mib=3), "did you mean 'state_mib_per_sequence'"),
+        (lambda: st.trim("M", out="o", state_mib_per=3), "did you mean 'state_mib_per_sequence'"),
         (lambda: st.sweep("M", ["6"], out="o", task=()), "sweep has no option 'task'; did you"),
         (lambda: st.recover("M", text="t", out="o", ranks=3), "recover has no option 'ranks'; did"),
         (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: tokens, length, skip, rank"),
@@ -160,7 +160,7 @@ def test_the_command_line_fills_every_option(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
-    words = "--keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4 --sequences 5"
+    words = "--state 0.5 --keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4 --sequences 5"
     words += " --memory-gib 6 --for vllm --text t --tokens 7 --method m --value-method v --refit"
     words += " --recover 8 --tasks a,b --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --layerwise"

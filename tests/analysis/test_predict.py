@@ -8,7 +8,7 @@ import torch
 
 import statetrim as st
 from statetrim.analysis.predict import DAMPING, predict
-from statetrim.artifacts.prediction import Prediction
+from statetrim.artifacts.decision import Prediction
 from statetrim.maths.least_squares import fit
 from statetrim.storage.text import Sequences
 from statetrim.surgery.refit import error_of

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
-from ..artifacts.prediction import Prediction
 from ..errors import StatetrimError
 from ..maths.least_squares import fit, missed
 from ..progress import Advance, OnProgress, counter, ignore

@@ -12,6 +12,10 @@ from .app import app
 from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
+State = Annotated[
+    float | None,
+    typer.Option(help="Share of the state's bytes to keep (0.5): compares the shapes that fit."),
+]
 StateMibPerSequence = Annotated[
     float | None, typer.Option(help="Instead: the most a sequence's state may take.")
 ]
@@ -25,8 +29,7 @@ For = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="A shape of at most --keep (or half) that vllm, sglang, transformers, mlx or "
-        "llamacpp serves; it may cut values too.",
+        help="Only shapes that this engine serves: vllm, sglang, transformers, mlx or llamacpp.",
     ),
 ]
 Sweep = Annotated[
@@ -65,6 +68,7 @@ DryRun = Annotated[
 def trim(
     model: Model,
     output: Output,
+    state: State = None,
     keep: Keep = None,
     keep_values: KeepValues = None,
     square: Square = None,
@@ -102,6 +106,7 @@ def trim(
     from ..pipelines.steps import steps
 
     options = TrimOptions(
+        state=state,
         keep=keep,
         keep_values=keep_values,
         square=square,

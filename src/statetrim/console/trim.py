@@ -12,10 +12,12 @@ from ..maths.units import MIB
 from ..pipelines.estimate import Step
 from ..pipelines.job import Job
 from ..pipelines.observer import Watch
-from ..pipelines.trim import RECORD
+from ..pipelines.stages import DECISION, RECORD
 from ..progress import OnProgress
 from ..recovery.adapters import Coverage
 from ..serving.deployment import deployment, ship_verdict
+from ..serving.engines import Shape
+from ..serving.shapes import refusing
 from ..serving.state_size import stored_dtype
 from ..serving.target import ENGINES
 from ..storage.checkpoint import Checkpoint
@@ -57,12 +59,12 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
                 "head_k_dim": [job.model.geometry.head_k_dim, job.after.head_k_dim],
                 "head_v_dim": [job.model.geometry.head_v_dim, job.after.head_v_dim],
                 "state_bytes": [4 * job.model.geometry.state_numel, 4 * job.after.state_numel],
+                "candidates": [str(one.shape) for one in job.candidates],
                 "streams_weights": job.streamed,
                 "steps": [asdict(step) for step in steps],
             }
         )
         return
-    before, after = job.model.geometry, job.after
     table = Table(title=f"trim {job.model.path.resolve().name} -> {where}", title_justify="left")
     for name in ("step", "what", "time", "memory", "disk"):
         table.add_column(name, justify="left" if name in ("step", "what") else "right")
@@ -79,10 +81,44 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
     whole = sum(step.seconds for step in steps)
     table.add_row("all", "", f"~{duration(whole)}", f"~{size(peak)}", f"~{size(disk)}")
     terminal.err.print(table)
-    saved = f"{size(4 * before.state_numel)} -> {size(4 * after.state_numel)}"
-    terminal.note(f"recurrent state per sequence, float32: {saved}")
+    if job.candidates:
+        _show_candidates(job)
+    else:
+        _show_shape(job)
     if job.streamed:
         terminal.note("weights stay on disk and are streamed: memory is short")
+
+
+def _show_shape(job: Job) -> None:
+    """What becomes of the state, and who will not serve it."""
+    before, after = job.model.geometry, job.after
+    saved = f"{size(4 * before.state_numel)} -> {size(4 * after.state_numel)}"
+    terminal.note(f"recurrent state per sequence, float32: {saved}")
+    shape, asked = Shape.of(after), [job.options.keep, job.options.keep_values, job.options.square]
+    said = [str(one) for one in asked if one is not None]
+    if str(shape) not in ("x".join(said), f"{said[0]}x{said[0]}" if said else ""):
+        terminal.note(f"the state is cut to {shape} (keys x values) of {Shape.of(before)}")
+    refused = refusing(str(job.model.config.get("model_type")), shape)
+    if refused:
+        share = after.state_numel / before.state_numel
+        terminal.note(
+            f"warning: {shape} is refused by {', '.join(refused)}; --state {share:.2g} compares "
+            "the shapes of no more bytes, --for ENGINE only those that it serves",
+            style="yellow",
+        )
+
+
+def _show_candidates(job: Job) -> None:
+    """The shapes that will be compared."""
+    title = "Shapes to compare: all are predicted, the best three measured, one is kept"
+    table = Table(title=title, title_justify="left")
+    for name in ("keys x values", "of the state", "per sequence, float32", "refused by"):
+        table.add_column(name, justify="left" if name == "refused by" else "right")
+    for one, target in job.candidates.items():
+        numel = target.after.state_numel
+        refused = ", ".join(one.refused) or "none known"
+        table.add_row(str(one.shape), f"{one.share:.0%}", size(4 * numel), refused)
+    terminal.err.print(table)
 
 
 def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> None:
@@ -96,6 +132,8 @@ def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> N
         about = {"scores": scores.as_json(samples=False), "ship": judged.as_json()}
         terminal.show_json({"output": str(small.path), **about, **found})
         return
+    if (home / DECISION).exists():
+        terminal.note(read_object(home / DECISION, MIB)["sentence"])
     show_scores(scores, [], str(home / "scores.json"), as_json=False)
     checks = found["checks"]
     for line in (

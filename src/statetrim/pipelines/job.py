@@ -1,13 +1,16 @@
 """One run of `trim`: a model, its options, and the state they ask for."""
 
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB, token_count
 from ..methods import find_method
-from ..serving.target import Target, target_for
+from ..serving.shapes import Candidate
+from ..serving.target import Target, target_for, targets_within
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
 from ..storage.text import check_source
@@ -17,26 +20,44 @@ from . import estimate
 from .options import ASKED, TrimOptions
 
 CONTROL = "rand"
+HALF = 0.5  # of the state's bytes, where only an engine was named
 SEQUENCE = 512  # tokens of a sequence that is evaluated
 RECOVERED_BATCH = 16  # sequences a step
 
 
 @dataclass(frozen=True)
 class Job:
-    """One run of `trim`, with what follows from its options."""
+    """One run of `trim`, with what follows from its options.
+
+    Where a share of the state was asked for, several `candidates` are to be compared, and `target`
+    is the first of them until they are; `decided_on` counts the tokens that this has read.
+    """
 
     model: Checkpoint
     options: TrimOptions
     target: Target
+    candidates: Mapping[Candidate, Target] = field(default_factory=dict)
+    decided_on: int = 0
 
     @staticmethod
     def of(model: Checkpoint, options: TrimOptions) -> "Job":
-        asked = {name: getattr(options, name) for name in ASKED}
-        return Job(model, options, target_for(model, **asked))
+        asked = {name: getattr(options, name) for name in ASKED if name != "state"}
+        only_engine = all(asked[name] is None for name in asked if name != "for_")
+        if options.state is not None and not only_engine:
+            raise StatetrimError("--state says what to keep; leave out the other ways to say it")
+        if options.state is None and not (only_engine and options.for_ is not None):
+            return Job(model, options, target_for(model, **asked))
+        share = HALF if options.state is None else options.state
+        found = targets_within(model, share, options.for_)
+        decided_on = options.limit * SEQUENCE
+        return Job(model, options, next(iter(found.values())), found, decided_on)
 
     @property
     def record(self) -> dict[str, Any]:
-        return record(self.model, self.options, self.target)
+        if not self.candidates:
+            return record(self.model, self.options, self.target)
+        share = {"state": self.options.state, "for": self.options.for_}
+        return record(self.model, self.options, None) | share
 
     @property
     def after(self) -> Geometry:
@@ -70,11 +91,12 @@ class Job:
     @property
     def methods(self) -> list[str]:
         """One for each axis that is cut."""
+        targets = [self.target, *self.candidates.values()]
         axes = (
-            (self.target.keep, self.options.method),
-            (self.target.keep_values, self.options.value_method),
+            ([target.keep for target in targets], self.options.method),
+            ([target.keep_values for target in targets], self.options.value_method),
         )
-        return [method for keep, method in axes if keep is not None]
+        return [method for keep, method in axes if any(one is not None for one in keep)]
 
     @property
     def calibrated_methods(self) -> list[str]:
@@ -83,13 +105,13 @@ class Job:
 
     @property
     def refits(self) -> bool:
-        refit = self.options.refit
-        return self.target.keep_values is not None if refit is None else refit
+        refit, compared = self.options.refit, self.decided_on > 0
+        return compared or self.target.keep_values is not None if refit is None else refit
 
     @property
     def measured_from(self) -> int:
         """Tokens of the text that calibration has seen; what follows is new to the model."""
-        return self.tokens if self.calibrated_methods or self.refits else 0
+        return (self.tokens if self.calibrated_methods or self.refits else 0) + self.decided_on
 
     @property
     def trained_from(self) -> int:
@@ -120,6 +142,7 @@ class Job:
 def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
     """What identifies a job: the same job has the same record, on another day too, and in whatever
     way its state was asked for (`keep` and `keep_values` say it)."""
+    told = {*plain(options)} - {*ASKED} | {"keep", "keep_values"}
     settled = plain(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,
@@ -132,7 +155,7 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
         "statetrim": __version__,
         "source": with_weights(model).digest,
         "weights": model.fingerprint,
-        **{name: value for name, value in settled.items() if name not in ASKED[2:]},
+        **{name: value for name, value in settled.items() if name in told},
         "text_stamp": _stamp(Path(options.text)),
     }
 

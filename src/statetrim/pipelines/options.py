@@ -9,7 +9,8 @@ from ..errors import refuse_unknown
 from ..maths.units import Amount, token_count
 
 ASKED = (
-    "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib", "for_",
+    "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
+    "for_",
 )  # fmt: skip
 """The options that together say what to keep."""
 
@@ -18,10 +19,13 @@ ASKED = (
 class TrimOptions:
     """Everything that decides the result of `trim`, with a default for each.
 
-    What to keep is said once: by channels (`keep`, `keep_values`, `square`), by the memory of one
-    sequence (`state_mib_per_sequence`), or by that of several (`sequences` in `memory_gib`).
+    What to keep is said once: as a share of the state's bytes (`state`), by channels (`keep`,
+    `keep_values`, `square`), by the memory of one sequence (`state_mib_per_sequence`), or by that
+    of several (`sequences` in `memory_gib`).
     """
 
+    state: float | None = None
+    """The share of the state's bytes to keep (0.5): the shapes that fit are compared."""
     keep: Amount | None = None
     """Channels to keep per key head (64), or the fraction (0.5)."""
     keep_values: Amount | None = None
@@ -36,7 +40,7 @@ class TrimOptions:
     """Memory for their states, beside the weights."""
     for_: str | None = None
     """An engine (vllm, sglang, transformers, mlx, llamacpp): a state of no more than was asked for,
-    or than half of the keys, that it serves. `--for` on the command line; Python keeps `for`."""
+    or than half of the bytes, that it serves. `--for` on the command line; Python keeps `for`."""
     text: str | Path = "HuggingFaceFW/fineweb-edu"
     """To calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
     tokens: int | str = 2**18
@@ -80,6 +84,7 @@ class TrimOptions:
 class TrimFields(TypedDict, total=False):
     """The fields of `TrimOptions`, for those who give them one by one."""
 
+    state: float | None
     keep: Amount | None
     keep_values: Amount | None
     square: Amount | None

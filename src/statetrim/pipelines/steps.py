@@ -7,6 +7,7 @@ from . import estimate as cost
 from .estimate import Machine, Step
 from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
 from .options import TrimFields, TrimOptions, changed
+from .shape_choice import MEASURED, fitting_tokens
 
 
 def estimate(
@@ -37,7 +38,8 @@ def steps(job: Job, machine: Machine) -> list[Step]:
         found.append(Step("calibrate", does, seconds, program + held + gram, gram))
     heads = len(after.layers) * after.num_k_heads
     found.append(Step("select", f"{methods}, {heads} heads", heads * 0.01))
-    shape = f"{after.head_k_dim} x {after.head_v_dim}"
+    found += _comparing(job, machine) if job.candidates else []
+    shape = "as chosen" if job.candidates else f"{after.head_k_dim} x {after.head_v_dim}"
     found.append(
         Step("prune", f"state {shape}", cost.copying(nbytes), 64 * 2**20, nbytes),
     )
@@ -68,3 +70,21 @@ def steps(job: Job, machine: Machine) -> list[Step]:
         found.append(Step("benchmark", "both, in turns", seconds, program + 2 * held))
     found.append(Step("report", "one page", 5.0))
     return found
+
+
+def _comparing(job: Job, machine: Machine) -> list[Step]:
+    """The prediction runs every mixer once more for each shape; three are cut, fitted, measured."""
+    model, options, count = job.model, job.options, len(job.candidates)
+    nbytes = cost.weight_bytes(model)
+    held = 0 if job.streamed else nbytes
+    batch = options.batch_size, options.length, machine
+    part = cost.reading(model, fitting_tokens(job) + options.limit * SEQUENCE, *batch)
+    predict = Step("predict", f"{count} shapes", (2 + count) * part, cost.PROGRAM + held)
+    if count == 1:
+        return [predict]
+    three = min(MEASURED, count)
+    fit = 2 * cost.reading(model, job.tokens, *batch)
+    read = 3 * cost.reading(model, 2 * options.limit * SEQUENCE, *batch)
+    seconds = three * (2 * cost.copying(nbytes) + fit + read)
+    does = f"{three} shapes: cut, refit, evaluate"
+    return [predict, Step("compare", does, seconds, cost.PROGRAM + 2 * held, 2 * nbytes)]

@@ -20,9 +20,10 @@ from ..storage.models import ModelLike, opened
 from ..storage.output import already_done, sync_directory, workplace
 from .job import Job
 from .job import record as trim_record
+from .measuring import measure
 from .observer import Watch
 from .options import TrimFields, TrimOptions, changed
-from .trim import Run
+from .stages import Run
 
 RECORD = "sweep_job.json"
 FILE = "sweep.json"
@@ -69,7 +70,7 @@ def _run(
         with workplace(partial, RECORD, record):
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [
-                _measure(Run(job.decided(partial), partial, watch, methods))
+                _measured_points(Run(job.decided(partial), partial, watch, methods))
                 for job in jobs.values()
             ]
             original = points[0][0]
@@ -93,20 +94,10 @@ def _draw(found: Sweep, directory: Path) -> None:
         save(sheet(found), directory / "sweep")
 
 
-def _measure(stages: Run) -> tuple[Point, Point]:
+def _measured_points(stages: Run) -> tuple[Point, Point]:
     """The original and the cut to one shape, measured side by side."""
-    job, directory = stages.job, stages.directory
-    after = job.after
-    name = f"{after.head_k_dim}x{after.head_v_dim}"
-    path = directory / f"scores-{name}.json"
-    if not path.exists():
-        cut = stages.pruned(f"cut-{name}", stages.plan(f"plan-{name}.json"))
-        stages.scores([stages.refitted(cut, f"fitted-{name}") if job.refits else cut], path)
-    for cut_name in (f"cut-{name}", f"fitted-{name}"):
-        shutil.rmtree(directory / cut_name, ignore_errors=True)
-    (directory / f"fitted-{name}-statistics.safetensors").unlink(missing_ok=True)
-    scores = Scores.load(path)
-    return _point(job, scores, 0), _point(job, scores, 1)
+    scores = measure(stages)
+    return _point(stages.job, scores, 0), _point(stages.job, scores, 1)
 
 
 def _of_shape(model: Checkpoint, options: TrimOptions, shape: str) -> Job:

@@ -38,8 +38,8 @@ def candidates(
         others = f"; it is served by {', '.join(known)}" if known else ""
         raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
     within = [shape for shape in _shapes(geometry) if shape.numel <= share * _numel(geometry)]
-    refused = {shape: _refusing(model_type, shape) for shape in within}
-    served = [shape for shape in within if engine is None or _serves(engine, model_type, shape)]
+    refused = {shape: refusing(model_type, shape) for shape in within}
+    served = [shape for shape in within if engine is None or serves(engine, model_type, shape)]
     # An engine's rule (a square, a power of two) may leave only shapes that a larger one contains.
     groups = [[s for s in served if not refused[s]], served] if engine is None else [served]
     widest = {shape for group in groups for shape in group if not _contained(shape, group)}
@@ -82,14 +82,14 @@ def _contained(shape: Shape, others: list[Shape]) -> bool:
     )
 
 
-def _refusing(model_type: str, shape: Shape) -> tuple[str, ...]:
+def refusing(model_type: str, shape: Shape) -> tuple[str, ...]:
     """Engines whose current version is known not to serve the shape on some hardware."""
     lines = [line for line in verdicts(model_type, shape) if line.current]
     failing = {line.engine for line in lines if not line.serves and line.verdict != "unknown"}
     return tuple(sorted(failing))
 
 
-def _serves(engine: str, model_type: str, shape: Shape) -> bool:
+def serves(engine: str, model_type: str, shape: Shape) -> bool:
     """Whether it is known to, and on no hardware known not to."""
     lines = verdicts(model_type, shape)
     known = [one for one in lines if one.engine == engine and one.current]

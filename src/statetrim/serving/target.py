@@ -8,7 +8,8 @@ from ..geometry import Geometry, resolve_keep, resolve_square
 from ..maths.units import MIB, Amount
 from ..storage.checkpoint import Checkpoint, check_values
 from .budget import share_of, widest_that_fits
-from .engines import propose
+from .engines import Shape, engines_for, propose
+from .shapes import Candidate, candidates, serves
 from .state_size import StateSize, stored_dtype
 
 ENGINES = {
@@ -56,6 +57,25 @@ def target_of(
     return Target(after, keep, keep_values)
 
 
+def targets_within(
+    model: Checkpoint, share: float, for_: str | None = None
+) -> dict[Candidate, Target]:
+    """The states of at most `share` of the bytes that the model's config can hold and that an
+    engine serves; None: those that every engine serves come first."""
+    kind = str(model.config.get("model_type"))
+    engine = None if for_ is None else engine_named(for_)
+    found: dict[Candidate, Target] = {}
+    reason: StatetrimError | None = None
+    for one in candidates(kind, model.geometry, share, engine):
+        try:
+            found[one] = _to_shape(model, one.shape)
+        except StatetrimError as error:  # values that cannot be cut, widths a config cannot say
+            reason = error
+    if not found:
+        raise reason or StatetrimError(f"no shape of at most {share:.0%} of the state is left")
+    return found
+
+
 def target_for(
     model: Checkpoint,
     *,
@@ -68,17 +88,15 @@ def target_for(
     for_: str | None = None,
 ) -> Target:
     """The same, or from what a sequence's state may take; with `for_`, a state of no more than
-    that (else half of the keys) which this engine serves."""
+    that which this engine serves. Where both axes were given, that state or none."""
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
     by_axis = None if keep is None and keep_values is None else (keep, keep_values)
     wishes = (by_axis, square, state_mib_per_sequence, sequences)
     said = sum(wish is not None for wish in wishes)
-    if said == 0 and for_ is not None:
-        keep = "0.5"
-    elif said != 1:
+    if said != 1:
         raise StatetrimError(
-            "say once what to keep: --keep 64 (and --keep-values), --square 64, "
+            "say once what to keep: --state 0.5, --keep 64 (and --keep-values), --square 64, "
             "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
         )
     if state_mib_per_sequence is not None:
@@ -87,7 +105,10 @@ def target_for(
         asked = _within(model, share_of(memory_gib, sequences))
     else:
         asked = target_of(model, keep, keep_values, square)
-    return asked if for_ is None else _served(model, asked.after, for_)
+    if for_ is None:
+        return asked
+    exact = square is not None or (keep is not None and keep_values is not None)
+    return _served(model, asked.after, engine_named(for_), exact=exact)
 
 
 def _within(model: Checkpoint, most_bytes: float) -> Target:
@@ -102,13 +123,32 @@ def _within(model: Checkpoint, most_bytes: float) -> Target:
     return target_of(model, found.head_k_dim)
 
 
-def _served(model: Checkpoint, asked: Geometry, engine: str) -> Target:
-    """What `engine` serves best, of no more state than was asked for."""
-    engine = engine.lower().replace(".", "").removesuffix("-lm")
-    if engine not in ENGINES:
-        raise StatetrimError(f"there is no engine {engine!r}; choose {', '.join(ENGINES)}")
-    before, kind = model.geometry, str(model.config.get("model_type"))
-    shape = propose(kind, before, asked.head_k_dim, asked.head_v_dim, engine=ENGINES[engine])
+def engine_named(name: str) -> str:
+    """An engine's name in the matrix, from one that `--for` takes."""
+    known = ENGINES.get(name.lower().replace(".", "").removesuffix("-lm"))
+    if known is None:
+        raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(ENGINES)}")
+    return known
+
+
+def _served(model: Checkpoint, asked: Geometry, engine: str, *, exact: bool) -> Target:
+    """What `engine` serves best, of no more state than was asked for; just that if `exact`."""
+    kind = str(model.config.get("model_type"))
+    if engine not in engines_for(kind):
+        raise StatetrimError(f"{engine} is not known to serve {kind} at all, whatever its shape")
+    if exact and serves(engine, kind, Shape.of(asked)):
+        return _to_shape(model, Shape.of(asked))
+    shape = propose(kind, model.geometry, asked.head_k_dim, asked.head_v_dim, engine=engine)
+    if exact:
+        raise StatetrimError(
+            f"{engine} does not serve a state of {Shape.of(asked)} for {kind}; the nearest it "
+            f"serves is {shape}"
+        )
+    return _to_shape(model, shape)
+
+
+def _to_shape(model: Checkpoint, shape: Shape) -> Target:
+    before = model.geometry
     return target_of(
         model,
         None if shape.head_k_dim == before.head_k_dim else shape.head_k_dim,

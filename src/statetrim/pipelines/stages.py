@@ -1,0 +1,228 @@
+"""The stages of a run, each of which makes its artifact unless it is there."""
+
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from ..artifacts.model_card import with_measurements
+from ..artifacts.plan import Plan
+from ..artifacts.scores import Scores
+from ..artifacts.statistics import Statistics
+from ..benchmarking.benchmark import benchmark
+from ..calibration.calibrate import calibrate
+from ..evaluation.evaluate import evaluate
+from ..maths.units import MIB
+from ..recovery.recover import recover
+from ..selection.select import choose
+from ..serving.deployment import ship_verdict
+from ..storage.checkpoint import Checkpoint, open_checkpoint
+from ..storage.json_file import read_object, write_object, write_text
+from ..storage.output import ARTIFACTS, CARD, sync_directory
+from ..surgery.check import check_cut
+from ..surgery.prune import prune
+from ..surgery.refit import refit
+from .estimate import free_memory, needs_streaming
+from .job import CONTROL, RECOVERED_BATCH, Job
+from .observer import Watch
+
+RECORD = "trim.json"
+DECISION = "decision.json"  # where several shapes were compared
+
+
+class Run:
+    """The stages, in order; each makes its artifact unless it is there.
+
+    `methods` are those to calibrate for, where jobs with other methods share the statistics.
+    """
+
+    def __init__(
+        self, job: Job, directory: Path, watch: Watch, methods: Sequence[str] | None = None
+    ) -> None:
+        self.job, self.options = job, job.options
+        self.directory, self.watch = directory, watch
+        self.methods = job.calibrated_methods if methods is None else methods
+
+    def finish(self, out: Path, record: dict[str, Any]) -> None:
+        plan = self.plan()
+        pruned = self.pruned("pruned", plan)
+        checks = self.checks(plan, pruned)
+        fitted = self.refitted(pruned) if self.job.refits else pruned
+        small = self.recovered(fitted) if self.job.recovered_tokens else fitted
+        scored = self.directory / "scores.json"
+        if not scored.exists():
+            between = [pruned] if small is not pruned else []
+            self.scores([small, *between, *self.control()], scored)
+        if self.job.times:
+            self.timings(small)
+        scores, home = Scores.load(scored), small.path / ARTIFACTS
+        for name in ("statistics.safetensors", "scores.json", "timings.json", DECISION):
+            if (self.directory / name).exists():
+                _link(self.directory / name, home / name)
+        card = small.path / CARD
+        judged = ship_verdict(scores, scores.models[1], small)
+        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, judged))
+        warned = list(judged.warnings)
+        write_object(home / RECORD, {**record, "checks": checks, "warnings": warned})
+        small.path.rename(out)
+        sync_directory(out.parent)
+
+    def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
+        """The output projections fitted anew to the read-out that is left."""
+        job, out = self.job, self.directory / name
+        path = self.directory / f"{name}-statistics.safetensors"
+
+        def collect() -> None:
+            self._calibrate("calibrating for the refit", pruned, path, original=job.model)
+
+        def make() -> None:
+            self._stage("calibrate for the refit", path, collect)
+            refit(pruned, Statistics.load(path), out=out)
+
+        self._stage("refit", out, make)
+        return open_checkpoint(out, job.model.family)
+
+    def recovered(self, pruned: Checkpoint) -> Checkpoint:
+        job, options, out = self.job, self.options, self.directory / "recovered"
+
+        def make() -> None:
+            with self.watch.progress("recovering") as progress:
+                recover(
+                    pruned,
+                    teacher=job.model,
+                    text=options.text,
+                    tokens=job.recovered_tokens,
+                    skip=job.trained_from,
+                    length=options.length,
+                    batch_size=RECOVERED_BATCH,
+                    layerwise=bool(options.layerwise),
+                    seed=options.seed,
+                    out=out,
+                    resume=True,
+                    announce=self.watch.announce,
+                    progress=progress,
+                )
+
+        self._stage("recover", out, make)
+        return open_checkpoint(out, job.model.family)
+
+    def timings(self, small: Checkpoint) -> None:
+        path = self.directory / "timings.json"
+
+        def make() -> None:
+            benchmark([small], baseline=self.job.model, rounds=3, out=path)
+
+        self._stage("benchmark", path, make)
+
+    def statistics(self) -> Statistics | None:
+        job, path = self.job, self.directory / "statistics.safetensors"
+        if not self.methods:
+            return None
+
+        def make() -> None:
+            self._calibrate("calibrating", job.model, path, methods=self.methods)
+
+        self._stage("calibrate", path, make)
+        return Statistics.load(path)
+
+    def _calibrate(self, label: str, model: Checkpoint, path: Path, **needed: Any) -> None:
+        with self.watch.progress(label) as progress:
+            calibrate(
+                model,
+                self.options.text,
+                tokens=self.job.tokens,
+                length=self.options.length,
+                batch_size=self.options.batch_size,
+                layerwise=bool(self.options.layerwise),
+                out=path,
+                resume=True,
+                progress=progress,
+                **needed,
+            )
+
+    def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
+        job, path = self.job, self.directory / name
+        statistics = None if method else self.statistics()
+
+        def make() -> None:
+            with self.watch.progress("selecting") as progress:
+                choose(
+                    job.model,
+                    job.target,
+                    method or self.options.method,
+                    {},
+                    value_method=method or self.options.value_method,
+                    value_options={},
+                    seed=self.options.seed,
+                    statistics=statistics,
+                    progress=progress,
+                ).save(path)
+
+        self._stage(f"select by {method or ' and '.join(job.methods)}", path, make)
+        return Plan.load(path)
+
+    def pruned(self, name: str, plan: Plan) -> Checkpoint:
+        out = self.directory / name
+
+        def make() -> None:
+            with self.watch.progress("pruning") as progress:
+                prune(self.job.model, plan, out, progress=progress)
+
+        self._stage(f"prune ({name})", out, make)
+        return open_checkpoint(out, self.job.model.family)
+
+    def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
+        path, model = self.directory / "checks.json", self.job.model
+        # Both models at once, in float32.
+        streamed = self.options.layerwise or needs_streaming(model, 4, free_memory())
+
+        def make() -> None:
+            write_object(path, asdict(check_cut(model, plan, small, layerwise=bool(streamed))))
+
+        self._stage("check", path, make)
+        return read_object(path, MIB)
+
+    def control(self) -> list[Checkpoint]:
+        """A random cut to the same shape: what a method must beat."""
+        if not self.options.control or self.options.method == CONTROL:
+            return []
+        return [self.pruned(CONTROL, self.plan(f"plan-{CONTROL}.json", CONTROL))]
+
+    def scores(self, models: list[Checkpoint], path: Path) -> None:
+        job, options = self.job, self.options
+
+        def make() -> None:
+            with self.watch.progress("evaluating") as progress:
+                evaluate(
+                    models,
+                    baseline=job.model,
+                    tasks=options.tasks,
+                    data=options.data,
+                    text=options.text if "text" in options.tasks else None,
+                    skip=job.measured_from,
+                    limit=options.limit,
+                    batch_size=options.batch_size,
+                    layerwise=bool(options.layerwise),
+                    out=path,
+                    resume=True,
+                    progress=progress,
+                )
+
+        self._stage("evaluate", path, make)
+
+    def _stage(self, name: str, artifact: Path, make: Callable[[], None]) -> None:
+        if artifact.exists():
+            self.watch.kept(name)
+        else:
+            self.watch.begins(name)
+            make()
+
+
+def _link(source: Path, target: Path) -> None:
+    """The same file under a second name, or a copy where the disk knows no links."""
+    target.unlink(missing_ok=True)
+    try:
+        target.hardlink_to(source)
+    except OSError:
+        shutil.copyfile(source, target)

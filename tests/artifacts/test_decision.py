@@ -1,0 +1,60 @@
+"""The rule by which a shape is chosen: a table of cases."""
+
+import pytest
+
+from statetrim.artifacts.decision import SAME_LOSS, Contender, Prediction, decide
+from statetrim.maths.paired import Interval
+
+PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40", "32x64")})
+
+
+def contender(
+    name: str, loss: float, recall: tuple[float, float] | None, share: float = 0.5
+) -> Contender:
+    """`recall`: points and half of their interval."""
+    change = recall and Interval(recall[0], recall[0] - recall[1], recall[0] + recall[1])
+    return Contender(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
+
+
+CASES = {
+    "lowest loss": ([("64x32", 0.01, (-1, 2)), ("48x40", 0.02, (-1, 2))], "64x32"),
+    "not at the cost of recall": ([("64x32", 0.01, (-20, 2)), ("48x40", 0.02, (-1, 2))], "48x40"),
+    "recall within its interval": ([("64x32", 0.01, (-2, 2)), ("48x40", 0.02, (-1, 2))], "64x32"),
+    "recall just beyond": ([("64x32", 0.01, (-4, 2)), ("48x40", 0.02, (-1, 2))], "48x40"),
+    "no recall to lose": ([("64x32", 0.02, None), ("48x40", 0.01, None)], "48x40"),
+    "one alone": ([("64x32", 0.5, (-50, 2))], "64x32"),
+    "all lose recall": ([("64x32", 0.03, (-30, 2)), ("48x40", 0.01, (-29, 2))], "48x40"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_rule(case: str) -> None:
+    measured, expected = CASES[case]
+    found = decide([contender(*one) for one in measured], PREDICTION, {})
+    assert found.chosen == expected
+    assert found.sentence.startswith(expected)
+
+
+def test_a_tie_goes_to_the_larger_state() -> None:
+    small = contender("32x64", 0.0100, (-1, 2), share=0.4)
+    large = contender("48x40", 0.0100 + SAME_LOSS / 2, (-1, 2), share=0.5)
+    assert decide([small, large], PREDICTION, {}).chosen == "48x40"
+    worse = contender("48x40", 0.0100 + SAME_LOSS * 2, (-1, 2), share=0.5)
+    assert decide([small, worse], PREDICTION, {}).chosen == "32x64"
+
+
+def test_the_sentence_names_who_recalls_less() -> None:
+    lost, kept = contender("64x32", 0.01, (-20, 2)), contender("48x40", 0.02, (-1, 2))
+    assert "64x32 recalls less" in decide([lost, kept], PREDICTION, {}).sentence
+
+
+def test_sources_count_alike_in_a_prediction() -> None:
+    """Errors on text are a hundredth of those on recall; halving either is worth as much."""
+    errors = {
+        "a": {"text": {0: 0.01}, "recall": {0: 0.4}},
+        "b": {"text": {0: 0.005}, "recall": {0: 0.4}},
+        "c": {"text": {0: 0.01}, "recall": {0: 0.2}},
+    }
+    prediction = Prediction(errors)
+    assert prediction.cost("b") == pytest.approx(prediction.cost("c"))
+    assert prediction.ranked[-1] == "a"

@@ -1,0 +1,127 @@
+"""`trim --state`: shapes are compared, the best is cut, and the reason is written down."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, run
+from statetrim.pipelines.job import Job
+from statetrim.pipelines.observer import Watch
+from statetrim.pipelines.options import TrimOptions
+from statetrim.serving.target import target_for
+
+Load = Callable[[str], Path]
+OPTIONS: dict[str, Any] = {
+    "tokens": 1024, "limit": 2, "batch_size": 2, "benchmark": False, "control": False,
+}  # fmt: skip
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
+
+
+class Told(Watch):
+    def __init__(self) -> None:
+        self.begun: list[str] = []
+        self.found: list[str] = []
+
+    def begins(self, stage: str) -> None:
+        self.begun.append(stage)
+
+    def kept(self, stage: str) -> None:
+        self.found.append(stage)
+
+
+def test_half_of_the_bytes_by_the_best_of_three(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    model, out = st.open(checkpoint("qwen3_5_text")), tmp_path / "small"
+    small = st.trim(model, state=0.5, text=text, out=out, **OPTIONS)
+    decision = json.loads((out / "statetrim" / "decision.json").read_text())
+    chosen = f"{small.geometry.head_k_dim}x{small.geometry.head_v_dim}"
+    assert decision["chosen"] == chosen
+    assert small.geometry.state_numel <= model.geometry.state_numel / 2
+    candidates = {str(one.shape) for one in Job.of(model, TrimOptions(state=0.5)).candidates}
+    assert set(decision["predicted"]) == candidates == set(decision["refused"])
+    costs = list(decision["predicted"].values())
+    assert costs == sorted(costs)
+    measured = [one["name"] for one in decision["measured"]]
+    assert measured == list(decision["predicted"])[:3] and chosen in measured
+    assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
+    watch = Told()
+    st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
+    assert not watch.begun, "a finished job has nothing left to do"
+
+
+def test_an_interrupted_comparison_resumes(
+    checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, out = checkpoint("delta_net"), tmp_path / "small"
+    from statetrim.pipelines import shape_choice
+
+    def killed(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(shape_choice, "decide", killed)
+        st.trim(model, state=0.25, text=text, out=out, **OPTIONS)
+    watch = Told()
+    resumed = st.trim(model, state=0.25, text=text, out=out, watch=watch, **OPTIONS)
+    assert {"calibrate", "predict"} <= set(watch.found)
+    whole = st.trim(model, state=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
+    assert resumed.geometry == whole.geometry and resumed.fingerprint == whole.fingerprint
+
+
+def test_the_plan_says_who_refuses_which_shape(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    command = ["trim", str(checkpoint("qwen3_next")), "--text", str(text), "--dry-run"]
+    command += ["-o", str(tmp_path / "out")]
+    code, err, _ = run([*command, "--state", "0.5"])
+    assert not code and "refused by" in err and "Shapes to compare" in err
+    code, err, _ = run([*command, "--keep", "4"])
+    assert not code and "is refused by" in err and "vLLM" in err
+
+
+def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:
+    job = Job.of(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
+    assert job.candidates
+    assert all("SGLang" not in one.refused for one in job.candidates)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "flags", "sentence"),
+    [
+        ("delta_net", ["--state", "0.5", "--for", "vllm"], "vLLM is not known to serve delta_net"),
+        ("delta_net", ["--keep", "4", "--for", "vllm"], "vLLM is not known to serve delta_net"),
+        ("qwen3_next", ["--state", "1.5"], "between 0 and 1"),
+        ("qwen3_next", ["--state", "0.5", "--keep", "4"], "leave out the other ways"),
+    ],
+)
+def test_refusals(
+    model_type: str, flags: list[str], sentence: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 100)
+    command = ["trim", str(checkpoint(model_type)), "--text", str(text)]
+    code, err, out = run([*command, *flags, "-o", str(tmp_path / "out")])
+    check_refusal(code, err, out, sentence)
+
+
+def test_a_shape_that_the_engine_refuses_is_an_error_where_both_axes_were_given(
+    tmp_path: Path,
+) -> None:
+    config = tmp_path / "config.json"
+    config.write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')  # 128 x 128
+    model = st.open(config)
+    with pytest.raises(st.StatetrimError, match="SGLang does not serve a state of 96x96"):
+        target_for(model, square=96, for_="sglang")
+    assert target_for(model, square=64, for_="sglang").after.head_k_dim == 64
+    nearest = target_for(model, keep=64, for_="vllm").after  # keys alone: the nearest is taken
+    assert (nearest.head_k_dim, nearest.head_v_dim) == (80, 96)
