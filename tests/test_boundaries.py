@@ -19,6 +19,7 @@ HEAVY_ALLOWED = {
     "evaluation/harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
     "reporting/figure_files": {"matplotlib"},
+    "maths/table": {"jinja2"},
     "reporting/html": {"jinja2", "markupsafe"},
     "runtime/loading": {"accelerate", "transformers", "fla"},
     "recovery/adapters": {"peft"},

@@ -6,8 +6,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from huggingface_hub import constants
 
 import statetrim as st
 from helpers import tiny
+from statetrim.artifacts.sweep import Point
 
 Load = Callable[[str], Path]
 
@@ -84,7 +87,7 @@ def test_whatever_takes_a_model_takes_a_path() -> None:
             found.add(name)
             assert {str, Path} <= set(accepted), f"{name}: {parameter}"
             assert name == "open" or st.Checkpoint in accepted, f"{name}: {parameter}"
-    assert found == {
+    assert found >= {
         *("analyze", "benchmark", "calibrate", "evaluate", "inspect", "load", "open", "prepare"),
         *("prune", "recover", "refit", "select", "sweep", "trim"),
     }
@@ -185,3 +188,98 @@ def test_tokens_are_counted_as_on_the_command_line(
 def test_what_is_no_number_of_tokens_is_refused(wrong: Any, checkpoint: Load, text: Path) -> None:
     with pytest.raises(st.StatetrimError, match="is not a number of tokens; write 4096 or 256k"):
         st.calibrate(checkpoint("delta_net"), text, tokens=wrong)
+
+
+@pytest.fixture(scope="module")
+def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """One of everything that a prompt or a notebook shows, of a model with a hostile name."""
+    folder = tmp_path_factory.mktemp("shown")
+    model = st.open(shutil.copytree(checkpoint("delta_net"), folder / "<script>alert(1)<"))
+    heard = st.calibrate(model, text, tokens=1024, length=64)
+    plan = st.select(model, "drrqr", 0.5, keep_values=0.5, statistics=heard)
+    small = st.prune(model, plan, folder / "small")
+    every = {"length": 64, "burn_in": 8, "tokens": 256}
+    scores = st.evaluate(small, baseline=model, tasks=["mqar"], limit=2)
+    swept = [Point(k, 64, "l1", 64 * k, {}) for k in range(1, 129)]
+    return {
+        "Checkpoint": model,
+        "Statistics": heard,
+        "LayerStatistics": next(iter(heard.layers.values())),
+        "Plan": plan,
+        "Surgery": st.prepare(model, plan),
+        "Scores": scores,
+        "Score": scores.scores[0],
+        "Analysis": st.analyze(small, text, baseline=model, **every),
+        "Timings": st.benchmark(small, baseline=model, batches=[1], lengths=[16], rounds=1),
+        "Sweep": st.Sweep("<script>", swept),
+        "Geometry": model.geometry,
+    }
+
+
+def test_a_prompt_shows_things_in_a_line(shown: dict[str, Any]) -> None:
+    for name, value in shown.items():
+        text = repr(value)
+        assert len(text) < 400 and "\n" not in text, text
+        assert name in text
+    assert "delta_net, 2 linear-attention layers, state 12 x 8" in repr(shown["Checkpoint"])
+    assert "1,024 tokens, 2 layers: key_gram" in repr(shown["Statistics"])
+    assert "drrqr" in repr(shown["Plan"]) and "keeps 6 channels" in repr(shown["Plan"])
+    assert "mqar, accuracy" in repr(shown["Score"])
+    assert "1 x 64, 2 x 64" in repr(shown["Sweep"]) and "and 120 more" in repr(shown["Sweep"])
+
+
+def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
+    long = "a\x1b[31m\n" * 1000
+    score = replace(shown["Score"], model=long, task=long, metric=long)
+    for value in (
+        score,
+        st.Scores(
+            [f"{n}{long}" for n in range(100)],
+            [replace(score, task=f"{n}{long}") for n in range(100)],
+        ),
+        st.Timings([long] * 100, [st.Timing(long, long, 1, 1, 1.0, long)] * 100),
+        replace(shown["Plan"], method=long, options={long: long}),
+        replace(shown["Checkpoint"], path=Path(long), config={"model_type": long}),
+        st.Sweep(long, []),
+        st.Statistics({}),
+    ):
+        assert len(repr(value)) < 600 and repr(value).isprintable()
+
+
+@pytest.mark.parametrize("name", ["Checkpoint", "Plan", "Scores", "Analysis", "Timings"])
+def test_a_notebook_shows_a_table(name: str, shown: dict[str, Any]) -> None:
+    html = shown[name]._repr_html_()
+    assert len(html) < 8000
+    table = ElementTree.fromstring(html)  # a table, and nothing beside it
+    rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
+    wanted = {
+        "Checkpoint": ["state per head, keys x values", "12 x 8"],
+        "Plan": ["channels of a key head", "6, asked for 0.5"],
+        "Scores": ["task", "metric", "samples", "<script>alert(1)<", "small"],
+        "Analysis": [
+            *["layer", "before", "used", "heads", "range"],
+            "κ keys",
+            "κ queries",
+            "filters",
+        ],
+        "Timings": ["", "batch", "length", "<script>alert(1)<", "small"],
+    }
+    assert wanted[name] in rows, rows
+    assert "<script" not in html.lower()
+
+
+def test_a_notebook_shows_no_markup_of_others_and_no_end(shown: dict[str, Any]) -> None:
+    """Names, options and units come from files of strangers."""
+    evil = '<img src=x onerror="alert(1)">&'
+    score = replace(shown["Score"], model=evil, task=evil, metric=evil)
+    many = [replace(score, task=f"{evil}{n}") for n in range(1000)]
+    for value in (
+        st.Scores([evil, *(f"{n}{evil}" for n in range(99))], many),
+        st.Timings([evil], [st.Timing(evil, f"{evil}{n}", n, 1, 1.0, evil) for n in range(1000)]),
+        replace(shown["Plan"], method=evil, options={evil: evil}, requested=evil),
+        replace(shown["Checkpoint"], path=Path(evil), config={"model_type": evil}),
+    ):
+        html = value._repr_html_()
+        assert "<img" not in html and len(html) < 500_000
+        cells = ElementTree.fromstring(f"<div>{html}</div>").iter()
+        assert any("<img src=x onerror=" in (cell.text or "") for cell in cells)

@@ -15,6 +15,7 @@ from torch import Tensor
 from ..errors import StatetrimError
 from ..families.contract import MOST_CHANNELS, MOST_HEADS, MOST_LAYERS
 from ..geometry import Geometry
+from ..maths.table import Table
 from ..maths.units import MIB, integers
 from ..storage.json_file import read_object, write_object
 
@@ -42,6 +43,10 @@ class LayerAnalysis:
     key_filters: Tensor | None = None  # float64 [key heads, channels, copies, width]
     query_filters: Tensor | None = None
 
+    def __repr__(self) -> str:
+        heads, samples = self.effective_rank.shape
+        return f"<LayerAnalysis of {heads} heads, {samples} samples of their states>"
+
     @property
     def key_similarity(self) -> Tensor | None:
         """[key heads]: mean |cosine| between the convolution filters of a head's channels."""
@@ -65,6 +70,41 @@ class Analysis:
     burn_in: int  # tokens left out of spectra and means, while the rank is capped by their number
     lineage: Mapping[str, Any] = field(default_factory=dict)
     baseline: "Analysis | None" = None
+
+    def __repr__(self) -> str:
+        shape, used = self.geometry, _percent(self.mean_utilization)
+        before = self.baseline and f", {_percent(self.baseline.mean_utilization)} before"
+        return (
+            f"<Analysis of {len(self.layers)} layers: {used} of the state of {shape.head_k_dim} x "
+            f"{shape.head_v_dim} is used{before or ''}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def table(self) -> Table:
+        """A row a layer: how full its states are, with a bar for each head; means last."""
+        mean = self.mean_utilization
+        before = None if self.baseline is None else self.baseline.mean_utilization
+        top = float(mean.nan_to_num().max())
+        rows = [
+            (
+                str(number),
+                *([] if before is None else [_percent(before[row])]),
+                _percent(mean[row]),
+                _bars(mean[row], top),
+                _range(mean[row]),
+                f"{float(layer.key_condition.nanmedian()):,.0f}",
+                f"{float(layer.query_condition.nanmedian()):,.0f}",
+                _similarities(layer.query_similarity, layer.key_similarity),
+            )
+            for row, (number, layer) in enumerate(self.layers.items())
+        ]
+        means = [_percent(mean)] if before is None else [_percent(before), _percent(mean)]
+        rows.append(("mean", *means, "", _range(mean), "", "", ""))
+        used = ("used",) if before is None else ("before", "used")
+        header = ("layer", *used, "heads", "range", "κ keys", "κ queries", "filters")
+        return Table("How full the state is", header, rows)
 
     @property
     def widest(self) -> int:
@@ -170,6 +210,30 @@ def filter_similarity(filters: Tensor) -> Tensor:
 def _unit_rows(x: Tensor) -> Tensor:
     length: Tensor = x.norm(dim=-1, keepdim=True)
     return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+
+
+def _percent(values: Tensor) -> str:
+    return f"{100 * float(values.nanmean()):.1f}%"
+
+
+def _range(values: Tensor) -> str:
+    known = values[values.isfinite()]
+    return f"{100 * float(known.min()):.1f}-{100 * float(known.max()):.1f}%" if len(known) else ""
+
+
+def _bars(values: Tensor, top: float, most: int = 16) -> str:
+    """One bar a head, as high as it is full beside the fullest head of the model."""
+    levels = "▁▂▃▄▅▆▇█"
+    heights = (values.nan_to_num() / (top or 1.0) * (len(levels) - 1)).round().long().tolist()
+    return "".join(levels[height] for height in heights[:most]) + (
+        "…" if len(heights) > most else ""
+    )
+
+
+def _similarities(query: Tensor | None, key: Tensor | None) -> str:
+    if query is None or key is None:
+        return "none"
+    return f"{float(query.mean()):.2f}, {float(key.mean()):.2f}"
 
 
 def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:

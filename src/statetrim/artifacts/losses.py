@@ -9,7 +9,9 @@ from dataclasses import dataclass, replace
 from math import expm1, isfinite
 
 from ..errors import StatetrimError
+from ..maths.formatting import score_text
 from ..maths.paired import Interval, Pairs, above_chance, difference_interval, mcnemar, unseen
+from ..maths.table import Table
 from ..tasks import TASKS
 from .scores import Score, Scores, Unit, paired
 
@@ -108,6 +110,26 @@ def headline(scores: Scores, model: str, task: str, metric: str) -> Score:
         raise StatetrimError(f"the settings of {task} hold different samples of {model}")
     means = [sum(row) / len(row) for row in zip(*(s.samples for s in found), strict=True)]
     return replace(found[0], metric=metric, samples=means)
+
+
+def scores_table(scores: Scores) -> Table:
+    """A row a metric, a column a model; empty where a model has no such score."""
+    rows = []
+    for task in scores.tasks:
+        for number, metric in enumerate(scores.metrics(task)):
+            cells = [_headline_text(scores, model, task, metric) for model in scores.models]
+            name, samples = "" if number else task, cells[0][1]
+            rows.append((name, metric, samples, *(text for text, _ in cells)))
+    return Table("Scores", ("task", "metric", "samples", *scores.models), rows)
+
+
+def _headline_text(scores: Scores, model: str, task: str, metric: str) -> tuple[str, str]:
+    """The figure, and of how many samples."""
+    try:
+        score = headline(scores, model, task, metric)
+    except StatetrimError:
+        return "", ""
+    return score_text(score.value, score.unit), str(len(score.samples))
 
 
 def at_chance(scores: Scores, task: str, metric: str) -> bool:

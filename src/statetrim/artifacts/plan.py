@@ -10,6 +10,8 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis, Geometry, Kept
+from ..maths.formatting import listed, short
+from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
 
@@ -46,6 +48,38 @@ class Plan:
     def keep_values(self) -> int | None:
         """Channels kept in every value head, or None when values are not cut."""
         return next(iter(self.kept_values.values())).shape[1] if self.kept_values else None
+
+    def __repr__(self) -> str:
+        values = f", {self.keep_values} in every value head" if self.kept_values else ""
+        keys = self.keep if self.kept else 0
+        return (
+            f"<Plan by {self._methods}: keeps {keys} channels in every key head{values}, "
+            f"{len(self.kept)} layers>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def table(self) -> Table:
+        """What a person wants to know of it first."""
+        rows = {
+            "method": self._methods,
+            "channels of a key head": f"{self.keep}, asked for {short(self.requested)}",
+            "layers x key heads": _layers_and_heads(self.kept),
+        }
+        if self.kept_values:
+            asked = short(self.requested_values)
+            rows["channels of a value head"] = f"{self.keep_values}, asked for {asked}"
+            rows["layers x value heads"] = _layers_and_heads(self.kept_values)
+        rows |= {"seed": str(self.seed), "model": short(self.lineage.get("source"), 16)}
+        return Table("Plan", (), list(rows.items()))
+
+    @property
+    def _methods(self) -> str:
+        """Of each axis that is cut, with their options."""
+        axes = ((self.method, self.options), (self.value_method, self.value_options))
+        cut = [axis for axis in axes if axis[0] not in (None, "none")]
+        return " and ".join(_with_options(str(method), options) for method, options in cut)
 
     def layer(self, layer: int) -> Kept:
         """What stays in one layer, by axis."""
@@ -130,11 +164,20 @@ class Plan:
             lineage=_typed(fields, "lineage", dict, path),
             notes=_typed({"notes": {}} | fields, "notes", dict, path),
         )
-        for name, listed in (("keep", plan.keep), ("keep_values", plan.keep_values)):
+        for name, found in (("keep", plan.keep), ("keep_values", plan.keep_values)):
             said = fields.get(name)
-            if type(said) is not type(listed) or said != listed:
-                raise StatetrimError(f"{path} says {name} = {str(said)[:20]}, but lists {listed}")
+            if type(said) is not type(found) or said != found:
+                raise StatetrimError(f"{path} says {name} = {str(said)[:20]}, but lists {found}")
         return plan
+
+
+def _with_options(method: str, options: Mapping[str, Any]) -> str:
+    told = (f"{name}={value}" for name, value in options.items())
+    return short(method, 40) + (f" ({listed(told)})" if options else "")
+
+
+def _layers_and_heads(channels: Channels) -> str:
+    return f"{len(channels)} x {len(next(iter(channels.values())))}"
 
 
 def _lists(channels: Channels) -> dict[str, list[list[int]]]:

@@ -1,6 +1,7 @@
 """Scores: what models got on tasks, sample by sample, so that any two can be compared later."""
 
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from math import exp
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -9,7 +10,9 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
+from ..maths.formatting import listed, score_text, short
 from ..maths.paired import Pairs
+from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
 
@@ -35,6 +38,11 @@ class Score:
     samples: list[float]
     weights: list[float] | None = None
 
+    def __repr__(self) -> str:
+        what = f"{short(self.model)} on {short(self.task)}, {short(self.metric)}"
+        value = score_text(self.value, self.unit) if self.samples else "none"
+        return f"<Score of {what}: {value}, {len(self.samples)} samples>"
+
     @property
     def value(self) -> float:
         total = sum(self.samples)
@@ -53,9 +61,20 @@ class Scores:
 
     def __post_init__(self) -> None:
         """Of two scores with one name the kinder one could be taken: there is only one."""
-        seen = {(score.model, score.task, score.metric) for score in self.scores}
-        if len(seen) < len(self.scores) or len({*self.models}) < len(self.models):
+        if len(self._by_name) < len(self.scores) or len({*self.models}) < len(self.models):
             raise StatetrimError("the scores hold a model, or a metric of a model, twice")
+
+    def __repr__(self) -> str:
+        return f"<Scores of {listed(self.models)} on {listed(self.tasks, 8)}>"
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def table(self) -> Table:
+        """A row a metric, a column a model; figures as tasks are judged by them."""
+        from .losses import scores_table  # which stands above this module
+
+        return scores_table(self)
 
     @property
     def baseline(self) -> str:
@@ -69,11 +88,14 @@ class Scores:
         return list(dict.fromkeys(score.metric for score in self.scores if score.task == task))
 
     def find(self, model: str, task: str, metric: str) -> Score:
-        wanted = (model, task, metric)
-        for score in self.scores:
-            if (score.model, score.task, score.metric) == wanted:
-                return score
-        raise StatetrimError(f"the scores hold no {metric} of {model} on {task}")
+        found = self._by_name.get((model, task, metric))
+        if found is None:
+            raise StatetrimError(f"the scores hold no {metric} of {model} on {task}")
+        return found
+
+    @cached_property
+    def _by_name(self) -> dict[tuple[str, str, str], Score]:
+        return {(score.model, score.task, score.metric): score for score in self.scores}
 
     def pairs(self, model: str, task: str, metric: str) -> Pairs:
         """The baseline and `model` on the same samples; perplexities as negative log-likelihood."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis
+from ..maths.formatting import listed
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
@@ -50,6 +51,10 @@ class Sensitivity:
     cuts: list[LayerCut]
     widths: Mapping[Axis, int]  # channels of a head before the cut
     lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = (f"{keep} {axis} channels" for axis, keep in self.variants)
+        return f"<Sensitivity of {len(self.layers)} layers, each cut to {listed(shapes, 8)}>"
 
     @property
     def layers(self) -> list[int]:

@@ -13,7 +13,8 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import StatetrimError
-from .loaded import loaded
+from ..maths.formatting import listed
+from ..storage.models import loaded
 
 FORMAT = "statetrim statistics"
 VERSION = 1
@@ -43,6 +44,11 @@ class LayerStatistics:
     readout_moment: Tensor | None = None  # [n, n]: a'a'
     target_moment: Tensor | None = None  # [hidden, n]: ya'
     target_square: Tensor | None = None  # [1]: y's squares
+
+    def __repr__(self) -> str:
+        sums = {name: getattr(self, name) for name in PARTS}
+        shapes = [f"{name} {list(x.shape)}" for name, x in sums.items() if x is not None]
+        return f"<LayerStatistics of {self.tokens:,} tokens: {listed(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
         sums: dict[str, Any] = {"tokens": self.tokens + other.tokens}
@@ -86,6 +92,11 @@ class Statistics:
         """The sums that are here."""
         layer = next(iter(self.layers.values()))
         return {name for name in PARTS if getattr(layer, name) is not None}
+
+    def __repr__(self) -> str:
+        tokens = max((sums.tokens for sums in self.layers.values()), default=0)
+        sums = listed(sorted(self.parts), 8) if self.layers else "no sums"
+        return f"<Statistics of {tokens:,} tokens, {len(self.layers)} layers: {sums}>"
 
     def __add__(self, other: "Statistics") -> "Statistics":
         if set(self.layers) != set(other.layers):

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
+from ..maths.formatting import listed, short
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
 
@@ -44,6 +45,10 @@ class Sweep:
     model: str
     points: list[Point]
     lineage: Mapping[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        shapes = (f"{point.keep} x {point.keep_values}" for point in self.points)
+        return f"<Sweep of {short(self.model)}: {listed(shapes, 8)}>"
 
     def save(self, path: str | Path) -> None:
         write_object(Path(path), {"format": FORMAT, "version": VERSION, **asdict(self)})

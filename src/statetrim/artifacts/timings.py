@@ -6,6 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
+from ..maths.formatting import listed, quantity
+from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
 
@@ -40,6 +42,32 @@ class Timings:
     models: list[str]
     records: list[Timing]
     lineage: dict[str, Any] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        metrics = dict.fromkeys(record.metric for record in self.records)
+        return f"<Timings of {listed(self.models)}: {listed(metrics, 8)}>"
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def table(self) -> Table:
+        """A row a figure, a column a model, each but the first with its ratio to the first."""
+        by_row: dict[tuple[str, int | None, int | None], dict[str, Timing]] = {}
+        for record in self.records:
+            place = (record.metric, record.batch, record.length)
+            by_row.setdefault(place, {})[record.model] = record
+        rows = []
+        for (metric, *sizes), cells in by_row.items():
+            found = [cells.get(model) for model in self.models]
+            unit = next(iter(cells.values())).unit
+            rows.append(
+                (
+                    f"{metric}, {unit}",
+                    *("" if size is None else str(size) for size in sizes),
+                    *(_cell(record, found[0]) for record in found),
+                )
+            )
+        return Table("Timings", ("", "batch", "length", *self.models), rows)
 
     @property
     def baseline(self) -> str:
@@ -90,6 +118,15 @@ def distinct(names: Sequence[str]) -> list[str]:
         twins = sum(other == name or other.startswith(f"{name} (") for other in found)
         found.append(f"{name} ({twins + 1})" if twins else name)
     return found
+
+
+def _cell(record: Timing | None, first: Timing | None) -> str:
+    if record is None:
+        return ""
+    ratio = record.ratio
+    if ratio is None and first is not None and first is not record and first.value:
+        ratio = record.value / first.value
+    return quantity(record.value) + ("" if ratio is None else f" ({ratio:.2f}x)")
 
 
 def _record(stored: dict[str, Any]) -> Timing:

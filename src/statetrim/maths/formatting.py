@@ -1,6 +1,6 @@
 """How figures read in a table, a report or an error message."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from math import isfinite
 from typing import TypeVar
 
@@ -31,6 +31,19 @@ def score_text(value: float, unit: str) -> str:
     if unit == "perplexity":
         return f"{value:,.2f}" if value < 1e7 else f"{value:.2e}"
     return f"{100 * value:.1f}%" if unit == "share" else f"{value:.4f}"
+
+
+def short(text: object, most: int = 60) -> str:
+    """One line of at most `most` characters, whatever the text: names may be anybody's."""
+    line = "".join(c if c.isprintable() else " " for c in str(text)[: most + 1])
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def listed(names: Iterable[object], most: int = 4) -> str:
+    """`a, b, c, d and 12 more`."""
+    every = list(names)
+    text = ", ".join(short(name, 40) for name in every[:most])
+    return f"{text} and {len(every) - most} more" if len(every) > most else text
 
 
 def duration(seconds: float) -> str:

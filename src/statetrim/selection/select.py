@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..artifacts.loaded import loaded
 from ..artifacts.mixture import mixed
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
@@ -20,7 +19,7 @@ from ..methods.contract import Evidence, Method, Select, ValueEvidence
 from ..progress import OnProgress, Progress, ignore
 from ..serving.target import Target, target_of
 from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, loaded, opened
 from ..version import __version__
 
 

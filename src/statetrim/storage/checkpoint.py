@@ -16,6 +16,8 @@ from ..errors import StatetrimError
 from ..families import family_of
 from ..families.contract import Config, Family
 from ..geometry import Geometry, Role
+from ..maths.formatting import short, size
+from ..maths.table import Table
 from ..maths.units import MIB
 from .claims import LayerClaims, resolve
 from .json_file import read_object
@@ -41,6 +43,36 @@ class Checkpoint:
     geometry: Geometry
     shards: tuple[Shard, ...] = ()
     index: dict[str, Any] | None = None  # model.safetensors.index.json, where there is one
+
+    def __repr__(self) -> str:
+        shape = self.geometry
+        weights = f"{self.parameters:,} parameters" if self.shards else "no weights"
+        return (
+            f"<Checkpoint {short(self.path, 100)}: {self._type}, {len(shape.layers)} "
+            f"linear-attention layers, state {shape.head_k_dim} x {shape.head_v_dim} in each of "
+            f"{shape.num_v_heads} heads, {weights}>"
+        )
+
+    def _repr_html_(self) -> str:
+        return self.table().html()
+
+    def table(self) -> Table:
+        """What a person wants to know of it first."""
+        shape = self.geometry
+        rows = {
+            "model type": self._type,
+            "linear-attention layers": str(len(shape.layers)),
+            "key heads, value heads": f"{shape.num_k_heads}, {shape.num_v_heads}",
+            "state per head, keys x values": f"{shape.head_k_dim} x {shape.head_v_dim}",
+            "recurrent state per sequence, float32": size(4 * shape.state_numel),
+            "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
+            "path": str(self.path),
+        }
+        return Table(f"Checkpoint {self.path.resolve().name}", (), list(rows.items()))
+
+    @property
+    def _type(self) -> str:
+        return short(self.config.get("model_type"))
 
     @cached_property
     def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:

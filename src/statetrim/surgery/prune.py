@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 
-from ..artifacts.loaded import loaded
 from ..artifacts.model_card import model_card
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
@@ -36,7 +35,7 @@ from ..storage.checkpoint import (
     with_weights,
 )
 from ..storage.json_file import write_object, write_text
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, loaded, opened
 from ..storage.output import (
     ARTIFACTS,
     CARD,
@@ -64,6 +63,11 @@ class Surgery:
     geometry: Geometry  # after the cut
     config: Config  # after the cut
     cuts: dict[str, Cut]
+
+    def __repr__(self) -> str:
+        shapes = (self.model.geometry, self.geometry)
+        before, after = (f"{shape.head_k_dim} x {shape.head_v_dim}" for shape in shapes)
+        return f"<Surgery: state {before} -> {after}, {len(self.cuts)} tensors cut>"
 
     @cached_property
     def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:

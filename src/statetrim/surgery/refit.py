@@ -17,7 +17,6 @@ from typing import Any
 
 from torch import Tensor
 
-from ..artifacts.loaded import loaded
 from ..artifacts.mixture import mixed
 from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
@@ -26,7 +25,7 @@ from ..maths.least_squares import fit, missed
 from ..progress import Advance, OnProgress, counter, ignore
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.json_file import write_object, write_text
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, loaded, opened
 from ..storage.output import (
     ARTIFACTS,
     CARD,

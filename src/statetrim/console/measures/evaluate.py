@@ -2,12 +2,9 @@
 
 from collections.abc import Sequence
 
-from rich.table import Table
-
-from ...artifacts.losses import headline, losses, recall_change
+from ...artifacts.losses import losses, recall_change
 from ...artifacts.scores import Scores
 from ...artifacts.verdict import Verdict
-from ...maths.formatting import score_text
 from .. import terminal
 
 
@@ -31,21 +28,7 @@ def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_jso
         more = {"verdicts": told, "ship": verdicts, "output": where}
         terminal.show_json(scores.as_json(samples=False) | more)
         return
-    table = Table(title="Scores", title_justify="left")
-    table.add_column("task")
-    table.add_column("metric")
-    table.add_column("samples", justify="right")
-    for model in scores.models:
-        table.add_column(model, justify="right", overflow="fold")
-    for task in scores.tasks:
-        for metric in scores.metrics(task):
-            cells = [headline(scores, model, task, metric) for model in scores.models]
-            name = task if metric == scores.metrics(task)[0] else ""
-            count = str(len(cells[0].samples))
-            table.add_row(
-                name, metric, count, *[score_text(cell.value, cell.unit) for cell in cells]
-            )
-    terminal.out.print(table)
+    terminal.show_table(scores.table(), left=2)
     for x in found:
         p = "" if x.p is None else f" (McNemar p = {x.p:.3g})"
         terminal.say(f"{x.task}, {x.metric}, {x.model}: {x.sentence}{p}")
