@@ -94,13 +94,7 @@ def calibrate(
         "data": [source.lineage for source in data.values()],
     } | ({} if original is None else {"original": original.digest})
     ranks, sums = Ranks.of_this_process(), {name: Sums(model, parts) for name in data}
-    work = {name: ranks.share(source.batches(batch_size)) for name, source in data.items()}
-    for name, batches in work.items():
-        if not batches:
-            raise StatetrimError(
-                f"{data[name].tokens} tokens of {name} in batches of {batch_size} sequences leave "
-                f"process {ranks.rank} without work; start fewer processes or make smaller batches"
-            )
+    work = _shared_out(data, batch_size, ranks)
     partial = Partial(Path(out), ranks, lineage, resume, save_seconds) if out else None
     run = _Run(sums, partial, sum(b.numel() for bs in work.values() for b in bs), progress)
     if run.done < sum(map(len, work.values())):
@@ -115,6 +109,20 @@ def calibrate(
     if partial:
         partial.finish(statistics)
     return statistics
+
+
+def _shared_out(
+    data: Mapping[str, Sequences], batch_size: int, ranks: Ranks
+) -> dict[str, list[Tensor]]:
+    """This process's batches of every source; a process without work is refused."""
+    work = {name: ranks.share(source.batches(batch_size)) for name, source in data.items()}
+    for name, batches in work.items():
+        if not batches:
+            raise StatetrimError(
+                f"{data[name].tokens} tokens of {name} in batches of {batch_size} sequences leave "
+                f"process {ranks.rank} without work; start fewer processes or make smaller batches"
+            )
+    return work
 
 
 def _sources(
