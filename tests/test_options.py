@@ -160,8 +160,9 @@ def test_the_command_line_fills_every_option(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
-    words = "--state 0.5 --keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4 --sequences 5"
-    words += " --memory-gib 6 --for vllm --text t --tokens 7 --method m --value-method v --refit"
+    words = "--state 0.5 --keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4"
+    words += " --sequences 5 --memory-gib 6 --for vllm --text t --tokens 7 --method m"
+    words += " --value-method v --refit --recall 0.3 --random 0.2"
     words += " --recover 8 --tasks a,b --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --layerwise"
     arguments = ["trim", model, "-o", out, *words.split()]

@@ -39,6 +39,10 @@ Text = Annotated[
     str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
 ]
 Tokens = Annotated[str, typer.Option(help="How many tokens to calibrate on.")]
+Recall = Annotated[
+    float, typer.Option(help="The part of those tokens that are recall sequences made for it.")
+]
+Random = Annotated[float, typer.Option(help="The part of those tokens drawn at random.")]
 Method = Annotated[str, typer.Option(help="How key channels are chosen.")]
 ValueMethod = Annotated[str, typer.Option(help="How value channels are chosen.")]
 Refit = Annotated[
@@ -79,6 +83,8 @@ def trim(
     sweep: Sweep = None,
     text: Text = DEFAULT_TEXT,
     tokens: Tokens = "256k",
+    recall: Recall = 0.0,
+    random: Random = 0.0,
     method: Method = "drrqr",
     value_method: ValueMethod = "readout_greedy",
     refit: Refit = None,
@@ -116,6 +122,8 @@ def trim(
         for_=for_,
         text=text,
         tokens=tokens,
+        recall=recall,
+        random=random,
         method=method,
         value_method=value_method,
         refit=refit,

@@ -17,7 +17,7 @@ from ..storage.text import check_source
 from ..tasks import find_tasks
 from ..version import __version__
 from . import estimate
-from .options import ASKED, TrimOptions
+from .options import ASKED, GENERATED, TrimOptions
 
 CONTROL = "rand"
 HALF = 0.5  # of the state's bytes, where only an engine was named
@@ -143,6 +143,7 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
     """What identifies a job: the same job has the same record, on another day too, and in whatever
     way its state was asked for (`keep` and `keep_values` say it)."""
     told = {*plain(options)} - {*ASKED} | {"keep", "keep_values"}
+    told -= {name for name in GENERATED if not getattr(options, name)}  # as before there were any
     settled = plain(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,

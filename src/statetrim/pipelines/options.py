@@ -13,6 +13,8 @@ ASKED = (
     "for_",
 )  # fmt: skip
 """The options that together say what to keep."""
+GENERATED = ("recall", "random")
+"""Parts of the calibration tokens that are made, not read."""
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,10 @@ class TrimOptions:
     """To calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
     tokens: int | str = 2**18
     """To calibrate on; 65536 or "64k"."""
+    recall: float = 0.0
+    """The part of those tokens that are recall sequences, made for it."""
+    random: float = 0.0
+    """The part of them that are drawn at random."""
     length: int = 512
     """Tokens of a sequence."""
     batch_size: int = 8
@@ -94,6 +100,8 @@ class TrimFields(TypedDict, total=False):
     for_: str | None
     text: str | Path
     tokens: int | str
+    recall: float
+    random: float
     length: int
     batch_size: int
     method: str

@@ -132,6 +132,8 @@ class Run:
                 model,
                 self.options.text,
                 tokens=self.job.tokens,
+                recall=self.options.recall,
+                random=self.options.random,
                 length=self.options.length,
                 batch_size=self.options.batch_size,
                 layerwise=bool(self.options.layerwise),

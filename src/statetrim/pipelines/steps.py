@@ -34,7 +34,9 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     if job.calibrated_methods:
         gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
         seconds = cost.reading(model, job.tokens, options.batch_size, options.length, machine)
-        does = f"{job.tokens:,} tokens of {options.text}"
+        made = {"recall sequences": options.recall, "random tokens": options.random}
+        parts = [f"{100 * part:.0f}% {kind}" for kind, part in made.items() if part]
+        does = ", ".join([f"{job.tokens:,} tokens of {options.text}", *parts])
         found.append(Step("calibrate", does, seconds, program + held + gram, gram))
     heads = len(after.layers) * after.num_k_heads
     found.append(Step("select", f"{methods}, {heads} heads", heads * 0.01))

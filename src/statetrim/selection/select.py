@@ -83,7 +83,8 @@ def choose(
     statistics: Statistics | None,
     progress: OnProgress,
 ) -> Plan:
-    """The same, for a state that is settled already."""
+    """The same, for a state that is settled already, by the default shares of the sources."""
+    statistics = None if statistics is None else mixed(statistics)
     geometry, after = model.geometry, target.after
     keys = values = None
     if target.keep is not None:
