@@ -17,10 +17,10 @@ from ..families.contract import MOST_CHANNELS, MOST_HEADS, MOST_LAYERS
 from ..geometry import Geometry
 from ..maths.table import Table
 from ..maths.units import MIB, integers
+from ..storage.atomic import replacing
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT = "statetrim analysis"
-VERSION = 1
 MOST_JSON_BYTES = 24 * MIB
 MOST_ARRAY_BYTES = 2048 * MIB
 MOST_TOKENS = 2**24
@@ -127,14 +127,13 @@ class Analysis:
         return self.utilization[..., self.positions > self.burn_in].nanmean(-1)
 
     def save(self, path: str | Path) -> None:
-        """Write the arrays beside `path`, then `path`, each in one move."""
+        """The arrays beside `path`, then `path`; each file appears whole."""
         path = Path(path)
         parts = dict(self._parts())
         arrays = save({k: v for name, part in parts.items() for k, v in part._arrays(name)})
-        beside = path.with_suffix(".safetensors.tmp")
-        beside.write_bytes(arrays)
-        beside.replace(path.with_suffix(".safetensors"))
-        about: dict[str, Any] = {"format": FORMAT, "version": VERSION}
+        with replacing(path.with_suffix(".safetensors")) as written:
+            written.write_bytes(arrays)
+        about = header("analysis")
         about["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
         write_object(path, about | {name: part.summary() for name, part in parts.items()})
 
@@ -175,13 +174,7 @@ class Analysis:
         """Both files, once it is certain that they belong together and fit the geometry."""
         path = Path(path)
         about = read_object(path, MOST_JSON_BYTES)
-        if about.get("format") != FORMAT:
-            raise StatetrimError(f"{path} is not a statetrim analysis")
-        if type(about.get("version")) is not int or about["version"] != VERSION:
-            raise StatetrimError(
-                f"{path} is an analysis of version {str(about.get('version'))[:20]}; this "
-                f"statetrim reads version {VERSION}"
-            )
+        check_header(about, "analysis", path)
         arrays = _read_arrays(path.with_suffix(".safetensors"), about.get("arrays_sha256"))
         parts = {
             name: _parse(about[name], name, arrays, path)

@@ -10,8 +10,8 @@ from ..errors import StatetrimError
 from ..maths.paired import Interval
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT, VERSION = "statetrim prediction", 1
 _MOST_BYTES = 64 * MIB
 _NEXT_TO_NOTHING = 1e-9
 
@@ -44,13 +44,12 @@ class Prediction:
             name: {source: {str(i): e for i, e in layers.items()} for source, layers in of.items()}
             for name, of in self.errors.items()
         }
-        write_object(path, {"format": FORMAT, "version": VERSION, "errors": errors})
+        write_object(path, {**header("prediction"), "errors": errors})
 
     @staticmethod
     def load(path: Path) -> "Prediction":
         stored = read_object(path, _MOST_BYTES)
-        if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-            raise StatetrimError(f"{path} does not hold a prediction of format version {VERSION}")
+        check_header(stored, "prediction", path)
         try:
             errors = {
                 name: {s: {int(i): _error(e) for i, e in of.items()} for s, of in sources.items()}
@@ -94,7 +93,7 @@ class Decision:
     measured: Sequence[Contender]
 
     def save(self, path: Path) -> None:
-        write_object(path, {"format": "statetrim decision", "version": 1, **asdict(self)})
+        write_object(path, {**header("decision"), **asdict(self)})
 
 
 def decide(

@@ -14,9 +14,8 @@ from ..maths.formatting import listed, short
 from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT = "statetrim plan"
-VERSION = 1
 MOST_PLAN_BYTES = 24 * MIB
 
 Channels = Mapping[int, Tensor]
@@ -121,8 +120,7 @@ class Plan:
         write_object(
             Path(path),
             {
-                "format": FORMAT,
-                "version": VERSION,
+                **header("plan"),
                 "requested": self.requested,
                 "keep": self.keep,
                 "requested_values": self.requested_values,
@@ -143,13 +141,7 @@ class Plan:
     @staticmethod
     def load(path: str | Path) -> "Plan":
         fields = read_object(Path(path), MOST_PLAN_BYTES)
-        if fields.get("format") != FORMAT:
-            raise StatetrimError(f"{path} is not a statetrim plan")
-        if type(fields.get("version")) is not int or fields["version"] != VERSION:
-            raise StatetrimError(
-                f"{path} is a plan of version {str(fields.get('version'))[:20]}; this statetrim "
-                f"reads version {VERSION}"
-            )
+        check_header(fields, "plan", path)
         values = fields.get("kept_values")
         plan = Plan(
             kept=_tensors(fields.get("kept"), path),

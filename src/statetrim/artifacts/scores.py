@@ -15,8 +15,8 @@ from ..maths.paired import Pairs
 from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT = 1
 MOST_BYTES = 1024 * MIB
 
 Unit = Literal["perplexity", "share", "nats"]
@@ -109,7 +109,7 @@ class Scores:
             for score in self.scores
         ]
         return {
-            "format": FORMAT,
+            **header("scores"),
             "models": self.models,
             "scores": records,
             "lineage": self.lineage,
@@ -121,8 +121,7 @@ class Scores:
     @classmethod
     def load(cls, path: str | Path) -> "Scores":
         stored = read_object(Path(path), MOST_BYTES)
-        if stored.get("format") != FORMAT:
-            raise StatetrimError(f"{path} is not scores of format {FORMAT}")
+        check_header(stored, "scores", path)
         try:
             models, lineage = stored["models"], stored["lineage"]
             scores = [read_score(score) for score in stored["scores"]]
@@ -159,7 +158,7 @@ def read_score(stored: dict[str, Any]) -> Score:
 
 
 def _sound(score: Score) -> bool:
-    """Whether a stranger's score has the fields' types, and samples that give a value."""
+    """Whether an untrusted score has the fields' types, and samples that give a value."""
     return (
         all(isinstance(name, str) for name in (score.model, score.task, score.metric))
         and score.unit in get_args(Unit)

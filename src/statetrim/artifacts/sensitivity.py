@@ -15,8 +15,8 @@ from ..maths.formatting import listed
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT, VERSION = "statetrim sensitivity", 1
 SOURCES = ("text", "random", "recall")
 _MOST_BYTES = 256 * MIB
 _MOST_OF_LOSS = 0.8  # the part of all losses that one layer must carry to be named alone
@@ -134,14 +134,13 @@ class Sensitivity:
         )
 
     def save(self, path: str | Path) -> None:
-        about = {"format": FORMAT, "version": VERSION, "finding": self.sentence}
+        about = {**header("sensitivity"), "finding": self.sentence}
         write_object(Path(path), {**about, **asdict(self)}, indent=None)
 
     @staticmethod
     def load(path: str | Path) -> "Sensitivity":
         stored = read_object(Path(path), _MOST_BYTES)
-        if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-            raise StatetrimError(f"{path} is not a sensitivity of version {VERSION}")
+        check_header(stored, "sensitivity", path)
         try:
             found = Sensitivity(
                 read_samples(stored["original"]),

@@ -9,15 +9,14 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import StatetrimError
 from ..maths.formatting import listed
 from ..storage.models import loaded
+from ..storage.safetensors_file import save_tensors
+from .header import check_header, header
 
-FORMAT = "statetrim statistics"
-VERSION = 1
 TEXT = "text"
 _SOURCE = re.compile(r"(?!text)[a-z]{1,32}")
 
@@ -111,8 +110,7 @@ class Statistics:
         return Statistics(added.pop(TEXT), lineage, added)
 
     def save(self, path: str | Path) -> None:
-        """Write beside, then rename over `path`."""
-        path = Path(path)
+        """The file appears whole; one that was there is replaced."""
         tensors: dict[str, Tensor] = {}
         for source, layers in self.sources.items():
             before = "" if source == TEXT else f"{source}."
@@ -121,10 +119,8 @@ class Statistics:
                 for part in PARTS:
                     if (value := getattr(sums, part)) is not None:
                         tensors[f"{before}{layer}.{part}"] = value.contiguous()
-        about = {"format": FORMAT, "version": VERSION, "lineage": dict(self.lineage)}
-        beside = path.with_name(path.name + ".tmp")
-        save_file(tensors, beside, metadata={"statetrim": json.dumps(about)})
-        beside.replace(path)
+        about = {**header("statistics"), "lineage": dict(self.lineage)}
+        save_tensors(Path(path), tensors, {"statetrim": json.dumps(about)})
 
     @staticmethod
     def load(path: str | Path) -> "Statistics":
@@ -134,11 +130,12 @@ class Statistics:
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:
             raise StatetrimError(f"{path} cannot be read as statistics: {error}") from None
-        known = isinstance(about, dict) and isinstance(about.get("lineage", {}), dict)
-        if not known or (about.get("format"), about.get("version")) != (FORMAT, VERSION):
-            raise StatetrimError(f"{path} does not hold statistics of format version {VERSION}")
+        known = about if isinstance(about, dict) else {}
+        check_header(known, "statistics", path)
+        if not isinstance(known.get("lineage", {}), dict):
+            raise StatetrimError(f"{path} has no valid 'lineage'")
         sources = _sources(tensors, path)
-        return Statistics(sources.pop(TEXT), about.get("lineage", {}), sources)
+        return Statistics(sources.pop(TEXT), known.get("lineage", {}), sources)
 
 
 def _sources(

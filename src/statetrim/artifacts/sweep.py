@@ -9,8 +9,8 @@ from ..errors import StatetrimError
 from ..maths.formatting import listed, short
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT, VERSION = "statetrim sweep", 1
 _MOST_BYTES = 16 * MIB
 
 
@@ -51,13 +51,12 @@ class Sweep:
         return f"<Sweep of {short(self.model)}: {listed(shapes, 8)}>"
 
     def save(self, path: str | Path) -> None:
-        write_object(Path(path), {"format": FORMAT, "version": VERSION, **asdict(self)})
+        write_object(Path(path), {**header("sweep"), **asdict(self)})
 
     @staticmethod
     def load(path: str | Path) -> "Sweep":
         stored = read_object(Path(path), _MOST_BYTES)
-        if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-            raise StatetrimError(f"{path} is not a sweep of version {VERSION}")
+        check_header(stored, "sweep", path)
         try:
             points = [
                 Point(**{**p, "scores": {name: Measured(**m) for name, m in p["scores"].items()}})

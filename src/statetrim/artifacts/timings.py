@@ -10,9 +10,8 @@ from ..maths.formatting import listed, quantity
 from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
+from .header import check_header, header
 
-FORMAT = "statetrim timings"
-VERSION = 1
 MOST_BYTES = 64 * MIB
 
 
@@ -85,8 +84,7 @@ class Timings:
 
     def as_json(self) -> dict[str, Any]:
         return {
-            "format": FORMAT,
-            "version": VERSION,
+            **header("timings"),
             "models": self.models,
             "records": [asdict(record) for record in self.records],
             "lineage": self.lineage,
@@ -98,8 +96,7 @@ class Timings:
     @classmethod
     def load(cls, path: str | Path) -> "Timings":
         stored = read_object(Path(path), MOST_BYTES)
-        if (stored.get("format"), stored.get("version")) != (FORMAT, VERSION):
-            raise StatetrimError(f"{path} is not timings of version {VERSION}")
+        check_header(stored, "timings", path)
         try:
             models, lineage = stored["models"], stored["lineage"]
             records = [_record(record) for record in stored["records"]]

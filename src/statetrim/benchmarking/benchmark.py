@@ -23,6 +23,7 @@ from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened
+from ..storage.output import saved
 from ..version import __version__
 from .peak_memory import peak_of
 from .served import benchmark_served
@@ -78,9 +79,18 @@ def benchmark(
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
     if dtype not in (None, "float32", "float16", "bfloat16"):
         raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
-    if engine is None:
-        timings = _in_turns(models, baseline, batches, lengths, rounds, dtype, progress)
-    else:
+    checkpoints = [opened(baseline), *all_opened(models)]
+    settings = [batches, lengths, rounds, dtype, engine, requests, memory_gib, prefix_caching]
+    record = {
+        "format": "statetrim benchmark",
+        "statetrim": __version__,
+        "models": [checkpoint.digest for checkpoint in checkpoints],
+        "settings": str(settings),
+    }
+
+    def timed() -> Timings:
+        if engine is None:
+            return _in_turns(checkpoints, batches, lengths, rounds, dtype, progress)
         loads = [
             Load(
                 requests=requests,
@@ -91,17 +101,16 @@ def benchmark(
             for length in lengths or (SERVED_LENGTH,)
         ]
         python = engine_python or sys.executable
-        timings = benchmark_served(
-            models, baseline=baseline, python=python, loads=loads, progress=progress
+        before, *after = checkpoints
+        return benchmark_served(
+            after, baseline=before, python=python, loads=loads, progress=progress
         )
-    if out is not None:
-        timings.save(out)
-    return timings
+
+    return saved(out, record, timed, Timings.load)
 
 
 def _in_turns(
-    models: ModelLike | Sequence[ModelLike],
-    baseline: ModelLike,
+    checkpoints: Sequence[Checkpoint],
     batches: Sequence[int] | None,
     lengths: Sequence[int | str] | None,
     rounds: int,
@@ -114,7 +123,7 @@ def _in_turns(
     asked = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
     lengths = _checked([*asked], MOST_LENGTH, "length")
     _checked([rounds], MOST_ROUNDS, "number of rounds")
-    runners = [_runner(model, dtype) for model in [opened(baseline), *all_opened(models)]]
+    runners = [_runner(checkpoint, dtype) for checkpoint in checkpoints]
     for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
         runner.name = name
     settings = [(batch, length) for length in lengths for batch in batches]

@@ -24,11 +24,12 @@ from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.processes import Ranks
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
+from ..storage.space import check_writable
 from ..storage.text import Sequences, sequences
 from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
 from .pair_hooks import check_cut_from, hook_pairs
-from .partial import Partial
+from .saved_sums import SavedSums, saved_sums
 from .sums import Sums, statistics_of
 
 GRADIENTS = {"query_gradient", "key_gradient"}
@@ -68,11 +69,14 @@ def calibrate(
     8 bytes x n (n + hidden size) a layer, n being value heads x value channels of the cut model.
 
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
-    from which `resume` goes on. Under torchrun each process takes its share of the batches, and all
+    from which the same call goes on after an interruption (`resume` is not needed any more). Under
+    torchrun each process takes its share of the batches, and all
     return the whole sums; `progress` is told of this process's tokens. `layerwise` streams the
     weights from disk, for models larger than memory.
     """
     model = opened(model)
+    if out is not None:
+        check_writable(out)
     if original is None:
         parts = _parts(methods)
     else:
@@ -95,20 +99,22 @@ def calibrate(
     } | ({} if original is None else {"original": original.digest})
     ranks, sums = Ranks.of_this_process(), {name: Sums(model, parts) for name in data}
     work = _shared_out(data, batch_size, ranks)
-    partial = Partial(Path(out), ranks, lineage, resume, save_seconds) if out else None
-    run = _Run(sums, partial, sum(b.numel() for bs in work.values() for b in bs), progress)
-    if run.done < sum(map(len, work.values())):
-        live = load_live(model, dtype=dtype, layerwise=layerwise)
-        first = load_live(original, dtype=dtype, layerwise=layerwise) if original else live
-        for name, batches in work.items():
-            hooks = _hooks(first if original else None, live, sums[name])
-            run.batches(first, hooks, name, batches, data[name].asked)
-    for held in sums.values():
-        held.tokens = ranks.add(held.tensors, held.tokens)
-    statistics = statistics_of(sums, lineage)
-    if partial:
-        partial.finish(statistics)
-    return statistics
+    with saved_sums(out, ranks, lineage, save_seconds) as saved:
+        if saved and saved.done:
+            return Statistics.load(saved.out)
+        run = _Run(sums, saved, sum(b.numel() for bs in work.values() for b in bs), progress)
+        if run.done < sum(map(len, work.values())):
+            live = load_live(model, dtype=dtype, layerwise=layerwise)
+            first = load_live(original, dtype=dtype, layerwise=layerwise) if original else live
+            for name, batches in work.items():
+                hooks = _hooks(first if original else None, live, sums[name])
+                run.batches(first, hooks, name, batches, data[name].asked)
+        for held in sums.values():
+            held.tokens = ranks.add(held.tensors, held.tokens)
+        statistics = statistics_of(sums, lineage)
+        if saved:
+            saved.finish(statistics)
+        return statistics
 
 
 def _shared_out(
@@ -176,10 +182,10 @@ class _Run:
     """Runs batches of every source in turn, passing over those that an earlier run has done."""
 
     def __init__(
-        self, sums: Mapping[str, Sums], partial: Partial | None, total: int, progress: OnProgress
+        self, sums: Mapping[str, Sums], saved: SavedSums | None, total: int, progress: OnProgress
     ) -> None:
-        self.sums, self.partial, self.total, self.progress = sums, partial, total, progress
-        self.done = partial.restore(sums) if partial else 0
+        self.sums, self.saved, self.total, self.progress = sums, saved, total, progress
+        self.done = saved.restore(sums) if saved else 0
         self.passed = 0
 
     def batches(
@@ -211,8 +217,8 @@ class _Run:
                 with torch.inference_mode():
                     live.hidden(batch)  # no method needs logits
             sums.tokens += batch.numel()
-            if self.partial:
-                self.partial.save(self.sums, self.passed)
+            if self.saved:
+                self.saved.save(self.sums, self.passed)
             read = sum(held.tokens for held in self.sums.values())
             self.progress(Progress(read, self.total, "tokens"))
 

@@ -83,5 +83,8 @@ def names(text: str) -> list[str]:
 
 
 def refuse_existing(output: Path) -> None:
-    if output.exists():
-        raise StatetrimError(f"{output} exists already and is not overwritten; choose another name")
+    """At once, unless a killed command is to be finished."""
+    from ..storage.output import partial_of, refuse_existing
+
+    if not partial_of(output).exists():
+        refuse_existing(output)

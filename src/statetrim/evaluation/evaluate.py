@@ -6,12 +6,10 @@ The unit of work is one task of one model; each is on disk before the next begin
 import gc
 import hashlib
 import json
-import re
-import shutil
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -19,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.origin import origin
-from ..artifacts.scores import MOST_BYTES, Score, Scores, read_score
+from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ignore
@@ -27,8 +25,9 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader, compare
 from ..storage.checkpoint import Checkpoint
-from ..storage.json_file import read_object, write_object
 from ..storage.models import ModelLike, all_opened, opened
+from ..storage.output import output
+from ..storage.space import check_writable
 from ..storage.text import sequences
 from ..tasks import (
     TASKS,
@@ -43,6 +42,7 @@ from ..tasks import (
 )
 from ..version import __version__
 from . import harness
+from .finished_tasks import FinishedTasks
 
 MQAR_ROWS = 64
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
@@ -72,7 +72,7 @@ def evaluate(
     The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
     of each task only. `layerwise` streams the weights from disk, for the tasks that do without
     lm-eval. With `out` the scores are written there, and each finished task to `OUT.partial`, from
-    which `resume` goes on.
+    which the same call goes on after an interruption (`resume` is not needed any more).
     """
     chosen = find_tasks(tasks)
     asking = [task for task in chosen if task.kind not in WITHOUT_HARNESS]
@@ -81,6 +81,8 @@ def evaluate(
     checkpoints = [opened(baseline), *all_opened(models)]
     names = _names(checkpoints)
     _check(chosen, engine, limit, batch_size, text, layerwise)
+    if out is not None:
+        check_writable(out)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
         folder = Path(data) if data is not None else None
@@ -90,43 +92,42 @@ def evaluate(
             raise StatetrimError("the models have different tokenizers, so they cannot be compared")
         source = _Source(folder, text, token_count(skip), limit)
         work = [_prepare(task, source, tokenizers[0], scratch) for task in chosen]
-        shared = {
+        marks = [model.fingerprint for model in checkpoints]
+        lineage = {
             "statetrim": __version__,
             "lm_eval": harness.version() if asking else None,
             "engine": engine,
             "limit": limit,
-            "baseline": checkpoints[0].fingerprint,
-        }
-        partial = _Partial(Path(out), shared, resume) if out is not None else None
-        marks = [model.fingerprint for model in checkpoints]
-        cells = [(n, item) for n in range(len(checkpoints)) for item in work]
-        kept = {  # all are looked at before any work is done
-            (n, item.task.name): partial.find(names[n], item, marks[n]) if partial else None
-            for n, item in cells
-        }
-        found: list[Score] = []
-        for number, (name, model) in enumerate(zip(names, checkpoints, strict=True)):
-            runner = _Runner(
-                name, model, checkpoints[0], tokenizers[number], batch_size, engine, layerwise
-            )
-            for item in work:
-                done = kept[number, item.task.name]
-                if done is None:
-                    done = runner.run(item, limit, progress)
-                    if partial:
-                        partial.keep(name, item, marks[number], done)
-                progress(Progress(1, 1, "tasks", f"{name}: {item.task.name}"))
-                found += done
-            runner.close()
-        lineage = shared | {
+            "baseline": marks[0],
             "models": marks,
             "data": {item.task.name: item.digest for item in work},
             "original": checkpoints[0].digest,
             "cuts": {name: origin(model) for name, model in zip(names, checkpoints, strict=True)},
         }
+        known = FinishedTasks(None, names)
+        if out is not None:
+            ours = [known.file(name, task.name) for name in names for task in chosen]
+            record = {"format": "statetrim evaluate", **lineage}
+            files = {"scores.json": Path(out)}
+            place = stack.enter_context(output(out, "job.json", record, files=files, ours=ours))
+            if place.done:
+                return Scores.load(out)
+            known = FinishedTasks(place.path, names)
+        found: list[Score] = []
+        for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
+            runner = _Runner(name, model, checkpoints[0], tokenizer, batch_size, engine, layerwise)
+            for item in work:
+                done = known.find(name, item.task.name)
+                if done is None:
+                    done = runner.run(item, limit, progress)
+                    known.keep(name, item.task.name, done)
+                progress(Progress(1, 1, "tasks", f"{name}: {item.task.name}"))
+                found += done
+            runner.close()
         scores = Scores(names, found, lineage)
-        if partial:
-            partial.finish(scores)
+        if out is not None:
+            scores.save(place.path / "scores.json")
+            place.publish()
         return scores
 
 
@@ -276,49 +277,6 @@ class _Runner:
 
     def _share(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, "share", True, samples)
-
-
-class _Partial:
-    """`OUT.partial`: one file for each finished task of a model, so that a killed run goes on."""
-
-    def __init__(self, out: Path, shared: dict[str, Any], resume: bool) -> None:
-        if out.exists():
-            raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
-        self.out, self.shared = out, shared
-        self.path = out.with_name(out.name + ".partial")
-        if self.path.exists() and not resume:
-            raise StatetrimError(
-                f"{self.path} is left from an interrupted run; add --resume to go on, or remove it"
-            )
-        self.path.mkdir(parents=True, exist_ok=True)
-
-    def find(self, model: str, work: _Work, mark: str) -> list[Score] | None:
-        path = self._file(model, work.task)
-        if not path.exists():
-            return None
-        stored = read_object(path, MOST_BYTES)
-        for field, value in self._lineage(work, mark).items():
-            if stored.get("lineage", {}).get(field) != value:
-                raise StatetrimError(
-                    f"{path} is left from a run with another {field!r}; repeat that run, or "
-                    f"remove {self.path}"
-                )
-        return [read_score(score) for score in stored["scores"]]
-
-    def keep(self, model: str, work: _Work, mark: str, scores: list[Score]) -> None:
-        records = [asdict(score) for score in scores]
-        content = {"lineage": self._lineage(work, mark), "scores": records}
-        write_object(self._file(model, work.task), content, indent=None)
-
-    def finish(self, scores: Scores) -> None:
-        scores.save(self.out)
-        shutil.rmtree(self.path)
-
-    def _lineage(self, work: _Work, mark: str) -> dict[str, Any]:
-        return self.shared | {"model": mark, "data": work.digest}
-
-    def _file(self, model: str, task: Task) -> Path:
-        return self.path / f"{re.sub(r'[^A-Za-z0-9_-]+', '-', model)}.{task.name}.json"
 
 
 def _names(models: list[Checkpoint]) -> list[str]:

@@ -8,8 +8,10 @@ from pathlib import Path
 
 import torch
 
-from ..errors import StatetrimError
 from ..progress import OnProgress
+from ..storage.atomic import replacing
+from ..storage.output import complete, output, refuse_existing
+from ..version import __version__
 from . import demo_model
 from .demo_model import DOCUMENT
 
@@ -50,23 +52,23 @@ def run(
     `command` runs a line of the command line, quietly or not, `say` shows one, and `training`
     shows how far the training is.
     """
-    partial = out.with_name(out.name + ".partial")
-    if out.exists():
-        raise StatetrimError(f"{out} exists already and is not overwritten; choose another name")
-    if partial.exists():
-        raise StatetrimError(f"{partial} is left from an interrupted demo; remove it first")
-    partial.mkdir(parents=True)
+    refuse_existing(out)
+    record = {"format": "statetrim demo", "statetrim": __version__}
     torch.set_num_threads(1)  # the matrices are so small that threads only wait for each other
     began = time.monotonic()
-    say("# a model of 117 thousand parameters learns to recall 16 pairs, from nothing")
-    with training as progress:
-        demo_model.train(partial / "MODEL", progress)
-    demo_model.write_text(partial / "text.jsonl", DOCUMENTS)
-    with chdir(partial):
-        for line in COMMANDS:
-            say(f"$ statetrim {line}")
-            words = shlex.split(line)
-            command(words, words[0] in QUIET)
-    partial.rename(out)
+    with output(out, "demo.json", record) as work:
+        say("# a model of 117 thousand parameters learns to recall 16 pairs, from nothing")
+        model = work.path / "MODEL"
+        if not complete(model):
+            with replacing(model) as trained, training as progress:
+                demo_model.train(trained, progress)
+        demo_model.write_text(work.path / "text.jsonl", DOCUMENTS)
+        with chdir(work.path):
+            for line in COMMANDS:
+                words = shlex.split(line)
+                if "-o" not in words or not complete(Path(words[words.index("-o") + 1])):
+                    say(f"$ statetrim {line}")
+                    command(words, words[0] in QUIET)
+        work.publish()
     say(f"# {time.monotonic() - began:.0f} seconds; open {out / 'report' / 'report.html'}")
     return out / "report" / "report.html"

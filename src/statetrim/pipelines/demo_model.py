@@ -14,6 +14,7 @@ from torch import nn
 from torch.nn import functional
 
 from ..progress import OnProgress, Progress
+from ..storage import json_file
 from ..tasks import recall
 
 VOCABULARY = 512
@@ -84,7 +85,7 @@ def write_text(path: Path, documents: int, seed: int = 1) -> None:
     """Documents of the kind the model knows, as text that its tokenizer reads back."""
     ids, _ = recall.associations(VOCABULARY, MOST_PAIRS, documents, seed=seed)
     lines = (json.dumps({"text": " ".join(f"t{token}" for token in row)}) for row in ids.tolist())
-    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    json_file.write_text(path, "\n".join(lines) + "\n")
 
 
 def _write_tokenizer(out: Path) -> None:

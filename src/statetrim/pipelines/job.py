@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.header import header
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB, token_count
@@ -151,8 +152,7 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
         "recover": token_count(options.recover),
     }
     return {
-        "format": "statetrim trim",
-        "version": 1,
+        **header("trim"),
         "statetrim": __version__,
         "source": with_weights(model).digest,
         "weights": model.fingerprint,

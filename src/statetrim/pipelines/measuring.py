@@ -5,6 +5,7 @@ from pathlib import Path
 
 from ..artifacts.scores import Scores
 from ..geometry import Geometry
+from ..storage.output import complete
 from .stages import Run
 
 
@@ -17,7 +18,7 @@ def measure(stages: Run) -> Scores:
     job, directory = stages.job, stages.directory
     name = shape_name(job.after)
     path = directory / f"scores-{name}.json"
-    if not path.exists():
+    if not complete(path):
         cut = stages.pruned(f"cut-{name}", stages.plan(plan_name(job.after)))
         stages.scores([stages.refitted(cut, f"fitted-{name}") if job.refits else cut], path)
     for folder in (f"cut-{name}", f"fitted-{name}"):

@@ -19,7 +19,7 @@ from ..selection.select import choose
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_object, write_object, write_text
-from ..storage.output import ARTIFACTS, CARD, sync_directory
+from ..storage.output import ARTIFACTS, CARD, complete
 from ..surgery.check import check_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
@@ -44,14 +44,15 @@ class Run:
         self.directory, self.watch = directory, watch
         self.methods = job.calibrated_methods if methods is None else methods
 
-    def finish(self, out: Path, record: dict[str, Any]) -> None:
+    def finish(self, record: dict[str, Any]) -> Path:
+        """Everything; the directory that is the result."""
         plan = self.plan()
         pruned = self.pruned("pruned", plan)
         checks = self.checks(plan, pruned)
         fitted = self.refitted(pruned) if self.job.refits else pruned
         small = self.recovered(fitted) if self.job.recovered_tokens else fitted
         scored = self.directory / "scores.json"
-        if not scored.exists():
+        if not complete(scored):
             between = [pruned] if small is not pruned else []
             self.scores([small, *between, *self.control()], scored)
         if self.job.times:
@@ -65,8 +66,7 @@ class Run:
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, judged))
         warned = list(judged.warnings)
         write_object(home / RECORD, {**record, "checks": checks, "warnings": warned})
-        small.path.rename(out)
-        sync_directory(out.parent)
+        return small.path
 
     def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
         """The output projections fitted anew to the read-out that is left."""
@@ -214,7 +214,7 @@ class Run:
         self._stage("evaluate", path, make)
 
     def _stage(self, name: str, artifact: Path, make: Callable[[], None]) -> None:
-        if artifact.exists():
+        if complete(artifact):
             self.watch.kept(name)
         else:
             self.watch.begins(name)

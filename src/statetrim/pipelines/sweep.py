@@ -4,7 +4,6 @@ A cut is on disk only while it is measured; what stays is its plan, its scores a
 """
 
 import importlib.util
-import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +16,8 @@ from ..errors import StatetrimError
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
-from ..storage.output import already_done, sync_directory, workplace
+from ..storage.output import already_done, complete, output
+from ..storage.space import check_writable
 from .job import Job
 from .job import record as trim_record
 from .measuring import measure
@@ -63,30 +63,30 @@ def _run(
         "format": "statetrim sweep job",
         "shapes": list(shapes),
     }
-    partial = out.with_name(out.name + ".partial")
     if not already_done(out, RECORD, record):
         for job in jobs.values():
             job.check()
-        with workplace(partial, RECORD, record):
+        check_writable(out)
+    with output(out, RECORD, record) as work:
+        if not work.done:
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [
-                _measured_points(Run(job.decided(partial), partial, watch, methods))
+                _measured_points(Run(job.decided(work.path), work.path, watch, methods))
                 for job in jobs.values()
             ]
             original = points[0][0]
             cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
             found = Sweep(model.path.resolve().name, [original, *cuts], record)
-            found.save(partial / FILE)
-            _draw(found, partial)
-            partial.rename(out)
-            sync_directory(out.parent)
+            found.save(work.path / FILE)
+            _draw(found, work.path)
+            work.publish()
     return Sweep.load(out / FILE)
 
 
 def _draw(found: Sweep, directory: Path) -> None:
     """The picture, where matplotlib is installed, and the page, which draws its own."""
-    shutil.rmtree(directory / "report", ignore_errors=True)  # half of one, from a killed run
-    report([directory / FILE], directory / "report")
+    if not complete(directory / "report"):
+        report([directory / FILE], directory / "report")
     if importlib.util.find_spec("matplotlib") is not None:
         from ..reporting.figure_files import save
         from ..reporting.sweep_pictures import sheet

@@ -5,7 +5,6 @@ rerun of the same job goes on after it, and another job's directory is refused. 
 its name last, with the artifacts below `OUT/statetrim`.
 """
 
-import shutil
 from pathlib import Path
 from typing import Unpack
 
@@ -13,14 +12,21 @@ from ..reporting.report import report
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.models import ModelLike, opened
-from ..storage.output import ARTIFACTS, already_done, workplace
+from ..storage.output import ARTIFACTS, already_done, complete, output
+from ..storage.space import check_writable
 from ..storage.text import sequences
-from .job import SEQUENCE, Job, plain
+from .job import CONTROL, SEQUENCE, Job, plain
 from .observer import Watch
 from .options import TrimFields, TrimOptions, changed
 from .shape_choice import settled
-from .stages import RECORD, Run
+from .stages import DECISION, RECORD, Run
 
+OURS = (
+    "layerwise.json", "statistics.*", "plan*.json*", "checks.json", "scores*.json*", "timings.*",
+    "pruned*", "refitted*", "recovered*", f"{CONTROL}*", "cut-*", "fitted-*", "prediction.json",
+    DECISION,
+)  # fmt: skip
+"""What the stages leave in `OUT.partial`."""
 _QUICKLY_COUNTED = 2**23  # tokens; more would take longer than it is worth
 
 
@@ -49,22 +55,17 @@ def finished(job: Job, out: str | Path) -> bool:
 def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
     """The chain, for a job whose state is settled."""
     out, record = Path(out), job.record
-    partial = out.with_name(out.name + ".partial")
     if not finished(job, out):
         job.check()
+        check_writable(out)
         _check_text(job)
-        with workplace(partial, RECORD, record):
+    with output(out, RECORD, record, ours=OURS) as work:
+        if not work.done:
             recipe = plain(job.options)
-            job = job.decided(partial)
+            job = job.decided(work.path)
             if job.candidates:
-                job = settled(job, partial, watch)
-            Run(job, partial, watch).finish(out, record | {"recipe": recipe})
-    if partial.exists():
-        with workplace(partial, RECORD, record):  # ours, and nobody's at work in it
-            for path in partial.iterdir():
-                if path.name != ARTIFACTS:  # the record goes last: a kill leaves it ours
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-            shutil.rmtree(partial)
+                job = settled(job, work.path, watch)
+            work.publish(Run(job, work.path, watch).finish(record | {"recipe": recipe}))
     _report(job.model, out, watch)
     return open_checkpoint(out, job.model.family)
 
@@ -79,12 +80,9 @@ def _check_text(job: Job) -> None:
 def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
     """Last, because it names the result by its place; a killed run's rerun makes up for it."""
     home = out / ARTIFACTS
-    if (home / "report").exists():
+    if complete(home / "report"):
         return
     watch.begins("report")
     artifacts = [home / name for name in ("scores.json", "timings.json")]
-    beside = home / "report.partial"
-    shutil.rmtree(beside, ignore_errors=True)
     small = open_checkpoint(out, model.family)
-    report([model, small, *filter(Path.exists, artifacts)], beside)
-    beside.rename(home / "report")
+    report([model, small, *filter(Path.exists, artifacts)], home / "report")

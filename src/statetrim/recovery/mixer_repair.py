@@ -13,15 +13,16 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.loading import load_live, materialize
 from ..runtime.mixers import MixerCall, hidden_of, hook_mixers
+from ..storage.atomic import finish, scratch_for
 from ..storage.checkpoint import Checkpoint
-from ..storage.output import finish
+from ..storage.safetensors_file import save_tensors, write_tensors
 from .adapters import Adapters, Update, attach_to_mixer
 
 Curve = list[dict[str, Any]]
@@ -82,8 +83,7 @@ class Layerwise:
     ) -> None:
         """Run one decoder layer over all of the text; where it is linear, train the student's."""
         before, after = (self.directory / f"hidden-{n}" for n in (number, number + 1))
-        growing = after.with_name(after.name + ".tmp")
-        shutil.rmtree(growing, ignore_errors=True)
+        growing = scratch_for(after)
         growing.mkdir()
         materialize(layer, self.teacher.device)
         training = self._training(number, len(batches)) if number in self.repaired else None
@@ -96,7 +96,7 @@ class Layerwise:
                 result = self._run_layer(layer, ids, hidden)
             about = {"values": str(result.values)}
             kept = {"hidden": result.hidden.contiguous().cpu()}
-            save_file(kept, growing / f"{step}.safetensors", about)
+            write_tensors(growing / f"{step}.safetensors", kept, about)
             if training is not None:
                 tokens += ids.numel()
                 loss = training.step(calls[0], tokens)
@@ -105,7 +105,7 @@ class Layerwise:
         if training is not None:
             training.save(self.directory / f"layer-{number}.safetensors")
         layer.to("meta")
-        growing.rename(after)
+        finish(growing, after)
         shutil.rmtree(before, ignore_errors=True)
 
     def _training(self, number: int, steps: int) -> "_MixerTraining":
@@ -227,9 +227,7 @@ class _MixerTraining:
             "updates": [(u.stored, u.parameters, u.scale) for u in self.adapters.updates],
             "coverage": self.adapters.coverage.as_json(),
         }
-        beside = target.with_name(target.name + ".tmp")
-        save_file(values, beside, {name: json.dumps(value) for name, value in about.items()})
-        finish(beside, target)
+        save_tensors(target, values, {name: json.dumps(value) for name, value in about.items()})
         self.mixer.to("meta")
 
 

@@ -4,10 +4,9 @@ The result is the input's files with the trained tensors replaced; everything el
 for byte. It grows in `OUT.partial`, where the training state is kept too.
 """
 
-import errno
 import shutil
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Unpack
@@ -16,26 +15,28 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..artifacts.header import header
 from ..artifacts.model_card import recovered_card
 from ..errors import StatetrimError, refuse_unknown
-from ..maths.units import MIB, token_count
+from ..maths.units import token_count
 from ..progress import OnProgress, ignore
 from ..runtime.loading import load_live, load_tokenizer
+from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
+from ..storage.companions import copy_unchanged, newer
 from ..storage.json_file import read_object, write_object, write_text
 from ..storage.models import ModelLike, opened
 from ..storage.output import (
     ARTIFACTS,
     CARD,
     MOST_RECORD_BYTES,
+    Output,
     already_done,
-    copy_unchanged,
-    finish,
-    newer,
-    sync_directory,
-    workplace,
+    output,
+    partial_of,
 )
 from ..storage.safetensors_file import patch_shard
+from ..storage.space import check_space, check_writable
 from ..storage.text import Sequences, documents, sequences
 from ..version import __version__
 from .adapters import Adapters, Coverage, attach, refuse_unknown_groups
@@ -63,7 +64,7 @@ def recover(
 
     Loss: cross-entropy + temperature² KL(teacher || small); without a `teacher` cross-entropy
     alone. `options` may be given whole, one by one (`rank=8`), or both: those given by name then
-    count. `resume` goes on from the training state that an interrupted run saved.
+    count. The same call goes on after an interruption (`resume` is not needed any more).
     """
     refuse_unknown("recover", changes, [field.name for field in fields(RecoverOptions)])
     options = replace(options or RecoverOptions(), **changes)
@@ -74,10 +75,10 @@ def recover(
         small = teacher
     small = opened(small)
     _check(options, small, teacher)
+    check_writable(out)
     data = _data(small, teacher, text, options)
     record = {
-        "format": "statetrim recover",
-        "version": 1,
+        **header("recover"),
         "statetrim": __version__,
         "student": small.digest,
         "teacher": teacher.digest if teacher else None,
@@ -89,29 +90,33 @@ def recover(
     out = Path(out)
     if already_done(out, RECORD, record):
         return open_checkpoint(out, small.family)
-    partial = out.with_name(out.name + ".partial")
-    job = _Job(small, teacher, data, options, record, partial, announce, progress)
+    job = _Job(small, teacher, data, options, record, out, announce, progress)
     if options.layerwise:
-        job.alone(resume, out)
+        job.alone()
     else:
-        job.together(resume, out)
+        job.together()
     return open_checkpoint(out, small.family)
 
 
 @dataclass
 class _Job:
-    """One run; `partial` is where it grows."""
+    """One run, whose result will be `out`."""
 
     student: Checkpoint
     teacher: Checkpoint | None
     data: Sequences
     options: RecoverOptions
     record: dict[str, Any]
-    partial: Path
+    out: Path
     announce: Callable[[Coverage], None]
     progress: OnProgress
 
-    def together(self, resume: bool, out: Path) -> None:
+    @property
+    def partial(self) -> Path:
+        """Where the result grows; all processes write there, one of them holds its lock."""
+        return partial_of(self.out)
+
+    def together(self) -> None:
         """The whole model at once, in as many processes as were started."""
         from . import trainer as training
 
@@ -130,11 +135,10 @@ class _Job:
         _share_batch(args, options.batch_size, options.micro_batch)
         lead = args.process_index == 0
         with ExitStack() as stack:
-            if lead:
-                _check_resume(self.partial, resume)
-                stack.enter_context(workplace(self.partial, RECORD, self.record))
-                _check_space(self.student, self.partial)
+            work = stack.enter_context(self._place()) if lead else None
             _wait()
+            if already_done(self.out, RECORD, self.record):  # by another process, just now
+                return
             finished = self._finished()
             _wait()  # nobody renames it while another still reads
             if not finished:
@@ -147,11 +151,11 @@ class _Job:
                 trained = trainer.trained()
                 if lead:
                     self.write(adapters, trained, trainer.curve)
-            if lead:
-                _publish(self.partial, out)
+            if work is not None:
+                self._publish(work)
             _wait()
 
-    def alone(self, resume: bool, out: Path) -> None:
+    def alone(self) -> None:
         """One mixer after the other, in one process."""
         from .mixer_repair import Layerwise, Recipe
 
@@ -167,16 +171,24 @@ class _Job:
             seed=options.seed,
         )
         batches = self.data.batches(self.options.batch_size)
-        _check_resume(self.partial, resume)
-        with workplace(self.partial, RECORD, self.record):
-            _check_space(self.student, self.partial)
+        with self._place() as work:
+            if work.done:
+                return
             if not self._finished():
                 directory = self.partial / TRAINING
                 job = Layerwise(self.student, self.teacher, directory, recipe)
                 result = job.run(batches, self.progress)
                 self.announce(result.adapters.coverage)
                 self.write(result.adapters, result.trained, result.curve)
-            _publish(self.partial, out)
+            self._publish(work)
+
+    @contextmanager
+    def _place(self) -> Iterator[Output]:
+        with output(self.out, RECORD, self.record) as work:
+            if not work.done:
+                size = sum(shard.path.stat().st_size for shard in self.student.shards)
+                check_space(work.path, size)
+            yield work
 
     def _live(self, device: torch.device) -> tuple[Any, Adapters]:
         """Student and teacher with their loss, and what is trained of the student."""
@@ -240,10 +252,8 @@ class _Job:
         for source in self.student.shards:
             target = self.partial / source.path.name
             if not target.exists() or newer(source.path, target):
-                beside = target.with_name(target.name + ".tmp")
-                with beside.open("wb") as file:
+                with replacing(target) as scratch, scratch.open("xb") as file:
                     patch_shard(source, file, replacements, lambda count: None)
-                finish(beside, target)
         done = self.record | {
             "recipe": asdict(self.options),
             "text": str(self.data.lineage.get("text")),
@@ -259,23 +269,21 @@ class _Job:
         assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
         write_object(self.partial / ARTIFACTS / RECORD, done)
 
-
-def _publish(partial: Path, out: Path) -> None:
-    """The name that was asked for; of the training state only what a tracker wrote stays."""
-    training = partial / TRAINING
-    for pattern in OURS if training.is_dir() else ():
-        for path in training.glob(pattern):
-            if path.is_dir():
-                shutil.rmtree(path)
+    def _publish(self, work: Output) -> None:
+        """The name that was asked for; of the training state only what a tracker wrote stays."""
+        training = self.partial / TRAINING
+        for pattern in OURS if training.is_dir() else ():
+            for path in training.glob(pattern):
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+        if training.is_dir():
+            if any(training.iterdir()):
+                training.rename(self.partial / ARTIFACTS / TRAINING)
             else:
-                path.unlink()
-    if training.is_dir():
-        if any(training.iterdir()):
-            training.rename(partial / ARTIFACTS / TRAINING)
-        else:
-            training.rmdir()
-    partial.rename(out)
-    sync_directory(out.parent)
+                training.rmdir()
+        work.publish()
 
 
 def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | None) -> None:
@@ -341,26 +349,6 @@ def _share_batch(args: Any, batch_size: int, micro_batch: int | None) -> None:
         )
     args.per_device_train_batch_size = micro
     args.gradient_accumulation_steps = batch_size // (micro * args.world_size)
-
-
-def _check_resume(partial: Path, resume: bool) -> None:
-    if partial.exists() and not resume:
-        raise StatetrimError(
-            f"{partial} is left from an interrupted run; add --resume to go on, or remove it"
-        )
-
-
-def _check_space(student: Checkpoint, partial: Path) -> None:
-    """Before hours of training rather than after them."""
-    needed = sum(shard.path.stat().st_size for shard in student.shards)
-    needed -= sum(path.stat().st_size for path in partial.glob("*.safetensors"))
-    free = shutil.disk_usage(partial).free
-    if needed > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"the result will need {needed / MIB:,.0f} MiB, and the disk of {partial} has "
-            f"{free / MIB:,.0f} MiB free",
-        )
 
 
 def _wait() -> None:

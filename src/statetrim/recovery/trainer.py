@@ -7,7 +7,6 @@ depend on the number of processes.
 
 import json
 import math
-import os
 import re
 import shutil
 from pathlib import Path
@@ -15,15 +14,16 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..progress import OnProgress, Progress
+from ..storage.atomic import replacing, sync_directory
 from ..storage.json_file import read_object
-from ..storage.output import sync_directory
+from ..storage.safetensors_file import write_tensors
 from .distillation import Distillation
 from .fsdp import check_sharded, like, whole
 
@@ -144,18 +144,17 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             tensors[f"random.{rank}"] = state
         if self.args.should_save:
             target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
-            beside = target.with_name(target.name + ".tmp")
-            shutil.rmtree(beside, ignore_errors=True)
-            beside.mkdir(parents=True)
-            save_file({name: x.contiguous() for name, x in tensors.items()}, beside / TENSORS)
+            target.parent.mkdir(parents=True, exist_ok=True)
             schedule = {
                 "scheduler": self.lr_scheduler.state_dict(),
                 "param_groups": saved["param_groups"],
             }
-            (beside / SCHEDULE).write_text(json.dumps(schedule))
-            self.state.save_to_json(str(beside / STATE))
-            _sync_files(beside)
-            beside.rename(target)
+            with replacing(target) as scratch:
+                scratch.mkdir()
+                whole_tensors = {name: x.contiguous() for name, x in tensors.items()}
+                write_tensors(scratch / TENSORS, whole_tensors)
+                (scratch / SCHEDULE).write_text(json.dumps(schedule))
+                self.state.save_to_json(str(scratch / STATE))
             sync_directory(target.parent)
             for old in checkpoints(target.parent)[:-1]:
                 shutil.rmtree(old)
@@ -289,10 +288,3 @@ def _take(tensors: dict[str, Tensor], name: str, shape: Any) -> Tensor:
     if value is None or value.shape != torch.Size(shape):
         raise StatetrimError(f"the saved training state does not fit this model at {name!r}")
     return value
-
-
-def _sync_files(directory: Path) -> None:
-    for path in directory.iterdir():
-        with path.open("rb") as file:
-            os.fsync(file.fileno())
-    sync_directory(directory)

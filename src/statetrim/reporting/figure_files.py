@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
+from ..storage.atomic import replacing
+from ..storage.json_file import write_text
 from .drawing import Box, Curve, Dot, Drawing, Label, Line, Raster, Shape, Sheet
 from .html import standalone_svg
 from .theme import LIGHT, STROKES
@@ -21,6 +23,7 @@ try:
 except ImportError:
     raise StatetrimError("figures need matplotlib: pip install 'statetrim[report]'") from None
 
+SUFFIXES = ("png", "svg")
 DPI, SCALE = 100, 2  # of the pixels that drawings are measured in, and how much finer a PNG is
 FONT = 13  # pixels, as in the page
 MARGIN, TITLE = 18, 26
@@ -37,9 +40,10 @@ def save(sheet: Sheet, path: str | Path) -> list[Path]:
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = laid_out(sheet)
-    files = [path.with_name(f"{path.name}.{suffix}") for suffix in ("png", "svg")]
-    _save_png(drawing, files[0])
-    files[1].write_text(standalone_svg(drawing), encoding="utf-8")
+    files = [path.with_name(f"{path.name}.{suffix}") for suffix in SUFFIXES]
+    with replacing(files[0]) as written:
+        _save_png(drawing, written)
+    write_text(files[1], standalone_svg(drawing))
     return files
 
 

@@ -1,21 +1,16 @@
 """What a report is made from: artifacts of strangers, each recognised by what stands in it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.analysis import FORMAT as ANALYSIS
 from ..artifacts.analysis import Analysis
-from ..artifacts.plan import FORMAT as PLAN
+from ..artifacts.header import kind_of
 from ..artifacts.plan import Plan
-from ..artifacts.scores import FORMAT as SCORES
 from ..artifacts.scores import MOST_BYTES, Scores
-from ..artifacts.sensitivity import FORMAT as SENSITIVITY
 from ..artifacts.sensitivity import Sensitivity
-from ..artifacts.sweep import FORMAT as SWEEP
 from ..artifacts.sweep import Sweep
-from ..artifacts.timings import FORMAT as TIMINGS
 from ..artifacts.timings import Timings
 from ..errors import StatetrimError
 from ..geometry import Geometry
@@ -25,13 +20,16 @@ from ..storage.json_file import read_object
 
 RECORDS = "statetrim"  # where a checkpoint keeps how it was made
 MOST_RECORD_BYTES = 24 * MIB
-RECORD_KINDS = {
-    "statetrim prune": "prune",
-    "statetrim recover": "recovery",
-    "statetrim refit": "refit",
-    "statetrim trim": "trim",
-}
 FIELDS = {"recover": "recovery"}
+RECORDED = ("prune", "recover", "refit", "trim")
+ARTIFACTS: dict[str, Callable[[Path], Any]] = {
+    "plan": Plan.load,
+    "analysis": Analysis.load,
+    "scores": Scores.load,
+    "timings": Timings.load,
+    "sensitivity": Sensitivity.load,
+    "sweep": Sweep.load,
+}
 WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings")
 """What a checkpoint may hold beside its plan; what the user gives counts more."""
 
@@ -144,21 +142,11 @@ def _read_records(found: Findings, path: Path) -> None:
 
 
 def _read(found: Findings, path: Path) -> None:
-    kind = read_object(path, MOST_BYTES).get("format")
-    if kind == PLAN:
-        _put(found, "plan", Plan.load(path), path)
-    elif kind == ANALYSIS:
-        _put(found, "analysis", Analysis.load(path), path)
-    elif type(kind) is int and kind == SCORES:
-        _put(found, "scores", Scores.load(path), path)
-    elif kind == TIMINGS:
-        _put(found, "timings", Timings.load(path), path)
-    elif kind == SENSITIVITY:
-        _put(found, "sensitivity", Sensitivity.load(path), path)
-    elif kind == SWEEP:
-        _put(found, "sweep", Sweep.load(path), path)
-    elif isinstance(kind, str) and kind in RECORD_KINDS:
-        _put(found, RECORD_KINDS[kind], read_object(path, MOST_RECORD_BYTES), path)
+    kind = kind_of(read_object(path, MOST_BYTES)) or ""
+    if kind in ARTIFACTS:
+        _put(found, kind, ARTIFACTS[kind](path), path)
+    elif kind in RECORDED:
+        _put(found, FIELDS.get(kind, kind), read_object(path, MOST_RECORD_BYTES), path)
     else:
         raise StatetrimError(
             f"{path} is no artifact a report knows; give a checkpoint, or what select, evaluate, "

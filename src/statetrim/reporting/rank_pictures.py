@@ -31,6 +31,10 @@ MOST_FILTER_LAYERS = 4
 _FILTER_COLOURS = 255
 
 
+SHEETS = ("utilization", "spectra", "heat-map", "filters")
+"""The names that `sheets` may give."""
+
+
 def sheets(analyses: Mapping[str, Analysis]) -> dict[str, Sheet]:
     """Every picture by the name of its file; the spectra are those of the first's fullest head."""
     first = next(iter(analyses.values()))

@@ -7,6 +7,7 @@ from ..errors import StatetrimError
 from ..maths.formatting import change, score_text, size
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import write_text
+from ..storage.output import output, partial_of, refuse_existing
 from ..tasks import TASKS
 from ..version import __version__
 from . import html
@@ -27,21 +28,25 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
     command that makes it. The page needs nothing beside itself and fetches nothing.
     """
     out = Path(out)
-    for path in (out, out / HTML, out / MARKDOWN):
-        if path.exists() and not (path == out and path.is_dir()):
-            raise StatetrimError(
-                f"{path} exists already and is not overwritten; choose another name"
-            )
-    document = compose(gather(artifacts))
-    page = html.page(document)
-    if len(page.encode()) > MOST_BYTES:
-        raise StatetrimError(
-            f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page should be; "
-            f"give fewer artifacts"
-        )
-    out.mkdir(parents=True, exist_ok=True)
-    write_text(out / MARKDOWN, markdown(document))
-    write_text(out / HTML, page)
+    files = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}
+    # In a directory that is there already, only the page itself is ours to lock.
+    place = out / HTML if out.is_dir() and not partial_of(out).exists() else out
+    if not out.is_dir():
+        refuse_existing(out)
+    given = [str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts]
+    record = {"format": "statetrim report", "statetrim": __version__, "artifacts": given}
+    with output(place, "job.json", record, files=files) as work:
+        if not work.done:
+            document = compose(gather(artifacts))
+            page = html.page(document)
+            if len(page.encode()) > MOST_BYTES:
+                raise StatetrimError(
+                    f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page "
+                    f"should be; give fewer artifacts"
+                )
+            write_text(work.path / MARKDOWN, markdown(document))
+            write_text(work.path / HTML, page)
+            work.publish()
     return out / HTML
 
 

@@ -1,12 +1,12 @@
-"""Read JSON written by strangers, and write JSON so that a crash leaves the old file or the new."""
+"""Read JSON that is not to be trusted; write it so that a crash leaves the old file or the new."""
 
 import json
-import os
 from pathlib import Path
 from typing import Any, NoReturn
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
+from .atomic import replacing
 
 _MOST_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and object
 _MOST_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
@@ -47,18 +47,14 @@ def parse_object(text: bytes, name: str) -> dict[str, Any]:
 
 
 def write_object(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
-    """Write beside, sync, then rename over `path`."""
+    """The file appears whole; one that was there is replaced."""
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write beside, sync, then rename over `path`."""
-    beside = path.with_name(path.name + ".tmp")
-    with beside.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    beside.replace(path)
+    """The file appears whole; one that was there is replaced."""
+    with replacing(path) as written:
+        written.write_text(text, encoding="utf-8")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

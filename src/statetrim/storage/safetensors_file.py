@@ -7,6 +7,7 @@ inside the kernel; so the header is read here, and checked before anything relie
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from io import BufferedReader
@@ -16,11 +17,14 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
 from torch import Tensor
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..progress import Advance
+from .atomic import replacing
 from .json_file import parse_object
 
 MOST_HEADER_BYTES = 24 * MIB
@@ -141,6 +145,28 @@ def _tensor(path: Path, data: int, name: str, entry: Any) -> TensorInfo:
 
 def _naturals(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
+
+
+def save_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """The file appears whole; one that was there is replaced."""
+    with replacing(path) as written:
+        write_tensors(written, tensors, metadata)
+
+
+def write_tensors(
+    path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
+) -> None:
+    """Write `path` itself, in a directory that is replaced as a whole."""
+    try:
+        save_file(dict(tensors), path, None if metadata is None else dict(metadata))
+    except SafetensorError as error:  # as it calls what the system refused
+        code = re.search(r"os error (\d+)", str(error))
+        if code is None:
+            raise
+        number = int(code.group(1))
+        raise OSError(number, os.strerror(number), str(path)) from None
 
 
 def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:

@@ -6,10 +6,8 @@ into the output projection first (`_folded`). The result grows in `OUT.partial` 
 last; a rerun after a crash keeps the shards that were finished.
 """
 
-import errno
 import hashlib
 import json
-import shutil
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +17,7 @@ from typing import Any
 
 import torch
 
+from ..artifacts.header import header
 from ..artifacts.model_card import model_card
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
@@ -26,6 +25,7 @@ from ..families.contract import Config, resized_config
 from ..geometry import Geometry, survivors
 from ..maths.units import MIB
 from ..progress import Advance, OnProgress, counter, ignore
+from ..storage.atomic import discard, finish, scratch_for
 from ..storage.checkpoint import (
     CONFIG,
     INDEX,
@@ -34,20 +34,12 @@ from ..storage.checkpoint import (
     open_checkpoint,
     with_weights,
 )
+from ..storage.companions import companions, copy_companions, newer
 from ..storage.json_file import write_object, write_text
 from ..storage.models import ModelLike, loaded, opened
-from ..storage.output import (
-    ARTIFACTS,
-    CARD,
-    already_done,
-    companions,
-    copy_companions,
-    finish,
-    newer,
-    sync_directory,
-    workplace,
-)
+from ..storage.output import ARTIFACTS, CARD, output
 from ..storage.safetensors_file import Cut, Shard, TensorInfo, rewrite_shard, rewritten
+from ..storage.space import check_space
 from ..version import __version__
 
 RECORD = "prune.json"
@@ -98,8 +90,7 @@ class Surgery:
         kept = [self.plan.layer(layer) for layer in self.geometry.layers]
         lists = [{axis: table.tolist() for axis, table in sorted(k.items())} for k in kept]
         return {
-            "format": "statetrim prune",
-            "version": 1,
+            **header("prune"),
             "statetrim": __version__,
             "source": self.model.digest,
             "weights": self.model.fingerprint,
@@ -159,42 +150,17 @@ def prune(
 
     `progress` is told of the bytes of weights that are written.
     """
-    out = Path(out)
     surgery = prepare(model, plan)
-    family = surgery.model.family
-    if already_done(out, RECORD, surgery.record):
-        return open_checkpoint(out, family)
-    partial = out.with_name(out.name + ".partial")
-    with workplace(partial, RECORD, surgery.record):
-        _check_space(surgery, partial)
-        try:
+    with output(out, RECORD, surgery.record) as work:
+        if not work.done:
+            partial = work.path
+            beside = sum(path.stat().st_size for path in surgery.companions.values())
+            check_space(partial, surgery.bytes_after + beside)
             _write_shards(surgery, partial, counter(progress, surgery.bytes_after, "bytes"))
             _write_the_rest(surgery, partial)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise OSError(
-                    error.errno,
-                    f"the disk of {out.parent.resolve()} is full; free some space and run the same "
-                    f"command again, finished shards are kept in {partial.name}",
-                ) from None
-            raise
-        _check_result(surgery, partial)
-        partial.rename(out)
-        sync_directory(out.parent)
-    return open_checkpoint(out, family)
-
-
-def _check_space(surgery: Surgery, partial: Path) -> None:
-    there = sum(path.stat().st_size for path in partial.iterdir())  # finished, or written over
-    companions = sum(path.stat().st_size for path in surgery.companions.values())
-    needed = surgery.bytes_after + companions - there
-    free = shutil.disk_usage(partial).free
-    if needed > free:
-        raise OSError(
-            errno.ENOSPC,
-            f"writing {partial.name} needs {needed / MIB:,.0f} MiB more, and its disk has "
-            f"{free / MIB:,.0f} MiB free",
-        )
+            _check_result(surgery, partial)
+            work.publish()
+    return open_checkpoint(out, surgery.model.family)
 
 
 def _write_shards(surgery: Surgery, partial: Path, written: Advance) -> None:
@@ -209,10 +175,14 @@ def _write_shards(surgery: Surgery, partial: Path, written: Advance) -> None:
             if target.exists() and not newer(shard.path, target):
                 written(sum(tensor.nbytes for tensor in tensors))
                 continue
-            beside = target.with_name(target.name + ".tmp")
-            with beside.open("wb") as file:
-                rewrite_shard(shard, file, surgery.cuts, written)
-            pending.append(syncing.submit(finish, beside, target))
+            scratch = scratch_for(target)
+            try:
+                with scratch.open("xb") as file:
+                    rewrite_shard(shard, file, surgery.cuts, written)
+            except BaseException:
+                discard(scratch)
+                raise
+            pending.append(syncing.submit(finish, scratch, target))
             while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
                 pending.pop(0).result()
         for future in pending:
@@ -246,7 +216,7 @@ def _front_matter(surgery: Surgery) -> str:
 
 
 def _check_result(surgery: Surgery, partial: Path) -> None:
-    """Read the result back as a stranger would; a mismatch here is a defect of ours."""
+    """Read the result back as any reader would; a mismatch here is a defect of ours."""
     result = with_weights(open_checkpoint(partial, surgery.model.family))
     assert result.geometry == surgery.geometry
     assert set(result.tensors) == set(surgery.model.tensors)

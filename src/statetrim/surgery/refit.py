@@ -17,25 +17,21 @@ from typing import Any
 
 from torch import Tensor
 
+from ..artifacts.header import header
 from ..artifacts.mixture import mixed
 from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit, missed
 from ..progress import Advance, OnProgress, counter, ignore
+from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
+from ..storage.companions import copy_unchanged
 from ..storage.json_file import write_object, write_text
 from ..storage.models import ModelLike, loaded, opened
-from ..storage.output import (
-    ARTIFACTS,
-    CARD,
-    already_done,
-    copy_unchanged,
-    finish,
-    sync_directory,
-    workplace,
-)
+from ..storage.output import ARTIFACTS, CARD, output
 from ..storage.safetensors_file import patch_shard
+from ..storage.space import check_space
 from ..version import __version__
 
 RECORD = "refit.json"
@@ -67,34 +63,31 @@ def refit(
     """
     small = with_weights(opened(small))
     read = None if statistics is None else mixed(loaded(Statistics.load, statistics), shares)
-    heard = _checked(small, read)
+    sums = _checked(small, read)
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
     record = {
-        "format": "statetrim refit",
-        "version": 1,
+        **header("refit"),
         "statetrim": __version__,
         "source": small.digest,
         "weights": small.fingerprint,
         "damping": damping,
-        "statistics": dict(heard.lineage),
+        "statistics": dict(sums.lineage),
     }
-    out = Path(out)
-    if already_done(out, RECORD, record):
-        return open_checkpoint(out, small.family)
-    partial = out.with_name(out.name + ".partial")
-    with workplace(partial, RECORD, record):
-        size = sum(shard.path.stat().st_size for shard in small.shards)
-        written = counter(progress, size, "bytes")
-        errors = _write_shards(small, heard, damping, partial, written)
-        done = record | {"layers": {str(i): vars(error) for i, error in sorted(errors.items())}}
-        original = copy_unchanged(small, partial, RECORD)
-        write_text(partial / CARD, refitted_card(original, small.path.resolve().name, done))
-        write_object(partial / ARTIFACTS / RECORD, done)
-        result = with_weights(open_checkpoint(partial, small.family))
-        assert [shard.tensors for shard in result.shards] == [s.tensors for s in small.shards]
-        partial.rename(out)
-        sync_directory(out.parent)
+    size = sum(shard.path.stat().st_size for shard in small.shards)
+    with output(out, RECORD, record) as work:
+        if not work.done:
+            partial = work.path
+            check_space(partial, size)
+            errors = _write_shards(small, sums, damping, partial, counter(progress, size, "bytes"))
+            layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
+            done = record | {"layers": layers}
+            original = copy_unchanged(small, partial, RECORD)
+            write_text(partial / CARD, refitted_card(original, small.path.resolve().name, done))
+            write_object(partial / ARTIFACTS / RECORD, done)
+            result = with_weights(open_checkpoint(partial, small.family))
+            assert [shard.tensors for shard in result.shards] == [s.tensors for s in small.shards]
+            work.publish()
     return open_checkpoint(out, small.family)
 
 
@@ -129,12 +122,12 @@ def output_projection_names(model: Checkpoint) -> dict[str, int]:
 
 
 def _write_shards(
-    small: Checkpoint, heard: Statistics, damping: float, partial: Path, written: Advance
+    small: Checkpoint, statistics: Statistics, damping: float, partial: Path, written: Advance
 ) -> dict[int, LayerError]:
     errors: dict[int, LayerError] = {}
 
     def replacement(layer: int, before: Tensor) -> Tensor:
-        sums = heard.layers[layer]
+        sums = statistics.layers[layer]
         after = fitted(sums, damping).to(before.dtype)
         old, new = error_of(before, sums), error_of(after, sums)
         if not new < old:  # rounding to the stored dtype may undo a gain that is next to nothing
@@ -147,15 +140,13 @@ def _write_shards(
     }
     for shard in small.shards:
         target = partial / shard.path.name
-        beside = target.with_name(target.name + ".tmp")
-        with beside.open("wb") as file:
+        with replacing(target) as scratch, scratch.open("xb") as file:
             patch_shard(shard, file, replacements, written)
-        finish(beside, target)
     return errors
 
 
 def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
-    """Statistics may be a stranger's: of this very model, whole, finite, and of enough tokens."""
+    """Statistics are not to be trusted: of this very model, whole, finite, and of enough tokens."""
     if statistics is None or not set(REFIT_PARTS) <= statistics.parts:
         raise StatetrimError(
             "a refit needs what the original's layers put out and this model's read out, on text; "

@@ -71,9 +71,8 @@ def analyze(
     """Show how full the state of every layer and head is, on a text, or what each layer carries."""
     if output.suffix != ".json":
         raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
-    for path in (output, output.with_suffix(".safetensors")):
-        arguments.refuse_existing(path)
     if sensitivity:
+        arguments.refuse_existing(output)
         if baseline:
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
         from ...maths.units import token_count
@@ -84,35 +83,62 @@ def analyze(
             model, family, text, arguments.names(widths), output, figures, as_json, options
         )
         return
+    settings: dict[str, Any] = {
+        "tokens": tokens,
+        "length": length,
+        "every": int(every) if every.isdecimal() and len(every) < 4 else every,
+        "burn_in": burn_in,
+        "batch_size": batch_size,
+        "skip": skip,
+    }
+    _utilization(model, family, text, baseline, output, figures, as_json, settings)
+
+
+def _utilization(
+    model: str,
+    family: Path | None,
+    text: str,
+    baseline: str | None,
+    output: Path,
+    figures: Path | None,
+    as_json: bool,
+    options: dict[str, Any],
+) -> None:
     from ...analysis.analyze import analyze as run
+    from ...artifacts.analysis import Analysis
     from ...console.measures.analyze import show_analysis
     from ...console.progress import shown
+    from ...storage.output import output as writing
 
+    files = {"analysis.json": output, "analysis.safetensors": output.with_suffix(".safetensors")}
     if figures:
         # Before the work: matplotlib may be absent.
-        from ...reporting.figure_files import save_all
-        from ...reporting.rank_pictures import sheets
+        from ...reporting.figure_files import SUFFIXES, save_all
+        from ...reporting.rank_pictures import SHEETS, sheets
+
+        names = [f"{sheet}.{suffix}" for sheet in SHEETS for suffix in SUFFIXES]
+        files |= {f"figures/{name}": figures / name for name in names}
     opened = arguments.open_model(model, family)
-    with shown("analysing") as progress:
-        found = run(
-            opened,
-            text,
-            tokens=tokens,
-            length=length,
-            every=int(every) if every.isdecimal() and len(every) < 4 else every,  # type: ignore[arg-type]
-            burn_in=burn_in,
-            batch_size=batch_size,
-            skip=skip,
-            baseline=arguments.open_model(baseline, family) if baseline else None,
-            progress=progress,
-        )
-    found.save(output)
-    drawn = []
-    if figures:
-        before = {"before": found.baseline} if found.baseline else {}
-        label = "after" if found.baseline else opened.path.name
-        drawn = save_all(sheets({**before, label: found}), figures)
-    show_analysis(found, str(output), drawn, as_json=as_json)
+    before = arguments.open_model(baseline, family) if baseline else None
+    record = {
+        "format": "statetrim analyze",
+        "models": [each.digest for each in (opened, before) if each is not None],
+        "text": text,
+        "figures": str(figures),
+        **options,
+    }
+    with writing(output, "job.json", record, files=files) as work:
+        if not work.done:
+            with shown("analysing") as progress:
+                found = run(opened, text, baseline=before, progress=progress, **options)
+            found.save(work.path / "analysis.json")
+            if figures:
+                compared = {"before": found.baseline} if found.baseline else {}
+                label = "after" if found.baseline else opened.path.name
+                save_all(sheets({**compared, label: found}), work.path / "figures")
+            work.publish()
+    drawn = [path for path in list(files.values())[2:] if path.exists()]
+    show_analysis(Analysis.load(output), str(output), drawn, as_json=as_json)
 
 
 def _sensitivity(

@@ -40,7 +40,9 @@ def evaluate(
     layerwise: Annotated[
         bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Score models and their original on the same samples, and say what was lost."""

@@ -44,7 +44,9 @@ def calibrate(
         bool,
         typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+    ] = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:

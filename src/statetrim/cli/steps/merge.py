@@ -18,7 +18,9 @@ def merge(
     from ...artifacts.statistics import Statistics
     from ...artifacts.statistics import merge as run
     from ...console.steps.merge import show_merged
+    from ...storage.output import saved
 
     arguments.refuse_existing(output)
-    run([Statistics.load(part) for part in parts]).save(output)
+    record = {"format": "statetrim merge", "parts": [str(part) for part in parts]}
+    saved(output, record, lambda: run([Statistics.load(part) for part in parts]), Statistics.load)
     show_merged(len(parts), str(output))

@@ -50,7 +50,9 @@ SaveEvery = Annotated[int, typer.Option(help="Steps between two saved states.")]
 ReportTo = Annotated[
     str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on after an interruption.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+]
 
 
 @app.command()

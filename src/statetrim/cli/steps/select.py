@@ -39,26 +39,41 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
+    from ...artifacts.plan import Plan
     from ...console.progress import shown
     from ...console.steps.select import show_plan
     from ...selection.select import select as run
+    from ...storage.output import saved
 
     arguments.refuse_existing(output)
     opened = arguments.open_model(model, family)
-    with shown("selecting") as progress:
-        plan = run(
-            opened,
-            method,
-            keep,
-            keep_values=keep_values,
-            square=square,
-            value_method=value_method,
-            value_options=arguments.method_options(value_option or []),
-            seed=seed,
-            statistics=statistics,
-            shares=arguments.shares(share or []),
-            progress=progress,
-            **arguments.method_options(option or []),
-        )
-    plan.save(output)
+    options = arguments.method_options(option or [])
+    value_options = arguments.method_options(value_option or [])
+    shares = arguments.shares(share or [])
+
+    def choose() -> Plan:
+        with shown("selecting") as progress:
+            return run(
+                opened,
+                method,
+                keep,
+                keep_values=keep_values,
+                square=square,
+                value_method=value_method,
+                value_options=value_options,
+                seed=seed,
+                statistics=statistics,
+                shares=shares,
+                progress=progress,
+                **options,
+            )
+
+    record = {
+        "format": "statetrim select",
+        "source": opened.digest,
+        "keep": [keep, keep_values, square],
+        "methods": [method, options, value_method, value_options, seed],
+        "statistics": [str(statistics), dict(shares or {})],
+    }
+    plan = saved(output, record, choose, Plan.load)
     show_plan(plan, opened.geometry, str(output), as_json=as_json)

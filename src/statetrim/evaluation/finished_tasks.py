@@ -1,0 +1,33 @@
+"""One file for each finished task of a model in `OUT.partial`, so that a killed run goes on."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+
+from ..artifacts.scores import MOST_BYTES, Score, read_score
+from ..storage.json_file import read_object, write_object
+
+
+class FinishedTasks:
+    """The scores of `models` that are known, in `directory`; in memory only without one."""
+
+    def __init__(self, directory: Path | None, models: Sequence[str]) -> None:
+        self.directory, self.models = directory, models
+
+    def find(self, model: str, task: str) -> list[Score] | None:
+        if self.directory is None or not (self.directory / self.file(model, task)).exists():
+            return None
+        stored = read_object(self.directory / self.file(model, task), MOST_BYTES)
+        return [read_score(score) for score in stored["scores"]]
+
+    def keep(self, model: str, task: str, scores: list[Score]) -> None:
+        if self.directory is not None:
+            content = {"scores": [asdict(score) for score in scores]}
+            write_object(self.directory / self.file(model, task), content, indent=None)
+
+    def file(self, model: str, task: str) -> str:
+        plain = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
+        number = self.models.index(model)
+        twins = plain[:number].count(plain[number])
+        return f"{plain[number]}{f'.{twins + 1}' if twins else ''}.{task}.json"

@@ -1,0 +1,71 @@
+"""What stands beside the weights of a checkpoint, and comes along when it is written anew."""
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from ..maths.units import MIB
+from .atomic import replacing
+from .checkpoint import CONFIG, INDEX, Checkpoint, inside
+from .output import ARTIFACTS, CARD
+
+_WEIGHTS = {
+    ".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".ggml", ".h5", ".msgpack", ".onnx",
+    ".pkl", ".pickle", ".npz", ".npy", ".tflite", ".joblib",
+}  # fmt: skip
+
+
+def companions(model: Checkpoint) -> dict[str, Path]:
+    """Files beside the weights, by their names relative to the checkpoint: tokenizer and the like.
+
+    Refuses links that lead out of the directory.
+    """
+    top = sorted(p for p in model.path.iterdir() if not p.name.startswith("."))
+    templates = model.path / "additional_chat_templates"
+    inner = sorted(templates.iterdir()) if templates.is_dir() else []
+    names = [
+        str(path.relative_to(model.path))
+        for path in (*top, *inner)
+        if path.is_file()
+        and path.suffix.lower() not in _WEIGHTS
+        and path.name not in (CONFIG, ARTIFACTS)
+        and not path.name.endswith(".index.json")
+    ]
+    return {name: inside(model.path, name) for name in names}
+
+
+def copy_companions(files: Mapping[str, Path], directory: Path) -> None:
+    for name, source in files.items():
+        target = directory / name
+        target.parent.mkdir(exist_ok=True)
+        with replacing(target) as written:
+            shutil.copyfile(source, written)
+
+
+def copy_unchanged(model: Checkpoint, directory: Path, record: str) -> str:
+    """Everything of `model` but weights and card: config, index, tokenizer, records of earlier
+    stages. Those of earlier runs of this one, named `record`, get `source_` before their names.
+
+    Gives the beginning of its card; empty where there is none.
+    """
+    files = companions(model)
+    artifacts = model.path / ARTIFACTS
+    for path in sorted(artifacts.iterdir()) if artifacts.is_dir() else []:
+        if path.is_file() and path.suffix in (".json", ".md"):
+            same_stage = path.name.replace("source_", "") == record
+            name = f"source_{path.name}" if same_stage else path.name
+            files[f"{ARTIFACTS}/{name}"] = inside(model.path, f"{ARTIFACTS}/{path.name}")
+    for name in (CONFIG, INDEX):
+        if (model.path / name).exists():
+            files[name] = inside(model.path, name)
+    card = files.pop(CARD, None)
+    copy_companions(files, directory)
+    if card is None:
+        return ""
+    with card.open(errors="replace") as file:
+        return file.read(MIB)
+
+
+def newer(source: Path, target: Path) -> bool:
+    """Whether the source changed after the target was written, as it may between two runs."""
+    return source.stat().st_mtime_ns > target.stat().st_mtime_ns

@@ -1,0 +1,73 @@
+"""One process at a time in a directory; another is told who is at work there."""
+
+import fcntl
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+from .json_file import read_object, write_object
+
+AT_WORK = ".at-work.json"  # who holds the lock
+
+
+@contextmanager
+def locked(partial: Path) -> Iterator[None]:
+    """`partial`, made where it is not there; removed again where it stays empty."""
+    if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
+        raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
+    new = [parent for parent in partial.parents if not parent.exists()]
+    partial.mkdir(parents=True, exist_ok=True)
+    with ExitStack() as stack:
+        try:
+            lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, lock)
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not os.path.samestat(os.fstat(lock), partial.stat()):
+                raise FileNotFoundError  # the other process has just finished
+        except (BlockingIOError, FileNotFoundError):
+            raise StatetrimError(
+                f"another process is writing {partial.with_suffix('')}{_other_process(partial)}; "
+                f"wait for it or choose another output"
+            ) from None
+        try:
+            yield
+        finally:
+            remove_empty(partial)  # under the lock, so that nobody has begun there
+            for parent in new:
+                with suppress(OSError):
+                    parent.rmdir()
+
+
+def sign(partial: Path, job: str) -> None:
+    """Say who holds the lock, for the message of another process."""
+    about = {
+        "job": job,
+        "process": os.getpid(),
+        "host": socket.gethostname(),
+        "since": time.strftime("%Y-%m-%d %H:%M:%S"),
+    }
+    write_object(partial / AT_WORK, about)
+
+
+def remove_empty(directory: Path) -> None:
+    """Remove the directory if it holds nothing but empty directories."""
+    for path in (*sorted(directory.rglob("*"), reverse=True), directory):
+        try:
+            path.rmdir()
+        except OSError:
+            return
+
+
+def _other_process(partial: Path) -> str:
+    """Who it is, where that can be read."""
+    try:
+        found = read_object(partial / AT_WORK, MIB)
+    except StatetrimError:  # it has just begun, or just ended
+        return ""
+    told = {name: str(found.get(name))[:80] for name in ("job", "process", "host", "since")}
+    return " ({job}, process {process} on {host}, since {since})".format(**told)

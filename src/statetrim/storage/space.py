@@ -1,0 +1,58 @@
+"""Whether a result can be written: known before the work where it can be, and in one sentence."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_UNWRITABLE = (errno.EFBIG, errno.EROFS, errno.EIO)
+
+
+class NoSpace(OSError):
+    """A disk is full, or will be."""
+
+
+def check_space(directory: Path, nbytes: int) -> None:
+    """Refuse a result of so many bytes, less those that are there, before the work."""
+    needed = nbytes - sum(path.stat().st_size for path in directory.iterdir() if path.is_file())
+    free = shutil.disk_usage(directory).free
+    if needed > free:
+        raise NoSpace(
+            errno.ENOSPC,
+            f"the result will need {needed / MIB:,.0f} MiB more, and its disk has "
+            f"{free / MIB:,.0f} MiB free: {directory.parent.resolve()}",
+        )
+
+
+def check_writable(out: str | Path) -> None:
+    """Refuse a place where nothing can be written, before the work."""
+    place = Path(out).absolute()
+    directory = next(parent for parent in place.parents if parent.exists())
+    if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
+        raise StatetrimError(
+            f"{out} cannot be written: {directory} is not a directory that may be written to"
+        )
+
+
+@contextmanager
+def explained(partial: Path) -> Iterator[None]:
+    """Within, what a disk refuses is said in one sentence, with what is kept in `partial`."""
+    try:
+        yield
+    except NoSpace:
+        raise
+    except OSError as error:
+        where, kept = partial.parent.resolve(), f"what is finished is kept in {partial.name}"
+        if error.errno in _FULL:
+            text = f"the disk of {where} is full; free some space and run the same command again"
+        elif error.errno in _UNWRITABLE:
+            text = f"{where} cannot be written: {error.strerror}"
+        else:
+            raise
+        raise NoSpace(error.errno, f"{text}, {kept}") from None
