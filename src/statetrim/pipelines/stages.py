@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.model_card import with_measurements
+from ..artifacts.card.model_card import with_measurements
 from ..artifacts.plan import Plan
 from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics

@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
-from ..artifacts.model_card import recovered_card
 from ..errors import StatetrimError, refuse_unknown
 from ..maths.units import token_count
 from ..progress import OnProgress, ignore

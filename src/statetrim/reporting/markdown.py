@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ..artifacts.markdown import one_line, plain
+from ..artifacts.card.markdown import one_line, plain
 from .document import Block, Command, Document, Gallery, Picture, Text
 
 

@@ -17,8 +17,8 @@ from typing import Any
 
 import torch
 
+from ..artifacts.card.model_card import model_card
 from ..artifacts.header import header
-from ..artifacts.model_card import model_card
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
 from ..families.contract import Config, resized_config

@@ -17,9 +17,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..artifacts.card.model_card import refitted_card
 from ..artifacts.header import header
 from ..artifacts.mixture import mixed
-from ..artifacts.model_card import refitted_card
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit, missed

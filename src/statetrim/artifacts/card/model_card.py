@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ..geometry import Geometry
-from ..maths.formatting import change, score_text, size
-from ..storage.checkpoint import Checkpoint
-from .losses import headline, losses
+from ...geometry import Geometry
+from ...maths.formatting import change, score_text, size
+from ...storage.checkpoint import Checkpoint
+from ..losses import headline, losses
+from ..plan import Plan
+from ..scores import Scores
+from ..verdict import Verdict
 from .markdown import code, one_line, plain
-from .plan import Plan
-from .scores import Scores
-from .verdict import Verdict
 
 _MEASURED, _END = "<!-- measured by statetrim -->", "<!-- end of what was measured -->"
 _CARRIED = ("license", "license_name", "license_link", "language", "pipeline_tag", "library_name")

@@ -1,0 +1,1 @@
+"""The README.md of a checkpoint that was cut."""
