@@ -2,7 +2,7 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,6 +10,9 @@ from ..errors import StatetrimError
 from . import arguments
 from .app import app
 from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
+
+if TYPE_CHECKING:
+    from ..pipelines.options import TrimOptions
 
 Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
 State = Annotated[
@@ -102,14 +105,7 @@ def trim(
 ) -> None:
     """Cut a model, check it, measure what was lost, and report: everything in one command."""
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
-    from ..console import trim as console
-    from ..console.sweep import show_sweep
-    from ..pipelines import sweep as sweeping
-    from ..pipelines import trim as trimming
-    from ..pipelines.estimate import Machine
-    from ..pipelines.job import Job
     from ..pipelines.options import TrimOptions
-    from ..pipelines.steps import steps
 
     options = TrimOptions(
         state=state,
@@ -137,14 +133,24 @@ def trim(
         layerwise=layerwise or None,
     )
     opened = arguments.open_model(model, family)
-    watch = console.TerminalWatch()
-    if sweep is not None:
-        if dry_run:
-            raise StatetrimError("--sweep has no dry run; leave out --dry-run")
-        found = sweeping.sweep(opened, sweep.split(","), options, out=output, watch=watch)
-        show_sweep(found, str(output), as_json=as_json)
-        return
-    job = Job.of(opened, options)
+    if sweep is None:
+        _trim(opened, options, output, dry_run=dry_run, as_json=as_json)
+    elif dry_run:
+        raise StatetrimError("--sweep has no dry run; leave out --dry-run")
+    else:
+        _sweep(opened, sweep.split(","), options, output, as_json=as_json)
+
+
+def _trim(
+    model: Any, options: "TrimOptions", output: Path, *, dry_run: bool, as_json: bool
+) -> None:
+    from ..console import trim as console
+    from ..pipelines import trim as trimming
+    from ..pipelines.estimate import Machine
+    from ..pipelines.job import Job
+    from ..pipelines.steps import steps
+
+    job, watch = Job.of(model, options), console.TerminalWatch()
     job.check()
     done = trimming.finished(job, output)
     if dry_run or not (as_json or done):
@@ -152,3 +158,14 @@ def trim(
     if not dry_run:
         small = trimming.run(job, output, watch)
         console.show_trimmed(small, watch, as_json=as_json)
+
+
+def _sweep(
+    model: Any, shapes: list[str], options: "TrimOptions", output: Path, *, as_json: bool
+) -> None:
+    from ..console.sweep import show_sweep
+    from ..console.trim import TerminalWatch
+    from ..pipelines.sweep import sweep
+
+    found = sweep(model, shapes, options, out=output, watch=TerminalWatch())
+    show_sweep(found, str(output), as_json=as_json)
