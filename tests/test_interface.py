@@ -14,7 +14,12 @@ from helpers.interface import FACTS
 
 DATA = Path(__file__).parent / "data" / "interface"
 
-CHANGED: dict[str, str] = {}
+CHANGED: dict[str, str] = {
+    f"{name}(*, progress=<function>)": "a bar by default; a function is told a Progress"
+    for name in (
+        *("analyze", "benchmark", "calibrate", "evaluate", "prune", "recover", "refit", "select"),
+    )
+}
 """Facts of 0.1 that no longer hold, each with its reason."""
 
 

@@ -1,23 +1,32 @@
 """Python as a user types it: names, types, models by their path."""
 
+import ast
+import contextlib
 import inspect
+import io
 import json
+import os
+import pty
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any, get_args, get_type_hints
 from xml.etree import ElementTree
 
 import pytest
 import torch
 from huggingface_hub import constants
+from rich.console import Console
 
 import statetrim as st
 from helpers import tiny
 from statetrim.artifacts.sweep import Point
+from statetrim.progress.bar import terminal_bar
 
 Load = Callable[[str], Path]
 
@@ -283,3 +292,145 @@ def test_a_notebook_shows_no_markup_of_others_and_no_end(shown: dict[str, Any]) 
         assert "<img" not in html and len(html) < 500_000
         cells = ElementTree.fromstring(f"<div>{html}</div>").iter()
         assert any("<img src=x onerror=" in (cell.text or "") for cell in cells)
+
+
+LONG = ["analyze", "benchmark", "calibrate", "evaluate", "prune", "recover", "refit", "select"]
+
+WATCHED = """
+import sys
+import statetrim as st
+
+model, text, out = sys.argv[1:]
+st.calibrate(model, text, tokens=1024, length=64)
+st.prune(model, st.select(model, "l1", 0.5), out)
+print("QUIET", file=sys.stderr, flush=True)
+st.calibrate(model, text, tokens=1024, length=64, progress=False)
+plan = st.select(model, "l1", 0.5, progress=False)
+st.prune(model, plan, out + "2", progress=False)
+print("END", file=sys.stderr, flush=True)
+"""
+
+
+def watched(arguments: list[Path], terminal: bool, **environment: str) -> tuple[str, str]:
+    """What a script shows on standard error: by default, and where it asked for no progress."""
+    command = [sys.executable, "-c", WATCHED, *map(str, arguments)]
+    reader, writer = pty.openpty() if terminal else os.pipe()
+    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "120", **environment}
+    with subprocess.Popen(command, stderr=writer, env=variables) as process:
+        os.close(writer)
+        said = b""
+        with contextlib.suppress(OSError):  # a terminal's way to say that it was closed
+            while more := os.read(reader, 2**16):
+                said += more
+        os.close(reader)
+    assert process.returncode == 0, said.decode()
+    first, _, rest = said.decode().partition("QUIET")
+    assert "END" in rest
+    return first, rest
+
+
+def test_a_terminal_shows_a_bar_unless_told_otherwise(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    default, off = watched([checkpoint("delta_net"), text, tmp_path / "small"], terminal=True)
+    assert re.search(r"calibrating .*━.* 1,024/1,024 tokens", default), default
+    assert re.search(r"selecting .*━.* 2/2 layers", default)
+    assert re.search(r"pruning .*━.*KiB of ", default)
+    assert not re.search("calibrating|selecting|pruning|━", off), off
+
+
+def test_a_name_beside_a_bar_is_no_markup() -> None:
+    screen = io.StringIO()
+    with terminal_bar("", Console(file=screen, force_terminal=True, width=120)) as report:
+        report(st.Progress(1, 2, "samples", "[/red] [bold]model: mqar"))
+    assert "[/red] [bold]model: mqar" in screen.getvalue()
+
+
+@pytest.mark.parametrize("why", ["a log", "the second process of a launch"])
+def test_nobody_watches_so_nothing_is_shown(
+    why: str, checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    arguments = [checkpoint("delta_net"), text, tmp_path / "small"]
+    both = watched(arguments, False) if why == "a log" else watched(arguments, True, RANK="1")
+    assert not any(re.search("calibrating|selecting|pruning|━", said) for said in both), both
+
+
+def test_a_notebook_shows_a_bar(checkpoint: Load, monkeypatch: pytest.MonkeyPatch) -> None:
+    """IPython is no dependency: these are the three things of it that a bar needs."""
+    shown: list[dict[str, str]] = []
+
+    class ZMQInteractiveShell: ...
+
+    class Shell(ZMQInteractiveShell):
+        """Colab has one of its own."""
+
+    class Handle:
+        def update(self, data: dict[str, str], raw: bool) -> None:
+            assert raw
+            shown.append(data)
+
+    def display(data: dict[str, str], raw: bool, display_id: bool) -> Handle:
+        assert raw and display_id
+        return Handle()
+
+    module, displays = ModuleType("IPython"), ModuleType("IPython.display")
+    module.get_ipython = Shell  # type: ignore[attr-defined]
+    displays.display = display  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", module)
+    monkeypatch.setitem(sys.modules, "IPython.display", displays)
+    st.select(checkpoint("delta_net"), "l1", 0.5, progress=False)
+    assert shown == []
+    st.select(checkpoint("delta_net"), "l1", 0.5)
+    assert shown[-2:] == [{"text/plain": f"selecting {'█' * 32} 2/2 layers"}, {"text/plain": ""}]
+    with pytest.raises(st.StatetrimError, match="does not choose key channels"):
+        st.select(checkpoint("delta_net"), "readout_l1", 0.5)
+    assert shown[-1] == {"text/plain": ""}, "a bar must not outlive its run"
+
+
+@pytest.mark.parametrize("name", [*LONG, "sensitivity", "sweep", "trim"])
+def test_whatever_takes_long_shows_how_far_it_is(name: str) -> None:
+    function = getattr(st, name)
+    assert inspect.signature(function).parameters["progress"].default is True
+    assert bool in get_args(get_type_hints(function)["progress"])
+
+
+def test_no_bar_comes_from_within_a_run() -> None:
+    """What is called by another function of ours reports to where that one was told to."""
+    inner = [*(SOURCE / "statetrim" / "pipelines").glob("*.py"), *SOURCE.rglob("*ing/*.py")]
+    calls = [
+        call
+        for path in inner
+        for call in ast.walk(ast.parse(path.read_text()))
+        if isinstance(call, ast.Call) and getattr(call.func, "id", None) in LONG
+    ]
+    assert len(calls) > 5
+    for call in calls:
+        assert "progress" in {keyword.arg for keyword in call.keywords}, ast.unparse(call)
+
+
+def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    seen: list[st.Progress] = []
+    quick = {"text": text, "length": 64, "tasks": ("mqar",), "limit": 2, "control": False}
+    model = st.open(checkpoint("delta_net"))
+    st.trim(
+        model,
+        keep=0.5,
+        refit=True,
+        tokens="1k",
+        benchmark=False,
+        out=tmp_path / "out",
+        progress=seen.append,
+        **quick,
+    )
+    stages = list(dict.fromkeys((told.label.rpartition(": ")[2], told.unit) for told in seen))
+    assert stages == [
+        ("calibrating", "tokens"),
+        ("selecting", "layers"),
+        ("pruning", "bytes"),
+        ("calibrating for the refit", "tokens"),
+        ("refitting", "bytes"),
+        ("mqar", "samples"),
+        ("mqar", "tasks"),
+    ]
+    last = {told.label: told for told in seen}
+    assert all(told.done == told.total for told in last.values()), last

@@ -30,6 +30,7 @@ from .pipelines.sensitivity import sensitivity as sensitivity
 from .pipelines.steps import estimate as estimate
 from .pipelines.sweep import sweep as sweep
 from .pipelines.trim import trim as trim
+from .progress import Progress as Progress
 from .recovery.options import RecoverOptions as RecoverOptions
 from .recovery.recover import recover as recover
 from .reporting.report import report as report

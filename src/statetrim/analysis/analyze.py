@@ -18,7 +18,7 @@ from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
 from ..maths.units import token_count
-from ..progress import Advance, OnProgress, counter, ignore
+from ..progress import Advance, ShowProgress, counter, showing
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.states import walk
@@ -43,7 +43,7 @@ def analyze(
     skip: int | str = 0,
     dtype: torch.dtype | None = None,
     baseline: ModelLike | None = None,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Analysis:
     """Run `tokens` ("16k") of `text`, after `skip`, and look at every linear layer's states.
 
@@ -65,11 +65,12 @@ def analyze(
     texts = [_text(m, text, **options) for m in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
-    count = counter(progress, len(models) * texts[0].tokens, "tokens")
-    found = [
-        _analyze_one(each, data, dtype, stride, burn_in, batch_size, count)
-        for each, data in zip(models, texts, strict=True)
-    ]
+    with showing(progress, "analysing") as report:
+        count = counter(report, len(models) * texts[0].tokens, "tokens")
+        found = [
+            _analyze_one(each, data, dtype, stride, burn_in, batch_size, count)
+            for each, data in zip(models, texts, strict=True)
+        ]
     return found[0] if baseline is None else replace(found[0], baseline=found[1])
 
 

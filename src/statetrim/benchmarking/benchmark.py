@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
 from ..maths.units import GIB, token_count
-from ..progress import OnProgress, Progress, ignore
+from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
@@ -66,7 +66,7 @@ def benchmark(
     memory_gib: float = 0.25,
     prefix_caching: bool = False,
     out: str | Path | None = None,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Timings:
     """Time `baseline` and `models` at every batch size and length, taking turns.
 
@@ -90,7 +90,8 @@ def benchmark(
 
     def timed() -> Timings:
         if engine is None:
-            return _in_turns(checkpoints, batches, lengths, rounds, dtype, progress)
+            with showing(progress, "loading") as report:
+                return _in_turns(checkpoints, batches, lengths, rounds, dtype, report)
         loads = [
             Load(
                 requests=requests,
@@ -102,9 +103,10 @@ def benchmark(
         ]
         python = engine_python or sys.executable
         before, *after = checkpoints
-        return benchmark_served(
-            after, baseline=before, python=python, loads=loads, progress=progress
-        )
+        with showing(progress, "loading") as report:
+            return benchmark_served(
+                after, baseline=before, python=python, loads=loads, progress=report
+            )
 
     return saved(out, record, timed, Timings.load)
 

@@ -17,7 +17,7 @@ from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..methods import find_method
-from ..progress import OnProgress, Progress, ignore
+from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
@@ -54,7 +54,7 @@ def calibrate(
     out: str | Path | None = None,
     resume: bool = False,
     save_seconds: float = 60.0,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Statistics:
     """Run `tokens` ("64k") of `text`, after `skip`, and sum what `methods` need.
 
@@ -99,10 +99,13 @@ def calibrate(
     } | ({} if original is None else {"original": original.digest})
     ranks, sums = Ranks.of_this_process(), {name: Sums(model, parts) for name in data}
     work = _shared_out(data, batch_size, ranks)
-    with saved_sums(out, ranks, lineage, save_seconds) as saved:
+    with (
+        saved_sums(out, ranks, lineage, save_seconds) as saved,
+        showing(progress, "calibrating") as report,
+    ):
         if saved and saved.done:
             return Statistics.load(saved.out)
-        run = _Run(sums, saved, sum(b.numel() for bs in work.values() for b in bs), progress)
+        run = _Run(sums, saved, sum(b.numel() for bs in work.values() for b in bs), report)
         if run.done < sum(map(len, work.values())):
             live = load_live(model, dtype=dtype, layerwise=layerwise)
             first = load_live(original, dtype=dtype, layerwise=layerwise) if original else live

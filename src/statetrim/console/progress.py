@@ -1,59 +1,21 @@
 """A bar for a terminal; for a log, a line now and then."""
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bars
-
-from ..maths.formatting import size
-from ..progress import OnProgress, Progress
-from ..runtime.processes import is_lead
+from ..progress import OnProgress, Progress, is_lead
+from ..progress.bar import Speed, terminal_bar
 from . import terminal
 
 
-@contextmanager
-def shown(label: str = "") -> Iterator[OnProgress]:
-    """Yields what a long run reports to; `label` stands before parts that have none of their own.
+def shown(label: str = "") -> AbstractContextManager[OnProgress]:
+    """Gives what a long run reports to; `label` stands before parts that have none of their own.
 
     Of several processes only the first shows anything.
     """
-    if not terminal.err.is_terminal:
-        yield _Lines(label)
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[amount]}"))
-    with Bars(
-        *columns, TimeRemainingColumn(), console=terminal.err, transient=True, disable=not is_lead()
-    ) as bars:
-        yield _Bar(label, bars)
-
-
-class _Bar:
-    """One bar at a time: a new part takes the place of the one before."""
-
-    def __init__(self, label: str, bars: Bars) -> None:
-        self.label, self.bars = label, bars
-        self.part: str | None = None
-        self.task = TaskID(0)
-        self.speed = _Speed()
-
-    def __call__(self, progress: Progress) -> None:
-        part = progress.label or self.label
-        if part != self.part:
-            if self.part is not None:
-                self.bars.remove_task(self.task)
-            self.part, self.speed = part, _Speed()
-            self.task = self.bars.add_task(part, total=progress.total, amount="")
-        speed = self.speed(progress)
-        if progress.unit == "bytes":
-            amount = f"{size(progress.done)} of {size(progress.total)} {size(speed)}/s"
-        elif progress.loss is not None:
-            amount = f"{progress.done}/{progress.total} loss {progress.loss:.4f}"
-            amount += f" {speed:,.0f} tokens/s"
-        else:
-            amount = f"{progress.done:,}/{progress.total:,} {progress.unit}"
-        self.bars.update(self.task, completed=progress.done, total=progress.total, amount=amount)
+    if terminal.err.is_terminal and is_lead():
+        return terminal_bar(label, terminal.err)
+    return nullcontext(_Lines(label))
 
 
 class _Lines:
@@ -64,7 +26,7 @@ class _Lines:
 
     def __init__(self, label: str) -> None:
         self.label, self.told = label, time.monotonic()
-        self.speed = _Speed()
+        self.speed = Speed()
         self.finished: set[str] = set()
 
     def __call__(self, progress: Progress) -> None:
@@ -100,17 +62,3 @@ class _Lines:
             )
         share = 100 * progress.done // max(1, progress.total)
         return f"{label}: {progress.done:,} of {progress.total:,} {progress.unit}, {share}%"
-
-
-class _Speed:
-    """What is done a second, since the first report; tokens, where they are told."""
-
-    def __init__(self) -> None:
-        self.began: tuple[float, int] | None = None
-
-    def __call__(self, progress: Progress) -> float:
-        done = progress.done if progress.tokens is None else progress.tokens
-        now = time.monotonic()
-        if self.began is None or done < self.began[1]:
-            self.began = now, done
-        return (done - self.began[1]) / max(now - self.began[0], 1e-9)

@@ -20,7 +20,7 @@ from ..artifacts.origin import origin
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError
 from ..maths.units import token_count
-from ..progress import OnProgress, Progress, ignore
+from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader, compare
@@ -65,7 +65,7 @@ def evaluate(
     layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
@@ -114,14 +114,15 @@ def evaluate(
                 return Scores.load(out)
             known = FinishedTasks(place.path, names)
         found: list[Score] = []
+        report = stack.enter_context(showing(progress, "evaluating"))
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
             runner = _Runner(name, model, checkpoints[0], tokenizer, batch_size, engine, layerwise)
             for item in work:
                 done = known.find(name, item.task.name)
                 if done is None:
-                    done = runner.run(item, limit, progress)
+                    done = runner.run(item, limit, report)
                     known.keep(name, item.task.name, done)
-                progress(Progress(1, 1, "tasks", f"{name}: {item.task.name}"))
+                report(Progress(1, 1, "tasks", f"{name}: {item.task.name}"))
                 found += done
             runner.close()
         scores = Scores(names, found, lineage)

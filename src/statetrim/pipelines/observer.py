@@ -1,8 +1,10 @@
 """What a long run of several stages tells of itself."""
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
-from ..progress import OnProgress, ignore
+from ..progress import OnProgress, ShowProgress, ignore, showing
 from ..recovery.adapters import Coverage
 
 
@@ -21,3 +23,15 @@ class Watch:
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
         """What a long stage reports to."""
         return nullcontext(ignore)
+
+
+class Reported(Watch):
+    """Every stage that takes long reports to `to`, or to a bar of its own."""
+
+    def __init__(self, to: ShowProgress) -> None:
+        self.to = to
+
+    @contextmanager
+    def progress(self, label: str) -> Iterator[OnProgress]:
+        with showing(self.to, label) as report:
+            yield lambda told: report(replace(told, label=told.label or label))

@@ -13,7 +13,7 @@ from ..calibration.calibrate import calibrate
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..methods import find_method
-from ..progress import OnProgress, ignore
+from ..progress import ShowProgress, showing
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
@@ -38,7 +38,7 @@ def sensitivity(
     layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Sensitivity:
     """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
 
@@ -60,21 +60,24 @@ def sensitivity(
             skip=skip,
             dtype=dtype,
             layerwise=layerwise,
+            progress=False,
         )
-    return analysis.sensitivity(
-        checkpoint,
-        list(_plans(checkpoint, widths, axes, method, value_method, statistics)),
-        text,
-        windows=windows,
-        rows=rows,
-        skip=skip + calibration_tokens,
-        batch_size=batch_size,
-        dtype=dtype,
-        layerwise=layerwise,
-        out=out,
-        resume=resume,
-        progress=progress,
-    )
+    plans = list(_plans(checkpoint, widths, axes, method, value_method, statistics))
+    with showing(progress, "cutting each layer alone") as report:
+        return analysis.sensitivity(
+            checkpoint,
+            plans,
+            text,
+            windows=windows,
+            rows=rows,
+            skip=skip + calibration_tokens,
+            batch_size=batch_size,
+            dtype=dtype,
+            layerwise=layerwise,
+            out=out,
+            resume=resume,
+            progress=report,
+        )
 
 
 def _plans(
@@ -87,11 +90,15 @@ def _plans(
 ) -> Iterator[Plan]:
     for width in widths:
         if axes is None or "key" in axes:
-            yield select(model, method, width, statistics=statistics)
+            yield select(model, method, width, statistics=statistics, progress=False)
         if axes is None or "value" in axes:
             try:
                 yield select(
-                    model, keep_values=width, value_method=value_method, statistics=statistics
+                    model,
+                    keep_values=width,
+                    value_method=value_method,
+                    statistics=statistics,
+                    progress=False,
                 )
             except StatetrimError:
                 if axes is not None:

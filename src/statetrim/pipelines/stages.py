@@ -78,7 +78,8 @@ class Run:
 
         def make() -> None:
             self._stage("calibrate for the refit", path, collect)
-            refit(pruned, Statistics.load(path), out=out)
+            with self.watch.progress("refitting") as progress:
+                refit(pruned, Statistics.load(path), out=out, progress=progress)
 
         self._stage("refit", out, make)
         return open_checkpoint(out, job.model.family)
@@ -111,7 +112,8 @@ class Run:
         path = self.directory / "timings.json"
 
         def make() -> None:
-            benchmark([small], baseline=self.job.model, rounds=3, out=path)
+            with self.watch.progress("timing") as progress:
+                benchmark([small], baseline=self.job.model, rounds=3, out=path, progress=progress)
 
         self._stage("benchmark", path, make)
 

@@ -13,6 +13,7 @@ from ..artifacts.losses import at_chance, headline, loss_of
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Measured, Point, Sweep
 from ..errors import StatetrimError
+from ..progress import ShowProgress
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
@@ -21,7 +22,7 @@ from ..storage.space import check_writable
 from .job import Job
 from .job import record as trim_record
 from .measuring import measure
-from .observer import Watch
+from .observer import Reported, Watch
 from .options import TrimFields, TrimOptions, changed
 from .stages import Run
 
@@ -36,6 +37,7 @@ def sweep(
     *,
     out: str | Path,
     watch: Watch | None = None,
+    progress: ShowProgress = True,
     **changes: Unpack[TrimFields],
 ) -> Sweep:
     """Measure a cut to each of `shapes` (64, 0.5, or 64x64 for keys and values).
@@ -49,7 +51,7 @@ def sweep(
             "a sweep names its shapes itself; leave out --keep, --keep-values, --square, --for and "
             "budgets"
         )
-    return _run(opened(model), shapes, options, Path(out), watch or Watch())
+    return _run(opened(model), shapes, options, Path(out), watch or Reported(progress))
 
 
 def _run(

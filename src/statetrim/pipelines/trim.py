@@ -8,6 +8,7 @@ its name last, with the artifacts below `OUT/statetrim`.
 from pathlib import Path
 from typing import Unpack
 
+from ..progress import ShowProgress
 from ..reporting.report import report
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -16,7 +17,7 @@ from ..storage.output import ARTIFACTS, already_done, complete, output
 from ..storage.space import check_writable
 from ..storage.text import sequences
 from .job import CONTROL, SEQUENCE, Job, plain
-from .observer import Watch
+from .observer import Reported, Watch
 from .options import TrimFields, TrimOptions, changed
 from .shape_choice import settled
 from .stages import DECISION, RECORD, Run
@@ -36,15 +37,17 @@ def trim(
     *,
     out: str | Path,
     watch: Watch | None = None,
+    progress: ShowProgress = True,
     **changes: Unpack[TrimFields],
 ) -> Checkpoint:
     """Cut a model, check and measure the result, and open it.
 
     `options` may be given whole, one by one (`keep=0.5`), or both: those given by name then count.
-    A rerun after a crash goes on where it was.
+    A rerun after a crash goes on where it was. A `watch` is told of the stages as well, and takes
+    the place of `progress`.
     """
     options = changed("trim", options, changes)
-    return run(Job.of(opened(model), options), out, watch or Watch())
+    return run(Job.of(opened(model), options), out, watch or Reported(progress))
 
 
 def finished(job: Job, out: str | Path) -> bool:

@@ -19,7 +19,7 @@ from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
 from ..errors import StatetrimError, refuse_unknown
 from ..maths.units import token_count
-from ..progress import OnProgress, ignore
+from ..progress import OnProgress, ShowProgress, showing
 from ..runtime.loading import load_live, load_tokenizer
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
@@ -57,7 +57,7 @@ def recover(
     out: str | Path,
     resume: bool = False,
     announce: Callable[[Coverage], None] = lambda coverage: None,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
     **changes: Unpack[RecoverFields],
 ) -> Checkpoint:
     """Train `small` on `text`, and write the merged checkpoint to `out`.
@@ -90,11 +90,12 @@ def recover(
     out = Path(out)
     if already_done(out, RECORD, record):
         return open_checkpoint(out, small.family)
-    job = _Job(small, teacher, data, options, record, out, announce, progress)
-    if options.layerwise:
-        job.alone()
-    else:
-        job.together()
+    with showing(progress, "recovering") as report:
+        job = _Job(small, teacher, data, options, record, out, announce, report)
+        if options.layerwise:
+            job.alone()
+        else:
+            job.together()
     return open_checkpoint(out, small.family)
 
 

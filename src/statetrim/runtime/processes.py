@@ -12,11 +12,6 @@ from torch import Tensor
 T = TypeVar("T")
 
 
-def is_lead() -> bool:
-    """Whether this process is the one that speaks; joins nothing."""
-    return int(os.environ.get("RANK", "0")) == 0
-
-
 def launched() -> int:
     """How many processes torchrun started, 1 without it; joins nothing."""
     return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1

@@ -16,7 +16,7 @@ from ..geometry import Axis
 from ..maths.units import Amount
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, Method, Select, ValueEvidence
-from ..progress import OnProgress, Progress, ignore
+from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..serving.target import Target, target_of
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, loaded, opened
@@ -35,7 +35,7 @@ def select(
     seed: int = 0,
     statistics: Statistics | str | Path | None = None,
     shares: Mapping[str, float] | None = None,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
     **options: Any,
 ) -> Plan:
     """Choose the channels that stay: `keep` per key head, `keep_values` per value head, or `square`
@@ -48,17 +48,18 @@ def select(
     told of the layers that are done.
     """
     model = with_weights(opened(model))
-    return choose(
-        model,
-        target_of(model, keep, keep_values, square),
-        method,
-        options,
-        value_method=value_method,
-        value_options=value_options or {},
-        seed=seed,
-        statistics=_mixture(statistics, shares),
-        progress=progress,
-    )
+    with showing(progress, "selecting") as report:
+        return choose(
+            model,
+            target_of(model, keep, keep_values, square),
+            method,
+            options,
+            value_method=value_method,
+            value_options=value_options or {},
+            seed=seed,
+            statistics=_mixture(statistics, shares),
+            progress=report,
+        )
 
 
 def _mixture(

@@ -24,7 +24,7 @@ from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
 from ..geometry import Geometry, survivors
 from ..maths.units import MIB
-from ..progress import Advance, OnProgress, counter, ignore
+from ..progress import Advance, ShowProgress, counter, showing
 from ..storage.atomic import discard, finish, scratch_for
 from ..storage.checkpoint import (
     CONFIG,
@@ -144,19 +144,19 @@ def prune(
     plan: Plan | str | Path,
     out: str | Path,
     *,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Checkpoint:
     """Write the smaller checkpoint to `out` and open it.
 
     `progress` is told of the bytes of weights that are written.
     """
     surgery = prepare(model, plan)
-    with output(out, RECORD, surgery.record) as work:
+    with output(out, RECORD, surgery.record) as work, showing(progress, "pruning") as report:
         if not work.done:
             partial = work.path
             beside = sum(path.stat().st_size for path in surgery.companions.values())
             check_space(partial, surgery.bytes_after + beside)
-            _write_shards(surgery, partial, counter(progress, surgery.bytes_after, "bytes"))
+            _write_shards(surgery, partial, counter(report, surgery.bytes_after, "bytes"))
             _write_the_rest(surgery, partial)
             _check_result(surgery, partial)
             work.publish()

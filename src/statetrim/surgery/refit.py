@@ -23,7 +23,7 @@ from ..artifacts.mixture import mixed
 from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit, missed
-from ..progress import Advance, OnProgress, counter, ignore
+from ..progress import Advance, ShowProgress, counter, showing
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.companions import copy_unchanged
@@ -52,7 +52,7 @@ def refit(
     out: str | Path,
     shares: Mapping[str, float] | None = None,
     damping: float = 1e-8,
-    progress: OnProgress = ignore,
+    progress: ShowProgress = True,
 ) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
@@ -75,11 +75,11 @@ def refit(
         "statistics": dict(sums.lineage),
     }
     size = sum(shard.path.stat().st_size for shard in small.shards)
-    with output(out, RECORD, record) as work:
+    with output(out, RECORD, record) as work, showing(progress, "refitting") as report:
         if not work.done:
             partial = work.path
             check_space(partial, size)
-            errors = _write_shards(small, sums, damping, partial, counter(progress, size, "bytes"))
+            errors = _write_shards(small, sums, damping, partial, counter(report, size, "bytes"))
             layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
             done = record | {"layers": layers}
             original = copy_unchanged(small, partial, RECORD)

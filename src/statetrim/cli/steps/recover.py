@@ -86,9 +86,9 @@ def recover(
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
     from ...console.progress import shown
     from ...console.steps.recover import announce, show_recovery
+    from ...progress import is_lead
     from ...recovery.options import RecoverOptions
     from ...recovery.recover import recover as run
-    from ...runtime.processes import is_lead
 
     options = RecoverOptions(
         tokens=tokens,

@@ -2,8 +2,8 @@
 
 from rich.table import Table
 
+from ...progress import is_lead
 from ...recovery.adapters import Coverage
-from ...runtime.processes import is_lead
 from ...storage.checkpoint import Checkpoint
 from ...storage.json_file import read_object
 from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES

@@ -1,6 +1,8 @@
 """How far a run is: the one thing that every function which takes long reports."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,12 +25,36 @@ class Progress:
 
 
 OnProgress = Callable[[Progress], None]
+ShowProgress = OnProgress | bool
+"""As functions take it: True for a bar where a person watches, False for none, or a function."""
 Advance = Callable[[int], None]
 """Called with how much was just done; `counter` adds it up."""
 
 
 def ignore(progress: Progress) -> None:
     """Report to nobody."""
+
+
+def is_lead() -> bool:
+    """Whether this process of a torchrun launch is the one that speaks; joins nothing."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+@contextmanager
+def showing(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
+    """Yields what a long run reports to; `label` stands before parts that have none of their own.
+
+    True is a bar in a terminal or a notebook, and nothing where standard error goes to a file.
+    """
+    if callable(progress):
+        yield progress
+    elif progress and is_lead():
+        from .bar import bar  # rich takes a while to import
+
+        with bar(label) as report:
+            yield report
+    else:
+        yield ignore
 
 
 def counter(report: OnProgress, total: int, unit: Unit) -> Advance:
