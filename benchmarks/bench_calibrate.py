@@ -76,7 +76,7 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float, float]:
     """Best CPU seconds of the bare passes and of the calibrating ones."""
     live = load_live(directory)
-    parts = calibration._parts(methods)
+    parts = calibration._parts(methods, layerwise=False)
     batches: list[Tensor] = random_sequences(BATCH * BATCHES, LENGTH).batches(BATCH)
     backward = "grad" in methods
     if backward:

@@ -70,23 +70,19 @@ def calibrate(
 
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
     from which the same call goes on after an interruption (`resume` is not needed any more). Under
-    torchrun each process takes its share of the batches, and all
-    return the whole sums; `progress` is told of this process's tokens. `layerwise` streams the
-    weights from disk, for models larger than memory.
+    torchrun each process takes its share of the batches, and all return the whole sums; `progress`
+    is told of this process's tokens. `layerwise` streams the weights from disk, for models larger
+    than memory.
     """
     model = opened(model)
     if out is not None:
         check_writable(out)
     if original is None:
-        parts = _parts(methods)
+        parts = _parts(methods, layerwise)
     else:
         original = with_weights(opened(original))
         check_cut_from(original, model)
         parts = sorted(REFIT_PARTS)
-    if layerwise and GRADIENTS & set(parts):
-        raise StatetrimError(
-            "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
-        )
     shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
     data = _sources(model, text, shares, token_count(tokens), length, token_count(skip), seed)
     lineage = {
@@ -248,8 +244,12 @@ def _train_projections_only(live: LiveModel) -> None:
                 mixer.get_parameter(claim.tensor).requires_grad_(True)
 
 
-def _parts(methods: Iterable[str]) -> list[str]:
+def _parts(methods: Iterable[str], layerwise: bool) -> list[str]:
     needed = {part for name in methods for part in find_method(name).needs}
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
+    if layerwise and GRADIENTS & needed:
+        raise StatetrimError(
+            "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
+        )
     return sorted(needed | {"output_square"})
