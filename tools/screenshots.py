@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-SIZES = {"phone": (375, 812), "desktop": (1280, 900)}
+SIZES = {"phone": (390, 844), "desktop": (1280, 900)}
 SCHEMES = ("light", "dark")
 SERIOUS = ("serious", "critical")
 
@@ -30,6 +30,10 @@ OVERFLOW = """() => {
 UNSEEN = """() => [...document.querySelectorAll('img')].filter(i => !i.complete || !i.naturalWidth)
   .map(i => i.alt).concat([...document.querySelectorAll('svg')].filter(s =>
   !s.getBoundingClientRect().height).map(s => s.getAttribute('aria-label')))"""
+
+
+FOLD = """() => [...document.querySelectorAll('.answer, header .note')].filter(e =>
+  e.getBoundingClientRect().bottom > innerHeight).map(e => e.textContent.trim().slice(0, 80))"""
 
 
 def chromium() -> str | None:
@@ -65,6 +69,7 @@ def faults(started: Any, page_file: Path, pictures: Path | None) -> Iterator[str
                     yield f"{where}: requests {url[:120]}"
             yield from (f"{where}: the console says {line[:200]}" for line in said)
             yield from (f"{where}: overflows, {it}" for it in page.evaluate(OVERFLOW))
+            yield from (f"{where}: below the fold, {it}" for it in page.evaluate(FOLD))
             yield from (f"{where}: not shown, {it}" for it in page.evaluate(UNSEEN))
             if pictures is not None:
                 page.screenshot(path=pictures / f"{size}-{scheme}.png", full_page=True)

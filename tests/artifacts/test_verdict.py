@@ -81,6 +81,7 @@ def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
 ORIGINAL = model()
 GOOD = model(recall=0.895, nats=3.005, kl=0.01)
 RANDOM = model(recall=0.4, nats=3.8, kl=0.9)
+EASY = {("mqar", f"pairs_2_in_{n}"): rows(0.95, seed=n) for n in range(100)}
 COLLAPSED = {load: 0.9 for load in LOADS} | {63: 0.02}
 
 
@@ -109,6 +110,9 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         lambda: judged(model(nats=3.4, kl=0.5)), Outcome.STOP, "more than recovery"),
     "one load collapsed": (
         lambda: judged(model(recall=COLLAPSED, kl=0.05)), Outcome.STOP, "recall falls by"),
+    "one load collapsed among a hundred easy ones": (
+        lambda: verdict(scores(easy_loads() | {"rand": RANDOM | EASY})),
+        Outcome.STOP, "mqar, pairs_63"),
     "no engine serves it": (
         lambda: judged(GOOD, served=[]), Outcome.STOP, "no engine that is known"),
     "an engine serves it": (lambda: judged(GOOD, served=["vLLM"]), Outcome.SHIP, "within"),
@@ -130,6 +134,9 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         lambda: verdict(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
                                 "rand": model(0.01, 3.8, 0.9)})),
         Outcome.UNKNOWN, "no task says anything of its recall"),
+    "the original reads no better than by guessing": (
+        lambda: verdict(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
+        Outcome.UNKNOWN, "no task says anything of its perplexity"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
     "no control": (lambda: judged(GOOD, control=None), Outcome.UNKNOWN, "no random cut"),
     "the control does as well": (
@@ -220,8 +227,7 @@ def easy_tasks() -> dict[str, Samples]:
 
 def easy_loads() -> dict[str, Samples]:
     """One load is lost, and a hundred that nobody loses are measured beside it."""
-    easy = {("mqar", f"pairs_2_in_{n}"): rows(0.95, seed=n) for n in range(100)}
-    return {"original": ORIGINAL | easy, "cut": model(recall=COLLAPSED) | easy}
+    return {"original": ORIGINAL | EASY, "cut": model(recall=COLLAPSED, kl=0.05) | EASY}
 
 
 def a_kind_mean() -> dict[str, Samples]:

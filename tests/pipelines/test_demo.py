@@ -22,6 +22,14 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noq
     assert recall["MODEL"] > recall["drrqr"] > recall["rand"] > 0.1
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ statetrim")]
     assert len(commands) == 11
+    end = done.stdout[done.stdout.index("# what it showed") :]
+    for name, share in recall.items():
+        assert f"{name:<6} recalls {share:4.0%}" in end
+    assert "# the verdict on drrqr: " in end and "# what to do next:" in end
+    (trim,) = (line[2:].strip() for line in end.splitlines() if "statetrim trim MODEL" in line)
+    tried = fresh.run(f"{trim} --limit 8 --no-benchmark --no-control", home)
+    assert tried.returncode == 0, tried.stderr
+    assert (home / "SMALL" / "statetrim" / "report" / "report.html").is_file()
     again = fresh.run("statetrim demo", tmp_path)
     assert again.returncode == 2
     assert "exists already and is not overwritten" in again.stderr

@@ -173,8 +173,8 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     assert policy is not None and policy.startswith("default-src 'none'")
     headings = [a["id"] for t, a in page.tags if t == "h2"]
     assert headings == [
-        "what-was-cut", "state-before-and-after", "quality", "quality-against-state-size",
-        "which-layer-carries-what", "how-full-the-state-is", "speed", "where-it-runs", "recovery",
+        "answer", "quality", "quality-against-state-size", "memory-before-and-after",
+        "where-it-runs", "speed", "what-was-cut", "how-full-the-state-is", "recovery",
         "how-to-reproduce-it", "lineage",
     ]  # fmt: skip
 

@@ -134,10 +134,13 @@ def _headline_text(scores: Scores, model: str, task: str, metric: str) -> tuple[
 
 def at_chance(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's score, with its interval, is about what guessing gives."""
-    score = scores.find(scores.baseline, task, metric)
+    score, known = scores.find(scores.baseline, task, metric), TASKS.get(task)
+    if score.unit == "perplexity":
+        vocabulary = scores.lineage.get("vocabulary")
+        tokens = known is not None and known.kind == "text"  # others are by word
+        return tokens and type(vocabulary) is int and score.value >= vocabulary
     if score.unit != "share" or not score.higher_is_better:
         return False
-    known = TASKS.get(task)
     chance = known.chance_of(metric) if known else 0.0
     return not above_chance(score.samples, min(chance + HEADROOM, 0.99), LEVEL)
 

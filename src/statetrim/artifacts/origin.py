@@ -25,3 +25,12 @@ def origin(model: Checkpoint) -> dict[str, Any] | None:
         "methods": [name for name in methods if isinstance(name, str) and name != "none"],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
     }
+
+
+def vocabulary(model: Checkpoint) -> int | None:
+    """Tokens that the model chooses from: the perplexity of guessing."""
+    text = model.config.get("text_config")
+    for config in (model.config, text if isinstance(text, dict) else {}):
+        if type(config.get("vocab_size")) is int:
+            return int(config["vocab_size"])
+    return None

@@ -108,7 +108,7 @@ def verdict(
         found, single = losses(scores, name), setting_losses(scores, name)
     except StatetrimError as error:
         return Verdict(name, Outcome.UNKNOWN, f"its scores cannot be compared: {error}", [], [])
-    told = sorted((x for x in found if not x.floor), key=_severity, reverse=True)
+    told = sorted((x for x in found if not x.floor), key=severity, reverse=True)
     facts = [_fact(scores, x) for x in told if _limit(x)]
     doubts = [*doubts, *mismatches(scores, name)]
     recovered = recovered or _origin(scores, name).get("recovered") is True
@@ -187,11 +187,11 @@ def _decide(
     beyond = list(_beyond(told, single))
     hopeless = [x for x, limit in beyond if x.loss.estimate > limit.recoverable]
     if hopeless:
-        return Outcome.STOP, f"{_lost(hopeless[0])}, more than recovery is known to bring back"
+        return Outcome.STOP, f"{lost(hopeless[0])}, more than recovery is known to bring back"
     if beyond and recovered:
-        return Outcome.STOP, f"{_lost(beyond[0][0])}, after recovery"
+        return Outcome.STOP, f"{lost(beyond[0][0])}, after recovery"
     if beyond:
-        return Outcome.RECOVER, f"{_lost(beyond[0][0])}, which recovery may bring back"
+        return Outcome.RECOVER, f"{lost(beyond[0][0])}, which recovery may bring back"
     if doubts:
         return Outcome.UNKNOWN, doubts[0]
     for group in NEEDED:
@@ -217,10 +217,17 @@ def _beyond(told: Sequence[Loss], single: Sequence[Loss]) -> Iterator[tuple[Loss
         limit = _limit(x)
         if limit and standing(x.loss, limit.ship) is Standing.BEYOND:
             yield x, limit
-    for x in sorted(single, key=lambda x: -x.loss.low):
-        limit = _limit(x)
-        if limit and not x.floor and x.loss.low > limit.setting:
-            yield x, limit
+    setting = worst_setting(single)
+    if setting and (limit := _limit(setting)):
+        yield setting, limit
+
+
+def worst_setting(single: Sequence[Loss]) -> Loss | None:
+    """The setting that lost most of those beyond their limit without doubt; None without any."""
+    found = [
+        x for x in single if (limit := _limit(x)) and not x.floor and x.loss.low > limit.setting
+    ]
+    return max(found, key=lambda x: x.loss.low, default=None)
 
 
 def _limit(x: Loss) -> Limit | None:
@@ -239,7 +246,8 @@ def _unclear(x: Loss, limit: Limit) -> bool:
     return standing(x.loss, limit.ship) is Standing.UNCLEAR
 
 
-def _severity(x: Loss) -> float:
+def severity(x: Loss) -> float:
+    """The loss over what may be lost; above 1 it is beyond the limit."""
     limit = _limit(x)
     return x.loss.estimate / limit.ship if limit else -1.0
 
@@ -286,19 +294,20 @@ def _signed(loss: float, unit: str) -> str:
     return f"{change:+.4f}{SUFFIX[unit]}" if unit == "nats" else f"{change:+.1f}{SUFFIX[unit]}"
 
 
-def _lost(x: Loss) -> str:
+def lost(x: Loss) -> str:
+    """A loss beside its limit, in words."""
     limit = limit_of(x)
     assert limit is not None
     name = "perplexity" if x.unit == "perplexity" else x.groups[0]
-    where = f"{x.task}" if x.metric in _plain_metrics(x.task) else f"{x.task}, {x.metric}"
     verb = "rises" if x.unit == "perplexity" else "falls"
     size = f"{x.loss.estimate:.1f}{SUFFIX[x.unit]}"
-    return f"{name} {verb} by {size} on {where} (limit {limit:g}{SUFFIX[x.unit]})"
+    return f"{name} {verb} by {size} on {figure(x)} (limit {limit:g}{SUFFIX[x.unit]})"
 
 
-def _plain_metrics(task: str) -> tuple[str, ...]:
-    known = TASKS.get(task)
-    return (known.metric,) if known else ()
+def figure(x: Loss) -> str:
+    """The task, and the metric where it is not what the task is judged by."""
+    known = TASKS.get(x.task)
+    return x.task if known and x.metric == known.metric else f"{x.task}, {x.metric}"
 
 
 def _too_few(x: Loss) -> str:

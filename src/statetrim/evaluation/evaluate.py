@@ -16,7 +16,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..artifacts.origin import origin
+from ..artifacts.origin import origin, vocabulary
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError
 from ..maths.units import token_count
@@ -102,6 +102,7 @@ def evaluate(
             "models": marks,
             "data": {item.task.name: item.digest for item in work},
             "original": checkpoints[0].digest,
+            "vocabulary": vocabulary(checkpoints[0]),
             "cuts": {name: origin(model) for name, model in zip(names, checkpoints, strict=True)},
         }
         known = FinishedTasks(None, names)

@@ -2,22 +2,31 @@
 
 import shlex
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, chdir
 from pathlib import Path
 
 import torch
 
+from ..artifacts.scores import Scores
 from ..progress import OnProgress
+from ..serving.deployment import ship_verdicts
 from ..storage.atomic import replacing
 from ..storage.output import complete, output, refuse_existing
 from ..version import __version__
 from . import demo_model
-from .demo_model import DOCUMENT
+from .demo_model import DOCUMENT, MOST_PAIRS
 
-METHODS = ("rand", "l1", "drrqr")
+METHODS = {
+    "rand": "channels chosen by chance",
+    "l1": "by their weights",
+    "drrqr": "by what text does in them",
+}
+CHOSEN = "drrqr"
 KEEP = 16
 DOCUMENTS = 2048  # more than the demo reads: enough for trim, to play with
+TRIM = f"trim MODEL --keep-values {KEEP} --text text.jsonl --tokens 32k -o SMALL"
+
 
 QUIET = ("select", "prune")  # three times the same table would hide what matters
 COMMANDS = (
@@ -70,5 +79,32 @@ def run(
                     say(f"$ statetrim {line}")
                     command(words, words[0] in QUIET)
         work.publish()
-    say(f"# {time.monotonic() - began:.0f} seconds; open {out / 'report' / 'report.html'}")
-    return out / "report" / "report.html"
+    page = out / "report" / "report.html"
+    for line in (*_shown(out), *_next(out)):
+        say(f"# {line}" if line else "")
+    say(f"# {time.monotonic() - began:.0f} seconds; open {page}")
+    return page
+
+
+def _shown(out: Path) -> Iterator[str]:
+    """What the figures say, in words."""
+    scores = Scores.load(out / "scores.json")
+    learned = f"pairs_{MOST_PAIRS}"
+    yield ""
+    yield "what it showed: half of the state is gone, and what is left depends on which half"
+    for name, how in {"MODEL": "the whole model", **METHODS}.items():
+        share = scores.find(name, "mqar", learned).value
+        yield f"  {name:<6} recalls {share:4.0%} of {MOST_PAIRS} pairs   ({how})"
+    for judged in ship_verdicts(scores, [out / method for method in METHODS]):
+        if judged.model == CHOSEN:
+            yield f"the verdict on {CHOSEN}: {judged.outcome}: {judged.reason}"
+
+
+def _next(out: Path) -> Iterator[str]:
+    """What to do with it, in commands that work as they stand."""
+    yield ""
+    yield "what to do next:"
+    yield f"  cd {shlex.quote(str(out))}"
+    yield f"  statetrim {TRIM}"
+    yield "which cuts values instead of keys, and does all of the above in one command; then"
+    yield "  statetrim trim YOUR-MODEL --keep 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"

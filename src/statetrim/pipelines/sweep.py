@@ -82,13 +82,18 @@ def _run(
             found.save(work.path / FILE)
             _draw(found, work.path)
             work.publish()
+    _report(model, out)
     return Sweep.load(out / FILE)
 
 
+def _report(model: Checkpoint, out: Path) -> None:
+    """Last, because it names plans by their place; a killed run's rerun makes up for it."""
+    if not complete(out / "report"):
+        report([model, out], out / "report")
+
+
 def _draw(found: Sweep, directory: Path) -> None:
-    """The picture, where matplotlib is installed, and the page, which draws its own."""
-    if not complete(directory / "report"):
-        report([directory / FILE], directory / "report")
+    """The picture, where matplotlib is installed; the page draws its own."""
     if importlib.util.find_spec("matplotlib") is not None:
         from ..reporting.figure_files import save
         from ..reporting.sweep_pictures import sheet

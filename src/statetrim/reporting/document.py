@@ -14,9 +14,14 @@ NUMERIC = re.compile(
 LONG_CELL = 24  # characters from which a column is one of words
 
 
+def sentence(text: str) -> str:
+    """With a capital and a full stop."""
+    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+
+
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `tone` "note" is a remark of what may mislead, "missing" what is not there."""
+    """A paragraph; `tone` "note" is a remark of what may mislead."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -29,6 +34,16 @@ class Command:
 
     kind: ClassVar[str] = "command"
     lines: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Missing:
+    """What a section would show, and the commands that bring it. A section of nothing else is not
+    shown by itself."""
+
+    kind: ClassVar[str] = "missing"
+    text: str
+    lines: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -71,7 +86,7 @@ class Gallery:
     caption: str
 
 
-Block = Text | Command | Table | Picture | Gallery
+Block = Text | Command | Missing | Table | Picture | Gallery
 
 
 @dataclass(frozen=True)
@@ -86,6 +101,10 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
     @property
+    def empty(self) -> bool:
+        return all(isinstance(block, Missing) for block in self.blocks)
+
+    @property
     def groups(self) -> list[tuple[bool, list[Block]]]:
         """Runs of blocks; pictures that follow one another stand side by side."""
         return [
@@ -95,12 +114,38 @@ class Section:
 
 
 @dataclass(frozen=True)
+class Fact:
+    """One of the few things that decide, in a line or two, and what to type."""
+
+    name: str
+    lines: Sequence[str]
+    commands: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Opening:
+    """What stands on the first screen: an answer, why, what to know, and the facts."""
+
+    answer: str
+    tone: str  # good, fair, bad or unknown
+    reason: str
+    facts: Sequence[Fact]
+    notes: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
 class Document:
-    """A title, the figures to see first, and sections."""
+    """A title, an answer, then sections; those without content are named together at the end."""
 
     title: str
-    lead: str
-    highlights: Sequence[tuple[str, str]]  # figure, what it is
+    opening: Opening
     sections: Sequence[Section]
     footer: str
-    notes: Sequence[Text] = ()  # what to know before anything else
+
+    @property
+    def shown(self) -> list[Section]:
+        return [section for section in self.sections if not section.empty]
+
+    @property
+    def absent(self) -> list[Section]:
+        return [section for section in self.sections if section.empty]

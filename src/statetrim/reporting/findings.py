@@ -1,4 +1,4 @@
-"""What a report is made from: artifacts of strangers, each recognised by what stands in it."""
+"""What a report is made from: untrusted artifacts, each recognised by what stands in it."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,6 +18,7 @@ from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, inside, open_checkpoint
 from ..storage.json_file import read_object
 
+SWEEP_FILE = "sweep.json"
 RECORDS = "statetrim"  # where a checkpoint keeps how it was made
 MOST_RECORD_BYTES = 24 * MIB
 FIELDS = {"recover": "recovery"}
@@ -45,6 +46,7 @@ class Findings:
     analysis: Analysis | None = None
     timings: Timings | None = None
     sweep: Sweep | None = None
+    sweep_plans: dict[str, str] = field(default_factory=dict)  # shape -> the file of its plan
     sensitivity: Sensitivity | None = None
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
@@ -75,6 +77,18 @@ class Findings:
         return not isinstance(scored, list) or self.after.fingerprint in scored
 
     @property
+    def scored_name(self) -> str | None:
+        """What the scores call this checkpoint; None where they do not tell."""
+        if self.scores is None or self.after is None:
+            return None
+        marks, names = self.scores.lineage.get("models"), self.scores.models
+        if isinstance(marks, list) and len(marks) == len(names) and self.after.shards:
+            marked = list(zip(names, marks, strict=True))[1:]
+            return next((name for name, mark in marked if mark == self.after.fingerprint), None)
+        own = self.after.path.resolve().name
+        return own if own in names[1:] else None
+
+    @property
     def mismatches(self) -> Iterator[str]:
         """Artifacts that do not belong together, each in a sentence."""
         source = None if self.plan is None else self.plan.lineage.get("source")
@@ -100,6 +114,8 @@ def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     for artifact in artifacts:
         if isinstance(artifact, Checkpoint):
             models[artifact.path] = artifact
+        elif (Path(artifact) / SWEEP_FILE).is_file():
+            _read_sweep(found, Path(artifact))
         elif Path(artifact).is_dir():
             models[Path(artifact)] = open_checkpoint(artifact)
         else:
@@ -110,6 +126,13 @@ def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     if found.after is not None:
         _read_records(found, found.after.path)
     return found
+
+
+def _read_sweep(found: Findings, directory: Path) -> None:
+    """A directory that `trim --sweep` wrote: the sweep, and the plans beside it."""
+    _read(found, inside(directory, SWEEP_FILE))
+    for path in sorted(directory.glob("plan-*.json")):
+        found.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
 
 
 def _sort_checkpoints(found: Findings, models: Mapping[Path, Checkpoint]) -> None:

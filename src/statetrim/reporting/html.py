@@ -4,19 +4,16 @@ import base64
 import hashlib
 from collections.abc import Mapping
 from functools import cache
-from typing import TYPE_CHECKING
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from .document import Document, sentence
 from .drawing import Drawing
 from .theme import DARK, LIGHT, STROKES
 
-if TYPE_CHECKING:
-    from .document import Document
 
-
-def page(document: "Document") -> str:
+def page(document: Document) -> str:
     """Without scripts, links to other places, or anything to fetch."""
     style = (
         _environment()
@@ -53,10 +50,12 @@ def _drawing_style(colours: Mapping[str, str]) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    return Environment(
+    found = Environment(
         loader=PackageLoader(__package__, "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    found.filters["sentence"] = sentence
+    return found

@@ -6,6 +6,7 @@ The rows are data: `engines.json` is written by hand, `engines_compiled.json` by
 
 import json
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -199,7 +200,7 @@ def propose(
 
 def serve_command(line: Compatibility, model: str) -> str:
     """What to type so that the engine serves `model`, with the flag the shape needs."""
-    command = matrix().commands[line.engine].format(model=model)
+    command = matrix().commands[line.engine].format(model=shlex.quote(model))
     return f"{command} {line.flag}".strip()
 
 

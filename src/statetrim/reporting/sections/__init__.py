@@ -1,7 +1,7 @@
 """Findings -> the sections of a report.
 
 A section is a file here with a TITLE and a function `blocks`, and its name in ORDER. Where its
-artifact is missing it says which command makes it.
+artifact is missing it yields what is `Missing`, and is named below all others.
 """
 
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from ..document import Block, Section
 from ..findings import Findings
 
 ORDER = (
-    "cut",
-    "state",
     "quality",
     "sweep",
+    "state",
+    "engines",
+    "speed",
+    "cut",
     "sensitivity",
     "ranks",
-    "speed",
-    "engines",
     "recovery",
     "reproduce",
     "lineage",

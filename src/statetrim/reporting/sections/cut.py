@@ -8,10 +8,10 @@ from torch import Tensor
 from ...geometry import Axis
 from ...maths.formatting import evenly
 from ..charts import channel_map
-from ..document import Block, Gallery, Table, Text
+from ..document import Block, Gallery, Missing, Table, Text
 from ..drawing import Raster
 from ..findings import Findings
-from .records import missing
+from ..names import names
 
 TITLE = "What was cut"
 
@@ -23,9 +23,9 @@ MOST_LISTED_HEADS = 64
 def blocks(found: Findings) -> Iterator[Block]:
     plan = found.plan
     if plan is None:
-        yield from missing(
+        yield Missing(
             "No plan was given, so this report cannot show which channels went.",
-            "statetrim select MODEL --method drrqr --keep 64 --statistics FILE -o plan.json",
+            [f"statetrim select {names(found).model} --method l1 --keep 0.5 -o plan.json"],
         )
         return
     options = ", ".join(f"{name}={value}" for name, value in plan.options.items()) or "none"

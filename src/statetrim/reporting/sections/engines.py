@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 
 from ...serving.engines import Compatibility, Shape, serve_command, verdicts
-from ..document import Block, Command, Table, Text
+from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
+from ..names import names
 
 TITLE = "Where it runs"
 MEANING = {
@@ -20,9 +21,10 @@ def blocks(found: Findings) -> Iterator[Block]:
     """What is known of engines for this shape, and how they are started."""
     model, shape = found.after or found.before, found.geometry_after or found.geometry_before
     if model is None or shape is None:
-        yield Text(
+        words = names(found)
+        yield Missing(
             "Which engines serve it depends on the model type and the shape: give the checkpoint.",
-            "missing",
+            [f"statetrim inspect {words.small}"],
         )
         return
     lines = [
@@ -49,7 +51,9 @@ def blocks(found: Findings) -> Iterator[Block]:
     )
     served = {line.engine: line for line in reversed(lines) if line.serves}
     if served:
-        yield Command([serve_command(line, "SMALL") for line in reversed(served.values())])
+        uncut = found.after is None and found.plan is None
+        path = str(model.path) if found.after or uncut else "SMALL"
+        yield Command([serve_command(line, path) for line in reversed(served.values())])
 
 
 def _remark(line: Compatibility) -> str:

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..document import Block, Table
 from ..findings import Findings
-from .records import brief, mapping
+from ..records import brief, mapping
 
 TITLE = "Lineage"
 

@@ -5,12 +5,15 @@ from typing import Any
 
 from ...artifacts.losses import Loss, headline, losses, recall_change
 from ...artifacts.scores import Scores
+from ...artifacts.verdict import limit_of, standing
+from ...errors import StatetrimError
 from ...maths.formatting import score_text
 from ...maths.units import is_number
 from ..charts import interval_chart
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from .records import mapping, missing, strings
+from ..names import names
+from ..records import mapping
 
 TITLE = "Quality"
 
@@ -19,29 +22,44 @@ CHECKS = {
     "prefill_against_decode": "decoding token by token against prefill",
     "prefill_against_decode_before": "the same, in the original",
 }
+UNITS = (
+    ("share", "percentage points lost"),
+    ("perplexity", "rise of perplexity, % of the original's"),
+    ("nats", "KL from the original, nats per token"),
+)
 
 
 def blocks(found: Findings) -> Iterator[Block]:
-    """Checks of the cut itself, then scores against the original."""
-    if found.trim is not None:
-        yield from _checked(found.trim)
+    """Scores against the original, then checks of the cut itself."""
     scores = found.scores
     if scores is None or len(scores.models) < 2:
-        yield from missing(
+        words = names(found)
+        yield Missing(
             "Quality was not measured. A cut loses quality; recall suffers before perplexity.",
-            "statetrim evaluate SMALL --baseline MODEL --tasks wikitext,squad,mqar --data DATA "
-            "-o scores.json",
+            [
+                f"statetrim evaluate {words.small} --baseline {words.model} --tasks text,mqar "
+                f"--text {words.text} --skip {words.tokens} --limit 32 -o scores.json"
+            ],
         )
+    else:
+        yield from _measured(scores)
+    if found.trim is not None:
+        yield from _checked(found.trim)
+
+
+def _measured(scores: Scores) -> Iterator[Block]:
+    try:
+        judged = [x for model in scores.models[1:] for x in losses(scores, model)]
+    except StatetrimError as error:
+        yield Text(f"These scores cannot be compared: {error}.", "note")
         return
-    judged = [x for model in scores.models[1:] for x in losses(scores, model)]
-    header = ("task", "metric", "samples", *scores.models)
-    yield Text(f"The original is {scores.baseline}. Intervals are of 95%, paired by sample.")
-    yield Table((*header, "against the original"), list(_main_rows(scores, judged)))
-    for unit, words in (
-        ("share", "percentage points lost"),
-        ("perplexity", "rise of perplexity, % of the original's"),
-        ("nats", "KL from the original, nats per token"),
-    ):
+    yield Text(
+        f"The original is {scores.baseline}. Intervals are of 95%, paired by sample; of a task "
+        f"with settings the figure is the mean of those on which the original is above chance."
+    )
+    header = ("task", "model", "samples", "original", "now", "difference", "limit")
+    yield Table(header, list(_main_rows(judged)))
+    for unit, words in UNITS:
         rows = [
             (_case(scores, x), x.loss.estimate, x.loss.low, x.loss.high)
             for x in judged
@@ -60,6 +78,14 @@ def blocks(found: Findings) -> Iterator[Block]:
                 f"Mean recall of {model}: {moved.estimate:+.2f} points, between {moved.low:+.2f} "
                 f"and {moved.high:+.2f}."
             )
+    yield from _others(scores, judged)
+    yield Text(
+        "There are several figures here and no correction for that: one in twenty intervals would "
+        "miss the truth by chance. Tasks on which the original is at chance count for nothing."
+    )
+
+
+def _others(scores: Scores, judged: list[Loss]) -> Iterator[Block]:
     main = {(x.task, x.metric) for x in judged}
     others = [
         _cells(scores, task, metric)
@@ -68,17 +94,12 @@ def blocks(found: Findings) -> Iterator[Block]:
         if (task, metric) not in main
     ]
     if others:
-        yield Table(header, others, caption="All other metrics", folded=True)
-    yield Text(
-        "There are several verdicts here and no correction for that: one in twenty would be wrong "
-        "by chance."
-    )
+        header = ("task", "metric", "samples", *scores.models)
+        yield Table(header, others, caption="Settings and other metrics", folded=True)
 
 
 def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
-    """What `trim` compared and found worth a warning."""
-    for warning in strings(record.get("warnings")):
-        yield Text(f"Warning: {warning}.", "note")
+    """What `trim` compared, to be sure of the cut itself."""
     checks = mapping(record.get("checks"))
     rows = [
         (words, f"{checks[name]:.1e}")
@@ -89,14 +110,18 @@ def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
         yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
 
 
-def _main_rows(scores: Scores, judged: list[Loss]) -> Iterator[tuple[str, ...]]:
-    for task, metric in dict.fromkeys((x.task, x.metric) for x in judged):
-        said = [
-            x.sentence if len(scores.models) == 2 else f"{x.model}: {x.sentence}"
-            for x in judged
-            if (x.task, x.metric) == (task, metric)
-        ]
-        yield (*_cells(scores, task, metric), "; ".join(said))
+def _main_rows(judged: list[Loss]) -> Iterator[tuple[str, ...]]:
+    for x in sorted(judged, key=lambda x: x.task):
+        limit = limit_of(x)
+        yield (
+            f"{x.task}, {x.metric}",
+            x.model,
+            str(x.samples),
+            score_text(x.before, x.unit),
+            score_text(x.after, x.unit),
+            x.sentence,
+            "" if limit is None or x.floor else f"{standing(x.loss, limit)} ({limit:g})",
+        )
 
 
 def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:

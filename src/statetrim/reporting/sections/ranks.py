@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from ...artifacts.analysis import Analysis
 from ...maths.formatting import percent
 from .. import rank_pictures
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from .records import missing
+from ..names import names
 
 TITLE = "How full the state is"
 
@@ -15,21 +15,24 @@ TITLE = "How full the state is"
 def blocks(found: Findings) -> Iterator[Block]:
     analysis = found.analysis
     if analysis is None:
-        yield from missing(
+        words = names(found)
+        yield Missing(
             "The state's rank was not looked at.",
-            "statetrim analyze SMALL --baseline MODEL --text text.jsonl --tokens 16k "
-            "-o analysis.json",
+            [
+                f"statetrim analyze {words.small} --baseline {words.model} --text {words.text} "
+                f"--tokens {min(words.tokens, 2**14)} --length 512 -o analysis.json"
+            ],
         )
         return
     parts = {"before": analysis.baseline} if analysis.baseline else {}
     looked: dict[str, Analysis] = {**parts, "after" if parts else "this model": analysis}
     means = {name: float(part.mean_utilization.nanmean()) for name, part in looked.items()}
-    words = ", ".join(
+    shares = ", ".join(
         f"{name} {100 * mean:.1f}% of {looked[name].widest}" for name, mean in means.items()
     )
     yield Text(
         f"A state of d keys could have rank d; its effective rank says how many directions it "
-        f"really uses. Mean use: {words}. A narrower state reaches a higher share with less in it."
+        f"really uses. Mean use: {shares}. A narrower state reaches a higher share with less in it."
     )
     yield from _pictures(looked)
     yield Table(

@@ -3,13 +3,17 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ...maths.formatting import evenly
 from ...maths.units import is_number
 from ..charts import Point, Series, line_chart
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from .records import dicts, mapping, missing, thinned
+from ..names import names
+from ..records import dicts, mapping
 
 TITLE = "Recovery"
+MOST_CURVE_POINTS = 300
+FEWEST_TOKENS = 16 * 512  # one step of training
 
 
 def blocks(found: Findings) -> Iterator[Block]:
@@ -17,29 +21,33 @@ def blocks(found: Findings) -> Iterator[Block]:
         yield from _refitted(found.refit)
     record = found.recovery
     if record is None:
-        yield from missing(
+        words = names(found)
+        yield Missing(
             "No training followed the cut.",
-            "statetrim recover SMALL --teacher MODEL --text text.jsonl -o RECOVERED",
+            [
+                f"statetrim recover {words.small} --teacher {words.model} --text {words.text} "
+                f"--tokens {max(words.tokens, FEWEST_TOKENS)} --length 512 -o RECOVERED"
+            ],
         )
         return
     options = mapping(record.get("options"))
     yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
     curve = [p for p in dicts(record.get("curve")) if is_number(p.get("step"))]
-    names = [n for n in ("loss", "ce", "kl") if curve and all(is_number(p.get(n)) for p in curve)]
+    figures = [n for n in ("loss", "ce", "kl") if curve and all(is_number(p.get(n)) for p in curve)]
     series = [
         Series(
             name,
-            thinned([Point(float(p["step"]), float(p[name])) for p in curve]),
+            evenly([Point(float(p["step"]), float(p[name])) for p in curve], MOST_CURVE_POINTS),
         )
-        for name in names
+        for name in figures
     ]
     chart = line_chart(series, "Loss by training step", x="step", y="nats per token")
     if chart:
         yield Picture(chart, "Loss while training after the cut, in nats per token.")
         yield Table(
-            ("", *names),
+            ("", *figures),
             [
-                (when, *(f"{float(point[name]):.4f}" for name in names))
+                (when, *(f"{float(point[name]):.4f}" for name in figures))
                 for when, point in (("first", curve[0]), ("last", curve[-1]))
             ],
         )

@@ -2,10 +2,10 @@
 
 from collections.abc import Iterator
 
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
+from ..names import names
 from ..sensitivity_pictures import CAPTION, name, pictures
-from .records import missing
 
 TITLE = "Which layer carries what"
 
@@ -13,9 +13,13 @@ TITLE = "Which layer carries what"
 def blocks(found: Findings) -> Iterator[Block]:
     sensitivity = found.sensitivity
     if sensitivity is None:
-        yield from missing(
+        words = names(found)
+        yield Missing(
             "Layers were not cut one by one, so it is not known where recall lives.",
-            "statetrim analyze MODEL --sensitivity --text text.jsonl -o sensitivity.json",
+            [
+                f"statetrim analyze {words.model} --sensitivity --text {words.text} "
+                f"-o sensitivity.json"
+            ],
         )
         return
     yield Text(sensitivity.sentence)

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from ...artifacts.timings import Timing, Timings
 from ...maths.formatting import quantity
 from ...maths.units import is_number
-from ..document import Block, Table, Text
+from ..document import Block, Missing, Table, Text
 from ..findings import Findings
-from .records import missing
+from ..names import names
 
 TITLE = "Speed"
 
@@ -16,10 +16,11 @@ def blocks(found: Findings) -> Iterator[Block]:
     """Medians of each figure by model, with the ratio to the original."""
     timings = found.timings
     if timings is None:
-        yield from missing(
+        words = names(found)
+        yield Missing(
             "Speed was not measured. Smaller heads save memory traffic; whether they save time "
             "depends on the kernels, so measure where you serve.",
-            "statetrim benchmark SMALL --baseline MODEL -o timings.json",
+            [f"statetrim benchmark {words.small} --baseline {words.model} -o timings.json"],
         )
         return
     device, clock = (timings.lineage.get(name) for name in ("device", "clock"))

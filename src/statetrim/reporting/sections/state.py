@@ -1,49 +1,62 @@
-"""What a sequence costs before and after."""
+"""What a sequence costs before and after, beside what is free without a cut."""
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
 
 from ...geometry import KERNEL_TILE, Geometry
 from ...maths.formatting import change, size
+from ...serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
+from ...serving.state_size import StateSize, stored_dtype
 from ..charts import bar_chart
-from ..document import Block, Picture, Table, Text
+from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from .records import missing
+from ..names import names
 
-TITLE = "State before and after"
-
-FP32 = 4
-GIB = 2**30
+TITLE = "Memory before and after"
 
 
 def blocks(found: Findings) -> Iterator[Block]:
     before, after = found.geometry_before, found.geometry_after
-    if after is None or before is None:
-        yield from missing(
+    if after is None or before is None or before == after:
+        words = names(found)
+        yield Missing(
             "The sizes before and after need both checkpoints.",
-            "statetrim report MODEL SMALL -o report",
+            [f"statetrim report {words.model} {words.small} -o report"],
         )
-        if after is not None:
-            yield Table(("", "now"), [row[:2] for row in _sizes(after, after)])
         return
-    old, new = (geometry.state_numel * FP32 for geometry in (before, after))
+    rows = alternatives(before, after, found.before)
     chart = bar_chart(
-        [("before", old, size(old)), ("after", new, size(new))],
-        f"Recurrent state of one sequence: {size(old)} before, {size(new)} after",
+        [(row.name, row.state_bytes, size(row.state_bytes)) for row in rows],
+        "Recurrent state of one sequence: "
+        + ", ".join(f"{row.name} {size(row.state_bytes)}" for row in rows),
     )
     if chart:
-        caption = "Recurrent state of one sequence, all linear layers together, in float32."
-        yield Picture(chart, caption)
-    rows = _sizes(before, after)
-    if found.before is not None and found.after is not None and found.before.shards:
-        weights = [
-            sum(tensor.nbytes for _, tensor in model.tensors.values())
-            for model in (found.before, found.after)
-        ]
-        counts = found.before.parameters, found.after.parameters
-        rows.append(("parameters", f"{counts[0]:,}", f"{counts[1]:,}", change(*counts)))
-        rows.append(("weights on disk", *map(size, weights), change(*weights)))
-    yield Table(("", "before", "after", "change"), rows)
+        yield Picture(chart, "Recurrent state of one sequence, all linear layers together.")
+    whole = rows[0]
+    counted = whole.sequences is not None
+    yield Table(
+        (
+            "state",
+            "per sequence",
+            "change",
+            *([f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB"] if counted else []),
+        ),
+        [
+            (
+                row.name,
+                size(row.state_bytes),
+                change(whole.state_bytes, row.state_bytes) if row is not whole else "",
+                *([f"{row.sequences:,}"] if row.sequences is not None else []),
+            )
+            for row in rows
+        ],
+    )
+    yield Text(
+        "A bfloat16 state needs no cut, only an engine's option (vLLM: --mamba-ssm-cache-dtype "
+        "bfloat16); what it costs in quality was not measured here. Sequences are memory over "
+        "what one of them holds, keys and values of softmax layers included; engines that round "
+        "to blocks hold fewer."
+    )
+    yield Table(("", "before", "after", "change"), list(_sizes(found, before, after)))
     if after.head_k_dim % KERNEL_TILE:
         yield Text(
             f"Kernels pad {after.head_k_dim} key channels to a multiple of {KERNEL_TILE}: memory "
@@ -52,23 +65,23 @@ def blocks(found: Findings) -> Iterator[Block]:
         )
 
 
-def _sizes(before: Geometry, after: Geometry) -> list[tuple[str, ...]]:
-    def row(name: str, measure: Callable[[Geometry], int], show: Callable[[int], str]) -> Any:
-        old, new = measure(before), measure(after)
-        return name, show(old), show(new), change(old, new)
-
-    return [
-        (
-            "state of a head, keys x values",
-            f"{before.head_k_dim} x {before.head_v_dim}",
-            f"{after.head_k_dim} x {after.head_v_dim}",
-            change(before.head_k_dim * before.head_v_dim, after.head_k_dim * after.head_v_dim),
-        ),
-        row("recurrent state per sequence, float32", lambda g: g.state_numel * FP32, size),
-        row("convolution state per sequence, values", lambda g: g.conv_numel, "{:,}".format),
-        row(
-            "sequences whose state fits in 16 GiB",
-            lambda g: 16 * GIB // (g.state_numel * FP32),
-            "{:,}".format,
-        ),
-    ]
+def _sizes(found: Findings, before: Geometry, after: Geometry) -> Iterator[tuple[str, ...]]:
+    yield (
+        "state of a head, keys x values",
+        f"{before.head_k_dim} x {before.head_v_dim}",
+        f"{after.head_k_dim} x {after.head_v_dim}",
+        change(before.state_numel, after.state_numel),
+    )
+    model = found.before or found.after
+    if model is not None:
+        dtype = stored_dtype(model)
+        old, new = (StateSize.of(geometry, dtype).conv_bytes for geometry in (before, after))
+        yield f"convolution state per sequence, {dtype}", size(old), size(new), change(old, new)
+    if found.before is not None and found.after is not None and found.before.shards:
+        counts = found.before.parameters, found.after.parameters
+        yield "parameters", f"{counts[0]:,}", f"{counts[1]:,}", change(*counts)
+        old, new = (
+            sum(tensor.nbytes for _, tensor in one.tensors.values())
+            for one in (found.before, found.after)
+        )
+        yield "weights on disk", size(old), size(new), change(old, new)

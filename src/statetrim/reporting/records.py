@@ -1,22 +1,7 @@
-"""Blocks that sections share, and how to take values out of an untrusted record."""
+"""How to take values out of an untrusted record."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
-
-from ...maths.formatting import evenly
-from ..charts import Point
-from ..document import Block, Command, Text
-
-MOST_CURVE_POINTS = 300
-
-
-def missing(what: str, *commands: str) -> Iterator[Block]:
-    yield Text(what, "missing")
-    yield Command(commands)
-
-
-def thinned(points: list[Point]) -> list[Point]:
-    return evenly(points, MOST_CURVE_POINTS)
 
 
 def mapping(value: Any) -> Mapping[str, Any]:

@@ -1,0 +1,131 @@
+"""Findings -> the first screen: whether to ship, why, and the two or three facts that decide it."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from ..artifacts.recommendation import Judged, Recommendation, recommend
+from ..artifacts.verdict import Outcome, Verdict, figure
+from ..geometry import Geometry
+from ..maths.formatting import change, size
+from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
+from ..serving.deployment import ship_verdict
+from ..serving.engines import Compatibility, Shape, serve_command, verdicts
+from .document import Fact, Opening
+from .findings import Findings
+from .names import names, trim_command
+from .records import mapping, strings
+
+TONES = {
+    Outcome.SHIP: "good",
+    Outcome.RECOVER: "fair",
+    Outcome.STOP: "bad",
+    Outcome.UNKNOWN: "unknown",
+}
+MOST_FACTS = 3  # lines of quality on the first screen
+
+
+def opening(found: Findings) -> Opening:
+    """Of the cut where there is one, else of the sweep."""
+    if found.sweep is not None and found.after is None and found.scores is None:
+        return _of_sweep(found, recommend(found.sweep))
+    return _of_cut(found, ship_verdict_of(found))
+
+
+def ship_verdict_of(found: Findings) -> Verdict:
+    """The verdict on the report's checkpoint; scores that do not belong to it are doubted."""
+    return ship_verdict(found.scores, found.scored_name, found.after, list(found.mismatches))
+
+
+def title(found: Findings) -> str:
+    before, after = found.geometry_before, found.geometry_after
+    model = found.before or found.after
+    name = model.path.resolve().name if model else ""
+    if not name:
+        name = found.sweep.model if found.sweep else Path(next(iter(found.sources.values()))).stem
+    if before and after and before != after:
+        return f"{name}: state {_shape(before)} → {_shape(after)}"
+    return f"{name}: what a smaller state costs"
+
+
+def _of_cut(found: Findings, judged: Verdict) -> Opening:
+    facts = [Fact("Quality", judged.facts[:MOST_FACTS])] if judged.facts else []
+    recorded = strings(mapping(found.trim).get("warnings"))
+    notes = [f"These artifacts do not belong together: {text}" for text in found.mismatches]
+    notes += [f"Warning: {text}" for text in dict.fromkeys((*judged.warnings, *recorded))]
+    return Opening(
+        answer=str(judged.outcome).capitalize(),
+        tone=TONES[judged.outcome],
+        reason=judged.reason,
+        facts=[*facts, *_memory(found, found.geometry_after), *_engines(found)],
+        notes=notes,
+    )
+
+
+def _of_sweep(found: Findings, advice: Recommendation) -> Opening:
+    cut = advice.chosen or advice.nearest
+    if cut is None:
+        return Opening("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
+    facts = [Fact("Quality", [f"{figure(x)}: {x.sentence}" for x in cut.losses[:MOST_FACTS]])]
+    facts += _memory(found, _resized(found, cut))
+    command = trim_command(found, cut.point.keep, cut.point.keep_values)
+    if advice.chosen:
+        facts.append(Fact("Next", ["cut, check and measure it beside a random cut"], [command]))
+        return Opening(f"Take {cut.shape}", TONES[Outcome.SHIP], advice.reason, facts)
+    recover = f"{command} --recover {names(found).tokens}"
+    facts.append(Fact("Next", ["recover the nearest, or sweep larger shapes"], [recover]))
+    return Opening("No shape recommended", TONES[Outcome.STOP], advice.reason, facts)
+
+
+def _resized(found: Findings, cut: Judged) -> Geometry | None:
+    """The model's state in that shape; an untrusted sweep may say anything."""
+    before, shape = found.geometry_before, (cut.point.keep, cut.point.keep_values)
+    if before is None or not all(type(count) is int and count > 0 for count in shape):
+        return None
+    return before.resized(*shape)
+
+
+def _memory(found: Findings, after: Geometry | None) -> Iterator[Fact]:
+    """Bytes and sequences: the cut, and what is free without it."""
+    before = found.geometry_before
+    if before is None or after is None:
+        return
+    whole, half, cut, both = alternatives(before, after, found.before)
+    lines = [
+        f"{size(whole.state_bytes)} → {size(cut.state_bytes)} of state per sequence "
+        f"({change(whole.state_bytes, cut.state_bytes)}); a bfloat16 state without a cut "
+        f"{size(half.state_bytes)}, both {size(both.state_bytes)}"
+    ]
+    if whole.sequences is not None:
+        lines.append(
+            f"{whole.sequences:,} → {cut.sequences:,} sequences of {CONTEXT:,} tokens in "
+            f"{MEMORY_GIB:g} GiB; bfloat16 alone {half.sequences:,}, both {both.sequences:,}"
+        )
+    yield Fact("Memory", lines)
+
+
+def _engines(found: Findings) -> Iterator[Fact]:
+    """Who serves the shape, and what to type for the first of them."""
+    model, shape = found.after or found.before, found.geometry_after
+    if model is None or shape is None:
+        return
+    known = [x for x in verdicts(str(model.config.get("model_type")), Shape.of(shape)) if x.current]
+    serving = _first_of_each([line for line in known if line.serves])
+    refusing = sorted({line.engine for line in known if line.verdict in ("refused", "wrong")})
+    refusing = [name for name in refusing if name not in serving]
+    lines = [f"served by {', '.join(serving)}" if serving else "no engine is known to serve it"]
+    if refusing:
+        lines.append(f"refused by {', '.join(refusing)}")
+    first = next(iter(serving.values()), None)
+    commands = [serve_command(first, str(found.after.path))] if first and found.after else []
+    yield Fact("Engines", lines, commands)
+
+
+def _first_of_each(lines: list[Compatibility]) -> dict[str, Compatibility]:
+    found: dict[str, Compatibility] = {}
+    for line in lines:
+        found.setdefault(line.engine, line)
+    return found
+
+
+def _shape(geometry: Geometry) -> str:
+    return f"{geometry.head_k_dim} x {geometry.head_v_dim}"

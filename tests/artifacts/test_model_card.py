@@ -1,0 +1,130 @@
+"""The card of a cut: what it says, in which order, and that no name in it acts."""
+
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from statetrim.artifacts.model_card import (
+    model_card,
+    recovered_card,
+    refitted_card,
+    with_measurements,
+)
+
+import statetrim as st
+from statetrim.artifacts.scores import Score
+from statetrim.artifacts.verdict import verdict
+
+NASTY = "x\n---\nlicense: gpl\n---\n# Heading\n| a | b |\n<script>alert(1)</script> `code` [a](b)"
+LICENSED = "---\nlicense: apache-2.0\nlanguage: [en, de]\nlibrary_name: {a: b}\n---\nbody\n"
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
+    return st.open(checkpoint("qwen3_5_text"))
+
+
+def scores(cut: str = "SMALL", lost: float = 0.5) -> st.Scores:
+    figures: dict[str, list[float]] = {
+        "original": [0.9] * 40,
+        cut: [0.9 - lost] * 40,
+        "rand": [0.1] * 40,
+    }
+    return st.Scores(
+        list(figures),
+        [Score(name, "mqar", "accuracy", "share", True, rows) for name, rows in figures.items()],
+    )
+
+
+def card(model: st.Checkpoint, original: str = "", **changes: Any) -> str:
+    plan = st.select(model, "l1", keep=6)
+    after = plan.resized(model.geometry)
+    return model_card(model, replace(plan, **changes), after, 1234, original)
+
+
+def front_matter(text: str) -> dict[str, Any]:
+    match = re.match(r"---\n(.*?)\n---\n", text, re.S)
+    assert match
+    found = yaml.safe_load(match[1])
+    assert isinstance(found, dict)
+    return found
+
+
+def test_measurements_and_warnings_stand_above_how_it_was_made(model: st.Checkpoint) -> None:
+    found = scores()
+    text = with_measurements(card(model), found, verdict(found))
+    order = [text.index(part) for part in ("| state of a head", "## Measured", "**Do not ship**",
+                                           "- Warning: recall falls by 50.0 points",
+                                           "| task | metric |", "## How it was made")]  # fmt: skip
+    assert order == sorted(order)
+    assert "| mqar | accuracy | 40 | 90.0% | 40.0% | 10.0% |" in text
+    assert re.search(
+        r"recurrent state per sequence, float32 \| [\d.]+ KiB \| [\d.]+ KiB \| -50.0%", text
+    )
+    assert "not measured" not in text
+
+
+def test_a_second_measurement_takes_the_place_of_the_first(model: st.Checkpoint) -> None:
+    once = with_measurements(card(model), scores(), verdict(scores()))
+    better = scores(lost=0.0)
+    twice = with_measurements(once, better, verdict(better))
+    assert twice.count("## Measured") == 1 and "90.0% | 90.0%" in twice
+    assert twice == with_measurements(card(model), better, verdict(better))
+
+
+def test_what_was_measured_of_other_weights_is_taken_out(model: st.Checkpoint) -> None:
+    measured = with_measurements(card(model), scores(), verdict(scores()))
+    curve = [{"loss": 2.0, "tokens": 0}, {"loss": 1.0, "tokens": 10}]
+    coverage = {"projections": 1, "layers": 1, "convolutions": 0}
+    record = {"options": {"layerwise": False, "rank": 4}, "coverage": coverage, "curve": curve,
+              "teacher": "x", "layers": {"0": {"before": 0.5, "after": 0.1}}}  # fmt: skip
+    for after in (
+        recovered_card(measured, "name", record),
+        refitted_card(measured, "name", record),
+    ):
+        assert "## Measured" not in after and "was not measured since" in after
+        assert "## How it was made" in after
+
+
+def test_the_licence_is_carried_where_it_is_plain(model: st.Checkpoint) -> None:
+    found = front_matter(card(model, LICENSED))
+    assert found == {
+        "license": "apache-2.0", "language": ["en", "de"], "tags": ["statetrim", "pruned"]
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("place", ["method", "option", "directory", "hub", "model", "task"])
+def test_names_stay_text(place: str, model: st.Checkpoint, tmp_path: Path) -> None:
+    """Of methods, options, directories, models and tasks; a directory's may hold line breaks."""
+    found, changes = scores(), {}
+    flat = NASTY.replace("/", "_")
+    if place == "method":
+        changes = {"method": NASTY}
+    elif place == "option":
+        changes = {"options": {NASTY: NASTY}}
+    elif place == "directory":
+        shutil.copytree(model.path, tmp_path / flat)
+        model = st.open(tmp_path / flat)
+    elif place == "hub":
+        home = tmp_path / f"models--{flat}--b" / "snapshots" / "abc"
+        shutil.copytree(model.path, home)
+        model = st.open(home)
+    elif place == "model":
+        found = scores(cut=NASTY)
+    else:
+        found = st.Scores(found.models, [replace(x, task=NASTY) for x in found.scores])
+    text = with_measurements(card(model, **changes), found, verdict(found))
+    about = front_matter(text)
+    assert set(about) <= {"tags", "base_model"} and about["tags"] == ["statetrim", "pruned"]
+    body = text.split("\n---\n", 1)[1]
+    headings = [line for line in body.splitlines() if line.startswith("#")]
+    assert [line.split(",")[0] for line in headings[1:]] == ["## Measured", "## How it was made"]
+    assert "alert(1)" in text or place == "hub"
+    outside = re.sub(r"`[^`]*`", "", re.sub(r"<!--.*?-->", "", body))
+    assert not re.search(r"(?<!\\)[<\[]", outside), outside
+    assert not any(line.startswith(("---", "license")) for line in body.splitlines())

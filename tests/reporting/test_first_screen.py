@@ -1,0 +1,186 @@
+"""What a reader sees first: an answer, why, the facts, and commands that work as they stand."""
+
+import json
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import run
+from statetrim.reporting.document import Document
+from statetrim.reporting.findings import gather
+from statetrim.reporting.report import compose
+
+ROOT = Path(__file__).parents[2]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+@pytest.fixture(scope="module")
+def home(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
+    """A directory with MODEL, a text, and OUT and SWEPT that trim made there."""
+    folder = tmp_path_factory.mktemp("first")
+    (folder / "my model").symlink_to(checkpoint("qwen3_5_text"))
+    tiny.write_text(folder / "text.jsonl", 2**16)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        quick: dict[str, Any] = {"text": "text.jsonl", "tokens": 2048, "limit": 8}
+        st.trim("my model", keep=6, out="OUT", benchmark=False, **quick)
+        st.sweep("my model", ["8", "6", "6x4"], out="SWEPT", **quick)
+    return folder
+
+
+def composed(home: Path, *names: str) -> Document:
+    return compose(gather([home / name for name in names]))
+
+
+def test_the_answer_is_the_rule_s_and_stands_first(home: Path) -> None:
+    """A random model recalls nothing: there is nothing to ship on."""
+    page = (home / "OUT" / "statetrim" / "report" / "report.html").read_text()
+    body = page[page.index("<body>") :]
+    answer = re.search(
+        r'class="answer (\w+)".*?<h2 id="answer">(.*?)</h2>\s*<p>(.*?)</p>', body, re.S
+    )
+    assert answer and answer[1] == "unknown" and answer[2] == "Not enough evidence"
+    assert body.index('class="answer') < body.index("<dl") < body.index("<nav")
+    card = (home / "OUT" / "README.md").read_text()
+    assert "**Not enough evidence**: " in card
+    said = answer[3].rstrip(".").lower()
+    assert said in card.lower()
+    code, err, out = run(["evaluate", str(home / "OUT"), "--baseline", str(home / "my model"),
+                          "--tasks", "mqar", "--limit", "4", "--fail-if", "not ship",
+                          "-o", str(home / "again.json")])  # fmt: skip
+    assert code == 1 and "not enough evidence" in err.splitlines()[-1]
+    assert "OUT: NOT ENOUGH EVIDENCE" in out
+
+
+def test_memory_stands_beside_what_is_free(home: Path) -> None:
+    before, after = st.open(home / "my model").geometry, st.open(home / "OUT").geometry
+    sizes = [f"{numel * width / 1024:,.1f} KiB"
+             for numel in (before.state_numel, after.state_numel) for width in (4, 2)]  # fmt: skip
+    document = composed(home, "my model", "OUT")
+    (memory,) = (fact for fact in document.opening.facts if fact.name == "Memory")
+    text = " ".join(memory.lines)
+    assert text.startswith(f"{sizes[0]} → {sizes[2]} of state per sequence")
+    assert f"a bfloat16 state without a cut {sizes[1]}, both {sizes[3]}" in text
+    counts = [
+        int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:→|sequences)", memory.lines[1])
+    ]
+    assert counts[0] < counts[1]
+    card = (home / "OUT" / "README.md").read_text()
+    assert all(size in card for size in sizes)
+
+
+def test_sections_without_an_artifact_are_one_line(home: Path) -> None:
+    document = composed(home, "my model", "OUT")
+    absent = [section.title for section in document.absent]
+    assert absent == ["Quality against state size", "Speed", "Which layer carries what",
+                      "How full the state is", "Recovery"]  # fmt: skip
+    page = (home / "OUT" / "statetrim" / "report" / "report.html").read_text()
+    (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)
+    assert line == " · ".join(absent)
+    assert not set(absent) & set(re.findall(r"<h2 id=.*?>(.*?)</h2>", page))
+
+
+@pytest.mark.timeout(1200)
+def test_commands_work_as_printed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the directory in which the report was made; the model's name has a blank in it."""
+    monkeypatch.chdir(home)
+    text = (home / "OUT" / "statetrim" / "report" / "report.md").read_text()
+    commands = re.findall(r"^ +(statetrim .*)$", text, re.M)
+    names = {shlex.split(command)[1] for command in commands}
+    assert names >= {"trim", "calibrate", "select", "prune", "analyze", "benchmark", "recover"}
+    assert not re.search(r"MODEL|TEXT|(?<!-o )SMALL", "\n".join(commands)), commands
+    for command in commands:
+        code, err, _ = run(shlex.split(command)[1:])
+        assert code is None, f"{command}\n{err}"
+    assert st.Plan.load("plan.json").kept[0].equal(st.Plan.load("OUT/statetrim/plan.json").kept[0])
+
+
+def test_a_sweep_shows_plans_frontier_and_what_it_recommends(home: Path) -> None:
+    text = (home / "SWEPT" / "report" / "report.md").read_text()
+    assert "**No shape recommended**: too few samples, or too few tasks, to tell." in text
+    for shape in ("8x8", "6x8", "6x4"):
+        assert f"SWEPT/plan-{shape}.json" in text
+        st.Plan.load(home / "SWEPT" / f"plan-{shape}.json")
+    assert "sweep.partial" not in text and "Without a cut, a bfloat16 state takes" in text
+
+
+def sweep_of(figures: dict[str, tuple[float, float]], path: Path) -> Path:
+    """Shapes of 64x64 with what they lose: points of recall, percent of perplexity."""
+
+    def measured(value: float, margin: float, unit: str) -> dict[str, Any]:
+        return {"value": value, "low": value - margin, "high": value + margin, "unit": unit,
+                "higher_is_better": unit == "share"}  # fmt: skip
+
+    points = []
+    for shape, (recall, perplexity) in {"64x64": (0.0, 0.0), **figures}.items():
+        keep, keep_values = map(int, shape.split("x"))
+        points.append(
+            {
+                "keep": keep, "keep_values": keep_values,
+                "method": "none" if shape == "64x64" else "drrqr",
+                "state_bytes": 1024 * keep * keep_values,
+                "scores": {
+                    "text perplexity": measured(20 * (1 + perplexity / 100), 0.1, "perplexity"),
+                    "mqar accuracy": measured(0.9 - recall / 100, 0.01, "share"),
+                },
+            }
+        )  # fmt: skip
+    content = {"format": "statetrim sweep", "version": 1, "model": "tiny", "points": points}
+    path.write_text(json.dumps({**content, "lineage": {"text": "my text.jsonl", "tokens": 4096}}))
+    return path
+
+
+def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> None:
+    figures = {"48x64": (0.2, 0.3), "64x48": (2.0, 2.0), "64x32": (1.5, 1.0), "32x64": (12.0, 2.0),
+               "32x32": (20.0, 5.0)}  # fmt: skip
+    document = compose(gather([sweep_of(figures, tmp_path / "sweep.json")]))
+    opening = document.opening
+    assert (opening.answer, opening.tone) == ("Take 64x32", "good")
+    assert "50% of the original's" in opening.reason
+    (step,) = (fact for fact in opening.facts if fact.name == "Next")
+    (command,) = step.commands
+    assert "--keep 64 --keep-values 32 --text 'my text.jsonl' --tokens 4096" in command
+    table = next(b for s in document.sections for b in s.blocks if b.kind == "table")
+    rows = {row[0]: (row[3], row[5]) for row in table.rows}  # type: ignore[union-attr]
+    assert rows["64 x 32"] == ("yes", "recommended")
+    assert rows["48 x 64"] == ("yes", "within the limit")
+    assert rows["64 x 48"] == ("", "within the limit")  # larger than 64x32, and loses more
+    assert rows["32 x 64"] == ("", "beyond the limit")  # of the same size, and loses more
+    assert rows["32 x 32"] == ("yes", "beyond the limit")
+
+
+def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:
+    figures = {"32x64": (12.0, 2.0), "32x32": (20.0, 5.0)}
+    opening = compose(gather([sweep_of(figures, tmp_path / "sweep.json")])).opening
+    assert (opening.answer, opening.tone) == ("No shape recommended", "bad")
+    assert "32x64 comes nearest: recall falls by 12.0 points on mqar" in opening.reason
+
+
+WARNING = """<p class="note">Warning: recall falls by 31.0 points on mqar (95%: 26.2 to 35.8); keep
+more channels, or calibrate and recover on text that needs recall.</p>"""
+
+
+def test_the_fold(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a phone and on a desk the answer, its reason and every warning need no scrolling."""
+    pytest.importorskip("playwright")
+    monkeypatch.syspath_prepend(ROOT / "tools")
+    import screenshots
+
+    if screenshots.chromium() is None:
+        pytest.skip("needs chromium")
+    page = home / "OUT" / "statetrim" / "report" / "report.html"
+    lost = page.read_text().replace('<dl class="facts">', f'{2 * WARNING}<dl class="facts">')
+    (tmp_path / "lost.html").write_text(lost)
+    (tmp_path / "low.html").write_text(lost.replace("<header>", "<header>" + "<p>x</p>" * 40))
+    with screenshots.browser() as started:
+        assert list(screenshots.faults(started, tmp_path / "lost.html", None)) == []
+        low = list(screenshots.faults(started, tmp_path / "low.html", None))
+        assert any("below the fold" in fault for fault in low), "or the check sees nothing"
+        swept = home / "SWEPT" / "report" / "report.html"
+        assert list(screenshots.faults(started, swept, None)) == []
