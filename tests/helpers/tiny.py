@@ -15,6 +15,7 @@ import torch  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 
 from statetrim import portable  # noqa: E402
+from statetrim.families import families  # noqa: E402
 
 VOCABULARY = 64
 _SHAPE = {"vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48}
@@ -150,6 +151,7 @@ def build(
     from transformers import AutoConfig
 
     torch.manual_seed(0)
+    families()[model_type].register()
     config = AutoConfig.for_model(model_type, **(CONFIGS[model_type] | changed))
     model = stock_class(model_type).from_config(config)
     randomize(model)
