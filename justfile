@@ -13,6 +13,11 @@ types:
 test:
     pytest -n 2 --dist loadfile
 
+# Write down the public interface, after a change that is meant (tests/test_interface.py).
+interface:
+    cd tests && python -m helpers.interface python > data/interface/python.txt
+    cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
+
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:
     mkdocs build --strict

@@ -150,10 +150,19 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
     assert not clash, f"importing the module would replace the function: {clash}"
 
 
+def test_a_command_has_the_same_path_on_the_command_line_and_in_the_console() -> None:
+    def names(folder: str) -> set[str]:
+        found = (SOURCE / folder).rglob("*.py")
+        return {path.relative_to(SOURCE / folder).as_posix() for path in found}
+
+    shared = {"app.py", "arguments.py"}
+    assert names("cli") - shared <= names("console")
+
+
 def test_the_map_names_every_module() -> None:
     """CONTRIBUTING.md says where things live: nothing lives elsewhere, nothing there is gone."""
     text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
-    section = text[text.index("## Where things live") :].partition("\nA new model family")[0]
+    section = text[text.index("## Where things live") :].partition("\nAround the package")[0]
     named = set(re.findall(r"^(\w+)(?:/|\.py)|(?<=  )(\w+)\.py", section, flags=re.M))
     named = {first or second for first, second in named}
     there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}

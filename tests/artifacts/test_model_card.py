@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import yaml
-from statetrim.artifacts.model_card import (
+
+import statetrim as st
+from statetrim.artifacts.card.model_card import (
     model_card,
     recovered_card,
     refitted_card,
     with_measurements,
 )
-
-import statetrim as st
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verdict import verdict
 
