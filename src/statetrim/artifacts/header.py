@@ -26,7 +26,7 @@ def kind_of(stored: Mapping[str, Any]) -> str | None:
 def check_header(stored: Mapping[str, Any], kind: str, path: str | Path) -> None:
     """Refuse what is not of this kind, or of a version that is not read here."""
     if kind_of(stored) != kind:
-        raise StatetrimError(f"{path} holds no statetrim {kind}")
+        raise StatetrimError(f"{path} is not a statetrim {kind}")
     version = stored.get("version", VERSION if stored.get("format") == _NAMELESS else None)
     if type(version) is not int or version != VERSION:
         raise StatetrimError(
