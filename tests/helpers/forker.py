@@ -81,9 +81,10 @@ def written(path: Path) -> int:
     if not path.exists():
         return -1
     total = 0
-    for file in path.rglob("*"):
-        with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
-            total += file.stat().st_size if file.is_file() else 0
+    with contextlib.suppress(FileNotFoundError):  # a directory was removed meanwhile
+        for file in path.rglob("*"):
+            with contextlib.suppress(FileNotFoundError):  # renamed meanwhile
+                total += file.stat().st_size if file.is_file() else 0
     return total
 
 

@@ -265,7 +265,7 @@ def test_a_model_that_was_cut_before_is_cut_again_and_reported(
     first = st.trim(checkpoint("qwen3_5_text"), keep=8, out=tmp_path / "first", **quick)
     second = st.trim(first.path, keep=4, out=tmp_path / "second", **quick)
     page = (second.path / "statetrim" / "report" / "report.md").read_text()
-    assert "4 of 8 key channels" in page
+    assert "state 8 x 8 → 4 x 8" in page
 
 
 def test_other_weights_under_the_same_name_are_another_job(

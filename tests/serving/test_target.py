@@ -75,7 +75,6 @@ def test_a_budget_is_kept_and_used(most: float, qwen: st.Checkpoint) -> None:
         ({"keep": 64}, "vllm", (80, 96)),
         ({"keep": 96}, "llama.cpp", (64, 64)),
         ({"keep": 64}, "MLX-LM", (64, 128)),
-        ({}, "mlx", (64, 128)),
         ({"state_mib_per_sequence": 40.0}, "mlx", (64, 128)),
     ],
 )

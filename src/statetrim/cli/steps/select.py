@@ -43,10 +43,11 @@ def select(
     from ...console.progress import shown
     from ...console.steps.select import show_plan
     from ...selection.select import select as run
+    from ...storage.checkpoint import with_weights
     from ...storage.output import saved
 
     arguments.refuse_existing(output)
-    opened = arguments.open_model(model, family)
+    opened = with_weights(arguments.open_model(model, family))
     options = arguments.method_options(option or [])
     value_options = arguments.method_options(value_option or [])
     shares = arguments.shares(share or [])
