@@ -28,6 +28,7 @@ from ..runtime.logits import LogitReader, compared
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
+from ..storage.output import saved
 from ..storage.text import Sequences, sequences
 from ..tasks.recall import associations, recalled
 from ..version import __version__
@@ -35,6 +36,7 @@ from ..version import __version__
 LENGTH = 256  # tokens of a window: as many as the longest recall sequence has, and a few
 LOADS = (16, 32, 63)
 _MOST_BYTES = 256 * MIB
+_SO_FAR = "so-far.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +73,7 @@ def sensitivity(
     each recall load. There is one for the original and one for each layer, plan and axis; the
     errors of the layers' outputs take about two more. `layerwise` streams the weights from disk.
     With `out` the result is written there, and every cut on the way to `OUT.partial`, from which
-    `resume` goes on.
+    the same call goes on after an interruption (`resume` is not needed any more).
     """
     variants = list(_variants(with_weights(model), plans))
     tokenizer = load_tokenizer(model)
@@ -85,23 +87,36 @@ def sensitivity(
         "rows": rows,
         "plans": _digest(variants),
     }
-    partial = _Partial(Path(out) if out is not None else None, lineage, resume)
-    live = load_live(model, dtype=dtype, layerwise=layerwise)
-    experiment = _Experiment(live, data, rows, batch_size)
+    record = {"format": "statetrim sensitivity job", **lineage}
+
+    def measured(directory: Path | None) -> Sensitivity:
+        live = load_live(model, dtype=dtype, layerwise=layerwise)
+        experiment = _Experiment(live, data, rows, batch_size)
+        return _measured(experiment, variants, _SoFar(directory), lineage, progress)
+
+    return saved(out, record, measured, Sensitivity.load, ours=[_SO_FAR])
+
+
+def _measured(
+    experiment: "_Experiment",
+    variants: Sequence[_Variant],
+    known: "_SoFar",
+    lineage: Mapping[str, Any],
+    progress: OnProgress,
+) -> Sensitivity:
     advance = counter(progress, len(variants) + 2, "settings")
-    original = partial.original or partial.keep_original(experiment.samples(None))
+    original = known.original or known.keep_original(experiment.samples(None))
     advance(1)
-    errors = partial.errors or partial.keep_errors(experiment.errors(variants))
+    errors = known.errors or known.keep_errors(experiment.errors(variants))
     advance(1)
     for number, variant in enumerate(variants):
-        if number == len(partial.cuts):
+        if number == len(known.cuts):
             samples = experiment.samples(variant)
-            partial.keep_cut(LayerCut(*variant.identity, samples, errors[number]))
+            known.keep_cut(LayerCut(*variant.identity, samples, errors[number]))
         advance(1)
-    widths: dict[Axis, int] = {axis: model.geometry.channels(axis) for axis in ("key", "value")}
-    found = Sensitivity(original, partial.cuts, widths, lineage)
-    partial.finish(found)
-    return found
+    geometry = experiment.live.checkpoint.geometry
+    widths: dict[Axis, int] = {axis: geometry.channels(axis) for axis in ("key", "value")}
+    return Sensitivity(original, known.cuts, widths, dict(lineage))
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
@@ -215,38 +230,19 @@ def _digest(variants: Sequence[_Variant]) -> str:
     return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
 
 
-class _Partial:
-    """`OUT.partial`: what is measured so far, so that a killed run goes on."""
+class _SoFar:
+    """What is measured so far, in `directory`, so that a killed run goes on."""
 
-    def __init__(self, out: Path | None, lineage: dict[str, Any], resume: bool) -> None:
-        self.out, self.lineage = out, lineage
+    def __init__(self, directory: Path | None) -> None:
+        self.path = directory / _SO_FAR if directory is not None else None
         self.original: Samples | None = None
         self.errors: list[dict[str, float]] = []
         self.cuts: list[LayerCut] = []
-        if out is None:
-            return
-        if out.exists():
-            raise StatetrimError(f"{out} exists already and is not overwritten; choose another")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        self.path = out.with_name(out.name + ".partial")
-        if self.path.exists():
-            self._restore(resume)
-
-    def _restore(self, resume: bool) -> None:
-        if not resume:
-            raise StatetrimError(
-                f"{self.path} is left from an interrupted run; add --resume to go on, or remove it"
-            )
-        stored = read_object(self.path, _MOST_BYTES)
-        for name, value in self.lineage.items():
-            if stored.get("lineage", {}).get(name) != value:
-                raise StatetrimError(
-                    f"{self.path} is left from a run with another {name!r}; repeat that run, or "
-                    f"remove it"
-                )
-        self.original = read_samples(stored["original"])
-        self.errors = stored["errors"]
-        self.cuts = [read_cut(cut) for cut in stored["cuts"]]
+        if self.path is not None and self.path.exists():
+            stored = read_object(self.path, _MOST_BYTES)
+            self.original = read_samples(stored["original"])
+            self.errors = stored["errors"]
+            self.cuts = [read_cut(cut) for cut in stored["cuts"]]
 
     def keep_original(self, samples: Samples) -> Samples:
         self.original = samples
@@ -262,17 +258,11 @@ class _Partial:
         self._save()
 
     def _save(self) -> None:
-        if self.out is None or self.original is None:
+        if self.path is None or self.original is None:
             return
         content = {
-            "lineage": self.lineage,
             "original": asdict(self.original),
             "errors": self.errors,
             "cuts": [asdict(cut) for cut in self.cuts],
         }
         write_object(self.path, content, indent=None)
-
-    def finish(self, found: Sensitivity) -> None:
-        if self.out is not None:
-            found.save(self.out)
-            self.path.unlink(missing_ok=True)

@@ -88,7 +88,7 @@ def benchmark(
         "settings": str(settings),
     }
 
-    def timed() -> Timings:
+    def timed(directory: Path | None) -> Timings:
         if engine is None:
             with showing(progress, "loading") as report:
                 return _in_turns(checkpoints, batches, lengths, rounds, dtype, report)

@@ -198,20 +198,22 @@ Artifact = TypeVar("Artifact", bound=Saved)
 def saved(
     out: str | Path | None,
     record: Mapping[str, Any],
-    make: Callable[[], Artifact],
+    make: Callable[[Path | None], Artifact],
     load: Callable[[Path], Artifact],
+    ours: Sequence[str] = (),
 ) -> Artifact:
     """What `make` gives, saved as the file `out`; loaded, where a killed process had just done it.
 
-    Nothing is saved where `out` is None.
+    `make` is given a directory where it may keep what it has so far, under the names of `ours`.
+    Nothing is saved where `out` is None, and there is no such directory.
     """
     if out is None:
-        return make()
+        return make(None)
     out = Path(out)
-    with output(out, "job.json", record, files={"result": out}) as work:
+    with output(out, "job.json", record, files={"result": out}, ours=ours) as work:
         if work.done:
             return load(out)
-        artifact = make()
+        artifact = make(work.path)
         artifact.save(work.path / "result")
         work.publish()
         return artifact

@@ -22,5 +22,5 @@ def merge(
 
     arguments.refuse_existing(output)
     record = {"format": "statetrim merge", "parts": [str(part) for part in parts]}
-    saved(output, record, lambda: run([Statistics.load(part) for part in parts]), Statistics.load)
+    saved(output, record, lambda _: run([Statistics.load(part) for part in parts]), Statistics.load)
     show_merged(len(parts), str(output))

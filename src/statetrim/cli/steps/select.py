@@ -52,7 +52,7 @@ def select(
     value_options = arguments.method_options(value_option or [])
     shares = arguments.shares(share or [])
 
-    def choose() -> Plan:
+    def choose(directory: Path | None) -> Plan:
         with shown("selecting") as progress:
             return run(
                 opened,
