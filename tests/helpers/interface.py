@@ -117,8 +117,11 @@ def option_facts(name: str, command: Any) -> Iterator[str]:
     signature = inspect.signature(command.callback)
     types = typing.get_type_hints(command.callback)
     for parameter in command.params:
-        said = signature.parameters[parameter.name]
         flags = " ".join([*parameter.opts, *parameter.secondary_opts])
+        if parameter.name not in signature.parameters:  # shell completion is typer's own
+            yield f"{name} {flags}: of typer"
+            continue
+        said = signature.parameters[parameter.name]
         shown_name = flags if parameter.param_type_name == "option" else parameter.name.upper()
         default = "" if said.default is said.empty else f"={said.default!r}"
         yield f"{name} {shown_name}{default}: {plain(types[parameter.name])}"

@@ -2,19 +2,25 @@
 
 import logging
 import os
+import shlex
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from ..errors import StatetrimError
+from .program import Interrupted, Program, version
 
 app = typer.Typer(
     name="statetrim",
+    cls=Program,
     help="Shrink the recurrent state of linear-attention models after training.",
+    epilog="--quiet, --log and --traceback may also stand after the command.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,  # boxes leave too little room for words in 80 columns
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
@@ -23,11 +29,32 @@ def _options(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show Python's traceback when something fails.")
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Only results, warnings and errors.")
+    ] = False,
+    log: Annotated[
+        Path | None, typer.Option(help="Also write everything that is said to this file.")
+    ] = None,
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", help="Show the version and exit.", callback=version, is_eager=True
+        ),
+    ] = False,
 ) -> None:
-    _state["traceback"] = traceback
+    _state["traceback"] |= traceback  # the demo runs commands within a command
+    if quiet:
+        from ..console import terminal
+
+        terminal.err.quiet = True
+    if log:
+        from ..console import terminal
+
+        terminal.open_log(log, shlex.join(["statetrim", *sys.argv[1:]]))
+        _state["log"] = True
 
 
-_state = {"traceback": False}
+_state = {"traceback": False, "log": False}
 
 
 def main() -> None:
@@ -35,26 +62,45 @@ def main() -> None:
     # Our own progress and notes, not those of the libraries underneath.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
-    handler = logging.StreamHandler()
-    handler.addFilter(_once)
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[handler])
+    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_Notes()])
     logging.getLogger("statetrim").setLevel(logging.INFO)
     try:
         app()
+    except Interrupted as stop:
+        complain(str(stop))
+        sys.exit(130)  # as shells know it: 128 and the number of the signal
     except StatetrimError as error:
         _fail(error, 2)
     except OSError as error:
         _fail(error, 1)
 
 
-_told: set[str] = set()
+def complain(text: str) -> None:
+    """A sentence on standard error, whatever is in it: names may hold terminal codes."""
+    sentence = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    print(f"statetrim: {sentence}", file=sys.stderr)
+    if _state["log"]:
+        from ..console import terminal
+
+        terminal.keep(f"statetrim: {sentence}")
 
 
-def _once(record: logging.LogRecord) -> bool:
-    """A run that loads models ten times says once where they run."""
-    new = record.getMessage() not in _told
-    _told.add(record.getMessage())
-    return new
+class _Notes(logging.Handler):
+    """A line for each message, which a bar makes room for; a run that loads models ten times says
+    once where they run."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        from ..console import terminal
+
+        text = self.format(record)
+        if text not in self.told:
+            self.told.add(text)
+            (terminal.warn if record.levelno >= logging.WARNING else terminal.note)(text)
 
 
 def _fail(error: Exception, code: int) -> None:
@@ -63,7 +109,5 @@ def _fail(error: Exception, code: int) -> None:
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {text}"
-    # Names in an untrusted file may hold line breaks or terminal codes.
-    sentence = "".join(c if c.isprintable() else " " for c in text)
-    print(f"statetrim: {' '.join(sentence.split())}", file=sys.stderr)
+    complain(text)
     sys.exit(code)

@@ -1,13 +1,13 @@
 """statetrim demo"""
 
 import logging
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from .app import app
+from .program import Interrupted
 
 
 @app.command()
@@ -17,7 +17,6 @@ def demo(
     ] = Path("statetrim-demo"),
 ) -> None:
     """Train a tiny model here, cut it by three methods, and show what each costs."""
-    os.environ.setdefault("TQDM_DISABLE", "1")
     from ..console import demo as console
     from ..console.progress import shown
     from ..pipelines import demo as walk
@@ -25,7 +24,10 @@ def demo(
     logging.getLogger("statetrim").setLevel(logging.ERROR)
 
     def command(arguments: list[str], quiet: bool) -> None:
-        with console.muted(quiet):
-            app(arguments, standalone_mode=False)
+        try:
+            with console.muted(quiet):
+                app(arguments, standalone_mode=False)
+        except Interrupted:  # the demo itself says what it keeps
+            raise KeyboardInterrupt from None
 
     walk.run(output, command, console.show_line, shown("training"))

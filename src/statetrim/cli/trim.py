@@ -1,6 +1,5 @@
 """statetrim trim"""
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -104,7 +103,6 @@ def trim(
     as_json: Json = False,
 ) -> None:
     """Cut a model, check it, measure what was lost, and report: everything in one command."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
     from ..pipelines.options import TrimOptions
 
     options = TrimOptions(
@@ -154,7 +152,8 @@ def _trim(
     job.check()
     done = trimming.finished(job, output)
     if dry_run or not (as_json or done):
-        console.show_steps(job, steps(job, Machine.here()), str(output), as_json=as_json)
+        found = steps(job, Machine.here())
+        console.show_steps(job, found, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
         small = trimming.run(job, output, watch)
         console.show_trimmed(small, watch, as_json=as_json)

@@ -21,7 +21,7 @@ def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:
         cells = [_measured(point.scores[name]) for name in metrics]
         shape = f"{point.keep} x {point.keep_values}"
         table.add_row(shape, size(point.state_bytes), *cells)
-    terminal.out.print(table)
+    terminal.show(table)
     terminal.say(
         f"intervals of 95%, paired with the original; plans, scores and the picture are in {where}",
     )

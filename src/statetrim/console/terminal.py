@@ -1,28 +1,56 @@
-"""What all commands share: the two consoles, and JSON.
+"""What all commands share: the two consoles, JSON, and the log.
 
-Tables and JSON go to standard output; progress, notes and warnings to standard error.
+Tables and JSON go to standard output; progress, notes and warnings to standard error. `--quiet`
+leaves warnings and results; the file of `--log` gets everything but JSON.
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.table import Table as RichTable
 
 from ..maths.table import Table
+from ..progress import is_lead
+from .log import Log
 
 out = Console(markup=False)
 err = Console(stderr=True, markup=False)
+log: Log | None = None
 
 
 def say(text: str, style: str | None = None) -> None:
     """A line on standard output; long ones are left to the terminal, so that a pipe gets one."""
     out.print(text, style=style, highlight=False, soft_wrap=True)
+    keep(text)
 
 
 def note(text: str, style: str | None = None) -> None:
     """A line on standard error."""
     err.print(text, style=style, highlight=False, soft_wrap=True)
+    keep(text)
+
+
+def warn(text: str) -> None:
+    """A line on standard error that `--quiet` does not silence."""
+    shown = Console(stderr=True, markup=False) if err.quiet else err
+    shown.print(text, style="yellow", highlight=False, soft_wrap=True)
+    keep(text)
+
+
+def show(table: RenderableType) -> None:
+    """A table on standard output."""
+    out.print(table)
+    if log:
+        log.table(table)
+
+
+def announce(table: RenderableType) -> None:
+    """A table on standard error, before the work."""
+    err.print(table)
+    if log:
+        log.table(table)
 
 
 def show_table(table: Table, left: int) -> None:
@@ -35,8 +63,22 @@ def show_table(table: Table, left: int) -> None:
             shown.add_column(name, justify="right", overflow="fold")
     for row in table.rows:
         shown.add_row(*row)
-    out.print(shown)
+    show(shown)
 
 
 def show_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
+
+
+def keep(text: str) -> None:
+    """A line in the log alone."""
+    if log:
+        log.line(text)
+
+
+def open_log(path: Path, command: str) -> None:
+    """From here on everything is written to `path` too, by the first of several processes."""
+    global log
+    if is_lead():
+        log = Log(path)
+        log.line(f"$ {command}")

@@ -50,8 +50,11 @@ class TerminalWatch(Watch):
         return shown(label)
 
 
-def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) -> None:
-    """The plan of the run, before anything is done."""
+def show_steps(
+    job: Job, steps: Sequence[Step], where: str, *, dry_run: bool, as_json: bool
+) -> None:
+    """The plan of the run, before anything is done; of a dry run it is the result."""
+    show = terminal.show if dry_run else terminal.announce
     if as_json:
         terminal.show_json(
             {
@@ -80,9 +83,9 @@ def show_steps(job: Job, steps: Sequence[Step], where: str, *, as_json: bool) ->
     peak, disk = max(step.memory for step in steps), sum(step.disk for step in steps)
     whole = sum(step.seconds for step in steps)
     table.add_row("all", "", f"~{duration(whole)}", f"~{size(peak)}", f"~{size(disk)}")
-    terminal.err.print(table)
+    show(table)
     if job.candidates:
-        _show_candidates(job)
+        show(_candidates(job))
     else:
         _show_shape(job)
     if job.streamed:
@@ -101,14 +104,13 @@ def _show_shape(job: Job) -> None:
     refused = refusing(str(job.model.config.get("model_type")), shape)
     if refused:
         share = after.state_numel / before.state_numel
-        terminal.note(
+        terminal.warn(
             f"warning: {shape} is refused by {', '.join(refused)}; --state {share:.2g} compares "
-            "the shapes of no more bytes, --for ENGINE only those that it serves",
-            style="yellow",
+            "the shapes of no more bytes, --for ENGINE only those that it serves"
         )
 
 
-def _show_candidates(job: Job) -> None:
+def _candidates(job: Job) -> Table:
     """The shapes that will be compared."""
     title = "Shapes to compare: all are predicted, the best three measured, one is kept"
     table = Table(title=title, title_justify="left")
@@ -118,7 +120,7 @@ def _show_candidates(job: Job) -> None:
         numel = target.after.state_numel
         refused = ", ".join(one.refused) or "none known"
         table.add_row(str(one.shape), f"{one.share:.0%}", size(4 * numel), refused)
-    terminal.err.print(table)
+    return table
 
 
 def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> None:

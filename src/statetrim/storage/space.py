@@ -42,9 +42,17 @@ def check_writable(out: str | Path) -> None:
 
 @contextmanager
 def explained(partial: Path) -> Iterator[None]:
-    """Within, what a disk refuses is said in one sentence, with what is kept in `partial`."""
+    """Within, what a disk refuses is said in one sentence, with what is kept in `partial`; a
+    KeyboardInterrupt carries such a sentence as its note."""
     try:
         yield
+    except KeyboardInterrupt as stop:
+        again = "run the same command again to"
+        if partial.exists():
+            stop.add_note(f"what is finished is kept in {partial}; {again} go on")
+        else:
+            stop.add_note(f"nothing was kept; {again} start over")
+        raise
     except NoSpace:
         raise
     except OSError as error:

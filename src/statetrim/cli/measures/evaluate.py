@@ -1,13 +1,12 @@
 """statetrim evaluate"""
 
-import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..app import app
+from ..app import app, complain
 from ..arguments import Json
 
 
@@ -46,7 +45,6 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score models and their original on the same samples, and say what was lost."""
-    os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported; one bar is enough
     from ...artifacts.gate import broken, check_rule
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown
@@ -76,5 +74,5 @@ def evaluate(
     for rule in fail_if or []:
         sentence = broken(rule, scores, judged)
         if sentence:
-            print(f"statetrim: {sentence}", file=sys.stderr)
+            complain(sentence)
             sys.exit(1)

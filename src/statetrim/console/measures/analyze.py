@@ -32,7 +32,7 @@ def show_analysis(
         )
     for row in rows:
         table.add_row(*row)
-    terminal.out.print(table)
+    terminal.show(table)
     data, was = analysis.lineage["data"], f", before {baseline.widest}" if baseline else ""
     for line in (
         f"used: effective rank of a state over the largest it can have ({analysis.widest}{was}),",

@@ -48,4 +48,4 @@ def show_verdict(judged: Verdict, name: str = "") -> None:
     for fact in judged.facts:
         terminal.say(f"  {fact}")
     for warning in judged.warnings:
-        terminal.note(f"warning: {warning}", style="yellow")
+        terminal.warn(f"warning: {warning}")

@@ -64,9 +64,9 @@ def _show_state(report: StateReport) -> None:
         table.add_row("parameters", *cells)
     else:
         _row(table, "parameters", "no weights here")
-    terminal.out.print(table)
+    terminal.show(table)
     for warning in report.warnings:
-        terminal.note(f"note: {warning}", style="yellow")
+        terminal.warn(f"note: {warning}")
 
 
 def _row(table: Table, name: str, value: str) -> None:
@@ -101,7 +101,7 @@ def _show_engines(found: Deployment) -> None:
             f"{line.verdict} ({line.evidence})" if line.evidence else line.verdict,
             remark,
         )
-    terminal.out.print(table)
+    terminal.show(table)
     for engine, command in found.commands.items():
         terminal.say(f"{engine}: {command}")
     if found.everywhere and found.everywhere != found.shape:
@@ -141,7 +141,7 @@ def _show_capacity(found: Deployment) -> None:
             *_paged(first, one),
             f"{one.sequences_unpaged:,}",
         )
-    terminal.out.print(table)
+    terminal.show(table)
     vllm = "its maximum concurrency" if first.vllm else "not worked out without softmax attention"
     terminal.say(
         f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token; vLLM: {vllm}; any "

@@ -30,7 +30,7 @@ def show_sensitivity(
     for layer in found.layers:
         cuts = [found.find(layer, *variant) for variant in found.variants]
         table.add_row(str(layer), *(_cell(found, cut) for cut in cuts))
-    terminal.out.print(table)
+    terminal.show(table)
     terminal.say(found.sentence)
     loads = ", ".join(map(str, found.loads)) or "none"
     terminal.say(f"NLL in nats per token; recall in points, mean over {loads} pairs")

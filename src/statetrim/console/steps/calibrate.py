@@ -35,4 +35,4 @@ def show_statistics(
         smallest = f"{min(energy):.3g} (the norm's eps: ~1e-6)"
         table.add_row("read-out energy, smallest layer", smallest)
     table.add_row("written to", where)
-    terminal.out.print(table)
+    terminal.show(table)

@@ -1,5 +1,7 @@
 """What a person sees of `merge`."""
 
+from .. import terminal
+
 
 def show_merged(parts: int, where: str) -> None:
-    print(f"{parts} statistics added, written to {where}")
+    terminal.say(f"{parts} statistics added, written to {where}")

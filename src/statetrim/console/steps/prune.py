@@ -46,7 +46,7 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
         table.add_row(name, size(old), size(new), change(old, new))
     name, old, new = rows[3]
     table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
-    terminal.out.print(table)
+    terminal.show(table)
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
     verb = "written to" if done else "would go to"
     terminal.say(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}")

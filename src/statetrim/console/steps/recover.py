@@ -44,7 +44,7 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
             table.add_row(name, f"{curve[0][name]:.4f}", f"{curve[-1][name]:.4f}")
-    terminal.out.print(table)
+    terminal.show(table)
     trained = len(record["trained_tensors"])
     terminal.say(
         f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "

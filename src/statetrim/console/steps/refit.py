@@ -20,5 +20,5 @@ def show_refit(model: Checkpoint, where: str, *, as_json: bool) -> None:
     for layer, error in layers.items():
         before, after = error["before"], error["after"]
         table.add_row(layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}")
-    terminal.out.print(table)
+    terminal.show(table)
     terminal.say(f"squares, on the text of the fit; written to {where}")

@@ -36,7 +36,7 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
         table.add_row("layers x value heads", f"{layers} x {before.heads('value')}")
     table.add_row("seed", str(plan.seed))
     table.add_row("written to", where)
-    terminal.out.print(table)
+    terminal.show(table)
 
 
 def _with_options(method: str, options: Mapping[str, Any]) -> str:

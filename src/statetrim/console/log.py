@@ -1,0 +1,42 @@
+"""The file of `--log`: everything that is said, with the time, whoever watches or not."""
+
+import time
+from pathlib import Path
+
+from rich.console import Console, RenderableType
+
+from ..errors import StatetrimError
+
+_FIRST_LINE = "# statetrim log"
+_WIDTH = 120
+
+
+class Log:
+    """A file that grows; another run of the same command adds to it."""
+
+    def __init__(self, path: Path) -> None:
+        if path.exists() and not _is_log(path):
+            raise StatetrimError(
+                f"{path} exists already and is not a log of statetrim; choose another name"
+            )
+        try:
+            self.file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise StatetrimError(f"{path} cannot be written: {error.strerror}") from None
+        if not self.file.tell():
+            self.file.write(f"{_FIRST_LINE}\n")
+        self.console = Console(file=self.file, width=_WIDTH, markup=False, no_color=True)
+
+    def line(self, text: str) -> None:
+        self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+
+    def table(self, table: RenderableType) -> None:
+        self.console.print(table)
+
+
+def _is_log(path: Path) -> bool:
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        start = file.read(len(_FIRST_LINE))
+    return start in (b"", _FIRST_LINE.encode())
