@@ -34,7 +34,7 @@ add = CASES.add
 
 
 BAD_COUNTS = (-1, 0, 10**9, 1.5, "12", True, [12])
-BAD_NUMBERS = (-1, 0.0, 1e300, 2**70, "2.0", True, [2.0])
+BAD_NUMBERS = (-1, 0.0, 1e300, 2**70, float("inf"), float("nan"), "2.0", True, [2.0])
 _LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim",
            "linear_value_head_dim", "linear_conv_kernel_dim", "num_hidden_layers")  # fmt: skip
 _MAMBA = ("mamba_d_state", "mamba_n_groups", "mamba_n_heads", "mamba_d_head", "mamba_d_conv",

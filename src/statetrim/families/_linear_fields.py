@@ -19,6 +19,7 @@ class LinearFieldsFamily(Family):
     """A model of transformers with Gated DeltaNet layers."""
 
     kernels = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
+    positional = dict.fromkeys(kernels, ("query", "key", "value"))
 
     def recurrence(self, kernel: str) -> Recurrence:
         return delta_rule

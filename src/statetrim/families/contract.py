@@ -43,7 +43,8 @@ class Family(ABC):
 
     In the live model: `kernels` are the names by which the mixer's module calls its recurrence:
     that is where calibration and analysis hook in. `query_and_key` are the names of the kernel's
-    arguments; of several pairs the first that a kernel has. `normalizes_keys` tells whether the
+    arguments; of several pairs the first that a kernel is given. `positional` names what a kernel
+    is given by place, where the kernel itself does not tell. `normalizes_keys` tells whether the
     kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by the square
     root of the width it sees. `projections` are the linear modules of a mixer, which recovery
     adapts. `joined` names parameters that the live model makes of several tensors, one after the
@@ -56,6 +57,7 @@ class Family(ABC):
     untouched: ClassVar[tuple[str, ...]]
     kernels: ClassVar[tuple[str, ...]] = ()
     query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
+    positional: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     normalizes_keys: ClassVar[bool] = True
     scales_queries: ClassVar[bool] = True
     projections: ClassVar[tuple[str, ...]] = ()

@@ -160,16 +160,18 @@ class _Recorder:
             self.on_input(MixerInput(layer, hidden.detach()))
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(kernel)
-        query, key = self._argument_names(name, signature)
+        signature = _signature(kernel)
+        order, defaults = _parameters(signature)
+        order = order or self.family.positional.get(name, ())
 
-        @functools.wraps(kernel)
         def recorded(*args: Any, **kwargs: Any) -> Any:
+            given = dict(zip(order, args, strict=False)) | kwargs
+            query, key = self._argument_names(name, given)
             if self.layer in self.only:
-                bound = signature.bind(*args, **kwargs)
-                for side in (query, key):
-                    bound.arguments[side] = self._masked(bound.arguments[side])
-                args, kwargs = bound.args, bound.kwargs
+                given |= {side: self._masked(given[side]) for side in (query, key)}
+                # As they were handed over: the kernel behind a wrapper may order them otherwise.
+                args = (*(given[n] for n in order[: len(args)]), *args[len(order) :])
+                kwargs = {n: given[n] for n in kwargs}
             result = kernel(*args, **kwargs)
             if self.layer in self.only and self.family.scales_queries:
                 result = _times(result, self._scale(self.only, self.geometry.head_k_dim))
@@ -177,19 +179,19 @@ class _Recorder:
                 width = self.geometry.head_v_dim
                 mask = _mask(self.only_values[self.layer], width)  # type: ignore[index]
                 result = _times(result, mask * self._scale(self.only_values, width))
-            given = _arguments(signature, args, kwargs)
             output = result[0] if isinstance(result, tuple) else result
-            self._report(name, given, given[query], given[key], output)
+            self._report(name, _detached(defaults | given), given[query], given[key], output)
             return result
 
+        recorded.__signature__ = signature  # type: ignore[attr-defined]
         return recorded
 
-    def _argument_names(self, kernel: str, signature: inspect.Signature) -> tuple[str, str]:
+    def _argument_names(self, kernel: str, given: Mapping[str, Any]) -> tuple[str, str]:
         for pair in self.family.query_and_key:
-            if set(pair) <= set(signature.parameters):
+            if set(pair) <= set(given):
                 return pair
         raise StatetrimError(
-            f"kernel {kernel} takes {', '.join(signature.parameters)}: family "
+            f"kernel {kernel} is given {', '.join(given) or 'no argument by name'}: family "
             f"{type(self.family).__name__} must name its query and key in 'query_and_key'"
         )
 
@@ -238,12 +240,20 @@ def _times(result: Any, factor: Tensor | float) -> Any:
     return (output, *rest) if isinstance(result, tuple) else output
 
 
-def _arguments(signature: inspect.Signature, args: Any, kwargs: Any) -> dict[str, Any]:
-    """By name, defaults and catch-all keywords included; tensors without their graph."""
-    bound = signature.bind(*args, **kwargs)
-    bound.apply_defaults()
-    given: dict[str, Any] = {}
-    for name, value in bound.arguments.items():
-        catch_all = signature.parameters[name].kind is inspect.Parameter.VAR_KEYWORD
-        given |= value if catch_all else {name: value}
+def _signature(kernel: Callable[..., Any]) -> inspect.Signature:
+    """With the `kernels` package a kernel is a module: its `__call__` says nothing, its `forward`
+    has the signature of the function it stands for."""
+    return inspect.signature(kernel.forward if isinstance(kernel, nn.Module) else kernel)
+
+
+def _parameters(signature: inspect.Signature) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The names of what may be handed over by its place, and every default."""
+    parameters = signature.parameters.values()
+    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
+    return tuple(p.name for p in parameters if p.kind in by_place), defaults
+
+
+def _detached(given: Mapping[str, Any]) -> dict[str, Any]:
+    """Tensors without their graph."""
     return {n: x.detach() if isinstance(x, Tensor) else x for n, x in given.items()}

@@ -160,7 +160,9 @@ def open_checkpoint(model: str | Path, family: Family | None = None) -> Checkpoi
     """
     path = _locate(model)
     directory = path if path.is_dir() else path.parent
-    config = read_object(inside(path, CONFIG) if path.is_dir() else path, MOST_CONFIG_BYTES)
+    file = inside(path, CONFIG) if path.is_dir() else path
+    # Nemotron-H and Mamba-Codestral have "time_step_limit": [0.0, Infinity].
+    config = read_object(file, MOST_CONFIG_BYTES, constants=True)
     family = family or family_of(config)
     geometry = family.geometry(config)
     if not path.is_dir():

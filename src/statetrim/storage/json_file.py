@@ -12,8 +12,9 @@ _MOST_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and objec
 _MOST_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
 
 
-def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
-    """The JSON object in `path`: bounded in size and depth, no repeated keys, no NaN."""
+def read_object(path: Path, most_bytes: int, *, constants: bool = False) -> dict[str, Any]:
+    """The JSON object in `path`: bounded in size and depth, no repeated keys; NaN and Infinity
+    only with `constants`, as in configs that Python wrote."""
     try:
         if not path.is_file():
             raise StatetrimError(f"{path} is missing")
@@ -24,16 +25,18 @@ def read_object(path: Path, most_bytes: int) -> dict[str, Any]:
         text = path.read_bytes()
     except OSError as error:
         raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
-    return parse_object(text, str(path))
+    return parse_object(text, str(path), constants=constants)
 
 
-def parse_object(text: bytes, name: str) -> dict[str, Any]:
+def parse_object(text: bytes, name: str, *, constants: bool = False) -> dict[str, Any]:
     """The JSON object in `text`; `name` is what an error calls it."""
     if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
         raise StatetrimError(f"{name} holds more than {_MOST_CONTAINERS} lists and objects")
     try:
         value = json.loads(
-            text.decode(), object_pairs_hook=_without_repeats, parse_constant=_no_constant
+            text.decode(),
+            object_pairs_hook=_without_repeats,
+            parse_constant=None if constants else _no_constant,
         )
         _check_depth(value)
         if b"\\u" in text:  # half a surrogate pair can be read but not written

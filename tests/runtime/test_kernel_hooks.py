@@ -1,0 +1,173 @@
+"""Hooks on kernels that do not tell their arguments' names, or order them in their own way."""
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import statetrim as st
+from helpers import tiny
+from statetrim.errors import StatetrimError
+from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
+from statetrim.runtime.live import LiveModel, Runtime
+from statetrim.runtime.loading import load_live
+from statetrim.surgery.check import check_cut
+
+Load = Callable[[str], Path]
+TRANSFORMERS_TYPES = ("qwen3_next", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
+
+
+class KernelModule(nn.Module):
+    """What the `kernels` package makes of a function: `forward` keeps its signature."""
+
+    def __init__(self, function: Callable[..., Any], told: bool) -> None:
+        super().__init__()
+        self.function = function
+        if told:
+            forward = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
+            forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
+            self.forward = forward
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        return self.function(*args, **kwargs)
+
+
+def home_of(live: LiveModel) -> Any:
+    return sys.modules[type(next(iter(live.mixers.values()))).__module__]
+
+
+def calls_of(live: LiveModel, **options: Any) -> list[KernelCall]:
+    calls: list[KernelCall] = []
+    with torch.no_grad(), hook_kernels(live, calls.append, **options):
+        live.hidden(live.random_ids(1, 20))
+    return calls
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+@pytest.mark.parametrize("told", [True, False], ids=["with a signature", "opaque"])
+@pytest.mark.parametrize("model_type", TRANSFORMERS_TYPES)
+def test_a_kernel_that_is_a_module_is_bound_by_name(
+    model_type: str, told: bool, checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = load_live(checkpoint(model_type))
+    expected = calls_of(live)
+    home = home_of(live)
+    for name in live.checkpoint.family.kernels:
+        monkeypatch.setattr(home, name, KernelModule(getattr(home, name), told))
+    found = calls_of(live)
+    assert [call.layer for call in found] == [call.layer for call in expected]
+    for ours, theirs in zip(found, expected, strict=True):
+        assert torch.equal(ours.query, theirs.query) and torch.equal(ours.key, theirs.key)
+        assert torch.equal(ours.output, theirs.output)
+        if told:
+            assert set(ours.arguments) == set(theirs.arguments)
+
+
+def reordered(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    """`kernel` behind transformers' wrapper, with its optional arguments in another order."""
+    parameters = list(inspect.signature(kernel).parameters.values())
+    required = [p for p in parameters if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
+    optional = [p.name for p in parameters if p.default is not p.empty]
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        behind = dict(zip([p.name for p in required] + optional[::-1], args, strict=False))
+        twice = set(behind) & set(kwargs)
+        if twice:
+            raise TypeError(f"got multiple values for argument {min(twice)!r}")
+        return kernel(**behind, **kwargs)
+
+    wrapped.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
+    return wrapped
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ("mamba2", "bamba", "nemotron_h"))
+def test_check_hands_keywords_on_as_keywords(
+    model_type: str, checkpoint: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """mamba_ssm has z before dt_bias, transformers' own function after it."""
+    model = st.open(checkpoint(model_type))
+    plan = st.select(model, "l1", 7)
+    small = st.prune(model, plan, tmp_path / "small")
+    home = home_of(load_live(model))
+    scan = home.mamba2_chunk_scan
+    monkeypatch.setattr(home, "mamba2_chunk_scan", reordered(scan))
+    assert check_cut(model, plan, small).sliced_against_masked < 1e-5
+
+
+# fla's GLA needs a GPU. This module calls its kernels as fla's does, two of which are never called.
+
+
+def chunk_gla(q: Tensor, k: Tensor, v: Tensor, g: Tensor, scale: float | None = None) -> Any:
+    states = torch.einsum("bthk,bthv->bthkv", k, v).cumsum(1)
+    return torch.einsum("bthk,bthkv->bthv", q, states), None
+
+
+def fused_recurrent_gla(
+    q: Tensor, k: Tensor, v: Tensor, gk: Tensor | None = None, scale: float | None = None
+) -> Any:
+    raise AssertionError("only for short sequences")
+
+
+def fused_chunk_gla(**kwargs: Any) -> Any:
+    raise NotImplementedError("`fused_chunk_gla` is deprecated. Please use `chunk_gla` instead.")
+
+
+class Mixer(nn.Module):
+    def __init__(self, hidden: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.projections = nn.ModuleList(nn.Linear(hidden, hidden, bias=False) for _ in range(3))
+
+    def forward(self, hidden_states: Tensor) -> Tensor:
+        q, k, v = (p(hidden_states).unflatten(-1, (self.heads, -1)) for p in self.projections)
+        output, _ = chunk_gla(q=q, k=k, v=v, g=torch.zeros_like(k))
+        return hidden_states + output.flatten(-2)
+
+
+class Decoder(nn.Module):
+    def __init__(self, layers: int) -> None:
+        super().__init__()
+        self.embeddings = nn.Embedding(tiny.VOCABULARY, 32)
+        parts = ({"attn": Mixer(32, 4)} for _ in range(layers))
+        self.layers = nn.ModuleList(nn.ModuleDict(part) for part in parts)
+        self.base_model = lambda input_ids, use_cache: self(input_ids)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embeddings
+
+    def forward(self, ids: Tensor) -> Any:
+        hidden = self.embeddings(ids)
+        for layer in self.layers:
+            hidden = layer["attn"](hidden)  # type: ignore[index,operator]
+        return type("Output", (), {"last_hidden_state": hidden})
+
+
+def test_a_kernel_that_is_never_called_need_not_tell_its_arguments(tmp_path: Path) -> None:
+    config = {
+        "model_type": "gla", "hidden_size": 32, "num_heads": 4, "num_hidden_layers": 2,
+        "expand_k": 1.0, "vocab_size": tiny.VOCABULARY,
+    }  # fmt: skip
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    model = st.open(tmp_path / "config.json")
+    live = LiveModel(Decoder(2), model, torch.device("cpu"), Runtime("fla", "pretended"))
+    calls = calls_of(live)
+    assert [(call.layer, call.kernel) for call in calls] == [(0, "chunk_gla"), (1, "chunk_gla")]
+    assert all(call.key.shape == (1, 20, 4, 8) for call in calls)
+    only = {layer: torch.arange(3).expand(4, 3) for layer in (0, 1)}
+    assert not calls_of(live, only=only)[0].key[..., 3:].any(), "a keyword is masked as well"
+
+
+def test_a_kernel_without_query_and_key_is_named(
+    checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    live = load_live(checkpoint("qwen3_next"))
+    monkeypatch.setattr(type(live.checkpoint.family), "query_and_key", (("reader", "writer"),))
+    with pytest.raises(StatetrimError, match="torch_chunk_gated_delta_rule is given query, key"):
+        calls_of(live)

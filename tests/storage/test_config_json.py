@@ -1,0 +1,51 @@
+"""config.json as Python's json wrote it: some models on the hub have Infinity in theirs."""
+
+import json
+import math
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+import statetrim as st
+from statetrim.errors import StatetrimError
+from statetrim.families.contract import count, number
+from statetrim.storage.json_file import read_object
+
+Load = Callable[[str], Path]
+
+
+@pytest.mark.parametrize("model_type", ["mamba2", "nemotron_h"])
+def test_infinity_in_a_config_is_read_and_written_back(
+    model_type: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    source = shutil.copytree(checkpoint(model_type), tmp_path / "source")
+    config = json.loads((source / "config.json").read_text())
+    config |= {"time_step_limit": [0.0, math.inf], "lowest": -math.inf, "none": math.nan}
+    (source / "config.json").write_text(json.dumps(config))
+
+    model = st.open(source)
+    assert model.config["time_step_limit"][1] == math.inf
+    st.prune(model, st.select(model, "l1", 6), tmp_path / "out")
+    written = (tmp_path / "out" / "config.json").read_text()
+    assert '"lowest": -Infinity' in written and '"none": NaN' in written
+    after = json.loads(written)
+    assert after["time_step_limit"] == [0.0, math.inf] and after["lowest"] == -math.inf
+    assert math.isnan(after["none"])
+    assert st.open(tmp_path / "out").geometry.head_k_dim == 6
+
+
+def test_infinity_stays_out_of_our_own_files(tmp_path: Path) -> None:
+    file = tmp_path / "plan.json"
+    file.write_text('{"a": Infinity}')
+    with pytest.raises(StatetrimError, match="Infinity is not a JSON number"):
+        read_object(file, 100)
+
+
+@pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
+def test_no_size_of_the_state_is_infinite(value: float) -> None:
+    with pytest.raises(StatetrimError, match="'state_size' must be a whole number"):
+        count({"state_size": value}, "state_size")
+    with pytest.raises(StatetrimError, match="'expand' must be a positive number"):
+        number({"expand": value}, "expand", 2.0)
