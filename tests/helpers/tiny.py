@@ -145,9 +145,13 @@ def build(
     model_type: str,
     directory: Path,
     shard_size: str = "40KB",
+    as_saved: bool = False,
     **changed: Any,
 ) -> Path:
-    """Save a random checkpoint whose activations are of order one, in several shards."""
+    """Save a random checkpoint whose activations are of order one, in several shards.
+
+    `as_saved` leaves it as transformers saves it, which for OLMo-Hybrid is not the hub's layout.
+    """
     from transformers import AutoConfig
 
     torch.manual_seed(0)
@@ -156,7 +160,7 @@ def build(
     model = stock_class(model_type).from_config(config)
     randomize(model)
     model.save_pretrained(directory, max_shard_size=shard_size)
-    if model_type == "olmo_hybrid":
+    if model_type == "olmo_hybrid" and not as_saved:
         undo_equal_thirds(directory, CONFIGS[model_type])
     write_tokenizer(directory)
     return directory

@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 import statetrim as st
 from helpers import tiny
 from statetrim.families import families
+from statetrim.runtime import loading
 from statetrim.runtime.loading import runtime_for
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU fla is chosen")
@@ -49,6 +50,51 @@ def test_models_that_only_fla_can_run_say_so() -> None:
     for model_type in ("comba", "gla", "gated_deltaproduct"):
         with pytest.raises(st.StatetrimError, match=f"{model_type} runs only in fla"):
             runtime_for(families()[model_type], {"model_type": model_type})
+
+
+@pytest.mark.parametrize(
+    ("config", "dtype", "runtime"),
+    [
+        ({"model_type": "delta_net"}, torch.float32, "portable"),
+        ({"model_type": "delta_net"}, torch.bfloat16, "fla"),
+        ({"model_type": "delta_net", "attn": {"layers": [1]}}, torch.float32, "fla"),
+        ({"model_type": "gated_deltaproduct"}, torch.float32, "fla"),
+        ({"model_type": "gated_deltanet"}, torch.float32, "fla"),
+    ],
+)
+def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
+    config: dict[str, Any], dtype: torch.dtype, runtime: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """fla's chunked delta rule and delta product assert that they are not given float32."""
+    monkeypatch.setattr(loading, "fla_runs", lambda: True)
+    found = loading.runtime_for(families()[config["model_type"]], config, dtype)
+    assert found.name == runtime
+    assert runtime == "fla" or found.reason == "fla's kernel takes no float32"
+
+
+def test_a_float32_delta_net_runs_and_says_how_where_fla_is(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="statetrim")
+    monkeypatch.setattr(loading, "fla_runs", lambda: True)
+    live = st.load(checkpoint("delta_net"))
+    assert (live.statetrim_runtime.name, live.dtype) == ("portable", torch.float32)
+    assert "delta_net runs in portable (fla's kernel takes no float32)" in caplog.text
+
+
+def test_what_only_fla_can_run_is_loaded_in_bfloat16(
+    checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Pretended: a float32 model whose only runtime is fla, loaded by portable's class."""
+    caplog.set_level(logging.INFO, logger="statetrim")
+    monkeypatch.setattr(loading, "fla_runs", lambda: True)
+    family = type(families()["delta_net"])
+    monkeypatch.setattr(family, "runtimes", lambda self, config: ("fla",))
+    monkeypatch.setattr(loading, "_register", lambda family, runtime: None)
+    live = st.load(checkpoint("delta_net"))
+    assert (live.statetrim_runtime.name, live.dtype) == ("fla", torch.bfloat16)
+    assert "in bfloat16, though stored in float32" in caplog.text
+    assert st.load(checkpoint("delta_net"), dtype=torch.float32).dtype == torch.float32
 
 
 def test_a_dtype_can_be_asked_for(checkpoint: Any) -> None:

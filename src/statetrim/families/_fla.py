@@ -26,15 +26,20 @@ HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 
 
 class FlaFamily(Family):
-    """A model of fla. Of some, `portable_types`, there is code that runs without it."""
+    """A model of fla. Of some, `portable_types`, there is code that runs without it; of some,
+    `half_types`, the chunked kernel takes no float32."""
 
     mixers = ("model.layers.{layer}.attn",)
     projections = PROJECTIONS
     portable_types: ClassVar[tuple[str, ...]] = ()
+    half_types: ClassVar[tuple[str, ...]] = ()
 
     def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
         portable = config.get("model_type") in self.portable_types
         return ("fla", "portable") if portable else ("fla",)
+
+    def refuses_float32(self, config: Config) -> bool:
+        return config.get("model_type") in self.half_types
 
     def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
         return NO_SOFTMAX if config.get("attn") is None else None  # its windows are not known

@@ -88,6 +88,10 @@ class Family(ABC):
         """What can run such a model; the first that works on this machine does."""
         return ("transformers",)
 
+    def refuses_float32(self, config: Config) -> bool:
+        """Whether fla's kernel for more than a few tokens takes no float32."""
+        return False
+
     def register(self) -> None:  # noqa: B027  (most have nothing to tell)
         """Tell transformers' Auto classes of the model, where they do not know it by themselves.
         Called before it is loaded, perhaps more than once."""

@@ -16,7 +16,7 @@ from .recurrences import Recurrence, delta_rule
 
 class DeltaNet(FlaFamily):
     model_types = ("delta_net",)
-    portable_types = model_types
+    portable_types = half_types = model_types
     untouched = HEAD_GATES
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
 

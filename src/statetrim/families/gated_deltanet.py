@@ -18,6 +18,7 @@ from .recurrences import Recurrence, delta_rule
 class GatedDeltaNet(FlaFamily):
     model_types = ("gated_deltanet", "comba", "gated_deltaproduct")
     portable_types = ("gated_deltanet",)
+    half_types = ("gated_deltaproduct",)
     untouched = (*HEAD_GATES, "D", "decay")  # the last two are Comba's, one number a head
     kernels = (
         "chunk_gated_delta_rule",

@@ -18,16 +18,23 @@ from ..errors import StatetrimError
 from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
+from ..storage.safetensors_file import DTYPES
 from .live import LiveModel, Runtime
 
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
+_HALF = "in bfloat16, though stored in float32, which its kernel does not take"
+
 logger = logging.getLogger("statetrim")
 
 
-def runtime_for(family: Family, config: Config) -> Runtime:
-    """The first of the family's runtimes that works here: only fla needs more than PyTorch."""
+def runtime_for(family: Family, config: Config, dtype: torch.dtype | None = None) -> Runtime:
+    """The first of the family's runtimes that works here: only fla needs more than PyTorch, and
+    some of its kernels take no float32. Portable has no softmax layers (`attn`)."""
     known = family.runtimes(config)
+    refused = dtype == torch.float32 and family.refuses_float32(config)
+    if refused and fla_runs() and "portable" in known and config.get("attn") is None:
+        return Runtime("portable", "fla's kernel takes no float32")
     reasons: dict[RuntimeName, str] = {
         "transformers": "with fla's kernels"
         if fla_runs()
@@ -80,7 +87,7 @@ def load_live(
     """The same, with its checkpoint and what else belongs to it."""
     checkpoint = opened(model)
     model_type = checkpoint.config["model_type"]
-    runtime = runtime_for(checkpoint.family, checkpoint.config)
+    runtime, dtype = _runtime_and_dtype(checkpoint, dtype)
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
     folder = _offload_folder() if layerwise else None
     with _own_kernels_only():
@@ -107,6 +114,26 @@ def load_live(
     home = _device(device)
     module = (module if layerwise else module.to(home)).eval()
     return LiveModel(module, checkpoint, home, runtime, folder)
+
+
+def _runtime_and_dtype(
+    checkpoint: Checkpoint, dtype: torch.dtype | None
+) -> tuple[Runtime, torch.dtype | None]:
+    """What runs the model, and the dtype it can run it in; one that is asked for stays."""
+    family, config = checkpoint.family, checkpoint.config
+    wanted = dtype or _stored_dtype(checkpoint)
+    runtime = runtime_for(family, config, wanted)
+    refused = wanted == torch.float32 and family.refuses_float32(config)
+    if runtime.name == "fla" and refused and dtype is None:
+        return Runtime("fla", _HALF), torch.bfloat16
+    return runtime, dtype
+
+
+def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
+    """That of the largest tensor; None for a dtype that is no ordinary one."""
+    tensors = [tensor for _, tensor in checkpoint.tensors.values()]
+    largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
+    return None if largest is None else DTYPES.get(largest.dtype)
 
 
 def _device(wanted: str | torch.device | None) -> torch.device:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
@@ -20,6 +20,7 @@ from ..maths.formatting import short, size
 from ..maths.table import Table
 from ..maths.units import MIB
 from .claims import LayerClaims, resolve
+from .joined import Part, saved_in_equal_parts
 from .json_file import read_object
 from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
 
@@ -84,8 +85,21 @@ class Checkpoint:
         """Number of stored parameters; 0 where only the config is at hand."""
         return sum(prod(tensor.shape) for _, tensor in self.tensors.values())
 
+    @cached_property
+    def resplit(self) -> dict[str, Part]:
+        """The tensors whose rows lie partly in their neighbours, as in a model saved again."""
+        tensors = {name: info for name, (_, info) in self.tensors.items()}
+        return saved_in_equal_parts(self.family, self.config, self.geometry, tensors)
+
     def tensor(self, name: str) -> Tensor:
         """One whole tensor, in its stored dtype."""
+        if name in self.resplit:
+            part = self.resplit[name]
+            joined = torch.cat([self._stored(piece) for piece in part.names])
+            return joined[part.start : part.start + part.size]
+        return self._stored(name)
+
+    def _stored(self, name: str) -> Tensor:
         shard, info = self.tensors[name]
         with shard.path.open("rb") as file:
             return read_tensor(file, info)
@@ -93,7 +107,12 @@ class Checkpoint:
     @cached_property
     def claims(self) -> dict[str, LayerClaims]:
         """Tensor name -> the layer it belongs to and its claims; checks the closed world first."""
-        tensors = [tensor for _, tensor in self.tensors.values()]
+        tensors = [
+            replace(tensor, shape=(self.resplit[name].size, *tensor.shape[1:]))
+            if name in self.resplit
+            else tensor
+            for name, (_, tensor) in self.tensors.items()
+        ]
         return resolve(self.family, self.config, self.geometry, tensors)
 
     def projections(self, layer: int) -> tuple[Tensor, Tensor]:

@@ -124,10 +124,4 @@ def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> No
         raise StatetrimError(
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies "
             f"{claim.size} along dimension {claim.dim}"
-            + (
-                "; transformers' save_pretrained splits fused convolutions into equal thirds, so "
-                "use the original files if this checkpoint was saved again"
-                if convolution
-                else ""
-            )
         )

@@ -74,13 +74,16 @@ class Shard:
 @dataclass(frozen=True, eq=False)
 class Cut:
     """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
-    be multiplied by its factor; after, all entries may be replaced by one value."""
+    be multiplied by its factor; after, all entries may be replaced by one value. `whole` is what to
+    cut where that is not what the file holds under the tensor's name."""
 
     masks: Mapping[int, Tensor]
     columns: Tensor | None = None  # [columns], float64
     value: float | None = None
+    whole: Tensor | None = None
 
-    def shape(self, before: Sequence[int]) -> tuple[int, ...]:
+    def shape(self, stored: Sequence[int]) -> tuple[int, ...]:
+        before = stored if self.whole is None else self.whole.shape
         return tuple(
             int(self.masks[dim].sum()) if dim in self.masks else size
             for dim, size in enumerate(before)
@@ -267,7 +270,8 @@ def _blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Itera
 
 def _cut_blocks(file: BufferedReader, tensor: TensorInfo, cut: Cut) -> Iterator[bytearray]:
     row = 0
-    for block in _blocks(file, tensor, BLOCK_BYTES):
+    blocks = _blocks(file, tensor, BLOCK_BYTES) if cut.whole is None else iter([cut.whole])
+    for block in blocks:
         kept = block
         if cut.columns is not None:
             kept = (block.double() * cut.columns).to(block.dtype)

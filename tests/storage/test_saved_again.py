@@ -1,0 +1,58 @@
+"""OLMo-Hybrid as transformers saves it: its three convolutions in equal thirds of their join."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from statetrim.surgery.check import check_cut
+
+Load = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def saved_again(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build("olmo_hybrid", tmp_path_factory.mktemp("again") / "model", as_saved=True)
+
+
+def test_it_reads_as_the_hubs_files_do(checkpoint: Load, saved_again: Path) -> None:
+    hub, again = st.open(checkpoint("olmo_hybrid")), st.open(saved_again)
+    rows = [
+        [model.tensors[f"model.layers.0.linear_attn.{x}_conv1d.weight"][1].shape[0] for x in "qkv"]
+        for model in (hub, again)
+    ]
+    assert rows == [[48, 48, 64], [54, 54, 52]], "otherwise nothing is tested"
+    assert not hub.resplit and len(again.resplit) == 3 * len(again.geometry.layers)
+    assert all(torch.equal(hub.tensor(name), again.tensor(name)) for name in hub.tensors)
+
+
+@pytest.mark.parametrize("values", [None, 9], ids=["keys", "keys and values"])
+def test_its_cut_is_that_of_the_hubs_files(
+    values: int | None, checkpoint: Load, saved_again: Path, tmp_path: Path
+) -> None:
+    cut: list[st.Checkpoint] = []
+    for name, path in (("hub", checkpoint("olmo_hybrid")), ("again", saved_again)):
+        model = st.open(path)
+        plan = st.select(model, "l1", 7, keep_values=values, value_method="readout_l1")
+        cut.append(st.prune(model, plan, tmp_path / name))
+    hub, again = cut
+    assert not again.resplit and set(hub.tensors) == set(again.tensors)
+    for name, (_, tensor) in hub.tensors.items():
+        assert tensor.shape == again.tensors[name][1].shape, name
+        assert torch.equal(hub.tensor(name), again.tensor(name)), name
+    assert check_cut(st.open(saved_again), plan, again).sliced_against_masked < 1e-5
+
+
+def test_a_third_of_another_size_is_refused(checkpoint: Load, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    model = tiny.build("olmo_hybrid", tmp_path / "model", shard_size="1GB", as_saved=True)
+    tensors = load_file(model / "model.safetensors")
+    name = "model.layers.0.linear_attn.v_conv1d.weight"
+    tensors[name] = tensors[name][:-1].contiguous()
+    save_file(tensors, model / "model.safetensors")
+    with pytest.raises(st.StatetrimError, match="but its config implies 48 along dimension 0"):
+        st.select(model, "l1", 6)
