@@ -77,9 +77,10 @@ compare-methods MODEL TEXT TEST *OPTIONS:
     python studies/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/methods.jsonl {{OPTIONS}}
     python studies/plot_methods.py results/methods.jsonl docs/methods.md
 
-# Environments of real engines, each below DIRECTORY: MLX-LM, vLLM for CPUs, and kernels to compile.
+# Environments of real engines, each below DIRECTORY: MLX-LM, llama.cpp, vLLM for CPUs, and kernels to compile.
 engines DIRECTORY:
     tools/engines/make_mlx.sh {{DIRECTORY}}/mlx
+    tools/engines/make_llamacpp.sh {{DIRECTORY}}/llamacpp
     tools/engines/make_vllm_cpu.sh {{DIRECTORY}}/vllm
     tools/engines/make_kernels.sh {{DIRECTORY}}/kernels
 
@@ -88,15 +89,14 @@ compile-kernels ENGINES:
     {{ENGINES}}/kernels/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
 
 # Small models in hub layout and their cuts, from one that train-tiny made (docs/serving.md).
-engine-models TRAINED OUT TEXT:
-    python tools/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}}
+engine-models TRAINED OUT TEXT *OPTIONS:
+    python tools/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}} {{OPTIONS}}
 
-# MLX-LM and vLLM beside transformers on those models (docs/serving.md).
+# MLX-LM, llama.cpp and vLLM beside transformers on those models (docs/serving.md).
 check-engines ENGINES MODELS TEXT:
-    python tools/engines/reference_tokens.py {{MODELS}}/reference.json {{MODELS}}/qwen3_next-* {{MODELS}}/qwen3_5-* --text {{TEXT}}
-    {{ENGINES}}/mlx/bin/python tools/engines/check_mlx.py {{MODELS}}/reference.json {{MODELS}}
-    python tools/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_5_text-128 {{MODELS}}/qwen3_5_text-64x64 --text {{TEXT}}
-    python tools/engines/check_vllm.py {{ENGINES}}/vllm/bin/python {{MODELS}}/qwen3_next-128 {{MODELS}}/qwen3_next-64x64 --text {{TEXT}}
+    python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} mlx --text {{TEXT}}
+    python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} llamacpp --text {{TEXT}}
+    python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} vllm --text {{TEXT}}
 
 # What vLLM reports of its cache when it starts; a test holds the calculator against it.
 vllm-startup ENGINES:

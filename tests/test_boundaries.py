@@ -23,6 +23,9 @@ HEAVY_ALLOWED = {
     "progress/bar": {"IPython", "rich"},
     "reporting/html": {"jinja2", "markupsafe"},
     "runtime/loading": {"accelerate", "transformers", "fla"},
+    "verification/drivers/ask_mlx": {"mlx", "mlx_lm"},  # run by the engine's own Python
+    "verification/drivers/ask_vllm": {"vllm"},
+    "verification/drivers/ask_llamacpp": {"conversion", "xllamacpp"},
     "recovery/adapters": {"peft"},
     "recovery/mixer_repair": {"transformers"},
     "recovery/trainer": {"transformers"},

@@ -12,6 +12,7 @@ from .artifacts.statistics import merge as merge
 from .artifacts.sweep import Sweep as Sweep
 from .artifacts.timings import Timing as Timing
 from .artifacts.timings import Timings as Timings
+from .artifacts.verification import Verification as Verification
 from .benchmarking.benchmark import benchmark as benchmark
 from .calibration.calibrate import calibrate as calibrate
 from .errors import StatetrimError as StatetrimError
@@ -43,4 +44,5 @@ from .storage.models import open as open
 from .surgery.prune import prepare as prepare
 from .surgery.prune import prune as prune
 from .surgery.refit import refit as refit
+from .verification.verify import verify as verify
 from .version import __version__ as __version__

@@ -146,6 +146,11 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "scores in doubt": (
         lambda: judged(GOOD, doubts=["they are of other weights"]),
         Outcome.UNKNOWN, "other weights"),
+    "an engine found a fault": (
+        lambda: judged(GOOD, faults=["vLLM agrees with transformers less than on the original"]),
+        Outcome.STOP, "vLLM agrees"),
+    "an engine found a fault, and nothing was measured": (
+        lambda: verdict(None, faults=["layer 2: 16 of 56 rows"]), Outcome.STOP, "layer 2"),
     "in doubt, and lost anyway": (
         lambda: judged(model(recall=0.5), doubts=["they are of other weights"]),
         Outcome.STOP, "recall falls"),

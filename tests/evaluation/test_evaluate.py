@@ -243,6 +243,8 @@ def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path
         (["--tasks", "mqar", "--engine", "vllm"], "mqar reads the model's own logits"),
         (["--tasks", "squad", "--engine", "vllm", "--data", "DATA"], "it is not installed"),
         (["--tasks", "mqar", "--engine", "tpu"], "there is no engine 'tpu'; choose hf or vllm"),
+        (["--tasks", "mqar", "--engine-option", "dtype=bfloat16"], "engine options are for vLLM"),
+        (["--tasks", "mqar", "--engine-option", "dtype"], "--engine-option takes NAME=VALUE"),
         (["--tasks", "fda_like"], "is on no hub; give --data"),
         (["--tasks", "mqar", "--limit", "1"], "leaves nothing to compare"),
         (["--tasks", "mqar", "--batch-size", "0"], "take 1 or more"),

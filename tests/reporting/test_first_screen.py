@@ -12,6 +12,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
+from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.reporting.document import Document
 from statetrim.reporting.findings import gather
 from statetrim.reporting.report import compose
@@ -84,6 +85,41 @@ def test_sections_without_an_artifact_are_one_line(home: Path) -> None:
     (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)
     assert line == " · ".join(absent)
     assert not set(absent) & set(re.findall(r"<h2 id=.*?>(.*?)</h2>", page))
+
+
+def verified(home: Path, engine: str, **found: Any) -> Path:
+    marks = [st.open(home / name).fingerprint for name in ("my model", "OUT")]
+    agreements = [
+        Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
+        for name, agreed in (("my model", 50), ("OUT", 49))
+        if name not in found.get("refusals", {})
+    ]
+    run = st.Verification(
+        engine, f"{engine} 1.0", "float32", ["my model", "OUT"], agreements,
+        lineage={"models": marks}, **found,
+    )  # fmt: skip
+    run.save(home / f"{engine}.json")
+    return home / f"{engine}.json"
+
+
+def test_a_fault_found_in_an_engine_is_the_answer(home: Path) -> None:
+    well = verified(home, "mlx")
+    bad = verified(home, "llamacpp", faults={"OUT": ["llama.cpp answers <nonsense>"]})
+    no = {"OUT": "vLLM does not run it: odd width"}
+    refused = verified(home, "vllm", refusals=no, faults={"OUT": [no["OUT"]]})
+
+    def answer(*files: Path) -> tuple[str, str]:
+        found = composed(home, "my model", "OUT", *(file.name for file in files)).opening
+        return found.answer, found.reason
+
+    assert answer(well)[0] == "Not enough evidence"
+    assert answer(well, bad) == ("Do not ship", "llama.cpp answers <nonsense>")
+    assert answer(refused) == ("Do not ship", no["OUT"])
+    assert answer(well, refused)[0] == "Not enough evidence"  # MLX-LM runs it
+    st.report([home / "my model", home / "OUT", well, bad], out=home / "verified")
+    page = (home / "verified" / "report.html").read_text()
+    assert "98 of 100" in page and "-2.00 (-2.00 to -2.00)" in page
+    assert "llama.cpp answers &lt;nonsense&gt;" in page
 
 
 @pytest.mark.timeout(1200)

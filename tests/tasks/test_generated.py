@@ -10,7 +10,8 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
-from statetrim.evaluation.evaluate import LONG_MQAR, MQAR_ROWS
+from statetrim.evaluation.runner import LONG_MQAR
+from statetrim.evaluation.samples import MQAR_ROWS
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import sequences
 from statetrim.tasks import recall

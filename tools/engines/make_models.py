@@ -16,7 +16,7 @@ import argparse
 import json
 import shutil
 import sys
-import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -28,6 +28,8 @@ sys.modules["fla"] = sys.modules["causal_conv1d"] = None  # type: ignore[assignm
 import statetrim as st  # noqa: E402
 
 WIDTH = 128
+SHAPES = ((64, 128), (32, 128), (64, 64), (32, 32), (16, 16))
+SQUARES = tuple((width, width) for width in (56, 48, 40, 32, 24, 20, 16, 12))
 COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
@@ -41,28 +43,27 @@ def hub_config(trained: Path) -> dict[str, object]:
     return config
 
 
-def with_an_expert(
+def with_experts(
     config: dict[str, object], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The same function with one expert in the first layer, whose shared expert adds zero: MLX-LM
-    and vLLM take a Qwen3-Next without experts for something else. And with a head of its own: vLLM
-    does not read `tie_word_embeddings` in this architecture, and serves an empty one."""
+    """The same function with one expert in every layer, whose shared expert adds zero: MLX-LM and
+    vLLM take a Qwen3-Next without experts for something else, and llama.cpp wants them in every
+    layer. And with a head of its own: vLLM does not read `tie_word_embeddings` in this
+    architecture, and serves an empty one."""
     hidden, width = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
-    layers = int(str(config["num_hidden_layers"]))
-    first = "model.layers.0.mlp."
-    found = {name.replace(first, f"{first}experts.0."): tensor for name, tensor in tensors.items()}
-    zero = torch.zeros(16, hidden)
+    found = {name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in tensors.items()}
     found["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
-    found |= {
-        f"{first}gate.weight": torch.zeros(1, hidden),
-        f"{first}shared_expert.gate_proj.weight": zero.clone(),
-        f"{first}shared_expert.up_proj.weight": zero.clone(),
-        f"{first}shared_expert.down_proj.weight": zero.T.contiguous(),
-        f"{first}shared_expert_gate.weight": torch.zeros(1, hidden),
-    }
+    for layer in range(int(str(config["num_hidden_layers"]))):
+        mlp = f"model.layers.{layer}.mlp."
+        found |= {
+            f"{mlp}gate.weight": torch.zeros(1, hidden),
+            f"{mlp}shared_expert.gate_proj.weight": torch.zeros(16, hidden),
+            f"{mlp}shared_expert.up_proj.weight": torch.zeros(16, hidden),
+            f"{mlp}shared_expert.down_proj.weight": torch.zeros(hidden, 16),
+            f"{mlp}shared_expert_gate.weight": torch.zeros(1, hidden),
+        }
     fields = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": width}
-    fields |= {"tie_word_embeddings": False}
-    fields |= {"shared_expert_intermediate_size": 16, "mlp_only_layers": list(range(1, layers))}
+    fields |= {"tie_word_embeddings": False, "shared_expert_intermediate_size": 16}
     return config | fields, found
 
 
@@ -145,35 +146,31 @@ def wide(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Tensor]]
     }
 
 
-def cut(model: Path, text: Path | None, keep: int, keep_values: int | None = None) -> Path:
-    """By drrqr where there is text, else by weights alone."""
+def cut(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int, int]]) -> None:
+    """Every shape of keys x values, by drrqr and readout_greedy; squares refitted too."""
     opened = st.open(model)
-    method = "drrqr" if text else "l1"
-    statistics = st.calibrate(opened, str(text), tokens=8192, methods=[method]) if text else None
-    plan = st.select(opened, method, keep=keep, keep_values=keep_values, statistics=statistics)
-    shape = f"{keep}" if keep_values is None else f"{keep}x{keep_values}"
-    out = model.with_name(model.name.replace("-128", f"-{shape}"))
-    st.prune(opened, plan, out)
-    return out
-
-
-def squared(model: Path, text: Path) -> Path:
-    """Half of both axes, the output projections refitted."""
-    opened, size = st.open(model), WIDTH // 2
     statistics = st.calibrate(opened, text, tokens=8192, methods=["drrqr", "readout_greedy"])
-    plan = st.select(
-        opened,
-        "drrqr",
-        size,
-        keep_values=size,
-        value_method="readout_greedy",
-        statistics=statistics,
-    )
-    out = model.with_name(model.name.replace(f"-{WIDTH}", f"-{size}x{size}"))
-    with tempfile.TemporaryDirectory() as folder:
-        small = st.prune(opened, plan, Path(folder, "cut"))
-        st.refit(small, st.calibrate(small, text, original=opened, tokens=8192), out=out)
-    return out
+    for keys, values in shapes:
+        plan = st.select(
+            opened,
+            "drrqr",
+            keys,
+            keep_values=None if values == opened.geometry.head_v_dim else values,
+            value_method="readout_greedy",
+            statistics=statistics,
+        )
+        out = folder / f"{model.name.removesuffix(f'-{WIDTH}')}-{keys}x{values}"
+        small = st.prune(opened, plan, out)
+        if keys == values:
+            target = st.calibrate(small, text, original=opened, tokens=8192)
+            st.refit(small, target, out=out.with_name(f"{out.name}-refitted"))
+
+
+def halved(model: Path) -> None:
+    """Half of both axes, by weights alone."""
+    opened = st.open(model)
+    plan = st.select(opened, "l1", keep=WIDTH // 2, keep_values=WIDTH // 2)
+    st.prune(opened, plan, model.with_name(model.name.replace("-128", "-64x64")))
 
 
 def main() -> None:
@@ -181,6 +178,9 @@ def main() -> None:
     parser.add_argument("trained", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--text", type=Path, required=True, help="what the cuts are chosen on")
+    parser.add_argument(
+        "--squares", type=Path, help="a trained model of 64x64, cut to many squares"
+    )
     arguments = parser.parse_args()
     trained, out, text = arguments.trained, arguments.out, arguments.text
     config, tensors = hub_config(trained), load_file(trained / "model.safetensors")
@@ -189,16 +189,16 @@ def main() -> None:
     nested = {
         name.replace("model.", "model.language_model.", 1): tensor for name, tensor in other.items()
     }
-    next_model = write(out / "qwen3_next-128", *with_an_expert(config, tensors), trained)
-    published = write(out / "qwen3_5-128", whole_config(inner), nested, trained)
-    alone = write(out / "qwen3_5_text-128", inner, other, trained)
-    for model in (next_model, published):
-        for keep in (64, 32):
-            cut(model, text, keep)
-    for model in (next_model, published, alone):
-        squared(model, text)
+    write(out / "qwen3_next-128", *with_experts(config, tensors), trained)
+    write(out / "qwen3_5-128", whole_config(inner), nested, trained)
+    write(out / "qwen3_5_text-128", inner, other, trained)
+    for name in ("qwen3_next", "qwen3_5", "qwen3_5_text"):
+        cut(out / f"{name}-{WIDTH}", out, text, SHAPES)
+    if arguments.squares:
+        shutil.copytree(arguments.squares, out / "hybrid")
+        cut(out / "hybrid", out, text, SQUARES)
     write(out / "wide-128", *wide(inner | {"dtype": "bfloat16"}), trained)
-    cut(out / "wide-128", None, 64, 64)
+    halved(out / "wide-128")
     print(*sorted(path.name for path in out.iterdir() if path.is_dir()))
 
 

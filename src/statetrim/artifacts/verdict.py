@@ -89,12 +89,16 @@ def verdict(
     recovered: bool = False,
     served: Sequence[str] | None = None,
     doubts: Sequence[str] = (),
+    faults: Sequence[str] = (),
 ) -> Verdict:
     """Judge one model of the scores, by default the first after the original.
 
     `served` are the engines that take its shape (None: nothing is known of any); `doubts` are
-    reasons not to trust the scores, such as that they are of other weights.
+    reasons not to trust the scores, such as that they are of other weights; `faults` were found
+    where it ran in an engine (`Verification`).
     """
+    if faults:
+        return Verdict(model or "the cut", Outcome.STOP, faults[0], [], list(faults[1:]))
     if scores is None or len(scores.models) < 2:
         name = model or "the cut"
         return Verdict(name, Outcome.UNKNOWN, "its quality was not measured", [], [])

@@ -1,14 +1,8 @@
 """A vLLM server of our own on loopback, under a load with an end, read by its own counters."""
 
 import json
-import os
 import re
-import shutil
-import signal
 import socket
-import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.error
@@ -22,20 +16,13 @@ from random import Random
 from typing import Any
 
 from ..errors import StatetrimError
+from ..runtime.children import Process, child, last_error
 
 MOST_REQUESTS = 4096
 _HOST = "127.0.0.1"
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
 _SAMPLE_SECONDS = 0.1
 _METRIC = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? ([-+.\deE]+|NaN)$", flags=re.MULTILINE)
-_ENDS_WITH_US = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
-if os.getppid() != int(sys.argv[1]):
-    sys.exit()  # we were killed before
-os.execv(sys.argv[2], sys.argv[2:])
-"""
 _BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
 
@@ -105,81 +92,31 @@ def serve_under_load(python: Path, model: Path, load: Load) -> Served:
 @contextmanager
 def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
     """Within, vLLM answers on 127.0.0.1 at the yielded port; its log is in the yielded file."""
-    program = shutil.which(python)
-    if program is None:
-        raise StatetrimError(f"{python} cannot be started: it is not a program")
     port = _free_port()
-    command = [
-        sys.executable, "-I", "-S", "-c", _ENDS_WITH_US, str(os.getpid()),
-        str(Path(program).absolute()), "-m", "vllm.entrypoints.openai.api_server",
+    arguments = [
+        "-m", "vllm.entrypoints.openai.api_server",
         "--model", str(model.resolve()), "--served-model-name", "model",
         "--host", _HOST, "--port", str(port), "--dtype", "bfloat16", "--enforce-eager",
         "--max-model-len", str(load.length), "--max-num-seqs", str(load.requests),
         "--kv-cache-memory-bytes", str(load.memory), "--load-format", "safetensors",
         "--enable-prefix-caching" if load.prefix_caching else "--no-enable-prefix-caching",
     ]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    environment |= {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1"}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
-        with log.open("w") as file:
-            process = subprocess.Popen(
-                command,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                env=environment,
-                cwd=folder,
-                start_new_session=True,
-            )
-        try:
-            with _stopped_in_order():
-                _wait_until_ready(process, port, log, load.seconds)
-                yield port, log
-        finally:
-            _end(process)
+    with child(python, arguments, {"VLLM_NO_USAGE_STATS": "1"}) as (process, log):
+        _wait_until_ready(process, port, log, load.seconds)
+        yield port, log
 
 
-@contextmanager
-def _stopped_in_order() -> Iterator[None]:
-    """Asked to end, this process ends the server first; without this it would be left running."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-
-def _wait_until_ready(
-    process: "subprocess.Popen[bytes]", port: int, log: Path, most: float
-) -> None:
+def _wait_until_ready(process: Process, port: int, log: Path, most: float) -> None:
     deadline = time.monotonic() + most
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise StatetrimError(f"vLLM did not start: {_last_error(log)}")
+            raise StatetrimError(f"vLLM did not start: {last_error(log)}")
         try:
             with _DIRECT.open(f"http://{_HOST}:{port}/health", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
     raise StatetrimError(f"vLLM was not ready after {most:.0f} seconds")
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    """The server and the engine it started: they are a session of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        try:
-            os.killpg(process.pid, number)
-            process.wait(timeout=20)
-        except (ProcessLookupError, subprocess.TimeoutExpired):
-            continue
 
 
 def _complete(port: int, seed: int, load: Load, deadline: float) -> None:
@@ -236,12 +173,6 @@ def _about_the_cache(log: Path) -> list[str]:
     words = ("attention block size", "mamba page size", "KV cache size")
     lines = log.read_text(errors="replace").splitlines()
     return [line[line.index("]") + 2 :] for line in lines if any(w in line for w in words)]
-
-
-def _last_error(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
-    errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["no word from it"])[-1][-300:]
 
 
 def _free_port() -> int:

@@ -9,7 +9,7 @@ from .measures import inspect
 from .steps import calibrate, merge, select, prune, refit
 from .measures import evaluate, analyze
 from .steps import recover
-from .measures import benchmark, report
+from .measures import verify, benchmark, report
 from . import demo
 from .app import app, main
 

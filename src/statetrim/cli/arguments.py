@@ -50,13 +50,20 @@ def open_model(model: str, family: Path | None) -> Any:
 
 
 def method_options(pairs: list[str]) -> dict[str, Any]:
+    options = named_values(pairs, "--option", "score=q")
+    for name in options:
+        if name in OF_SELECT:
+            raise StatetrimError(f"{name!r} is not an option of a method; leave out --option")
+    return options
+
+
+def named_values(pairs: list[str], flag: str, example: str) -> dict[str, Any]:
+    """NAME=VALUE, each value JSON or else text."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
         if not equals or not name.isidentifier():
-            raise StatetrimError(f"--option takes NAME=VALUE, such as score=q, not {pair!r}")
-        if name in OF_SELECT:
-            raise StatetrimError(f"{name!r} is not an option of a method; leave out --option")
+            raise StatetrimError(f"{flag} takes NAME=VALUE, such as {example}, not {pair!r}")
         try:
             options[name] = json.loads(text)
         except (ValueError, RecursionError):

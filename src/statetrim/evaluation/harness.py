@@ -3,7 +3,7 @@
 import importlib.util
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from math import isfinite
 from pathlib import Path
 from typing import Any
@@ -117,8 +117,8 @@ def left_padding_is_safe(live: Any) -> bool:
     )
 
 
-def vllm_model(path: Path, batch_size: int | str) -> Any:
-    """lm-eval's own vLLM model, in an environment that has vLLM."""
+def vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any]) -> Any:
+    """lm-eval's own vLLM model, in an environment that has vLLM; `options` are vLLM's."""
     if importlib.util.find_spec("vllm") is None:
         raise StatetrimError(
             "--engine vllm needs vLLM in this environment, and it is not installed; "
@@ -127,7 +127,11 @@ def vllm_model(path: Path, batch_size: int | str) -> Any:
     stock_tasks()
     from lm_eval.models.vllm_causallms import VLLM
 
-    return VLLM(pretrained=str(path), batch_size=batch_size, trust_remote_code=False)
+    ours = {"pretrained": str(path), "batch_size": batch_size, "trust_remote_code": False}
+    taken = next((name for name in options if name in ours), None)
+    if taken:
+        raise StatetrimError(f"{taken!r} is not an option for vLLM here: evaluate sets it")
+    return VLLM(**ours, **options)
 
 
 def run(

@@ -12,6 +12,7 @@ from ..artifacts.scores import MOST_BYTES, Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.sweep import Sweep
 from ..artifacts.timings import Timings
+from ..artifacts.verification import Verification
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB
@@ -48,6 +49,7 @@ class Findings:
     sweep: Sweep | None = None
     sweep_plans: dict[str, str] = field(default_factory=dict)  # shape -> the file of its plan
     sensitivity: Sensitivity | None = None
+    verifications: list[Verification] = field(default_factory=list)  # one an engine
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
@@ -89,6 +91,16 @@ class Findings:
         return own if own in names[1:] else None
 
     @property
+    def engine_faults(self) -> list[str]:
+        """What engines found wrong with this very checkpoint; that one refuses it counts only where
+        no other ran it."""
+        if self.after is None or not self.after.shards:
+            return []
+        mark = self.after.fingerprint
+        ran = [run for run in self.verifications if run.ran(mark)]
+        return [fault for run in ran or self.verifications for fault in run.faults_of(mark)]
+
+    @property
     def mismatches(self) -> Iterator[str]:
         """Artifacts that do not belong together, each in a sentence."""
         source = None if self.plan is None else self.plan.lineage.get("source")
@@ -103,6 +115,10 @@ class Findings:
         after = self.after
         if analysed and after is not None and after.shards and analysed != after.digest:
             yield "the analysis looked at other weights than this checkpoint's"
+        for run in self.verifications:
+            marks = run.lineage.get("models")
+            if after is not None and after.shards and after.fingerprint not in (marks or []):
+                yield f"{run.version or run.engine} ran other weights than this checkpoint's"
 
 
 def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
@@ -168,12 +184,15 @@ def _read(found: Findings, path: Path) -> None:
     kind = kind_of(read_object(path, MOST_BYTES)) or ""
     if kind in ARTIFACTS:
         _put(found, kind, ARTIFACTS[kind](path), path)
+    elif kind == "verification":
+        found.verifications.append(Verification.load(path))
+        found.sources[f"verification in {found.verifications[-1].engine}"] = str(path)
     elif kind in RECORDED:
         _put(found, FIELDS.get(kind, kind), read_object(path, MOST_RECORD_BYTES), path)
     else:
         raise StatetrimError(
             f"{path} is no artifact a report knows; give a checkpoint, or what select, evaluate, "
-            f"analyze, benchmark, recover or trim --sweep wrote"
+            f"analyze, verify, benchmark, recover or trim --sweep wrote"
         )
 
 

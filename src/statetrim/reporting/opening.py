@@ -33,7 +33,13 @@ def opening(found: Findings) -> Opening:
 
 def ship_verdict_of(found: Findings) -> Verdict:
     """The verdict on the report's checkpoint; scores that do not belong to it are doubted."""
-    return ship_verdict(found.scores, found.scored_name, found.after, list(found.mismatches))
+    return ship_verdict(
+        found.scores,
+        found.scored_name,
+        found.after,
+        doubts=list(found.mismatches),
+        faults=found.engine_faults,
+    )
 
 
 def title(found: Findings) -> str:

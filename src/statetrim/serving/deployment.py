@@ -69,11 +69,15 @@ def serving_engines(model: Checkpoint) -> list[str] | None:
 
 
 def ship_verdict(
-    scores: Scores | None, name: str | None, model: Checkpoint | None, doubts: Sequence[str] = ()
+    scores: Scores | None,
+    name: str | None,
+    model: Checkpoint | None,
+    doubts: Sequence[str] = (),
+    faults: Sequence[str] = (),
 ) -> Verdict:
     """The verdict on `name` of the scores, which is the checkpoint `model`."""
     served = serving_engines(model) if model is not None else None
-    return verdict(scores, name, served=served, doubts=doubts)
+    return verdict(scores, name, served=served, doubts=doubts, faults=faults)
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:

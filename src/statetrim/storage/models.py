@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
+from ..errors import StatetrimError
 from .checkpoint import Checkpoint, open_checkpoint
 
 Artifact = TypeVar("Artifact")
@@ -26,3 +27,16 @@ def all_opened(models: ModelLike | Sequence[ModelLike]) -> list[Checkpoint]:
 def loaded(load: Callable[[str | Path], Artifact], artifact: Artifact | str | Path) -> Artifact:
     """`artifact`, read by `load` where it is a path."""
     return load(artifact) if isinstance(artifact, str | Path) else artifact
+
+
+def short_names(models: Sequence[Checkpoint]) -> list[str]:
+    """The directories' names, or more of their paths where two are alike."""
+    paths = [model.path.resolve() for model in models]
+    if len(set(paths)) < len(paths):
+        twice = next(path for path in paths if paths.count(path) > 1)
+        raise StatetrimError(f"{twice} is given twice; every model is evaluated once")
+    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+        names = ["/".join(path.parts[-parts:]) for path in paths]
+        if len(set(names)) == len(names):
+            break
+    return names

@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from .. import arguments
 from ..app import app, complain
 from ..arguments import Json
 
@@ -36,6 +37,10 @@ def evaluate(
         ),
     ] = None,
     engine: Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")] = "hf",
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE for vLLM, such as tensor_parallel_size=2, dtype=bfloat16."),
+    ] = None,
     layerwise: Annotated[
         bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
     ] = False,
@@ -64,6 +69,9 @@ def evaluate(
             limit=limit,
             batch_size=batch_size,
             engine=engine,  # type: ignore[arg-type]
+            engine_options=arguments.named_values(
+                engine_option or [], "--engine-option", "dtype=bfloat16"
+            ),
             layerwise=layerwise,
             out=output,
             resume=resume,

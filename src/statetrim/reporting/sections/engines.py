@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator
 
+from ...artifacts.verification import Verification
+from ...artifacts.verification.agreement import Kind
 from ...serving.engines import Compatibility, Shape, serve_command, verdicts
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
@@ -18,7 +20,8 @@ MEANING = {
 
 
 def blocks(found: Findings) -> Iterator[Block]:
-    """What is known of engines for this shape, and how they are started."""
+    """Where this very checkpoint ran, what is known of engines for its shape, and commands."""
+    yield from _verified(found)
     model, shape = found.after or found.before, found.geometry_after or found.geometry_before
     if model is None or shape is None:
         words = names(found)
@@ -54,6 +57,56 @@ def blocks(found: Findings) -> Iterator[Block]:
         uncut = found.after is None and found.plan is None
         path = str(model.path) if found.after or uncut else "SMALL"
         yield Command([serve_command(line, path) for line in reversed(served.values())])
+
+
+def _verified(found: Findings) -> Iterator[Block]:
+    """What engines answered for this checkpoint and its original, judged by transformers."""
+    runs = found.verifications
+    if not runs:
+        if found.after is not None:
+            yield Text(
+                "This checkpoint itself was not run in an engine (statetrim verify does that); "
+                "what follows is what is known of its shape."
+            )
+        return
+    rows = [
+        (
+            run.version or run.engine,
+            run.dtype,
+            f"{one.model}, {one.kind}",
+            f"{sum(one.agreed):,} of {sum(one.places):,}",
+            f"{one.largest_gap:.2g}",
+            _change(run, one.model, one.kind),
+        )
+        for run in runs
+        for one in run.agreements
+    ]
+    if rows:
+        yield Table(
+            (
+                "engine",
+                "in",
+                "model and tokens",
+                "choices as transformers",
+                "largest gap",
+                "change",
+            ),
+            rows,
+            caption="Choices of the engine that transformers makes too, given the same tokens; the "
+            "gap is by how many logits it preferred another; change beside the original, in "
+            "points, 95% interval",
+        )
+    for run in runs:
+        for model, faults in run.faults.items():
+            for fault in faults:
+                yield Text(f"Fault of {model}: {fault}.", "note")
+
+
+def _change(run: Verification, model: str, kind: Kind) -> str:
+    moved = run.change(model, kind) if model != run.models[0] else None
+    if moved is None:
+        return ""
+    return f"{moved.estimate:+.2f} ({moved.low:+.2f} to {moved.high:+.2f})"
 
 
 def _remark(line: Compatibility) -> str:

@@ -1,0 +1,73 @@
+"""statetrim verify"""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .. import arguments
+from ..app import app
+from ..arguments import FamilyFile, Json
+
+
+@app.command()
+def verify(
+    models: Annotated[list[str], typer.Argument(help="Cuts to run.")],
+    baseline: Annotated[str, typer.Option(help="The model before the cut.")],
+    engine: Annotated[str, typer.Option(help="mlx, vllm or llamacpp.")],
+    engine_python: Annotated[
+        Path, typer.Option(help="Python of the environment that the engine is in.")
+    ],
+    text: Annotated[
+        str,
+        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    ],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
+    count: Annotated[int, typer.Option(help="Sequences that both read.")] = 24,
+    length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 200,
+    generate: Annotated[
+        int, typer.Option(help="Tokens by which half a sequence is continued.")
+    ] = 32,
+    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    dtype: Annotated[
+        str | None,
+        typer.Option(help="float32, float16 or bfloat16; else as stored (vLLM: bfloat16)."),
+    ] = None,
+    engine_option: Annotated[
+        list[str] | None,
+        typer.Option(help="NAME=VALUE for the engine, such as tensor_parallel_size=2."),
+    ] = None,
+    seconds: Annotated[float, typer.Option(help="That the engine has for a model.")] = 3600.0,
+    family: FamilyFile = None,
+    as_json: Json = False,
+) -> None:
+    """Run cuts and their original in an engine, and let transformers judge what it answers."""
+    from ...console.measures.verify import show_verification
+    from ...console.progress import shown
+    from ...verification.verify import verify as run
+
+    arguments.refuse_existing(output)
+    options = arguments.named_values(
+        engine_option or [], "--engine-option", "tensor_parallel_size=2"
+    )
+    with shown() as progress:
+        found = run(
+            [arguments.open_model(model, family) for model in models],
+            baseline=arguments.open_model(baseline, family),
+            engine=engine,
+            python=engine_python,
+            text=text,
+            count=count,
+            length=length,
+            generate=generate,
+            skip=arguments.count(skip),
+            dtype=dtype,
+            options=options,
+            seconds=seconds,
+            progress=progress,
+        )
+    found.save(output)
+    show_verification(found, str(output), as_json=as_json)
+    if found.faults:
+        sys.exit(1)

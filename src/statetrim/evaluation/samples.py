@@ -1,0 +1,94 @@
+"""Tasks -> their samples: rows written for lm-eval, or token ids."""
+
+import hashlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..storage.text import sequences
+from ..tasks import Row, Task, define, pages, prepare_rows, recall
+from . import harness
+
+MQAR_ROWS = 64
+AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """A task with its samples ready: a folder for lm-eval, or token ids."""
+
+    task: Task
+    digest: str
+    directory: Path | None = None
+    ids: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where samples come from, and how many are taken."""
+
+    data: Path | None
+    text: str | Path | None
+    skip: int
+    limit: int | None
+
+
+def prepare(task: Task, source: Source, tokenizer: Any, scratch: Path) -> Samples:
+    data, limit = source.data, source.limit
+    if task.kind == "mqar":
+        return Samples(task, f"seeded, loads {recall.LOADS}, {limit or MQAR_ROWS} rows")
+    if task.kind in ("agreement", "text"):
+        if task.kind == "text":
+            assert source.text is not None
+            count = (limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
+            ids = sequences(
+                source.text, tokenizer, tokens=count, length=AGREEMENT_LENGTH, skip=source.skip
+            ).ids
+        else:
+            ids = _agreement_ids(task, data, tokenizer, limit)
+        return Samples(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
+    stock = harness.stock_tasks()
+    if data is None and task.kind == "stock":
+        return Samples(task, "hub", (stock / task.stock).parent)
+    file = task.file(data) if data is not None else None
+    rows: list[Row] = prepare_rows(task, file, _spans(tokenizer), limit)
+    if not rows:
+        raise StatetrimError(f"{file or task.hub} holds no rows for {task.name}")
+    directory = scratch / task.name
+    directory.mkdir()
+    define(task, rows, directory, stock)
+    content = (directory / f"{task.name}.jsonl").read_bytes()
+    return Samples(task, hashlib.sha256(content).hexdigest(), directory)
+
+
+def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
+    """The first sequences of the text, documents joined by the end-of-text token, int32."""
+    if data is None:
+        raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
+    ids: list[int] = []
+    rows = limit or AGREEMENT_ROWS
+    for page in pages(task.file(data)):
+        ids += tokenizer(page, add_special_tokens=False)["input_ids"]
+        ids += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+        if len(ids) >= rows * AGREEMENT_LENGTH:
+            break
+    rows = min(rows, len(ids) // AGREEMENT_LENGTH)
+    if not rows:
+        raise StatetrimError(f"{task.file(data)} is shorter than {AGREEMENT_LENGTH} tokens")
+    flat = torch.tensor(ids[: rows * AGREEMENT_LENGTH], dtype=torch.int32)
+    return flat.reshape(rows, AGREEMENT_LENGTH)
+
+
+def _spans(tokenizer: Any) -> recall.Spans:
+    if not tokenizer.is_fast:
+        raise StatetrimError("recall tasks need a tokenizer.json, to know where its tokens stand")
+
+    def spans(text: str) -> list[tuple[int, int]]:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [(int(start), int(end)) for start, end in found["offset_mapping"]]
+
+    return spans

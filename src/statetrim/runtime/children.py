@@ -1,0 +1,96 @@
+"""Programs of other environments, started by us and never left behind."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..errors import StatetrimError
+
+_ENDS_WITH_US = """
+import ctypes, os, signal, sys
+if sys.platform == "linux":
+    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
+if os.getppid() != int(sys.argv[1]):
+    sys.exit()  # we were killed before
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+Process = subprocess.Popen[bytes]
+
+
+@contextmanager
+def child(
+    python: Path, arguments: Sequence[str], variables: Mapping[str, str]
+) -> Iterator[tuple[Process, Path]]:
+    """Within, `python` runs with `arguments`; what it prints is in the yielded file.
+
+    It sees no module of ours, asks no hub, and is ended with all it started when the block is left,
+    also when we are killed.
+    """
+    program = shutil.which(python)
+    if program is None:
+        raise StatetrimError(f"{python} cannot be started: it is not a program")
+    command = [
+        sys.executable, "-I", "-S", "-c", _ENDS_WITH_US, str(os.getpid()),
+        str(Path(program).absolute()), *arguments,
+    ]  # fmt: skip
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder, "log")
+        with log.open("w") as file:
+            process = subprocess.Popen(
+                command,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**environment, "HF_HUB_OFFLINE": "1", **variables},
+                cwd=folder,
+                start_new_session=True,
+            )
+        try:
+            with _stopped_in_order():
+                yield process, log
+        finally:
+            _end(process)
+
+
+def last_error(log: Path) -> str:
+    """The last line of a log that names an error, or its last line."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
+    errors = [line for line in lines if "Error" in line]
+    return (errors or lines or ["no word from it"])[-1][-300:]
+
+
+@contextmanager
+def _stopped_in_order() -> Iterator[None]:
+    """Asked to end, this process ends the child first; without this it would be left running."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(number: int, frame: Any) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _end(process: Process) -> None:
+    """The child and what it started: they are a session of their own."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, number)
+            process.wait(timeout=20)
+        except (ProcessLookupError, subprocess.TimeoutExpired):
+            continue

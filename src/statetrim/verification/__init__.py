@@ -1,0 +1,1 @@
+"""A cut and its original in a real engine, judged by transformers."""

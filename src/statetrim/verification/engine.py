@@ -1,0 +1,104 @@
+"""One question to an engine, asked in its own environment: a file of JSON in, a file out."""
+
+import re
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal, cast, get_args
+
+from ..errors import StatetrimError
+from ..maths.units import MIB
+from ..runtime.children import child, last_error
+from ..storage.json_file import read_object, write_object
+
+Engine = Literal["mlx", "vllm", "llamacpp"]
+NAMES: dict[Engine, str] = {"mlx": "MLX-LM", "vllm": "vLLM", "llamacpp": "llama.cpp"}
+MOST_ANSWER_BYTES = 256 * MIB
+_LOADING = re.compile(r"error loading model: (.+)")
+
+Sequences = Sequence[Sequence[int]]
+
+
+class EngineFailed(Exception):
+    """The engine ended with an error: it cannot run this model, or cannot run at all."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an engine is asked; `drivers` says what each field means."""
+
+    model: str
+    dtype: str
+    texts: Sequence[str]
+    sequences: Sequences
+    prompts: Sequences
+    generate: int
+    options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Answer:
+    engine: str  # names and versions
+    encoded: Sequences | None
+    choices: Sequences
+    log_probabilities: Sequence[Sequence[float | None]]
+    continuations: Sequences
+
+
+def find_engine(name: str) -> Engine:
+    for known in get_args(Engine):
+        if name == known:
+            return cast(Engine, known)
+    raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(get_args(Engine))}")
+
+
+def ask(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
+    """Start the engine, ask, and end it; `EngineFailed` where it cannot."""
+    driver = files(__package__) / "drivers" / f"ask_{engine}.py"
+    with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
+        question, reply = Path(folder, "request.json"), Path(folder, "answer.json")
+        write_object(question, asdict(request), indent=None)
+        arguments = [str(program), str(question), str(reply)]
+        with child(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
+            try:
+                process.wait(timeout=seconds)
+            except subprocess.TimeoutExpired:
+                raise EngineFailed(f"no answer within {seconds:.0f} seconds") from None
+            if process.returncode or not reply.exists():
+                raise EngineFailed(_reason(log))
+        return _checked(read_object(reply, MOST_ANSWER_BYTES), request)
+
+
+def _reason(log: Path) -> str:
+    """What the engine said; llama.cpp's own word where Python only knows that it failed."""
+    told = _LOADING.search(log.read_text(errors="replace"))
+    return " ".join(told.group(1).split())[:300] if told else last_error(log)
+
+
+def _checked(stored: dict[str, Any], request: Request) -> Answer:
+    """An answer to this very request, for every sequence and prompt."""
+    try:
+        answer = Answer(**stored)
+        fits = (
+            _lengths(answer.choices) == [len(ids) - 1 for ids in request.sequences]
+            and _lengths(answer.log_probabilities) == _lengths(answer.choices)
+            and _lengths(answer.continuations) == [request.generate] * len(request.prompts)
+            and (answer.encoded is None or len(answer.encoded) == len(request.texts))
+            and all(
+                type(token) is int
+                for many in (*answer.choices, *answer.continuations, *(answer.encoded or []))
+                for token in many
+            )
+        )
+    except TypeError:
+        fits = False
+    if not fits:
+        raise EngineFailed("an answer that does not fit the question")
+    return answer
+
+
+def _lengths(several: Sequence[Sequence[Any]]) -> list[int]:
+    return [len(one) for one in several]

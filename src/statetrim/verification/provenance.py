@@ -1,0 +1,121 @@
+"""Is a cut what its own plan makes of the original? Its config, and the tensors that were cut.
+
+No model runs for this. What a refit or a recovery has trained since cannot be compared byte for
+byte; there most rows must still be nearest to the rows they came from.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts.plan import Plan
+from ..families.contract import resized_config
+from ..geometry import ChannelRows, survivors
+from ..storage.checkpoint import Checkpoint, inside
+from ..storage.claims import LayerClaims
+from ..storage.json_file import read_object
+from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
+
+PLAN = f"{ARTIFACTS}/plan.json"
+_NEAREST = 0.5  # the part of a trained tensor's rows that must be nearest to their origin
+
+
+def plan_of(cut: Checkpoint) -> Plan | None:
+    """The plan a checkpoint was cut by, which it carries; None where it has none."""
+    return Plan.load(inside(cut.path, PLAN)) if (cut.path / PLAN).exists() else None
+
+
+def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
+    """What differs between the cut's config and the original's, resized by the plan."""
+    expected = resized_config(original.family, original.config, plan.resized(original.geometry))
+    for name, right, wrong in _differing(expected, cut.config):
+        yield f"config field {name!r} is {str(wrong)[:40]}, and this cut needs {str(right)[:40]}"
+
+
+def _differing(expected: Any, found: Any, name: str = "") -> Iterator[tuple[str, Any, Any]]:
+    if isinstance(expected, dict) and isinstance(found, dict):
+        for key in sorted({*expected, *found}):
+            inner = f"{name}.{key}" if name else key
+            yield from _differing(expected.get(key), found.get(key), inner)
+    elif expected != found:
+        yield name, expected, found
+
+
+def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
+    """Cut tensors that hold other rows or columns than the plan keeps."""
+    trained, norms = _trained(cut), _shared_norms(original) if plan.kept_values else {}
+    for name, owner in original.claims.items():
+        expected = _expected(original, name, owner, plan, norms)
+        found, claims = cut.tensor(name), cut.claims[name].claims
+        if name in trained:
+            wrong = [
+                claim.role
+                for claim in claims
+                if found.dim() > 1 and _nearest(expected, found, claim) < _NEAREST
+            ]
+            if wrong:
+                yield (
+                    f"layer {owner.layer}: {name} was trained after the cut, but most of its "
+                    f"{wrong[0]} rows are nearer to others of the original than to their own"
+                )
+        elif not torch.equal(expected, found):
+            dim = claims[0].dim
+            same = (expected == found).movedim(dim, 0).reshape(expected.shape[dim], -1).all(1)
+            what = "columns" if dim else "rows"
+            yield (
+                f"layer {owner.layer}: {int((~same).sum())} of {len(same)} {what} of {name} are "
+                f"not those that the plan keeps of the original"
+            )
+
+
+def _expected(
+    original: Checkpoint, name: str, owner: LayerClaims, plan: Plan, norms: dict[int, str]
+) -> Tensor:
+    """The tensor as the cut alone leaves it; a shared norm lies in the output projection then."""
+    tensor, role = original.tensor(name), owner.claims[0].role
+    if role == "o_proj" and owner.layer in norms:
+        factors = torch.ones(owner.claims[0].size, dtype=torch.float64)
+        for claim in owner.claims:
+            factors[claim.rows] = original.tensor(norms[owner.layer]).double()
+        tensor = (tensor.double() * factors).to(tensor.dtype)
+    for dim, mask in survivors(owner.claims, plan.layer(owner.layer)).items():
+        tensor = tensor.index_select(dim, mask.nonzero().squeeze(1))
+    return torch.ones_like(tensor) if role == "shared_norm" and norms else tensor
+
+
+def _shared_norms(model: Checkpoint) -> dict[int, str]:
+    """Layer -> the norm whose weight all heads share."""
+    return {
+        owner.layer: name
+        for name, owner in model.claims.items()
+        if owner.claims[0].role == "shared_norm"
+    }
+
+
+def _nearest(expected: Tensor, found: Tensor, claim: ChannelRows) -> float:
+    """The part of a claim's rows that are nearest, within their head, to what they came from."""
+    old, new = (
+        tensor.movedim(claim.dim, 0)[claim.rows].double().reshape(*claim.rows.shape, -1)
+        for tensor in (expected, found)
+    )  # [heads, channels, entries]
+    nearest = torch.cdist(new, old).argmin(-1)
+    return float((nearest == torch.arange(nearest.shape[1])).double().mean())
+
+
+def _trained(cut: Checkpoint) -> set[str]:
+    """Tensors that were trained or refitted after the cut, by the checkpoint's own records."""
+    found: set[str] = set()
+    folder = cut.path / ARTIFACTS
+    for path in sorted(folder.iterdir()):
+        name = path.name.replace("source_", "")
+        if name not in ("recover.json", "refit.json"):
+            continue
+        record = read_object(inside(cut.path, f"{ARTIFACTS}/{path.name}"), MOST_RECORD_BYTES)
+        if name == "recover.json":
+            found.update(str(one) for one in record.get("trained_tensors") or [])
+        else:
+            claims = cut.claims.items()
+            found.update(one for one, owner in claims if owner.claims[0].role == "o_proj")
+    return found

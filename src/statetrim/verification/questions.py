@@ -1,0 +1,34 @@
+"""What every model of a verification is asked: the same texts, sequences and prompts."""
+
+from collections.abc import Sequence
+from itertools import islice
+from pathlib import Path
+
+from ..runtime.loading import load_tokenizer
+from ..storage.checkpoint import Checkpoint
+from ..storage.text import documents, sequences
+
+CHARACTERS = 2000  # of a document whose encodings are compared
+
+Ids = Sequence[Sequence[int]]
+
+
+class Questions:
+    """`texts` to encode, `sequences` of ids to read, and their first halves to continue."""
+
+    def __init__(
+        self, original: Checkpoint, text: str | Path, count: int, length: int, skip: int
+    ) -> None:
+        packed = sequences(
+            text, load_tokenizer(original), tokens=count * length, length=length, skip=skip
+        )
+        self.texts = [document[:CHARACTERS] for document in islice(documents(text), count)]
+        self.sequences: list[list[int]] = packed.ids.tolist()
+        self.prompts = [row[: length // 2] for row in self.sequences]
+        self.lineage = packed.lineage
+        self.encoded = self.encoded_by(original)
+
+    def encoded_by(self, model: Checkpoint) -> Ids:
+        """The texts as a model's own tokenizer encodes them."""
+        tokenizer = load_tokenizer(model)
+        return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.texts]

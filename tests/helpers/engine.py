@@ -1,0 +1,127 @@
+"""Stand-ins for an engine, whose models are run by transformers.
+
+`stand_in` writes an environment with an MLX-LM of a few lines over torch, so that the real driver
+runs in a process of its own. `InProcess` answers here, where only the answers matter.
+"""
+
+import stat
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.storage.checkpoint import open_checkpoint
+from statetrim.verification.engine import Answer, EngineFailed, Request
+
+_FIRST = """
+import os, time
+from pathlib import Path
+Path({pids!r}, str(os.getpid())).touch()
+if {mode!r} == "hangs":
+    time.sleep(600)
+"""
+_CORE = """
+import torch
+
+array, float32, bfloat16 = torch.tensor, torch.float32, torch.bfloat16
+torch.Tensor.astype = lambda self, dtype: self.to(dtype)
+
+def max(x, axis): return x.amax(axis)
+def argmax(x, axis=-1): return x.argmax(axis)
+def logsumexp(x, axis): return x.logsumexp(axis)
+def default_device(): return "stand-in"
+"""
+_LOAD = """
+import sys
+sys.modules["fla"] = sys.modules["causal_conv1d"] = None
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+
+class Model:
+    def __init__(self, path):
+        self.live = AutoModelForCausalLM.from_pretrained(path).eval()
+        self.width = self.live.config.linear_key_head_dim
+
+    def set_dtype(self, dtype):
+        self.live.to(dtype)
+
+    @torch.inference_mode()
+    def __call__(self, ids, cache=None):
+        found = self.live(input_ids=ids, past_key_values=cache and cache.get("kept"))
+        if cache is not None:
+            cache["kept"] = found.past_key_values
+        return found.logits
+
+def load(path, **options):
+    model = Model(path)
+    if {mode!r} == "refuses narrow heads" and model.width < 12:
+        raise ValueError("heads of 12 or more only")
+    return model, AutoTokenizer.from_pretrained(path)
+"""
+
+
+def stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
+    """A Python whose MLX-LM is a few lines, and where its process numbers are left."""
+    pids = folder / "pids"
+    for name in ("pids", "mlx", "mlx_lm/models", "mlx-0.dist-info", "mlx_lm-0.dist-info"):
+        (folder / name).mkdir(parents=True)
+    (folder / "mlx" / "__init__.py").write_text(_FIRST.format(mode=mode, pids=str(pids)))
+    (folder / "mlx" / "core.py").write_text(_CORE)
+    (folder / "mlx_lm" / "__init__.py").write_text(_LOAD.format(mode=mode))
+    (folder / "mlx_lm" / "models" / "__init__.py").touch()
+    cache = "def make_prompt_cache(model): return {'kept': None, 'new': True}\n"
+    (folder / "mlx_lm" / "models" / "cache.py").write_text(cache)
+    for name in ("mlx", "mlx_lm"):
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1\n"
+        (folder / f"{name}-0.dist-info" / "METADATA").write_text(metadata)
+    python = folder / "python"
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return python, pids
+
+
+def gone(pids: Path) -> bool:
+    return not any(Path("/proc", pid.name).exists() for pid in pids.iterdir())
+
+
+@dataclass
+class InProcess:
+    """Stands where `ask` is; `mode` is how it errs, `asked` whom it was asked for."""
+
+    mode: str = ""
+    asked: list[str] = field(default_factory=list)
+
+    @torch.inference_mode()
+    def __call__(self, engine: str, python: Path, request: Request, seconds: float) -> Answer:
+        model = open_checkpoint(request.model)
+        narrow = model.geometry.head_k_dim < 12
+        self.asked.append(model.path.name)
+        if narrow and self.mode == "refuses narrow heads":
+            raise EngineFailed("ValueError: heads of 12 or more only")
+        live = load_live(model, dtype=getattr(torch, request.dtype)).module
+        share = {"noise": 1.0, "worse for narrow heads": 0.04 * narrow}.get(self.mode, 0.0)
+        noise = torch.Generator().manual_seed(0)
+
+        def logits(ids: Sequence[int]) -> Tensor:
+            right = live(input_ids=torch.tensor([ids])).logits[0].float()
+            wrong = torch.rand(len(ids), 1, generator=noise) < share
+            return torch.where(wrong, torch.randn(right.shape, generator=noise) * 9, right)
+
+        best = [logits(ids)[:-1].log_softmax(-1).max(-1) for ids in request.sequences]
+        said = [list(prompt) for prompt in request.prompts]
+        for ids in said:
+            for _ in range(request.generate):
+                ids.append(int(logits(ids)[-1].argmax()))
+        tokenizer = load_tokenizer(model)
+        return Answer(
+            engine="stand-in",
+            encoded=[tokenizer(t, add_special_tokens=False)["input_ids"] for t in request.texts],
+            choices=[found.indices.tolist() for found in best],
+            log_probabilities=[found.values.tolist() for found in best],
+            continuations=[ids[-request.generate :] for ids in said],
+        )

@@ -1,0 +1,117 @@
+"""A cut is what its plan makes of the original; a permuted channel, anywhere, is found."""
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from statetrim.errors import StatetrimError
+from statetrim.verification import provenance
+
+CUT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe", "olmo_hybrid", "mamba2", "zamba2",
+       "delta_net", "gated_deltanet", "kda")  # fmt: skip
+
+
+def prune(model: st.Checkpoint, out: Path) -> st.Checkpoint:
+    try:
+        plan = st.select(model, "rand", 6, keep_values=4, value_method="rand")
+    except StatetrimError:  # KDA: keys only
+        plan = st.select(model, "rand", 6)
+    return st.prune(model, plan, out)
+
+
+def faults(model: st.Checkpoint, small: st.Checkpoint) -> list[str]:
+    plan = provenance.plan_of(small)
+    assert plan is not None
+    return [
+        *provenance.config_faults(model, small, plan),
+        *provenance.weight_faults(model, small, plan),
+    ]
+
+
+def rewrite(model: Path, name: str, change: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    for path in model.glob("*.safetensors"):
+        tensors = load_file(path)
+        if name in tensors:
+            tensors[name] = change(tensors[name]).contiguous()
+            save_file(tensors, path, metadata={"format": "pt"})
+
+
+@pytest.mark.parametrize("model_type", CUT)
+def test_every_cut_tensor_is_compared(
+    model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    small = prune(model, tmp_path / "small")
+    assert faults(model, small) == []
+    last = max(model.geometry.layers)
+    for name, owner in small.claims.items():
+        claim = owner.claims[-1]
+        if owner.layer != last or claim.role == "shared_norm":
+            continue
+        broken = tmp_path / "broken"
+        shutil.copytree(small.path, broken)
+        two = claim.rows[-1, :2]
+
+        def swapped(
+            tensor: torch.Tensor, dim: int = claim.dim, two: torch.Tensor = two
+        ) -> torch.Tensor:
+            order = torch.arange(tensor.shape[dim])
+            order[two] = two.flip(0)
+            return tensor.index_select(dim, order)
+
+        rewrite(broken, name, swapped)
+        found = faults(model, st.open(broken))
+        assert len(found) == 1 and f"layer {last}: 2 of" in found[0] and name in found[0]
+        shutil.rmtree(broken)
+
+
+def test_a_refit_passes_and_a_permutation_after_it_does_not(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 4000)
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = prune(model, tmp_path / "small")
+    sums = st.calibrate(small, text, original=model, tokens=3000, length=50)
+    refitted = st.refit(small, sums, out=tmp_path / "refitted")
+    assert faults(model, refitted) == []
+    name = next(n for n, o in small.claims.items() if o.claims[0].role == "o_proj")
+    rewrite(refitted.path, name, lambda tensor: tensor.roll(1, dims=1))
+    (fault,) = faults(model, st.open(refitted.path))
+    assert name in fault and "trained after the cut" in fault
+
+
+def test_what_a_recovery_trained_may_differ_but_not_move(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = prune(model, tmp_path / "small")
+    name = next(n for n, o in small.claims.items() if o.claims[0].role == "q_proj")
+    record = {"format": "statetrim recover", "version": 1, "trained_tensors": [name]}
+    (small.path / "statetrim" / "recover.json").write_text(json.dumps(record))
+    rewrite(small.path, name, lambda tensor: tensor + 0.05 * torch.randn_like(tensor))
+    assert faults(model, st.open(small.path)) == []
+    rewrite(small.path, name, lambda tensor: tensor.flip(0))
+    (fault,) = faults(model, st.open(small.path))
+    assert name in fault
+
+
+def test_a_changed_config_is_named(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = prune(model, tmp_path / "small")
+    config = json.loads((small.path / "config.json").read_text())
+    config["linear_key_head_dim"], config["rms_norm_eps"] = 8, 1e-5
+    (small.path / "config.json").write_text(json.dumps(config))
+    plan = provenance.plan_of(small)
+    assert plan is not None
+    found = list(provenance.config_faults(model, st.open(small.path), plan))
+    assert found == [
+        "config field 'linear_key_head_dim' is 8, and this cut needs 6",
+        "config field 'rms_norm_eps' is 1e-05, and this cut needs 1e-06",
+    ]

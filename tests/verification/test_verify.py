@@ -1,0 +1,341 @@
+"""Verification: a stand-in engine beside transformers, and planted faults that must be found."""
+
+import json
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from typer.testing import CliRunner
+
+import statetrim as st
+from helpers import tiny
+from helpers.engine import InProcess, gone, stand_in
+from statetrim.artifacts.verification.agreement import Agreement
+from statetrim.cli import app
+from statetrim.verification.engine import EngineFailed, Request, ask
+
+SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
+PLACES = {"texts": 6 * 23, "continuations": 6 * 5}
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 2000)
+
+
+@pytest.fixture(scope="module")
+def pair(
+    checkpoint: Callable[[str], Path], tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path]:
+    folder = tmp_path_factory.mktemp("pair")
+    original = checkpoint("qwen3_5_text")
+    plan = st.select(original, "rand", 8, keep_values=6, value_method="rand")
+    return original, st.prune(original, plan, folder / "small").path
+
+
+@pytest.fixture
+def broken(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
+    shutil.copytree(pair[1], tmp_path / "broken")
+    return pair[0], tmp_path / "broken"
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcess:
+    """An engine in this process, which errs as the test's parameter says."""
+    found = InProcess(getattr(request, "param", ""))
+    monkeypatch.setattr("statetrim.verification.verify.ask", found)
+    return found
+
+
+def verify(pair: tuple[Path, Path], text: Path, **changed: Any) -> st.Verification:
+    options = {"python": sys.executable, **SETTINGS, **changed}
+    return st.verify(pair[1], baseline=pair[0], text=text, **options)
+
+
+def check_agreement(found: st.Verification, dtype: str) -> None:
+    assert found.faults == {} and found.refusals == {} and found.notes == {}
+    assert [(one.model, one.kind) for one in found.agreements] == [
+        (name, kind) for name in found.models for kind in ("texts", "continuations")
+    ]
+    for one in found.agreements:
+        assert sum(one.places) == PLACES[one.kind]
+        assert one.share() > (0.999 if dtype == "float32" else 0.9)
+        assert one.different_tokens > 10
+        if one.kind == "texts":
+            assert one.largest_difference is not None
+            assert one.largest_difference < (1e-4 if dtype == "float32" else 0.1)
+        assert one.share("own") == 1.0 or dtype == "bfloat16"
+
+
+def test_an_engine_of_another_environment_agrees(
+    pair: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    python, pids = stand_in(tmp_path)
+    found = verify(pair, text, python=python)
+    check_agreement(found, "float32")
+    assert found.version == "mlx-lm 0.1, mlx 0.1, stand-in" and found.dtype == "float32"
+    assert len(list(pids.iterdir())) == 2 and gone(pids)
+
+
+def test_an_engine_that_computes_in_half_precision_agrees(
+    engine: InProcess, pair: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    found = verify(pair, text, dtype="bfloat16")
+    check_agreement(found, "bfloat16")
+    found.save(tmp_path / "verification.json")
+    assert st.Verification.load(tmp_path / "verification.json") == found
+
+
+def test_channels_permuted_in_one_layer_are_found(
+    engine: InProcess, broken: tuple[Path, Path], text: Path
+) -> None:
+    """The model still loads everywhere, and every engine computes the same nonsense."""
+    name = "model.layers.2.linear_attn.in_proj_qkv.weight"
+    for path in broken[1].glob("*.safetensors"):
+        tensors = load_file(path)
+        if name in tensors:
+            keys = slice(16, 32)  # 2 heads of 8 keys, after as many queries
+            tensors[name][keys] = tensors[name][keys].reshape(2, 8, -1).flip(1).reshape(16, -1)
+            save_file(tensors, path, metadata={"format": "pt"})
+    found = verify(broken, text)
+    (fault,) = found.faults["broken"]
+    assert "layer 2: 16 of 56 rows" in fault and name in fault
+    assert {one.model for one in found.agreements} == {"qwen3_5_text"}
+    assert engine.asked == ["qwen3_5_text"]
+
+
+@pytest.mark.parametrize(
+    ("field", "wrong"), [("linear_key_head_dim", 12), ("linear_value_head_dim", 4)]
+)
+def test_a_wrong_width_in_the_config_is_found(
+    field: str, wrong: int, engine: InProcess, broken: tuple[Path, Path], text: Path
+) -> None:
+    path = broken[1] / "config.json"
+    config = json.loads(path.read_text())
+    path.write_text(json.dumps(config | {field: wrong}))
+    found = verify(broken, text)
+    assert any(
+        f"config field {field!r} is {wrong}, and this cut needs" in f
+        for f in found.faults["broken"]
+    )
+
+
+def test_a_stale_tokenizer_is_found(
+    engine: InProcess, broken: tuple[Path, Path], text: Path
+) -> None:
+    path = broken[1] / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    words = tokenizer["model"]["vocab"]
+    words["w5"], words["w6"] = words["w6"], words["w5"]
+    path.write_text(json.dumps(tokenizer))
+    documents = [json.loads(line)["text"].split() for line in text.read_text().splitlines()[:6]]
+    changed = sum("w5" in document or "w6" in document for document in documents)
+    assert changed > 2
+    found = verify(broken, text)
+    assert found.faults["broken"] == [
+        f"its tokenizer gives other tokens than the original's for {changed} of 6 texts"
+    ]
+    # the same ids: nothing else shows it
+    assert all(one.share() == 1.0 for one in found.agreements)
+
+
+@pytest.mark.parametrize("engine", ["refuses narrow heads"], indirect=True)
+def test_an_engine_that_runs_one_and_not_the_other(
+    engine: InProcess, pair: tuple[Path, Path], text: Path
+) -> None:
+    found = verify(pair, text)
+    assert found.refusals == {"small": "ValueError: heads of 12 or more only"}
+    assert found.faults == {
+        "small": ["MLX-LM does not run it: ValueError: heads of 12 or more only"]
+    }
+    assert {one.model for one in found.agreements} == {"qwen3_5_text"}
+
+
+@pytest.mark.parametrize("engine", ["worse for narrow heads"], indirect=True)
+def test_an_engine_that_answers_the_cut_worse(
+    engine: InProcess, pair: tuple[Path, Path], text: Path
+) -> None:
+    found = verify(pair, text, count=24, length=40)
+    texts = found.find("small", "texts")
+    assert texts is not None and 0.9 < texts.share() < 0.99
+    moved = found.change("small", "texts")
+    assert moved is not None and moved.high < 0
+    assert list(found.faults) == ["small"]
+    assert "agrees with transformers less than on the original" in found.faults["small"][0]
+
+
+@pytest.mark.parametrize("engine", ["noise"], indirect=True)
+def test_an_engine_that_serves_noise(
+    engine: InProcess, pair: tuple[Path, Path], text: Path
+) -> None:
+    """Both models alike, so that the cut is no worse than the original."""
+    found = verify(pair, text)
+    for name in found.models:
+        assert "chooses as transformers in float32 at only" in found.faults[name][0]
+
+
+def test_without_a_plan_weights_are_not_compared(
+    engine: InProcess, broken: tuple[Path, Path], text: Path
+) -> None:
+    shutil.rmtree(broken[1] / "statetrim")
+    found = verify(broken, text)
+    assert found.faults == {}
+    (note,) = found.notes["broken"]
+    assert note == "it carries no plan, so its weights were not compared with the original's"
+
+
+def request(pair: tuple[Path, Path]) -> Request:
+    return Request(str(pair[1]), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
+
+
+def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
+    python, pids = stand_in(tmp_path, "hangs")
+    with pytest.raises(EngineFailed, match="no answer within 4 seconds"):
+        ask("mlx", python, request(pair), 4.0)
+    assert list(pids.iterdir()) and gone(pids)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "{",
+        "[]",
+        '{"engine": "x"}',
+        '{"engine": "x", "encoded": null, "choices": [[1]], "log_probabilities": [[0.0]],'
+        ' "continuations": [[1]]}',
+        '{"engine": "x", "encoded": null, "choices": [["1", 2]], "log_probabilities": [[0.0, 0]],'
+        ' "continuations": [[1]]}',
+    ],
+)
+def test_an_answer_that_does_not_fit_is_refused(
+    answer: str, pair: tuple[Path, Path], tmp_path: Path
+) -> None:
+    python = tmp_path / "python"
+    python.write_text(f"#!/bin/sh\ncat > $3 <<'END'\n{answer}\nEND\n")
+    python.chmod(0o755)
+    with pytest.raises((EngineFailed, st.StatetrimError), match=r"does not fit|JSON"):
+        ask("mlx", python, request(pair), 20.0)
+
+
+def test_an_engine_ends_with_the_command_that_started_it(
+    pair: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    python, pids = stand_in(tmp_path / "engine", "hangs")
+    command = [sys.executable, "-m", "statetrim", *arguments(pair, python, text, tmp_path)]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    wait_until(lambda: any(pids.iterdir()))
+    process.send_signal(signal.SIGKILL)
+    process.wait(timeout=60)
+    wait_until(lambda: gone(pids))
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 120
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def arguments(pair: tuple[Path, Path], python: Path, text: Path, folder: Path) -> list[str]:
+    found = ["verify", pair[1], "--baseline", pair[0], "--engine", "mlx", "--engine-python", python]
+    found += ["--text", text, "--count", 6, "--length", 24, "--generate", 5]
+    return [str(one) for one in [*found, "-o", folder / "verification.json"]]
+
+
+def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
+    engine: InProcess, pair: tuple[Path, Path], text: Path, tmp_path: Path
+) -> None:
+    command = arguments(pair, Path(sys.executable), text, tmp_path)
+    shown = CliRunner().invoke(app, command)
+    assert shown.exit_code == 0, shown.output
+    assert "no fault found" in shown.stdout and "138 of 138" in shown.stdout
+    again = CliRunner().invoke(app, command)
+    assert isinstance(again.exception, st.StatetrimError)  # nothing is overwritten
+    engine.mode = "noise"
+    failed = CliRunner().invoke(app, [*command[:-1], str(tmp_path / "noisy.json"), "--json"])
+    assert failed.exit_code == 1
+    assert json.loads(failed.stdout)["faults"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"engine": "tgi"}, "there is no engine 'tgi'; choose mlx, vllm, llamacpp"),
+        ({"dtype": "int8"}, "dtype is one of float32, float16, bfloat16, not 'int8'"),
+        ({"length": 3}, "nothing to compare"),
+        ({"count": 0}, "nothing to compare"),
+        ({"python": "nowhere"}, "nowhere cannot be started: it is not a program"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    changed: dict[str, Any], sentence: str, pair: tuple[Path, Path], text: Path
+) -> None:
+    options = {**SETTINGS, "python": sys.executable, **changed}
+    with pytest.raises(st.StatetrimError, match=sentence):
+        st.verify(pair[1], baseline=pair[0], text=text, **options)
+    with pytest.raises(st.StatetrimError, match="is given twice"):
+        st.verify(pair[1], baseline=pair[1], python=sys.executable, text=text, **SETTINGS)
+
+
+def agreement(model: str, agreed: list[int]) -> Agreement:
+    return Agreement(model, "texts", [10] * len(agreed), agreed, agreed, agreed, 0.0, None, 3)
+
+
+def test_the_change_is_paired_by_sequence() -> None:
+    before, after = agreement("a", [10, 8, 9]), agreement("b", [9, 7, 8])
+    found = st.Verification("mlx", "x", "float32", ["a", "b"], [before, after])
+    moved = found.change("b", "texts")
+    assert moved is not None
+    # every sequence loses one place of ten: no spread, whatever the sequences
+    assert (moved.estimate, moved.low, moved.high) == pytest.approx((-10.0, -10.0, -10.0))
+    same = st.Verification("mlx", "x", "float32", ["a", "b"], [before, agreement("b", [10, 8, 9])])
+    moved = same.change("b", "texts")
+    assert moved is not None and moved.estimate == 0.0
+    assert moved.high == pytest.approx(100 * (1 - 0.05 ** (1 / 30)))  # the rule of three, exactly
+    assert found.change("b", "continuations") is None
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"format": "statetrim timings"},
+        {"version": 2},
+        {"models": ["a"]},
+        {"faults": {"a": [3]}},
+        {"faults": ["a"]},
+        {"refusals": {"a": 1}},
+        {"agreements": [{}]},
+        {"agreements": "texts"},
+        {"lineage": []},
+        {"lineage": {"models": 3}},
+        {"unknown": 1},
+    ],
+)
+def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
+    found = st.Verification("mlx", "x", "float32", ["a", "b"], [agreement("a", [1])])
+    path = tmp_path / "verification.json"
+    path.write_text(json.dumps(found.as_json() | spoil))
+    with pytest.raises(st.StatetrimError, match="verif"):
+        st.Verification.load(path)
+    shape = {"places": [0]} | {name: [1] for name in ("agreed", "agreed_float32", "own")}
+    path.write_text(
+        json.dumps(found.as_json() | {"agreements": [found.as_json()["agreements"][0] | shape]})
+    )
+    with pytest.raises(st.StatetrimError, match="not what statetrim verify writes"):
+        st.Verification.load(path)
+
+
+def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
+    from statetrim.verification.judge import Chosen, _agreement, _Read
+
+    read = _Read(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
+    found = _agreement("m", Chosen("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [read], [read])
+    assert found.agreed == [1] and found.largest_difference == 0.5

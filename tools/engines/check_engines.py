@@ -1,0 +1,92 @@
+"""Original and cut models in real engines, judged by transformers: what `statetrim verify` says.
+
+    python tools/engines/check_engines.py ENGINES MODELS ENGINE --text valid.jsonl
+
+ENGINES holds the environments that the scripts beside this one make, MODELS what make_models.py
+made. ENGINE is mlx, vllm or llamacpp. Models that an engine does not run are tried too: what it
+says of them is what the runtime matrix says. Exit code 1 where a model has a fault that is not
+known, or where one that was refused runs now.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import statetrim as st
+from statetrim.artifacts.verification import Verification
+from statetrim.console.measures.verify import show_verification
+
+LAYOUTS = ("qwen3_next", "qwen3_5_text")
+SQUARES = ("64x64", "64x64-refitted", "32x32", "32x32-refitted", "16x16", "16x16-refitted")
+MLX = ("64x128", "32x128", *SQUARES)
+HYBRID = [f"{n}x{n}{end}" for n in (56, 48, 40, 32, 24, 20, 16, 12) for end in ("", "-refitted")]
+RUNS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
+    # engine -> original -> cuts that run, cuts that are refused
+    "mlx": {
+        f"{layout}-128": ([f"{layout}-{s}" for s in MLX], [])
+        for layout in ("qwen3_next", "qwen3_5")
+    },
+    "llamacpp": {
+        f"{layout}-128": (
+            [f"{layout}-{s}" for s in SQUARES],
+            [f"{layout}-{s}" for s in ("64x128", "32x128")],
+        )
+        for layout in LAYOUTS
+    }
+    | {"hybrid": ([f"hybrid-{s}" for s in HYBRID], [])},
+    "vllm": {
+        f"{layout}-128": (
+            [f"{layout}-{s}" for s in ("64x64", "64x64-refitted")],
+            [f"{layout}-{s}" for s in ("64x128", "32x128", "32x32", "16x16")],
+        )
+        for layout in LAYOUTS
+    },
+}
+PLACES = {"vllm": 100}  # sequences: bfloat16 needs more of them than float32
+
+
+def unexpected(found: Verification, refused: list[str]) -> list[str]:
+    """Models that run and should not, or have a fault that is not a known refusal."""
+    return [
+        name
+        for name in found.models
+        if (name in found.refusals) != (name in refused)
+        or (name in found.faults) != (name in refused)
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("engines", type=Path)
+    parser.add_argument("models", type=Path)
+    parser.add_argument("engine", choices=RUNS)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--count", type=int, help="sequences")
+    options = parser.parse_args()
+    wrong: list[str] = []
+    for original, (cuts, refused) in RUNS[options.engine].items():
+        if not (options.models / original).exists():
+            print(f"{original} is not among the models, so it was not run", flush=True)
+            continue
+        found = st.verify(
+            [options.models / name for name in (*cuts, *refused)],
+            baseline=options.models / original,
+            engine=options.engine,
+            python=options.engines / options.engine / "bin" / "python",
+            text=options.text,
+            count=options.count or PLACES.get(options.engine, 24),
+            options={"kv_cache_memory_bytes": 2**28} if options.engine == "vllm" else None,
+        )
+        path = options.models / f"{options.engine}-{original}.json"
+        found.save(path)
+        show_verification(found, path.name, as_json=False)
+        wrong += unexpected(found, refused)
+    if wrong:
+        print("not as known:", *wrong)
+    sys.exit(bool(wrong))
+
+
+if __name__ == "__main__":
+    main()
