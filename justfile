@@ -13,6 +13,10 @@ types:
 test:
     pytest -n 2 --dist loadfile
 
+# Every hub layout through calibrate and trim; the suite takes a sample.
+layouts:
+    pytest -m slow tests/pipelines/test_hub_layouts.py
+
 # Write down the public interface, after a change that is meant (tests/test_interface.py).
 interface:
     cd tests && python -m helpers.interface python > data/interface/python.txt

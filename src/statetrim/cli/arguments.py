@@ -14,7 +14,7 @@ OF_SELECT = (
 )  # fmt: skip
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
-Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or cached hub id.")]
+Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or hub id.")]
 FamilyFile = Annotated[
     Path | None, typer.Option("--family", help="Your own Python file that defines FAMILY.")
 ]
@@ -42,11 +42,12 @@ def count(text: str) -> int:
     return token_count(text)
 
 
-def open_model(model: str, family: Path | None) -> Any:
+def open_model(model: str, family: Path | None, *, weights: bool = True) -> Any:
     from ..families import family_from_file
     from ..storage.checkpoint import open_checkpoint
 
-    return open_checkpoint(model, family_from_file(family) if family else None)
+    own = family_from_file(family) if family else None
+    return open_checkpoint(model, own, weights=weights)
 
 
 def method_options(pairs: list[str]) -> dict[str, Any]:

@@ -50,7 +50,7 @@ def inspect(
     """
     if context is not None and memory_gib is None:
         raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
-    model = opened(model)
+    model = opened(model, weights=False)  # of a hub model the config is enough
     dtype = stored_dtype(model)
     after = None
     warnings = []

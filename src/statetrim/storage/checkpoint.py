@@ -18,17 +18,13 @@ from ..families.contract import Config, Family
 from ..geometry import Geometry, Role
 from ..maths.formatting import short, size
 from ..maths.table import Table
-from ..maths.units import MIB
+from ..progress import ShowProgress
 from .claims import LayerClaims, resolve
+from .file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
+from .hub.download import HubModel
 from .joined import Part, saved_in_equal_parts
 from .json_file import read_object
 from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
-
-CONFIG = "config.json"
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-MOST_CONFIG_BYTES = 16 * MIB
-MOST_INDEX_BYTES = 24 * MIB
 
 _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 _SAMPLE_BYTES = 4096
@@ -172,22 +168,39 @@ class Checkpoint:
         return hashed.hexdigest()
 
 
-def open_checkpoint(model: str | Path, family: Family | None = None) -> Checkpoint:
-    """Open a checkpoint directory, a bare config.json, or a hub id that is in the local cache.
+def open_checkpoint(
+    model: str | Path,
+    family: Family | None = None,
+    *,
+    weights: bool = True,
+    progress: ShowProgress = True,
+) -> Checkpoint:
+    """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
-    Reads the config and the headers of the weights, and checks both.
+    Reads the config and the headers of the weights, and checks both. Of a model on the hub what is
+    not in the local cache is downloaded; without `weights`, and where they could not be cut, that
+    is the config alone.
     """
-    path = _locate(model)
-    directory = path if path.is_dir() else path.parent
+    path = _local(model)
+    hub = HubModel.named(str(model)) if path is None else None
+    if path is None:
+        if hub is None:
+            raise StatetrimError(
+                f"{str(model)[:200]} does not exist; give a checkpoint directory, a config.json or "
+                f"a hub id"
+            )
+        path = hub.config()
     file = inside(path, CONFIG) if path.is_dir() else path
     # Nemotron-H and Mamba-Codestral have "time_step_limit": [0.0, Infinity].
     config = read_object(file, MOST_CONFIG_BYTES, constants=True)
     family = family or family_of(config)
-    geometry = family.geometry(config)
+    bare = Checkpoint(file.parent, config, family, family.geometry(config))
+    if hub is not None and weights and family.refusal(config) is None and not _quantized(config):
+        path = hub.download(progress)
     if not path.is_dir():
-        return Checkpoint(directory, config, family, geometry)
-    shards, index = _open_shards(directory)
-    return Checkpoint(directory, config, family, geometry, shards, index)
+        return bare
+    shards, index = _open_shards(path)
+    return replace(bare, path=path, shards=shards, index=index)
 
 
 def with_weights(model: Checkpoint) -> Checkpoint:
@@ -219,19 +232,12 @@ def check_values(model: Checkpoint) -> Checkpoint:
 
 def refuse_quantized(model: Checkpoint) -> None:
     """Quantised rows share scales or packed words with their neighbours, so none can be dropped."""
-    text = model.config.get("text_config")
-    for config in (model.config, text if isinstance(text, dict) else {}):
-        for key in ("quantization_config", "compression_config"):
-            if config.get(key) is not None:
-                value = config[key]
-                kind = (
-                    value.get("quant_method", "unnamed") if isinstance(value, dict) else "unnamed"
-                )
-                raise StatetrimError(
-                    f"the checkpoint is quantised ({str(kind)[:40]}, by config field {key!r}): "
-                    f"scales cover blocks of rows, so rows cannot be cut; prune the original "
-                    f"weights and quantise the result"
-                )
+    found = _quantized(model.config)
+    if found is not None:
+        raise StatetrimError(
+            f"the checkpoint is quantised ({found}): scales cover blocks of rows, so rows cannot "
+            f"be cut; prune the original weights and quantise the result"
+        )
     for name in _QUANTIZED_FILES:
         if (model.path / name).exists():
             raise StatetrimError(
@@ -240,26 +246,25 @@ def refuse_quantized(model: Checkpoint) -> None:
             )
 
 
-def _locate(model: str | Path) -> Path:
+def _quantized(config: Config) -> str | None:
+    """How the weights are quantised, by which field of the config."""
+    text = config.get("text_config")
+    for part in (config, text if isinstance(text, dict) else {}):
+        for key in ("quantization_config", "compression_config"):
+            value = part.get(key)
+            if value is not None:
+                kind = value.get("quant_method") if isinstance(value, dict) else None
+                return f"{str(kind or 'unnamed')[:40]}, by config field {key!r}"
+    return None
+
+
+def _local(model: str | Path) -> Path | None:
+    """Where `model` is on this machine; None where there is no such place."""
     try:
         path = Path(model).expanduser()
-        if path.is_dir() or path.is_file():
-            return path
+        return path if path.is_dir() or path.is_file() else None
     except (OSError, RuntimeError):  # a name too long, or the home of an unknown user
-        pass
-    if re.fullmatch(r"\w[\w.-]*/[\w.-]+", str(model)):  # ./MODEL is no hub id
-        from huggingface_hub import snapshot_download
-
-        try:
-            return Path(snapshot_download(str(model), local_files_only=True))
-        except Exception:
-            raise StatetrimError(
-                f"{model} is neither a directory here nor in the local hub cache; "
-                f"download it first with: hf download {model}"
-            ) from None
-    raise StatetrimError(
-        f"{str(model)[:200]} does not exist; give a checkpoint directory or a config.json"
-    )
+        return None
 
 
 def _open_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | None]:

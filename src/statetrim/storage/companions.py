@@ -6,7 +6,8 @@ from pathlib import Path
 
 from ..maths.units import MIB
 from .atomic import replacing
-from .checkpoint import CONFIG, INDEX, Checkpoint, inside
+from .checkpoint import Checkpoint, inside
+from .file_names import CONFIG, INDEX
 from .output import ARTIFACTS, CARD
 
 _WEIGHTS = {

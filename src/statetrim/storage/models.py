@@ -14,8 +14,8 @@ ModelLike = str | Path | Checkpoint
 open = open_checkpoint  # its public name; hides Python's own, which nothing here uses
 
 
-def opened(model: ModelLike) -> Checkpoint:
-    return model if isinstance(model, Checkpoint) else open_checkpoint(model)
+def opened(model: ModelLike, *, weights: bool = True) -> Checkpoint:
+    return model if isinstance(model, Checkpoint) else open_checkpoint(model, weights=weights)
 
 
 def all_opened(models: ModelLike | Sequence[ModelLike]) -> list[Checkpoint]:

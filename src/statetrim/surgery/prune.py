@@ -26,15 +26,9 @@ from ..geometry import Geometry, survivors
 from ..maths.units import MIB
 from ..progress import Advance, ShowProgress, counter, showing
 from ..storage.atomic import discard, finish, scratch_for
-from ..storage.checkpoint import (
-    CONFIG,
-    INDEX,
-    Checkpoint,
-    check_values,
-    open_checkpoint,
-    with_weights,
-)
+from ..storage.checkpoint import Checkpoint, check_values, open_checkpoint, with_weights
 from ..storage.companions import companions, copy_companions, newer
+from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import write_object, write_text
 from ..storage.models import ModelLike, loaded, opened
 from ..storage.output import ARTIFACTS, CARD, output

@@ -28,6 +28,6 @@ def inspect(
     from ...console.measures.inspect import show_report
     from ...serving.inspect import inspect as run
 
-    opened = arguments.open_model(model, family)
+    opened = arguments.open_model(model, family, weights=False)
     report = run(opened, keep, keep_values, square=square, memory_gib=memory_gib, context=context)
     show_report(report, as_json=as_json)

@@ -1,0 +1,53 @@
+"""What the hub answers instead of what was asked for, each in one sentence."""
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from ...errors import StatetrimError
+from ..file_names import CONFIG
+from ..space import NoSpace
+
+_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+
+
+class Unreachable(Exception):
+    """Nobody answered; says so in a sentence."""
+
+
+@contextmanager
+def explained(repo: str, revision: str | None = None) -> Iterator[None]:
+    """Within, what the hub refuses is one sentence."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (StatetrimError, NoSpace):
+        raise
+    except errors.GatedRepoError:
+        raise StatetrimError(
+            f"{repo} is gated: accept its terms at https://huggingface.co/{repo}, and "
+            f"log in with: hf auth login"
+        ) from None
+    except errors.RepositoryNotFoundError:
+        raise StatetrimError(
+            f"{repo} is neither a directory here nor a model on the hub that you may read; "
+            f"check its name, or log in with: hf auth login"
+        ) from None
+    except errors.RevisionNotFoundError:
+        raise StatetrimError(f"{repo} has no revision {revision!r}") from None
+    except errors.LocalEntryNotFoundError:
+        raise Unreachable("the hub cannot be reached") from None
+    except errors.EntryNotFoundError:
+        raise StatetrimError(f"{repo} has no {CONFIG}, so it is no model for this") from None
+    except errors.HfHubHTTPError as error:
+        status = getattr(error.response, "status_code", "an error")
+        raise StatetrimError(f"the hub answers {status} for {repo}; try again later") from None
+    except OSError as error:
+        if error.errno in _OF_THE_DISK:
+            raise
+        raise Unreachable("the hub cannot be reached") from None
+    except Exception as error:  # of the HTTP library, which has changed and may again
+        if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
+            raise
+        raise Unreachable("the hub cannot be reached") from None

@@ -1,0 +1,147 @@
+"""Hub models by their own tensor names and configs, from inspect to trim."""
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.hub_layouts import CONFIGS, LAYOUTS, build
+from statetrim.storage.safetensors_file import TensorInfo
+
+FROM_THE_HUB = [name for name in LAYOUTS if name.startswith(("Qwen", "Nemotron"))]
+NEEDS_FLA = ("fla-gla",)
+QUICK = ("Qwen3.5-35B-A3B", "Mamba-Codestral", "Olmo-Hybrid-7B")
+KEEP = 6  # of 16, 12 or 8 channels
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+def layouts(*, run: bool) -> list[Any]:
+    """Every layout; where models run, all but a sample are slow."""
+    absent = pytest.mark.skipif(not CONFIGS.is_dir(), reason="needs the configs in ../shared")
+    chosen = [name for name in LAYOUTS if not run or name not in NEEDS_FLA]
+    return [
+        pytest.param(
+            name,
+            marks=[absent] * (name in FROM_THE_HUB)
+            + [pytest.mark.slow] * (run and name not in QUICK),
+        )
+        for name in chosen
+    ]
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
+
+
+@pytest.fixture(autouse=True)
+def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some types transformers takes a tokenizer class of its own, which knows no word of
+    ours."""
+    from transformers import PreTrainedTokenizerFast
+
+    for stage in ("calibration.calibrate", "evaluation.evaluate", "pipelines.trim"):
+        monkeypatch.setattr(
+            f"statetrim.{stage}.load_tokenizer",
+            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
+        )
+
+
+def raw(model: st.Checkpoint, name: str) -> bytes:
+    shard, tensor = model.tensors[name]
+    with shard.path.open("rb") as file:
+        file.seek(tensor.start)
+        return file.read(tensor.nbytes)
+
+
+def check_untouched(before: st.Checkpoint, after: st.Checkpoint) -> set[str]:
+    """What holds no channel of the state is the same byte for byte; gives its names."""
+    assert list(before.tensors) == list(after.tensors)
+    untouched = set(before.tensors) - set(before.claims)
+    for name in untouched:
+        assert raw(before, name) == raw(after, name), name
+    return untouched
+
+
+@pytest.mark.parametrize("name", layouts(run=False))
+def test_it_is_inspected_selected_and_pruned(name: str, tmp_path: Path) -> None:
+    model = st.open(build(name, tmp_path / "model"))
+    assert st.inspect(model, keep=KEEP).after is not None
+    plan = st.select(model, "l1", KEEP)
+    small = st.prune(model, plan, tmp_path / "small")
+    assert small.geometry == model.geometry.resized(KEEP)
+    untouched = check_untouched(model, small)
+    for part in ("mtp.", ".visual.", ".experts.", "block_sparse_moe"):
+        assert {n for n in model.tensors if part in n} <= untouched
+    config = json.loads((small.path / "config.json").read_text())
+    assert config == model.family.resized(model.config, small.geometry)
+    if name not in NEEDS_FLA:
+        live = st.load(small)  # a missing tensor would be an error
+        with torch.no_grad():
+            logits = live(input_ids=torch.arange(1, 20).unsqueeze(0)).logits
+        assert logits.isfinite().all()
+
+
+@pytest.mark.parametrize("name", layouts(run=True))
+def test_it_is_calibrated_and_trimmed(name: str, text: Path, tmp_path: Path) -> None:
+    model = st.open(build(name, tmp_path / "model"))
+    statistics = st.calibrate(model, text, tokens=1024, length=128, methods=["drrqr", "energy"])
+    assert "1024 tokens" in repr(statistics)
+    small = st.trim(
+        model, out=tmp_path / "small", text=str(text), keep=KEEP, method="drrqr", tokens=1024,
+        limit=2, batch_size=2, benchmark=False, progress=False,
+    )  # fmt: skip
+    assert small.geometry.head_k_dim == KEEP
+    check_untouched(model, small)
+
+
+@pytest.mark.parametrize("name", ["Nemotron-H-56B", "Mamba-Codestral"])
+def test_infinity_survives_the_cut(name: str, tmp_path: Path) -> None:
+    if name in FROM_THE_HUB and not CONFIGS.is_dir():
+        pytest.skip("needs the configs in ../shared")
+    model = st.open(build(name, tmp_path / "model"))
+    st.prune(model, st.select(model, "l1", KEEP), tmp_path / "small")
+    text = (tmp_path / "small" / "config.json").read_text()
+    assert "Infinity" in text and json.loads(text)["time_step_limit"] == [0.0, math.inf]
+
+
+@pytest.mark.skipif(not CONFIGS.is_dir(), reason="needs the configs in ../shared")
+@pytest.mark.parametrize(
+    "hub", sorted(path.stem.removesuffix("_config") for path in CONFIGS.glob("nvidia--Qwen*.json"))
+)
+def test_a_quantised_sibling_is_refused_by_its_config(hub: str, tmp_path: Path) -> None:
+    model = build("Qwen3.5-35B-A3B", tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    theirs = json.loads((CONFIGS / f"{hub}_config.json").read_text())
+    config["quantization_config"] = theirs["quantization_config"]
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(st.StatetrimError, match="the checkpoint is quantised"):
+        st.select(model, "l1", KEEP)
+
+
+def test_a_quantised_sibling_is_refused_by_its_files(tmp_path: Path) -> None:
+    """Nemotron's NVFP4 and FP8 say nothing in their config."""
+    model = build("Mamba-Codestral", tmp_path / "model")
+    (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
+    with pytest.raises(st.StatetrimError, match="quantised"):
+        st.select(model, "l1", KEEP)
+
+
+def test_a_quantised_sibling_is_refused_by_its_tensors(tmp_path: Path) -> None:
+    from safetensors.torch import save_file
+
+    model = build("Mamba-Codestral", tmp_path / "model")
+    opened = st.open(model)
+    name = "backbone.layers.1.mixer.in_proj.weight"
+    shard, _ = opened.tensors[name]
+    tensors = {info.name: opened.tensor(info.name) for info in shard.tensors}
+    tensors[name] = tensors[name].to(torch.float8_e4m3fn)
+    save_file(tensors, shard.path)
+    assert isinstance(st.open(model).tensors[name][1], TensorInfo)
+    with pytest.raises(st.StatetrimError, match="stored as F8_E4M3: quantised rows cannot be cut"):
+        st.select(model, "l1", KEEP)

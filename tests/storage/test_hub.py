@@ -1,0 +1,191 @@
+"""Models by their hub id, from a hub on the loopback."""
+
+import errno
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+
+import statetrim as st
+from helpers.loopback_hub import LoopbackHub, serving, use
+from statetrim.storage import space
+from statetrim.storage.checkpoint import open_checkpoint
+from statetrim.storage.hub import download
+from statetrim.storage.hub.download import HubModel
+
+Load = Callable[[str], Path]
+REPO = "someone/tiny"
+
+
+@pytest.fixture
+def hub(checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
+    """`someone/tiny`, with what a hub repository may hold besides; and an older revision of it."""
+    home = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "main")
+    (home / "README.md").write_text("# Tiny\n")
+    (home / "modeling_tiny.py").write_text("raise SystemExit\n")
+    (home / "pytorch_model.bin").write_bytes(b"pickled")
+    (home / "consolidated.safetensors").write_bytes(b"the same weights again")
+    (home / "original").mkdir()
+    (home / "original" / "model.safetensors").write_bytes(b"and again")
+    old = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "v1")
+    config = json.loads((old / "config.json").read_text())
+    (old / "config.json").write_text(json.dumps(config | {"comment": "old"}))
+    with serving(tmp_path / "hub") as served:
+        use(monkeypatch, served.url, tmp_path / "cache")
+        yield served
+
+
+def weights(hub: LoopbackHub) -> set[str]:
+    index = hub.root / REPO / "main" / "model.safetensors.index.json"
+    return set(json.loads(index.read_text())["weight_map"].values())
+
+
+def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -> None:
+    seen: list[st.Progress] = []
+    model = open_checkpoint(REPO, progress=seen.append)
+    assert model.fingerprint == st.open(checkpoint("delta_net")).fingerprint
+    assert weights(hub) <= hub.fetched() and len(weights(hub)) > 1
+    assert {"tokenizer.json", "README.md", "config.json"} <= hub.fetched()
+    never = {"modeling_tiny.py", "pytorch_model.bin", "consolidated.safetensors"}
+    assert not {name for name in hub.fetched() if name in never or "/" in name}
+    total = sum((hub.root / REPO / "main" / name).stat().st_size for name in weights(hub))
+    assert seen[-1].done == seen[-1].total >= total and seen[-1].unit == "bytes"
+
+    hub.asked.clear()
+    again = open_checkpoint(REPO)
+    assert again.path == model.path and not hub.fetched(), "the cache is used"
+
+
+def test_inspect_fetches_the_config_alone(hub: LoopbackHub) -> None:
+    report = st.inspect(REPO, keep=6)
+    assert report.after is not None
+    assert hub.fetched() == {"config.json"}
+
+
+def test_a_revision_is_its_own(hub: LoopbackHub) -> None:
+    assert open_checkpoint(f"{REPO}@v1").config["comment"] == "old"
+    assert "comment" not in open_checkpoint(REPO).config
+    commit = hub.commit(REPO, "v1")
+    assert open_checkpoint(f"{REPO}@{commit}").config["comment"] == "old"
+    with pytest.raises(st.StatetrimError, match="someone/tiny has no revision 'v2'"):
+        open_checkpoint(f"{REPO}@v2")
+
+
+@pytest.mark.filterwarnings("ignore")  # of huggingface_hub, about what it will try again
+def test_a_broken_download_goes_on_where_it_stopped(
+    hub: LoopbackHub, checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = sorted(weights(hub))[0]
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
+    hub.broken_after[name] = 5000
+    for _ in range(2):  # huggingface_hub may go on by itself
+        try:
+            model = open_checkpoint(REPO)
+            break
+        except st.StatetrimError as error:
+            assert "what has arrived is kept" in str(error)
+    assert model.fingerprint == st.open(checkpoint("delta_net")).fingerprint
+    ranges = [line for line in hub.asked if line.startswith(f"GET {name}")]
+    assert len(ranges) == 2 and ranges[1].split()[2].startswith("bytes=")
+    assert int(ranges[1].split("=")[1].split("-")[0]) > 0
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_gated_model_says_what_to_do(status: int, hub: LoopbackHub) -> None:
+    hub.refused[REPO] = status, "GatedRepo"
+    for ask in (open_checkpoint, st.inspect):
+        with pytest.raises(st.StatetrimError, match=r"is gated: accept its terms at .*someone/tin"):
+            ask(REPO)
+
+
+def test_a_missing_model_is_one_sentence(hub: LoopbackHub) -> None:
+    with pytest.raises(st.StatetrimError, match="neither a directory here nor a model on the hub"):
+        open_checkpoint("someone/else")
+
+
+def test_a_hub_that_fails_is_one_sentence(hub: LoopbackHub) -> None:
+    hub.refused[REPO] = 418, ""
+    with pytest.raises(st.StatetrimError, match="the hub answers 418 for someone/tiny"):
+        open_checkpoint(REPO)
+
+
+def test_without_a_hub_the_cache_is_used(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    model = open_checkpoint(REPO)
+    use(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
+    assert open_checkpoint(REPO).path == model.path
+    with pytest.raises(st.StatetrimError, match=r"nor in the local hub cache, and the hub cannot"):
+        open_checkpoint("someone/else")
+
+
+def test_offline_means_the_cache_alone(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    st.inspect(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    st.inspect(REPO)
+    with pytest.raises(st.StatetrimError, match=r"not in the local hub cache.*HF_HUB_OFFLINE"):
+        open_checkpoint(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    model = open_checkpoint(REPO)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    hub.asked.clear()
+    assert open_checkpoint(REPO).path == model.path and not hub.asked
+    with pytest.raises(st.StatetrimError, match="local hub cache, and HF_HUB_OFFLINE is set"):
+        open_checkpoint("someone/else")
+
+
+def test_a_disk_that_is_too_small_is_known_before(
+    hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(download.shutil, "disk_usage", lambda path: Usage(0, 0, 10_000))
+    with pytest.raises(
+        space.NoSpace, match=r"needs .* and the disk of the hub cache has 9.8 KiB"
+    ) as e:
+        open_checkpoint(REPO)
+    assert e.value.errno == errno.ENOSPC
+    assert not weights(hub) & hub.fetched()
+
+
+class Usage(tuple[int, int, int]):
+    def __new__(cls, *sizes: int) -> Any:
+        return super().__new__(cls, sizes)
+
+    free = property(lambda self: self[2])
+
+
+def test_what_cannot_be_cut_is_not_downloaded(hub: LoopbackHub) -> None:
+    home = hub.root / REPO / "main"
+    config = json.loads((home / "config.json").read_text())
+    (home / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    with pytest.raises(st.StatetrimError, match="the checkpoint is quantised"):
+        st.select(REPO, "l1", 0.5)
+    (hub.root / REPO / "v1" / "config.json").write_text(json.dumps({"model_type": "llama"}))
+    with pytest.raises(st.StatetrimError, match="model type 'llama' is not supported"):
+        st.select(f"{REPO}@v1", "l1", 0.5)
+    assert hub.fetched() == {"config.json"}
+
+
+def test_a_repository_without_safetensors_is_refused(hub: LoopbackHub) -> None:
+    for file in (hub.root / REPO / "main").glob("model*.safetensors*"):
+        file.unlink()
+    with pytest.raises(st.StatetrimError, match="only safetensors weights can be cut"):
+        open_checkpoint(REPO)
+    assert hub.fetched() == {"config.json"}
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Qwen/Qwen3.5-4B", HubModel("Qwen/Qwen3.5-4B")),
+        ("Qwen/Qwen3.5-4B@refs/pr/1", HubModel("Qwen/Qwen3.5-4B", "refs/pr/1")),
+        ("./Qwen", None), ("../Qwen/x", None), ("a/b/c", None), ("/a/b", None), ("a/..", None),
+        ("a/b@", None), ("a/b@../x", None), ("a/b@-x", None), ("a\n/b", None),
+    ],
+)  # fmt: skip
+def test_what_is_a_hub_id(text: str, found: HubModel | None) -> None:
+    assert HubModel.named(text) == found
