@@ -20,6 +20,7 @@ HEAVY_ALLOWED = {
     "tasks/__init__": {"datasets"},
     "reporting/figure_files": {"matplotlib"},
     "maths/table": {"jinja2"},
+    "pipelines/recipe": {"yaml"},
     "progress/bar": {"IPython", "rich"},
     "reporting/html": {"jinja2", "markupsafe"},
     "runtime/loading": {"accelerate", "transformers", "fla"},

@@ -127,11 +127,11 @@ def flags(command: str) -> Iterator[tuple[str, Any]]:
 
 
 NOT_OPTIONS = {
-    "trim": {"output", "sweep", "dry_run", "family", "as_json"},
+    "trim": {"output", "sweep", "recipe", "dry_run", "family", "as_json"},
     "recover": {"output", "text", "teacher", "resume", "family", "as_json"},
 }
 NOT_ON_THE_COMMAND_LINE = {
-    "trim": {"length", "seed"},
+    "trim": set(),
     "recover": {"last_learning_rate", "warm_up"},
 }
 
@@ -164,7 +164,7 @@ def test_the_command_line_fills_every_option(
     words += " --sequences 5 --memory-gib 6 --for vllm --text t --tokens 7 --method m"
     words += " --value-method v --refit --recall 0.3 --random 0.2"
     words += " --recover 8 --tasks a,b --data d --limit 9 --batch-size 10 --no-control"
-    words += " --no-benchmark --layerwise"
+    words += " --no-benchmark --layerwise --length 11 --seed 12"
     arguments = ["trim", model, "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
     untouched = NOT_ON_THE_COMMAND_LINE["trim"]

@@ -171,6 +171,12 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
     assert [step["name"] for step in said["steps"]][:3] == ["calibrate", "select", "prune"]
     assert said["state_bytes"][1] * 2 == said["state_bytes"][0]
     assert all(step["seconds"] >= 0 for step in said["steps"])
+    code, err, out = run([*command, "--sweep", "6,4x4"])
+    assert code is None and not err
+    said = json.loads(out)
+    assert [step["name"] for step in said["steps"]] == ["calibrate", "6", "4x4", "report"]
+    assert "refit" in said["steps"][2]["does"] and "refit" not in said["steps"][1]["does"]
+    assert said["shapes"]["6"]["state_bytes"] == 3 * said["shapes"]["4x4"]["state_bytes"]
     assert not list(tmp_path.iterdir())
 
 
@@ -184,7 +190,6 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
         (["--state-mib-per-sequence", "1000"], "nothing needs to be cut"),
         (["--state-mib-per-sequence", "0.0001"], "even with 1 channels per head"),
         (["--sweep", "6,6"], "shapes that all differ"),
-        (["--sweep", "6,4", "--dry-run"], "has no dry run"),
         (["--sweep", "6,4", "--keep", "6"], "names its shapes itself"),
         (["--keep", "6", "--text", "typo.jsonl", "--dry-run"], "there is no file typo.jsonl"),
         (["--keep", "6", "--method", "nonsense"], "nonsense"),

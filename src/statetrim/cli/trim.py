@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..errors import StatetrimError
 from . import arguments
 from .app import app
 from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
@@ -70,8 +69,37 @@ DryRun = Annotated[
 ]
 
 
+Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
+
+
+def _from_recipe(context: typer.Context, path: Path | None) -> Path | None:
+    """What the recipe says takes the place of defaults, so that options given here count."""
+    if path is not None and not context.resilient_parsing:
+        from ..pipelines.recipe import read_recipe
+
+        said = read_recipe(path)
+        for name in ("control", "benchmark"):
+            if name in said:
+                said[f"no_{name}"] = not said.pop(name)
+        lists = {name: ",".join(map(str, v)) for name, v in said.items() if isinstance(v, list)}
+        context.default_map = said | lists | ({"for_": said["for"]} if "for" in said else {})
+    return path
+
+
+Recipe = Annotated[
+    Path | None,
+    typer.Option(
+        help="A file with the model and any of these options; those given here count.",
+        callback=_from_recipe,
+        is_eager=True,
+    ),
+]
+
+
 @app.command()
 def trim(
+    context: typer.Context,
     model: Model,
     output: Output,
     state: State = None,
@@ -94,10 +122,13 @@ def trim(
     tasks: Tasks = "text,mqar",
     data: Data = None,
     limit: Limit = 32,
+    length: Length = 512,
     batch_size: BatchSize = 8,
     no_control: NoControl = False,
     no_benchmark: NoBenchmark = False,
     layerwise: Layerwise = False,
+    seed: Seed = 0,
+    recipe: Recipe = None,
     dry_run: DryRun = False,
     family: FamilyFile = None,
     as_json: Json = False,
@@ -125,18 +156,20 @@ def trim(
         tasks=arguments.names(tasks),
         data=data,
         limit=limit,
+        length=length,
         batch_size=batch_size,
         control=not no_control,
         benchmark=not no_benchmark,
-        layerwise=layerwise or None,
+        seed=seed,
+        # Whether weights are streamed is decided here and now, unless the recipe says.
+        layerwise=True if layerwise else (context.default_map or {}).get("layerwise"),
     )
     opened = arguments.open_model(model, family)
     if sweep is None:
         _trim(opened, options, output, dry_run=dry_run, as_json=as_json)
-    elif dry_run:
-        raise StatetrimError("--sweep has no dry run; leave out --dry-run")
     else:
-        _sweep(opened, sweep.split(","), options, output, as_json=as_json)
+        shapes = [shape.strip() for shape in sweep.split(",")]
+        _sweep(opened, shapes, options, output, dry_run=dry_run, as_json=as_json)
 
 
 def _trim(
@@ -148,23 +181,40 @@ def _trim(
     from ..pipelines.job import Job
     from ..pipelines.steps import steps
 
-    job, watch = Job.of(model, options), console.TerminalWatch()
+    job = Job.of(model, options)
     job.check()
     done = trimming.finished(job, output)
+    found = steps(job, Machine.here())
     if dry_run or not (as_json or done):
-        found = steps(job, Machine.here())
         console.show_steps(job, found, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
+        watch = console.TerminalWatch(found)
         small = trimming.run(job, output, watch)
         console.show_trimmed(small, watch, as_json=as_json)
 
 
 def _sweep(
-    model: Any, shapes: list[str], options: "TrimOptions", output: Path, *, as_json: bool
+    model: Any,
+    shapes: list[str],
+    options: "TrimOptions",
+    output: Path,
+    *,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
-    from ..console.sweep import show_sweep
+    from ..console import sweep as console
     from ..console.trim import TerminalWatch
-    from ..pipelines.sweep import sweep
+    from ..pipelines import sweep as sweeping
+    from ..pipelines.estimate import Machine
+    from ..pipelines.steps import sweep_steps
 
-    found = sweep(model, shapes, options, out=output, watch=TerminalWatch())
-    show_sweep(found, str(output), as_json=as_json)
+    jobs = sweeping.jobs_of(model, shapes, options)
+    for job in jobs.values():
+        job.check()
+    done = sweeping.finished(model, shapes, options, output)
+    found = sweep_steps(jobs, Machine.here())
+    if dry_run or not (as_json or done):
+        console.show_sweep_steps(jobs, found, str(output), dry_run=dry_run, as_json=as_json)
+    if not dry_run:
+        swept = sweeping.run(model, jobs, options, output, TerminalWatch(found))
+        console.show_sweep(swept, str(output), as_json=as_json)

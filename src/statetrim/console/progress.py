@@ -1,21 +1,36 @@
 """A bar for a terminal; for a log, a line now and then."""
 
 import time
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from math import isfinite
 
 from ..progress import OnProgress, Progress, is_lead
-from ..progress.bar import Speed, terminal_bar
+from ..progress.bar import Speed, WholeRun, terminal_bar, time_left
 from . import terminal
 
 
-def shown(label: str = "") -> AbstractContextManager[OnProgress]:
-    """Gives what a long run reports to; `label` stands before parts that have none of their own.
+def shown(label: str = "", whole: WholeRun | None = None) -> AbstractContextManager[OnProgress]:
+    """Gives what a long run reports to; `label` stands before parts that have none of their own,
+    and `whole` tells how far the run is of which this is a part.
 
     Of several processes only the first shows anything.
     """
-    if terminal.err.is_terminal and is_lead():
-        return terminal_bar(label, terminal.err)
-    return nullcontext(_Lines(label))
+    if terminal.err.is_terminal and not terminal.err.quiet and is_lead():
+        return _bar_and_log(label, whole)
+    return nullcontext(_Lines(label, whole, terminal.note))
+
+
+@contextmanager
+def _bar_and_log(label: str, whole: WholeRun | None) -> Iterator[OnProgress]:
+    logged = _Lines(label, whole, terminal.keep)
+    with terminal_bar(label, terminal.err, whole) as show:
+
+        def report(progress: Progress) -> None:
+            show(progress)
+            logged(progress)
+
+        yield report
 
 
 class _Lines:
@@ -24,16 +39,19 @@ class _Lines:
 
     patience = 10.0  # seconds
 
-    def __init__(self, label: str) -> None:
-        self.label, self.told = label, time.monotonic()
+    def __init__(self, label: str, whole: WholeRun | None, write: Callable[[str], None]) -> None:
+        self.label, self.whole, self.write = label, whole, write
+        self.told = time.monotonic()
         self.speed = Speed()
         self.finished: set[str] = set()
 
     def __call__(self, progress: Progress) -> None:
         speed = self.speed(progress)
+        run = self.whole(progress) if self.whole else None
         if self._is_due(progress):
             self.told = time.monotonic()
-            terminal.note(self._line(progress, speed))
+            left = f"; in all {time_left(run.seconds_left)}" if run else ""
+            self.write(self._line(progress, speed) + left)
 
     def _is_due(self, progress: Progress) -> bool:
         if not is_lead():
@@ -54,11 +72,10 @@ class _Lines:
         if progress.unit == "settings":
             return f"{label} ({progress.done} of {progress.total} done)"
         if progress.loss is not None and progress.tokens is not None:
-            left = progress.tokens * (progress.total / progress.done - 1)
-            time_left = f", {left / speed:,.0f} s left" if speed and left else ""
-            return (
-                f"{label}: step {progress.done} of {progress.total}, loss {progress.loss:.4f}, "
-                f"{speed:,.0f} tokens/s{time_left}"
-            )
+            loss = f"loss {progress.loss:.4f}" if isfinite(progress.loss) else "no finite loss"
+            line = f"{label}: step {progress.done} of {progress.total}, {loss}"
+            left = self.speed.seconds_left(progress)
+            line += f", {speed:,.0f} tokens/s" if speed else ""
+            return line + (f", {left:,.0f} s left" if left else "")
         share = 100 * progress.done // max(1, progress.total)
         return f"{label}: {progress.done:,} of {progress.total:,} {progress.unit}, {share}%"

@@ -1,12 +1,30 @@
 """What a person sees of a sweep."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 
 from rich.table import Table
 
 from ..artifacts.sweep import Measured, Sweep
 from ..maths.formatting import size
+from ..pipelines.estimate import Step
+from ..pipelines.job import Job
 from . import terminal
+from .trim import steps_table
+
+
+def show_sweep_steps(
+    jobs: Mapping[str, Job], steps: Sequence[Step], where: str, *, dry_run: bool, as_json: bool
+) -> None:
+    """The plan of a sweep, before anything is done; of a dry run it is the result."""
+    if as_json:
+        shapes = {name: {"state_bytes": 4 * job.after.state_numel} for name, job in jobs.items()}
+        told = {"output": where, "shapes": shapes, "steps": [asdict(step) for step in steps]}
+        terminal.show_json(told)
+        return
+    model = next(iter(jobs.values())).model
+    table = steps_table(f"sweep {model.path.resolve().name} -> {where}", steps)
+    (terminal.show if dry_run else terminal.announce)(table)
 
 
 def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:

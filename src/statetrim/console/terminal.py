@@ -21,22 +21,31 @@ log: Log | None = None
 
 
 def say(text: str, style: str | None = None) -> None:
-    """A line on standard output; long ones are left to the terminal, so that a pipe gets one."""
-    out.print(text, style=style, highlight=False, soft_wrap=True)
+    """A sentence on standard output: a terminal breaks it between words, a pipe gets one line."""
+    _print(out, text, style)
+    keep(text)
+
+
+def say_command(text: str) -> None:
+    """A line to be copied, which is one line wherever it is shown."""
+    out.print(text, highlight=False, soft_wrap=True)
     keep(text)
 
 
 def note(text: str, style: str | None = None) -> None:
-    """A line on standard error."""
-    err.print(text, style=style, highlight=False, soft_wrap=True)
+    """A sentence on standard error."""
+    _print(err, text, style)
     keep(text)
 
 
 def warn(text: str) -> None:
     """A line on standard error that `--quiet` does not silence."""
-    shown = Console(stderr=True, markup=False) if err.quiet else err
-    shown.print(text, style="yellow", highlight=False, soft_wrap=True)
+    _print(Console(stderr=True, markup=False) if err.quiet else err, text, "yellow")
     keep(text)
+
+
+def _print(console: Console, text: str, style: str | None) -> None:
+    console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def show(table: RenderableType) -> None:
@@ -57,10 +66,7 @@ def show_table(table: Table, left: int) -> None:
     """An artifact's table; all columns but the first `left` are figures, below names that fold."""
     shown = RichTable(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
-        if number < left:
-            shown.add_column(name)
-        else:
-            shown.add_column(name, justify="right", overflow="fold")
+        shown.add_column(name, justify="left" if number < left else "right", overflow="fold")
     for row in table.rows:
         shown.add_row(*row)
     show(shown)

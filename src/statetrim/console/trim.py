@@ -12,8 +12,10 @@ from ..maths.units import MIB
 from ..pipelines.estimate import Step
 from ..pipelines.job import Job
 from ..pipelines.observer import Watch
+from ..pipelines.schedule import Schedule
 from ..pipelines.stages import DECISION, RECORD
-from ..progress import OnProgress
+from ..progress import OnProgress, Progress
+from ..progress.bar import Whole, time_left
 from ..recovery.adapters import Coverage
 from ..serving.deployment import deployment, ship_verdict
 from ..serving.engines import Shape
@@ -32,22 +34,38 @@ from .steps.recover import announce
 class TerminalWatch(Watch):
     """A line for each stage on standard error, and a bar where it takes long."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Sequence[Step]) -> None:
         self.begun: set[str] = set()
+        self.schedule = Schedule(steps)
+        self.new_step = False
+
+    def enters(self, step: str) -> None:
+        self.new_step |= self.schedule.enters(step)
 
     def begins(self, stage: str) -> None:
         self.begun.add(stage)
-        terminal.note(f"{stage} ...")
+        left = f"  ({self._place}, {time_left(self.schedule.left())})" if self.new_step else ""
+        self.new_step = False
+        terminal.note(f"{stage} ...{left}")
 
     def kept(self, stage: str) -> None:
+        self.schedule.keeps()
         if stage not in self.begun:
             terminal.note(f"{stage}: done before, kept")
+
+    @property
+    def _place(self) -> str:
+        return f"step {self.schedule.place + 1} of {len(self.schedule.order)}"
+
+    def _whole(self, progress: Progress) -> Whole:
+        left = self.schedule.left(progress.done / max(1, progress.total))
+        return Whole(self.schedule.done(left), self._place, left)
 
     def announce(self, coverage: Coverage) -> None:
         announce(coverage)
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
-        return shown(label)
+        return shown(label, self._whole)
 
 
 def show_steps(
@@ -68,7 +86,18 @@ def show_steps(
             }
         )
         return
-    table = Table(title=f"trim {job.model.path.resolve().name} -> {where}", title_justify="left")
+    show(steps_table(f"trim {job.model.path.resolve().name} -> {where}", steps))
+    if job.candidates:
+        show(_candidates(job))
+    else:
+        _show_shape(job)
+    if job.streamed:
+        terminal.note("weights stay on disk and are streamed: memory is short")
+
+
+def steps_table(title: str, steps: Sequence[Step]) -> Table:
+    """What each step takes, and all of them."""
+    table = Table(title=title, title_justify="left")
     for name in ("step", "what", "time", "memory", "disk"):
         table.add_column(name, justify="left" if name in ("step", "what") else "right")
     for step in steps:
@@ -83,13 +112,7 @@ def show_steps(
     peak, disk = max(step.memory for step in steps), sum(step.disk for step in steps)
     whole = sum(step.seconds for step in steps)
     table.add_row("all", "", f"~{duration(whole)}", f"~{size(peak)}", f"~{size(disk)}")
-    show(table)
-    if job.candidates:
-        show(_candidates(job))
-    else:
-        _show_shape(job)
-    if job.streamed:
-        terminal.note("weights stay on disk and are streamed: memory is short")
+    return table
 
 
 def _show_shape(job: Job) -> None:
@@ -138,19 +161,22 @@ def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> N
         terminal.note(read_object(home / DECISION, MIB)["sentence"])
     show_scores(scores, [], str(home / "scores.json"), as_json=False)
     checks = found["checks"]
-    for line in (
+    for sentence in (
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
         f"the smaller checkpoint is {small.path}; its artifacts are in {home}",
         "",
+    ):
+        terminal.say(sentence)
+    for line in (
         "load it:   AutoModelForCausalLM.from_pretrained("
         f"{str(small.path)!r}){_needs(checks['runtime'])}",
         *_serving(small),
         f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}   "
         "# statetrim/ names your text and model: --exclude 'statetrim/*' leaves it out",
     ):
-        terminal.say(line)
+        terminal.say_command(line)
     show_verdict(judged, str(small.path))
 
 

@@ -166,6 +166,15 @@ def plain(options: TrimOptions) -> dict[str, Any]:
     return {name: _plain(value) for name, value in asdict(options).items()}
 
 
+def recipe(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
+    """What a result says of how it was made: files by their whole paths, wherever it is read."""
+    said = plain(options)
+    for name in ("text", "data", "method", "value_method"):
+        if said[name] is not None and Path(said[name]).exists():
+            said[name] = str(Path(said[name]).absolute())
+    return {"model": str(model.path.absolute()), "recipe": said}
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)

@@ -11,6 +11,9 @@ from ..recovery.adapters import Coverage
 class Watch:
     """Silent; the command line has one that writes to the terminal."""
 
+    def enters(self, step: str) -> None:
+        """The step of the estimate to which the stages that follow belong."""
+
     def begins(self, stage: str) -> None:
         """A stage starts."""
 

@@ -61,6 +61,7 @@ def fitting_tokens(job: Job) -> int:
 
 def _predicted(job: Job, plans: Mapping[str, Plan], directory: Path, watch: Watch) -> Prediction:
     path = directory / "prediction.json"
+    watch.enters("predict")
     if path.exists():
         watch.kept("predict")
         return Prediction.load(path)
@@ -100,6 +101,7 @@ def _recall(vocabulary: int, tokens: int, seed: int) -> Sequences:
 
 
 def _contender(job: Job, run: Run) -> Contender:
+    run.step = "compare"
     scores = measure(run)
     after, before = run.job.after.state_numel, job.model.geometry.state_numel
     small = scores.models[1]

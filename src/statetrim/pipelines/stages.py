@@ -34,15 +34,23 @@ DECISION = "decision.json"  # where several shapes were compared
 class Run:
     """The stages, in order; each makes its artifact unless it is there.
 
-    `methods` are those to calibrate for, where jobs with other methods share the statistics.
+    `methods` are those to calibrate for, where jobs with other methods share the statistics;
+    `step` is the step of the estimate that all stages but calibration are a part of, where the run
+    is one of several.
     """
 
     def __init__(
-        self, job: Job, directory: Path, watch: Watch, methods: Sequence[str] | None = None
+        self,
+        job: Job,
+        directory: Path,
+        watch: Watch,
+        methods: Sequence[str] | None = None,
+        step: str | None = None,
     ) -> None:
         self.job, self.options = job, job.options
         self.directory, self.watch = directory, watch
         self.methods = job.calibrated_methods if methods is None else methods
+        self.step = step
 
     def finish(self, record: dict[str, Any]) -> Path:
         """Everything; the directory that is the result."""
@@ -77,11 +85,11 @@ class Run:
             self._calibrate("calibrating for the refit", pruned, path, original=job.model)
 
         def make() -> None:
-            self._stage("calibrate for the refit", path, collect)
+            self._stage("refit", "calibrate for the refit", path, collect)
             with self.watch.progress("refitting") as progress:
                 refit(pruned, Statistics.load(path), out=out, progress=progress)
 
-        self._stage("refit", out, make)
+        self._stage("refit", "refit", out, make)
         return open_checkpoint(out, job.model.family)
 
     def recovered(self, pruned: Checkpoint) -> Checkpoint:
@@ -105,7 +113,7 @@ class Run:
                     progress=progress,
                 )
 
-        self._stage("recover", out, make)
+        self._stage("recover", "recover", out, make)
         return open_checkpoint(out, job.model.family)
 
     def timings(self, small: Checkpoint) -> None:
@@ -115,7 +123,7 @@ class Run:
             with self.watch.progress("timing") as progress:
                 benchmark([small], baseline=self.job.model, rounds=3, out=path, progress=progress)
 
-        self._stage("benchmark", path, make)
+        self._stage("benchmark", "benchmark", path, make)
 
     def statistics(self) -> Statistics | None:
         job, path = self.job, self.directory / "statistics.safetensors"
@@ -125,7 +133,7 @@ class Run:
         def make() -> None:
             self._calibrate("calibrating", job.model, path, methods=self.methods)
 
-        self._stage("calibrate", path, make)
+        self._stage("calibrate", "calibrate", path, make)
         return Statistics.load(path)
 
     def _calibrate(self, label: str, model: Checkpoint, path: Path, **needed: Any) -> None:
@@ -136,6 +144,7 @@ class Run:
                 tokens=self.job.tokens,
                 recall=self.options.recall,
                 random=self.options.random,
+                seed=self.options.seed,
                 length=self.options.length,
                 batch_size=self.options.batch_size,
                 layerwise=bool(self.options.layerwise),
@@ -163,7 +172,8 @@ class Run:
                     progress=progress,
                 ).save(path)
 
-        self._stage(f"select by {method or ' and '.join(job.methods)}", path, make)
+        step = "evaluate" if method else "select"  # a control is chosen to be evaluated
+        self._stage(step, f"select by {method or ' and '.join(job.methods)}", path, make)
         return Plan.load(path)
 
     def pruned(self, name: str, plan: Plan) -> Checkpoint:
@@ -173,7 +183,7 @@ class Run:
             with self.watch.progress("pruning") as progress:
                 prune(self.job.model, plan, out, progress=progress)
 
-        self._stage(f"prune ({name})", out, make)
+        self._stage("evaluate" if name == CONTROL else "prune", f"prune ({name})", out, make)
         return open_checkpoint(out, self.job.model.family)
 
     def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
@@ -184,7 +194,7 @@ class Run:
         def make() -> None:
             write_object(path, asdict(check_cut(model, plan, small, layerwise=bool(streamed))))
 
-        self._stage("check", path, make)
+        self._stage("check", "check", path, make)
         return read_object(path, MIB)
 
     def control(self) -> list[Checkpoint]:
@@ -213,9 +223,10 @@ class Run:
                     progress=progress,
                 )
 
-        self._stage("evaluate", path, make)
+        self._stage("evaluate", "evaluate", path, make)
 
-    def _stage(self, name: str, artifact: Path, make: Callable[[], None]) -> None:
+    def _stage(self, step: str, name: str, artifact: Path, make: Callable[[], None]) -> None:
+        self.watch.enters(step if step == "calibrate" else self.step or step)
         if complete(artifact):
             self.watch.kept(name)
         else:

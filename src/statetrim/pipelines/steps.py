@@ -1,5 +1,6 @@
 """What a run of `trim` will do, and about what each step takes."""
 
+from collections.abc import Mapping
 from typing import Unpack
 
 from ..storage.models import ModelLike, opened
@@ -8,6 +9,8 @@ from .estimate import Machine, Step
 from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
 from .options import TrimFields, TrimOptions, changed
 from .shape_choice import MEASURED, fitting_tokens
+
+REPORT = Step("report", "one page", 5.0)
 
 
 def estimate(
@@ -27,19 +30,9 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     """What the run will do, and about what that takes."""
     model, options, after = job.model, job.options, job.after
     nbytes = cost.weight_bytes(model)
-    held = 0 if job.streamed else nbytes
-    program = cost.PROGRAM
-    found = []
-    methods = " and ".join(job.methods)
-    if job.calibrated_methods:
-        gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
-        seconds = cost.reading(model, job.tokens, options.batch_size, options.length, machine)
-        made = {"recall sequences": options.recall, "random tokens": options.random}
-        parts = [f"{100 * part:.0f}% {kind}" for kind, part in made.items() if part]
-        does = ", ".join([f"{job.tokens:,} tokens of {options.text}", *parts])
-        found.append(Step("calibrate", does, seconds, program + held + gram, gram))
-    heads = len(after.layers) * after.num_k_heads
-    found.append(Step("select", f"{methods}, {heads} heads", heads * 0.01))
+    held, program = _held(job), cost.PROGRAM
+    found = [_calibrate(job, machine)] if job.calibrated_methods else []
+    found.append(_select(job))
     found += _comparing(job, machine) if job.candidates else []
     shape = "as chosen" if job.candidates else f"{after.head_k_dim} x {after.head_v_dim}"
     found.append(
@@ -49,12 +42,7 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     found.append(
         Step("check", "sliced equals masked, prefill equals decode", 4 * read, program + 4 * held)
     )
-    if job.refits:
-        seconds = 2 * cost.reading(model, job.tokens, options.batch_size, options.length, machine)
-        width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
-        moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
-        does = "output projections, in closed form"
-        found.append(Step("refit", does, seconds, program + 2 * held + moments, nbytes + moments))
+    found += [_refit(job, machine)] if job.refits else []
     if job.recovered_tokens:
         # Forward and backward of the student, forward of the teacher.
         seconds = 4 * cost.reading(
@@ -63,22 +51,73 @@ def steps(job: Job, machine: Machine) -> list[Step]:
         does = f"{job.recovered_tokens:,} tokens, distilled from the original"
         found.append(Step("recover", does, seconds, program + 3 * held, 2 * nbytes))
     models = 2 + bool(job.recovered_tokens) + (options.control and options.method != CONTROL)
-    tokens = options.limit * SEQUENCE * len(options.tasks)
-    seconds = (2 * models - 1) * cost.reading(model, tokens, 8, SEQUENCE, machine)
-    does = f"{', '.join(options.tasks)} on {models} models, {options.limit} samples a task"
-    found.append(Step("evaluate", does, seconds, program + 2 * held, nbytes))
+    found.append(_evaluate(job, machine, models))
     if job.times:
         seconds = 60 * cost.reading(model, 64 * 16, 16, 64, machine)
         found.append(Step("benchmark", "both, in turns", seconds, program + 2 * held))
-    found.append(Step("report", "one page", 5.0))
+    found.append(REPORT)
     return found
+
+
+def sweep_steps(jobs: Mapping[str, Job], machine: Machine) -> list[Step]:
+    """The same of a sweep: calibration once, then everything of one shape after the other."""
+    calibrated = [job for job in jobs.values() if job.calibrated_methods]
+    found = [_calibrate(calibrated[0], machine)] if calibrated else []
+    for name, job in jobs.items():
+        nbytes = cost.weight_bytes(job.model)
+        parts = [_select(job), Step("prune", "", cost.copying(nbytes), 0, nbytes)]
+        parts += [_refit(job, machine)] if job.refits else []
+        parts.append(_evaluate(job, machine, 2))
+        does = ", ".join(part.name for part in parts)
+        seconds, memory = sum(part.seconds for part in parts), max(part.memory for part in parts)
+        found.append(Step(name, does, seconds, memory, 2 * nbytes if job.refits else nbytes))
+    return [*found, REPORT]
+
+
+def _held(job: Job) -> int:
+    """Bytes of weights in memory."""
+    return 0 if job.streamed else cost.weight_bytes(job.model)
+
+
+def _calibrate(job: Job, machine: Machine) -> Step:
+    model, options, after = job.model, job.options, job.after
+    gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
+    seconds = cost.reading(model, job.tokens, options.batch_size, options.length, machine)
+    made = {"recall sequences": options.recall, "random tokens": options.random}
+    parts = [f"{100 * part:.0f}% {kind}" for kind, part in made.items() if part]
+    does = ", ".join([f"{job.tokens:,} tokens of {options.text}", *parts])
+    return Step("calibrate", does, seconds, cost.PROGRAM + _held(job) + gram, gram)
+
+
+def _select(job: Job) -> Step:
+    heads = len(job.after.layers) * job.after.num_k_heads
+    return Step("select", f"{' and '.join(job.methods)}, {heads} heads", heads * 0.01)
+
+
+def _refit(job: Job, machine: Machine) -> Step:
+    model, options, after = job.model, job.options, job.after
+    seconds = 2 * cost.reading(model, job.tokens, options.batch_size, options.length, machine)
+    width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
+    moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width
+    disk = cost.weight_bytes(model) + moments
+    memory = cost.PROGRAM + 2 * _held(job) + moments
+    return Step("refit", "output projections, in closed form", seconds, memory, disk)
+
+
+def _evaluate(job: Job, machine: Machine, models: int) -> Step:
+    """Also by comparison with the original, which is run beside each."""
+    model, options = job.model, job.options
+    tokens = options.limit * SEQUENCE * len(options.tasks)
+    seconds = (2 * models - 1) * cost.reading(model, tokens, 8, SEQUENCE, machine)
+    does = f"{', '.join(options.tasks)} on {models} models, {options.limit} samples a task"
+    memory = cost.PROGRAM + 2 * _held(job)
+    return Step("evaluate", does, seconds, memory, cost.weight_bytes(model))
 
 
 def _comparing(job: Job, machine: Machine) -> list[Step]:
     """The prediction runs every mixer once more for each shape; three are cut, fitted, measured."""
     model, options, count = job.model, job.options, len(job.candidates)
-    nbytes = cost.weight_bytes(model)
-    held = 0 if job.streamed else nbytes
+    nbytes, held = cost.weight_bytes(model), _held(job)
     batch = options.batch_size, options.length, machine
     part = cost.reading(model, fitting_tokens(job) + options.limit * SEQUENCE, *batch)
     predict = Step("predict", f"{count} shapes", (2 + count) * part, cost.PROGRAM + held)

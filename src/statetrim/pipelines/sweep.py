@@ -4,10 +4,10 @@ A cut is on disk only while it is measured; what stays is its plan, its scores a
 """
 
 import importlib.util
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Unpack
 
 from ..artifacts.losses import at_chance, headline, loss_of
 from ..artifacts.scores import Score, Scores
@@ -19,7 +19,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from ..storage.output import already_done, complete, output
 from ..storage.space import check_writable
-from .job import Job
+from .job import Job, recipe
 from .job import record as trim_record
 from .measuring import measure
 from .observer import Reported, Watch
@@ -46,25 +46,44 @@ def sweep(
     `trim`, but for what to keep.
     """
     options = changed("sweep", options, changes)
+    checkpoint = opened(model)
+    jobs = jobs_of(checkpoint, shapes, options)
+    return run(checkpoint, jobs, options, Path(out), watch or Reported(progress))
+
+
+def jobs_of(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Job]:
+    """A job for each shape, as it was written."""
     if options.asks:
         raise StatetrimError(
             "a sweep names its shapes itself; leave out --keep, --keep-values, --square, --for and "
             "budgets"
         )
-    return _run(opened(model), shapes, options, Path(out), watch or Reported(progress))
-
-
-def _run(
-    model: Checkpoint, shapes: Sequence[str], options: TrimOptions, out: Path, watch: Watch
-) -> Sweep:
     jobs = {shape: _of_shape(model, options, shape) for shape in shapes}
     if len({job.after for job in jobs.values()}) < len(shapes) or not shapes:
         raise StatetrimError("a sweep needs shapes that all differ, such as 96,64,48,32")
-    record = {
+    return jobs
+
+
+def finished(
+    model: Checkpoint, shapes: Sequence[str], options: TrimOptions, out: str | Path
+) -> bool:
+    """Whether `out` is the result of this sweep; anything else that is there is refused."""
+    return already_done(Path(out), RECORD, _record(model, shapes, options))
+
+
+def _record(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Any]:
+    return {
         **trim_record(model, options, None),
         "format": "statetrim sweep job",
         "shapes": list(shapes),
     }
+
+
+def run(
+    model: Checkpoint, jobs: Mapping[str, Job], options: TrimOptions, out: Path, watch: Watch
+) -> Sweep:
+    """All shapes, measured one after the other."""
+    record = _record(model, list(jobs), options)
     if not already_done(out, RECORD, record):
         for job in jobs.values():
             job.check()
@@ -73,22 +92,25 @@ def _run(
         if not work.done:
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [
-                _measured_points(Run(job.decided(work.path), work.path, watch, methods))
-                for job in jobs.values()
+                _measured_points(Run(job.decided(work.path), work.path, watch, methods, name))
+                for name, job in jobs.items()
             ]
             original = points[0][0]
             cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
-            found = Sweep(model.path.resolve().name, [original, *cuts], record)
+            made = record | recipe(model, options)
+            found = Sweep(model.path.resolve().name, [original, *cuts], made)
             found.save(work.path / FILE)
             _draw(found, work.path)
             work.publish()
-    _report(model, out)
+    _report(model, out, watch)
     return Sweep.load(out / FILE)
 
 
-def _report(model: Checkpoint, out: Path) -> None:
+def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
     """Last, because it names plans by their place; a killed run's rerun makes up for it."""
     if not complete(out / "report"):
+        watch.enters("report")
+        watch.begins("report")
         report([model, out], out / "report")
 
 

@@ -16,7 +16,7 @@ from ..storage.models import ModelLike, opened
 from ..storage.output import ARTIFACTS, already_done, complete, output
 from ..storage.space import check_writable
 from ..storage.text import sequences
-from .job import CONTROL, SEQUENCE, Job, plain
+from .job import CONTROL, SEQUENCE, Job, recipe
 from .observer import Reported, Watch
 from .options import TrimFields, TrimOptions, changed
 from .shape_choice import settled
@@ -64,11 +64,11 @@ def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
         _check_text(job)
     with output(out, RECORD, record, ours=OURS) as work:
         if not work.done:
-            recipe = plain(job.options)
+            made = recipe(job.model, job.options)
             job = job.decided(work.path)
             if job.candidates:
                 job = settled(job, work.path, watch)
-            work.publish(Run(job, work.path, watch).finish(record | {"recipe": recipe}))
+            work.publish(Run(job, work.path, watch).finish(record | made))
     _report(job.model, out, watch)
     return open_checkpoint(out, job.model.family)
 
@@ -85,6 +85,7 @@ def _report(model: Checkpoint, out: Path, watch: Watch) -> None:
     home = out / ARTIFACTS
     if complete(home / "report"):
         return
+    watch.enters("report")
     watch.begins("report")
     artifacts = [home / name for name in ("scores.json", "timings.json")]
     small = open_checkpoint(out, model.family)

@@ -103,7 +103,7 @@ def _show_engines(found: Deployment) -> None:
         )
     terminal.show(table)
     for engine, command in found.commands.items():
-        terminal.say(f"{engine}: {command}")
+        terminal.say_command(f"{engine}: {command}")
     if found.everywhere and found.everywhere != found.shape:
         keys, _, values = found.everywhere.partition("x")
         text = f"nearest shape every engine serves: --keep {keys} --keep-values {values}"

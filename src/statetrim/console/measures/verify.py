@@ -14,7 +14,7 @@ def show_verification(found: Verification, where: str, *, as_json: bool) -> None
         terminal.show_json(found.as_json() | {"output": where})
         return
     if found.agreements:
-        terminal.out.print(_table(found))
+        terminal.show(_table(found))
     for model, notes in found.notes.items():
         for note in notes:
             terminal.say(f"note, {model}: {note}")

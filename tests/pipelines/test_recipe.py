@@ -1,0 +1,145 @@
+"""A run as one file: what it may say, and that the file a result prints makes it again."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, fingerprint, run
+from statetrim.pipelines.job import recipe
+from statetrim.pipelines.recipe import KEYS, read_recipe, recipe_of
+
+Load = Callable[[str], Path]
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
+
+
+def written(path: Path) -> dict[str, Any]:
+    """Every file that does not tell times or places, by its bytes."""
+    places = ("report", "README.md", "trim.json", "prune.json", "refit.json")
+    return {
+        name: content
+        for name, (_, _, content, _) in fingerprint(path).items()
+        if not any(place in name for place in places)
+    }
+
+
+def test_the_recipe_of_a_result_makes_the_same_bytes_again(
+    checkpoint: Load, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = {"keep": 6, "keep_values": "0.5", "tokens": "1k", "length": 64, "limit": 2}
+    first = st.trim(
+        checkpoint("qwen3_5_text"),
+        text=text,
+        out=tmp_path / "first",
+        tasks=["text"],
+        control=False,
+        benchmark=False,
+        batch_size=2,
+        seed=3,
+        **options,
+    )
+    monkeypatch.chdir(tmp_path)
+    code, err, printed = run(["recipe", "first"])
+    assert not code and not err
+    Path("recipe.yaml").write_text(printed)
+    said = yaml.safe_load(printed)
+    assert list(said) == [name for name in KEYS if name not in ("output", "sweep")]
+    assert (said["text"], said["seed"], said["control"]) == (str(text), 3, False)
+    code, err, _ = run(["trim", "--recipe", "recipe.yaml", "-o", "again"])
+    assert not code, err
+    assert written(tmp_path / "again") == written(first.path)
+    assert st.open("again").fingerprint == first.fingerprint
+    code, err, _ = run(["trim", "--recipe", "recipe.yaml", "-o", "again", "--seed", "4"])
+    assert code == 2 and "exists already" in err, "another seed is another job"
+
+
+def test_a_result_keeps_whole_paths(
+    checkpoint: Load, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was said relative to one place is read in another."""
+    monkeypatch.chdir(text.parent)
+    model = st.open(checkpoint("qwen3_5_text"))
+    found = recipe(model, st.TrimOptions(keep=6, text=text.name))
+    assert found["recipe"]["text"] == str(text) and Path(found["model"]).is_absolute()
+    assert (
+        recipe(model, st.TrimOptions(keep=6, text="a/hub-name"))["recipe"]["text"] == "a/hub-name"
+    )
+
+
+def test_options_given_beside_a_recipe_count(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    file = tmp_path / "here" / "recipe.yaml"
+    (tmp_path / "here" / "words.txt").write_text("words")
+    file.write_text(
+        f"model: {checkpoint('qwen3_next')}\ntext: words.txt\noutput: small\nkeep: 6\n"
+        "tokens: 2k\ntasks: [text]\nbenchmark: false\ndata: null\n"
+    )
+    code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json"])
+    assert not code, err
+    plan = json.loads(printed)
+    assert plan["output"] == str(tmp_path / "here" / "small") and plan["head_k_dim"] == [12, 6]
+    steps = {step["name"]: step["does"] for step in plan["steps"]}
+    assert steps["calibrate"] == f"2,048 tokens of {tmp_path / 'here' / 'words.txt'}"
+    assert steps["evaluate"].startswith("text on") and "benchmark" not in steps
+    more = ["--keep", "3", "--tokens", "1k", "--text", str(text), "-o", "other"]
+    code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json", *more])
+    plan = json.loads(printed)
+    assert plan["output"] == "other" and plan["head_k_dim"] == [12, 3]
+    assert plan["steps"][0]["does"] == f"1,024 tokens of {text}"
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        ("stat: 0.5", "a recipe has no option 'stat'; did you mean 'state'"),
+        ("family: mine.py", "a recipe has no option 'family'"),
+        ("method: mine.py", "names no Python file; leave out 'method' and give --method"),
+        ("state: {a: 1}", "'state' must be a number, a text, or a list"),
+        ("tasks: [[text]]", "'tasks' must be"),
+        ("tasks: []", "'tasks' must be"),
+        ("text: 2026-01-01", "'text' must be"),
+        ("- state", "must hold lines such as"),
+        ("state: [", "is not valid YAML in line"),
+        ("state: !!python/object/apply:os.system [ls]", "is not valid YAML"),
+        ("[" * 16_000, "is not valid YAML"),
+        ("# " + "long " * 20_000, "is larger than 16 KiB"),
+        (f"tokens: {'9' * 5000}", "is not valid YAML|not a number of tokens"),
+        ("a: &a [x]\nb: &b [*a, *a]\nstate: [*b, *b]", "no option 'a'"),
+        ("tokens: many", "'many' is not a number of tokens"),
+    ],
+)
+def test_what_is_no_recipe_is_refused_in_a_sentence(
+    content: str, says: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(content)
+    check_refusal(*run(["trim", "M", "--recipe", str(file), "-o", str(tmp_path / "o")]), says)
+    assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
+
+
+def test_a_value_of_the_wrong_kind_names_its_option(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text("limit: many")
+    code, err, _ = run(["trim", "M", "--recipe", str(file), "-o", str(tmp_path / "o")])
+    assert code == 2 and "--limit" in err
+    check_refusal(*run(["trim", "--recipe", str(tmp_path / "none"), "-o", "o"]), "cannot be read")
+    check_refusal(*run(["recipe", str(tmp_path)]), "is not a result of trim")
+
+
+def test_a_sweep_has_a_recipe_too(tmp_path: Path) -> None:
+    made = {"model": "/m", "shapes": ["64", "32x32"], "recipe": {"text": "t", "for_": None}}
+    (tmp_path / "sweep.json").write_text(json.dumps({"lineage": made}))
+    found = recipe_of(tmp_path)
+    assert (found["model"], found["sweep"], found["text"]) == ("/m", ["64", "32x32"], "t")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(found))
+    assert read_recipe(tmp_path / "recipe.yaml")["sweep"] == ["64", "32x32"]
