@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.table import Table as RichTable
 
 from ..maths.table import Table
@@ -48,16 +48,20 @@ def _print(console: Console, text: str, style: str | None) -> None:
     console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
 
 
-def show(table: RenderableType) -> None:
+def show(table: RichTable) -> None:
     """A table on standard output."""
-    out.print(table)
-    if log:
-        log.table(table)
+    _print_table(out, table)
 
 
-def announce(table: RenderableType) -> None:
+def announce(table: RichTable) -> None:
     """A table on standard error, before the work."""
-    err.print(table)
+    _print_table(err, table)
+
+
+def _print_table(console: Console, table: RichTable) -> None:
+    for column in table.columns:
+        column.overflow = "fold"  # a long name takes two lines rather than losing its end
+    console.print(table)
     if log:
         log.table(table)
 
@@ -66,7 +70,7 @@ def show_table(table: Table, left: int) -> None:
     """An artifact's table; all columns but the first `left` are figures, below names that fold."""
     shown = RichTable(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
-        shown.add_column(name, justify="left" if number < left else "right", overflow="fold")
+        shown.add_column(name, justify="left" if number < left else "right")
     for row in table.rows:
         shown.add_row(*row)
     show(shown)

@@ -7,6 +7,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from ..artifacts.scores import Scores
+from ..geometry import Geometry
 from ..maths.formatting import duration, size
 from ..maths.units import MIB
 from ..pipelines.estimate import Step
@@ -28,6 +29,7 @@ from ..storage.output import ARTIFACTS
 from . import terminal
 from .measures.evaluate import show_scores, show_verdict
 from .progress import shown
+from .state import shapes_table, state_bytes, state_sentence
 from .steps.recover import announce
 
 
@@ -79,7 +81,7 @@ def show_steps(
                 "output": where,
                 "head_k_dim": [job.model.geometry.head_k_dim, job.after.head_k_dim],
                 "head_v_dim": [job.model.geometry.head_v_dim, job.after.head_v_dim],
-                "state_bytes": [4 * job.model.geometry.state_numel, 4 * job.after.state_numel],
+                **state_bytes(job.model.geometry, job.after),
                 "candidates": [str(one.shape) for one in job.candidates],
                 "streams_weights": job.streamed,
                 "steps": [asdict(step) for step in steps],
@@ -118,8 +120,7 @@ def steps_table(title: str, steps: Sequence[Step]) -> Table:
 def _show_shape(job: Job) -> None:
     """What becomes of the state, and who will not serve it."""
     before, after = job.model.geometry, job.after
-    saved = f"{size(4 * before.state_numel)} -> {size(4 * after.state_numel)}"
-    terminal.note(f"recurrent state per sequence, float32: {saved}")
+    terminal.note(state_sentence(before, after))
     shape, asked = Shape.of(after), [job.options.keep, job.options.keep_values, job.options.square]
     said = [str(one) for one in asked if one is not None]
     if str(shape) not in ("x".join(said), f"{said[0]}x{said[0]}" if said else ""):
@@ -136,17 +137,17 @@ def _show_shape(job: Job) -> None:
 def _candidates(job: Job) -> Table:
     """The shapes that will be compared."""
     title = "Shapes to compare: all are predicted, the best three measured, one is kept"
-    table = Table(title=title, title_justify="left")
-    for name in ("keys x values", "of the state", "per sequence, float32", "refused by"):
-        table.add_column(name, justify="left" if name == "refused by" else "right")
-    for one, target in job.candidates.items():
-        numel = target.after.state_numel
-        refused = ", ".join(one.refused) or "none known"
-        table.add_row(str(one.shape), f"{one.share:.0%}", size(4 * numel), refused)
-    return table
+    return shapes_table(
+        title,
+        job.model.geometry,
+        {str(one.shape): target.after for one, target in job.candidates.items()},
+        {str(one.shape): one.refused for one in job.candidates},
+    )
 
 
-def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> None:
+def show_trimmed(
+    small: Checkpoint, before: Geometry, watch: TerminalWatch, *, as_json: bool
+) -> None:
     if not watch.begun:
         text = f"{small.path} was complete already, made by this very command; nothing was run"
         terminal.note(text)
@@ -165,6 +166,7 @@ def show_trimmed(small: Checkpoint, watch: TerminalWatch, *, as_json: bool) -> N
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
+        state_sentence(before, small.geometry),
         f"the smaller checkpoint is {small.path}; its artifacts are in {home}",
         "",
     ):

@@ -49,6 +49,13 @@ def _show_state(report: StateReport) -> None:
     )
     _compare(
         table,
+        "in bfloat16, which needs no cut",
+        report,
+        lambda s: size(s.state_bytes / 2),
+        "state_bytes",
+    )
+    _compare(
+        table,
         f"convolution state per sequence, {report.conv_dtype}",
         report,
         lambda s: size(s.conv_bytes),
@@ -92,7 +99,7 @@ def _show_engines(found: Deployment) -> None:
         return
     table = Table(title=f"Engines and a state of {found.shape}", title_justify="left")
     for name in ("engine", "on", "verdict", "to know"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for line, hardware in _merged(lines):
         remark = line.error or (f"add {line.flag}" if line.flag else line.note)
         table.add_row(

@@ -5,6 +5,7 @@ from rich.table import Table
 from ...maths.formatting import change, size
 from ...surgery.prune import Surgery
 from .. import terminal
+from ..state import state_bytes
 
 
 def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> None:
@@ -17,7 +18,7 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
                 "tensors_cut": len(surgery.cuts),
                 "head_k_dim": [before.head_k_dim, after.head_k_dim],
                 "head_v_dim": [before.head_v_dim, after.head_v_dim],
-                "state_bytes": [before.state_numel * 4, after.state_numel * 4],
+                **state_bytes(before, after),
                 "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
                 "parameters": [surgery.model.parameters, surgery.parameters_after],
             }
@@ -34,6 +35,7 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
             after.head_k_dim * after.head_v_dim,
         ),
         ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
+        ("in bfloat16, which needs no cut", before.state_numel * 2, after.state_numel * 2),
         ("weights", surgery.bytes_before, surgery.bytes_after),
         ("parameters", surgery.model.parameters, surgery.parameters_after),
     ]
@@ -42,9 +44,9 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
         f"{after.head_k_dim} x {after.head_v_dim}",
     )
     table.add_row(rows[0][0], *widths, change(rows[0][1], rows[0][2]))
-    for name, old, new in rows[1:3]:
+    for name, old, new in rows[1:4]:
         table.add_row(name, size(old), size(new), change(old, new))
-    name, old, new = rows[3]
+    name, old, new = rows[4]
     table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
     terminal.show(table)
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
