@@ -40,6 +40,8 @@ from .selection.select import select as select
 from .serving.inspect import StateReport as StateReport
 from .serving.inspect import inspect as inspect
 from .storage.checkpoint import Checkpoint as Checkpoint
+from .storage.hub.upload import Pushed as Pushed
+from .storage.hub.upload import push as push
 from .storage.models import open as open
 from .surgery.prune import prepare as prepare
 from .surgery.prune import prune as prune

@@ -11,6 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 import statetrim as st
+from helpers import tiny
 from helpers.loopback_hub import LoopbackHub, serving, use
 from statetrim.storage import space
 from statetrim.storage.checkpoint import open_checkpoint
@@ -58,6 +59,17 @@ def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -
     hub.asked.clear()
     again = open_checkpoint(REPO)
     assert again.path == model.path and not hub.fetched(), "the cache is used"
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+def test_a_hub_id_is_trimmed(hub: LoopbackHub, tmp_path: Path) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
+    small = st.trim(
+        f"{REPO}@main", out=tmp_path / "small", text=str(text), keep=6, method="drrqr",
+        tokens=1024, limit=2, batch_size=2, benchmark=False, progress=False,
+    )  # fmt: skip
+    assert small.geometry.head_k_dim == 6
+    assert "someone/tiny" in (small.path / "README.md").read_text()
 
 
 def test_inspect_fetches_the_config_alone(hub: LoopbackHub) -> None:

@@ -51,3 +51,10 @@ def explained(repo: str, revision: str | None = None) -> Iterator[None]:
         if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
             raise
         raise Unreachable("the hub cannot be reached") from None
+
+
+def offline() -> bool:
+    """Whether HF_HUB_OFFLINE is set: the hub is not asked at all."""
+    from huggingface_hub import constants
+
+    return bool(constants.HF_HUB_OFFLINE)

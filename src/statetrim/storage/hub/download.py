@@ -19,7 +19,7 @@ from ...progress import OnProgress, Progress, ShowProgress, showing
 from ..file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from ..json_file import read_object
 from ..space import NoSpace
-from .answers import Unreachable, explained
+from .answers import Unreachable, explained, offline
 
 _ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@(\w[\w./-]*))?")
 _BESIDE = re.compile(
@@ -51,7 +51,7 @@ class HubModel:
         """Its config.json; nothing else is downloaded."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
-        if _offline():
+        if offline():
             return self._cached_config("HF_HUB_OFFLINE is set")
         try:
             with explained(self.repo, self.revision):
@@ -67,7 +67,7 @@ class HubModel:
 
     def download(self, progress: ShowProgress = True) -> Path:
         """The directory with its weights, config, tokenizer and card; what is there stays."""
-        if _offline():
+        if offline():
             return self._cached_weights("HF_HUB_OFFLINE is set")
         try:
             with explained(self.repo, self.revision):
@@ -194,9 +194,3 @@ def _cache() -> Path:
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
-
-
-def _offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)

@@ -1,0 +1,144 @@
+"""A cut model to the hub: weights, tokenizer, card, and records that do not name local paths."""
+
+import json
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+from ...errors import StatetrimError
+from ...maths.formatting import size
+from ...version import __version__
+from ..checkpoint import Checkpoint, inside, with_weights
+from ..companions import companions
+from ..file_names import CONFIG, INDEX
+from ..models import ModelLike, opened
+from ..output import ARTIFACTS, CARD
+from .answers import Unreachable, explained, offline
+from .download import HubModel
+
+_RECORDS = {".json", ".md"}
+_PATH = re.compile(
+    r"(?<![\w.:/<@-])(?:~?/|\.\.?/|[A-Za-z]:[\\/])[\w.-]"
+)  # /home/x, ~/x, ../x, C:\x
+_TEXT = (".jsonl", ".json", ".txt", ".parquet", ".csv", ".gz", ".zst", ".safetensors", ".arrow")
+
+logger = logging.getLogger("statetrim")
+
+
+@dataclass(frozen=True)
+class Pushed:
+    """Where a model is now, and what of its records stayed here."""
+
+    url: str
+    private: bool
+    files: tuple[str, ...]
+    left_out: tuple[str, ...]  # of `OUT/statetrim`
+
+
+def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
+    """Upload a checkpoint to `repo` (`OWNER/NAME`) on the Hugging Face hub.
+
+    A new repository is private unless told otherwise; one that is there keeps what it has besides.
+    Records in `OUT/statetrim` that name a path of this machine are left out.
+    """
+    from huggingface_hub import HfApi
+
+    known = HubModel.named(repo)
+    if known is None or known.revision is not None:
+        raise StatetrimError(f"{repo[:100]!r} is no name of a repository; give OWNER/NAME")
+    checkpoint = with_weights(opened(model))
+    files, left_out = _files(checkpoint)
+    if offline():
+        raise StatetrimError("HF_HUB_OFFLINE is set, so nothing can be pushed")
+    nbytes = sum(path.stat().st_size for path in files.values())
+    api = HfApi()
+    try:
+        with explained(repo), _allowed(repo):
+            url = str(api.create_repo(repo, private=private, exist_ok=True))
+            if private and not api.model_info(repo).private:
+                raise StatetrimError(
+                    f"{repo} is there already and is public; give --public to push to it"
+                )
+            logger.info("uploading %s in %d files to %s", size(nbytes), len(files), repo)
+            api.upload_folder(
+                repo_id=repo,
+                folder_path=checkpoint.path,
+                allow_patterns=[escape(name) for name in files],
+                commit_message=f"Upload a model cut by statetrim {__version__}",
+            )
+    except Unreachable as error:
+        raise StatetrimError(f"{error}; nothing was pushed to {repo}") from None
+    except RuntimeError as error:  # as huggingface_hub calls a file that did not arrive
+        reason = str(error).partition("\n")[0][:200]
+        raise StatetrimError(f"{reason} Run the same command again to go on") from None
+    return Pushed(url, private, tuple(files), tuple(left_out))
+
+
+@contextmanager
+def _allowed(repo: str) -> Iterator[None]:
+    """Within, a hub that does not know the user says so."""
+    from huggingface_hub import errors
+
+    try:
+        yield
+    except (errors.LocalTokenNotFoundError, errors.HfHubHTTPError) as error:
+        status = getattr(getattr(error, "response", None), "status_code", 401)
+        if status not in (401, 403):
+            raise
+        raise StatetrimError(
+            f"the hub does not let you write to {repo}; log in with a token that may: hf auth login"
+        ) from None
+
+
+def _files(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
+    """What is uploaded, by its name; and the records that are not."""
+    files = {shard.path.name: shard.path for shard in model.shards}
+    files |= {n: inside(model.path, n) for n in (CONFIG, INDEX) if (model.path / n).exists()}
+    files |= companions(model)
+    if CARD not in files:
+        raise StatetrimError(f"{model.path} has no {CARD}; a model is pushed with its card")
+    left_out = []
+    artifacts = model.path / ARTIFACTS
+    for path in sorted(artifacts.rglob("*")) if artifacts.is_dir() else []:
+        if path.is_file():
+            name = path.relative_to(model.path).as_posix()
+            if path.suffix in _RECORDS and not _names_a_path(inside(model.path, name)):
+                files[name] = path
+            else:
+                left_out.append(name)
+    return files, left_out
+
+
+def _names_a_path(record: Path) -> bool:
+    """Whether a record of ours names a file or a directory of this machine."""
+    text = record.read_text(encoding="utf-8", errors="replace")
+    if record.suffix != ".json":
+        return _PATH.search(text) is not None
+    try:
+        return any(_is_path(string) for string in _strings(json.loads(text)))
+    except (ValueError, RecursionError):
+        return True  # no record of ours
+
+
+def _is_path(text: str) -> bool:
+    if _PATH.search(text):
+        return True
+    parted = "/" in text or "\\" in text
+    return parted and (text.endswith(_TEXT) or (len(text) < 1000 and Path(text).exists()))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield name
+            yield from _strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _strings(inner)
