@@ -245,6 +245,11 @@ def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path
         (["--tasks", "mqar", "--engine", "tpu"], "there is no engine 'tpu'; choose hf or vllm"),
         (["--tasks", "mqar", "--engine-option", "dtype=bfloat16"], "engine options are for vLLM"),
         (["--tasks", "mqar", "--engine-option", "dtype"], "--engine-option takes NAME=VALUE"),
+        (["--tasks", "mqar", "--state-dtype", "int4"], "a state cannot be stored in 'int4'"),
+        (
+            ["--tasks", "squad", "--state-dtype", "int8", "--engine", "vllm", "--data", "DATA"],
+            "vLLM has its own: --engine-option mamba_ssm_cache_dtype",
+        ),
         (["--tasks", "fda_like"], "is on no hub; give --data"),
         (["--tasks", "mqar", "--limit", "1"], "leaves nothing to compare"),
         (["--tasks", "mqar", "--batch-size", "0"], "take 1 or more"),
@@ -315,3 +320,22 @@ def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Pa
     with torch.no_grad():
         whole = stock(input_ids=ids).logits[:, places]
         assert not reader.plain and torch.allclose(reader.at(ids)(places), whole)
+
+
+def test_a_stored_state_is_measured_beside_the_same_model_in_float32(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    model, text = checkpoint("gated_deltanet"), tiny.write_text(tmp_path / "text.jsonl", 3000)
+    options: dict[str, Any] = {"baseline": model, "tasks": ["text", "mqar"], "limit": 2}
+    found = st.evaluate(model, text=text, storage="int8", progress=False, **options)
+    assert found.models == ["gated_deltanet", "gated_deltanet-int8"]
+    assert found.lineage["state"] == {"dtype": "int8", "piece": 64, "stochastic": False, "seed": 0}
+    kl = {score.model: score.samples for score in found.scores if score.metric == "kl"}
+    assert max(kl["gated_deltanet"]) == 0.0 and min(kl["gated_deltanet-int8"]) > 1e-9
+    opened = st.open(model)
+    same = st.evaluate(
+        opened, text=text, storage="int8", progress=False, **(options | {"baseline": opened})
+    )
+    assert same.scores == found.scores  # also where it is one object
+    with pytest.raises(st.StatetrimError, match="is given twice"):
+        st.evaluate(model, text=text, storage="float32", progress=False, **options)

@@ -30,7 +30,7 @@ For = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="Only shapes that this engine serves: vllm, sglang, transformers, mlx or llamacpp.",
+        help="Only shapes that it serves: vllm, vllm-cpu, sglang, transformers, mlx or llamacpp.",
     ),
 ]
 Sweep = Annotated[

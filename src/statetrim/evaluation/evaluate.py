@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..progress import Progress, ShowProgress, showing
 from ..runtime.loading import load_tokenizer
+from ..runtime.stored_states import StateStorage
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened, short_names
 from ..storage.output import output
@@ -41,6 +43,7 @@ def evaluate(
     engine: Engine = "hf",
     engine_options: Mapping[str, Any] | None = None,
     layerwise: bool = False,
+    storage: StateStorage | str = "float32",
     out: str | Path | None = None,
     resume: bool = False,
     progress: ShowProgress = True,
@@ -49,9 +52,10 @@ def evaluate(
 
     The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
     of each task only. `engine_options` go to vLLM as they are, such as `tensor_parallel_size` or
-    `dtype`. `layerwise` streams the weights from disk, for the tasks that do without lm-eval. With
-    `out` the scores are written there, and each finished task to `OUT.partial`, from which the same
-    call goes on after an interruption (`resume` is not needed any more).
+    `dtype`. `layerwise` streams the weights from disk, for the tasks that do without lm-eval.
+    `storage` rounds the recurrent states of all but the baseline as engines store them; a name is a
+    dtype. With `out` the scores are written there, and each finished task to `OUT.partial`, from
+    which the same call goes on after an interruption (`resume` is not needed any more).
     """
     chosen = find_tasks(tasks)
     if any(task.kind not in WITHOUT_HARNESS for task in chosen):
@@ -60,8 +64,9 @@ def evaluate(
     empty = next((model.path for model in checkpoints if not model.shards), None)
     if empty is not None:
         raise StatetrimError(f"{empty} holds no weights, so there is nothing to evaluate")
-    names = short_names(checkpoints)
-    setting = Setting(engine, dict(engine_options or {}), batch_size, layerwise)
+    storage = StateStorage(storage) if isinstance(storage, str) else storage
+    names = _names(checkpoints, storage)
+    setting = Setting(engine, dict(engine_options or {}), batch_size, layerwise, storage)
     setting.check(chosen)
     _check(chosen, limit, text)
     if out is not None:
@@ -88,7 +93,8 @@ def evaluate(
         found: list[Score] = []
         report = stack.enter_context(showing(progress, "evaluating"))
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
-            runner = Runner(name, model, checkpoints[0], tokenizer, setting)
+            stored = setting if found else replace(setting, storage=StateStorage())
+            runner = Runner(name, model, checkpoints[0], tokenizer, stored)
             for item in work:
                 done = known.find(name, item.task.name)
                 if done is None:
@@ -102,6 +108,16 @@ def evaluate(
             scores.save(place.path / "scores.json")
             place.publish()
         return scores
+
+
+def _names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
+    """Short ones; the original may be given again where its state is stored otherwise."""
+    first = models[0].path.resolve()
+    again = [storage.rounds and model.path.resolve() == first for model in models[1:]]
+    others = (model for model, same in zip(models[1:], again, strict=True) if not same)
+    short = iter(short_names([models[0], *others]))
+    original = next(short)
+    return [original, *(f"{original}-{storage.dtype}" if same else next(short) for same in again)]
 
 
 def _lineage(
@@ -118,6 +134,7 @@ def _lineage(
         "lm_eval": harness.version() if asking else None,
         "engine": setting.engine,
         **({"engine_options": dict(setting.engine_options)} if setting.engine_options else {}),
+        **({"state": asdict(setting.storage)} if setting.storage.rounds else {}),
         "limit": limit,
         "baseline": marks[0],
         "models": marks,

@@ -2,6 +2,7 @@
 
 import gc
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -14,6 +15,7 @@ from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.logits import LogitReader, compare
+from ..runtime.stored_states import StateStorage, StoredReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall
 from . import harness
@@ -32,6 +34,7 @@ class Setting:
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 8
     layerwise: bool = False
+    storage: StateStorage = field(default_factory=StateStorage)
 
     def check(self, tasks: Sequence[Task]) -> None:
         """A sentence where `tasks` cannot be run so."""
@@ -41,6 +44,11 @@ class Setting:
             raise StatetrimError("engine options are for vLLM; take --engine vllm too")
         if self.batch_size < 1:
             raise StatetrimError(f"a batch of {self.batch_size} sequences is none; take 1 or more")
+        if self.storage.rounds and self.engine == "vllm":
+            raise StatetrimError(
+                "--state-dtype rounds in transformers; vLLM has its own: "
+                "--engine-option mamba_ssm_cache_dtype=bfloat16"
+            )
         inner = next((task.name for task in tasks if task.kind in WITHOUT_HARNESS), None)
         if self.engine == "vllm" and inner:
             raise StatetrimError(f"{inner} reads the model's own logits, so it needs --engine hf")
@@ -80,13 +88,20 @@ class Runner:
         if work.ids is not None:
             return self._reading(task, work.ids, report)
         assert work.directory is not None
-        return harness.run(self._lm(), self.name, task, work.directory, limit, report)
+        with self._stored():
+            return harness.run(self._lm(), self.name, task, work.directory, limit, report)
 
     def close(self) -> None:
         self.live = self.lm = None
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
+
+    def _stored(self) -> AbstractContextManager[None]:
+        """Within, the model's states are stored as asked; vLLM stores its own."""
+        if self.setting.engine == "vllm":
+            return nullcontext()
+        return stored_states(self._model(), self.setting.storage)
 
     def _model(self) -> LiveModel:
         if self.live is None:
@@ -103,7 +118,7 @@ class Runner:
         return self.lm
 
     def _mqar(self, rows: int, report: harness.Report) -> list[Score]:
-        reader, found = LogitReader(self._model()), []
+        reader, found = StoredReader(self._model(), self.setting.storage), []
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
         cells = [cell for cell in cells if cell["pairs"] <= reader.vocabulary // 4]
         for number, cell in enumerate(cells, start=1):
@@ -121,10 +136,9 @@ class Runner:
 
     def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
         """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
-        after = LogitReader(self._model())
-        original = self.model is self.baseline
+        after: LogitReader = StoredReader(self._model(), self.setting.storage)
         before = after
-        if not original:
+        if self.model is not self.baseline or self.setting.storage.rounds:
             before = LogitReader(load_live(self.baseline, layerwise=self.setting.layerwise))
         parts = []
         for part in torch.split(ids, self.setting.batch_size):

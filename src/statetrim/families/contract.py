@@ -46,10 +46,10 @@ class Family(ABC):
     arguments; of several pairs the first that a kernel is given. `positional` names what a kernel
     is given by place, where the kernel itself does not tell. `normalizes_keys` tells whether the
     kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by the square
-    root of the width it sees. `projections` are the linear modules of a mixer, which recovery
-    adapts. `joined` names parameters that the live model makes of several tensors, one after the
-    other. `fused_training` tells that a mixer in training mode hands its weights to one kernel,
-    past any adapter on them.
+    root of the width it sees; `state_key_axis` is the axis of keys in its states. `projections` are
+    the linear modules of a mixer, which recovery adapts. `joined` names parameters that the live
+    model makes of several tensors, one after the other. `fused_training` tells that a mixer in
+    training mode hands its weights to one kernel, past any adapter on them.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -60,6 +60,7 @@ class Family(ABC):
     positional: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     normalizes_keys: ClassVar[bool] = True
     scales_queries: ClassVar[bool] = True
+    state_key_axis: ClassVar[int] = -2
     projections: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     fused_training: ClassVar[bool] = False

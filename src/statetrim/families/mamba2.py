@@ -122,6 +122,7 @@ class Mamba2(Family):
     }
     normalizes_keys = False
     scales_queries = False
+    state_key_axis = -1
     projections = ("in_proj", "out_proj")
     fused_training = True
 

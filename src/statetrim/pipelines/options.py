@@ -41,8 +41,9 @@ class TrimOptions:
     memory_gib: float | None = None
     """Memory for their states, beside the weights."""
     for_: str | None = None
-    """An engine (vllm, sglang, transformers, mlx, llamacpp): a state of no more than was asked for,
-    or than half of the bytes, that it serves. `--for` on the command line; Python keeps `for`."""
+    """An engine (vllm, vllm-cpu, sglang, transformers, mlx, llamacpp): a state of no more than was
+    asked for, or than half of the bytes, that it serves. `--for` on the command line; Python keeps
+    `for`."""
     text: str | Path = "HuggingFaceFW/fineweb-edu"
     """To calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
     tokens: int | str = 2**18

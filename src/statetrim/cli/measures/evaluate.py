@@ -10,6 +10,18 @@ from .. import arguments
 from ..app import app, complain
 from ..arguments import Json
 
+StateDtype = Annotated[
+    str,
+    typer.Option(
+        help="Store the states of all but the baseline in bfloat16, float16, float8_e4m3fn or "
+        "int8, rounded after every decoded token and every piece of a prompt."
+    ),
+]
+StatePiece = Annotated[int, typer.Option(help="Tokens of such a piece; 1: as if all were decoded.")]
+StateStochastic = Annotated[
+    bool, typer.Option("--state-stochastic", help="Round up or down by chance, mean kept.")
+]
+
 
 @app.command()
 def evaluate(
@@ -41,6 +53,9 @@ def evaluate(
         list[str] | None,
         typer.Option(help="NAME=VALUE for vLLM, such as tensor_parallel_size=2, dtype=bfloat16."),
     ] = None,
+    state_dtype: StateDtype = "float32",
+    state_piece: StatePiece = 64,
+    state_stochastic: StateStochastic = False,
     layerwise: Annotated[
         bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
     ] = False,
@@ -54,6 +69,7 @@ def evaluate(
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
+    from ...runtime.stored_states import StateStorage
     from ...serving.deployment import ship_verdicts
 
     for rule in fail_if or []:
@@ -73,6 +89,7 @@ def evaluate(
                 engine_option or [], "--engine-option", "dtype=bfloat16"
             ),
             layerwise=layerwise,
+            storage=StateStorage(state_dtype, state_piece, state_stochastic),
             out=output,
             resume=resume,
             progress=progress,

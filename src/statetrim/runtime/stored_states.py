@@ -1,0 +1,142 @@
+"""The recurrent state rounded as engines store it, while a model runs.
+
+An engine computes a step in float32 from the state it has stored, reads the output from the new
+state, and then stores that one. So the state is rounded after every decoded token, and in a prompt
+where the engine ends a piece of it. Scales, where a dtype needs them, are per head and value
+channel: one for the keys of each.
+"""
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..maths.stored import FORMATS, stored
+from ..portable.deferred import DeferredState
+from .kernel_hooks import wrapped_kernels
+from .live import LiveModel
+from .logits import LogitReader, Logits
+
+PIECE = 64  # tokens: the chunk of the prefill kernels
+_STATES = ("initial_state", "initial_states")
+_WANTED = ("output_final_state", "return_final_states")
+
+
+@dataclass(frozen=True)
+class StateStorage:
+    """How a state is stored between calls.
+
+    `piece` is after how many tokens of a prompt; 1 is as if every token had been decoded. Rounding
+    is to nearest, or `stochastic` from `seed`.
+    """
+
+    dtype: str = "float32"
+    piece: int = PIECE
+    stochastic: bool = False
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.dtype not in FORMATS:
+            known = ", ".join(FORMATS)
+            raise StatetrimError(f"a state cannot be stored in {self.dtype!r}; choose {known}")
+        if self.piece < 1:
+            raise StatetrimError(f"a prompt cannot be read in pieces of {self.piece} tokens")
+
+    @property
+    def rounds(self) -> bool:
+        return self.dtype != "float32"
+
+
+@contextmanager
+def stored_states(live: LiveModel, storage: StateStorage) -> Iterator[None]:
+    """Within, the states of every recurrence kernel are stored so; float32 changes nothing."""
+    if not storage.rounds:
+        yield
+        return
+    rounding = _Rounding(live, storage)
+    with wrapped_kernels(live, rounding.wrap):
+        yield
+    if not rounding.calls:
+        raise StatetrimError("no recurrence kernel was called, so no state was rounded")
+
+
+class StoredReader(LogitReader):
+    """Logits of a model whose states are stored so."""
+
+    def __init__(self, live: LiveModel, storage: StateStorage) -> None:
+        super().__init__(live)
+        self.storage = storage
+
+    def at(self, ids: Tensor) -> Logits:
+        with stored_states(self.live, self.storage):
+            return super().at(ids)
+
+
+class _Rounding:
+    def __init__(self, live: LiveModel, storage: StateStorage) -> None:
+        self.storage, self.axis = storage, live.checkpoint.family.state_key_axis
+        self.query_and_key = live.checkpoint.family.query_and_key
+        self.generator: torch.Generator | None = None
+        if storage.stochastic:
+            self.generator = torch.Generator().manual_seed(storage.seed)
+        self.calls = 0
+
+    def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(kernel)
+        names = signature.parameters
+
+        @functools.wraps(kernel)
+        def rounded(*args: Any, **kwargs: Any) -> Any:
+            self.calls += 1
+            bound = signature.bind(*args, **kwargs)
+            if "state" in names:  # Mamba-2 writes its one step in place
+                result = kernel(*bound.args, **bound.kwargs)
+                bound.arguments["state"].copy_(self._stored(bound.arguments["state"]))
+                return result
+            bound.apply_defaults()
+            first = next(name for name in _STATES if name in names)
+            wanted = next(name for name in _WANTED if name in names)
+            return self._in_pieces(kernel, bound, first, wanted)
+
+        return rounded
+
+    def _in_pieces(
+        self, kernel: Callable[..., Any], bound: inspect.BoundArguments, first: str, wanted: str
+    ) -> Any:
+        """The kernel, called for a few tokens at a time, from the state as it was stored."""
+        given, asked = bound.arguments, bound.arguments[wanted]
+        key = next(given[key] for _, key in self.query_and_key if key in given)
+        whole, time = tuple(key.shape[:2]), key.shape[1]
+        in_time = {
+            name: x
+            for name, x in given.items()
+            if isinstance(x, Tensor) and x.dim() > 2 and tuple(x.shape[:2]) == whole
+            if name != first
+        }
+        outputs = []
+        state = given[first]
+        given[wanted] = True
+        for start in range(0, time, self.storage.piece):
+            part = slice(start, min(start + self.storage.piece, time))
+            given.update({name: x[:, part] for name, x in in_time.items()}, **{first: state})
+            if "chunk_size" in given:  # else a short piece is padded to a whole chunk
+                fitting = 1 << (part.stop - part.start - 1).bit_length()
+                given["chunk_size"] = min(given["chunk_size"], fitting)
+            output, state = kernel(*bound.args, **bound.kwargs)
+            outputs.append(output)
+            if isinstance(state, DeferredState):
+                latest = state.tensor()
+                latest.copy_(self._stored(latest))
+            else:
+                state = self._stored(state)
+        output = torch.cat(outputs, dim=1)
+        return (output, state) if asked or first == "initial_state" else output
+
+    def _stored(self, state: Tensor) -> Tensor:
+        return stored(state, self.storage.dtype, self.axis, self.generator)
