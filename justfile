@@ -118,3 +118,8 @@ bench-serving DIRECTORY:
 compare-axes MODEL TEXT TEST *OPTIONS:
     python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
     python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
+
+# Does trim --state choose well? Every shape of the same bytes beside its choice (docs/choosing-a-shape.md).
+compare-shapes MODEL TEXT TEST WORK *OPTIONS:
+    python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md

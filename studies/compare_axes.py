@@ -36,10 +36,11 @@ SHAPES = ("key", "value", "square", "more keys", "more values")
 STEPS = ("cut", "refit", "recovered")
 RECALL_PAIRS = (8, 16, 32)
 ROWS = 32  # recall sequences for each number of pairs
-CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512}
+CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512, "recall": 0.0}
 REFIT: dict[str, Any] = {
     "tokens": 2**14,
     "length": 512,
+    "recall": 0.0,
 }  # 64 tokens for each of at most 256 columns
 RECOVERY: dict[str, Any] = {"tokens": 2**15, "length": 256, "batch_size": 8, "learning_rate": 1e-3}
 

@@ -85,7 +85,7 @@ def calibrated(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
     if kind != "text":
         sources.append(recall_sequences(model.config["vocab_size"], tokens))
     return st.merge(
-        st.calibrate(model, source, tokens=tokens, length=LENGTH, methods=CALIBRATED)
+        st.calibrate(model, source, tokens=tokens, length=LENGTH, methods=CALIBRATED, recall=0.0)
         for source in sources
     )
 

@@ -65,7 +65,7 @@ def prune(given: argparse.Namespace) -> list[Path]:
     if not statistics.exists():
         wanted = ("--for", ",".join(m for m in given.methods if m != "rand") or "drrqr")
         source = ("--text", text, "--tokens", given.tokens)
-        statetrim("calibrate", given.model, *wanted, *source, "-o", statistics, "--resume")
+        statetrim("calibrate", given.model, *wanted, *source, "--recall", 0, "-o", statistics)
     cuts = []
     for method in given.methods:
         for keep in given.keep:

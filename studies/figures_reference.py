@@ -41,7 +41,9 @@ def main() -> None:
 
     model = st.open(MODELS / options.model)
     with tempfile.TemporaryDirectory() as directory:
-        statistics = st.calibrate(model, CALIBRATION, tokens=48 * 512, methods=METHODS[2:])
+        statistics = st.calibrate(
+            model, CALIBRATION, tokens=48 * 512, methods=METHODS[2:], recall=0.0
+        )
         found, losses = {"original": analysis(model)}, {"original": loss(model)}
         for method in METHODS:
             plan = st.select(model, method, options.keep, statistics=statistics)

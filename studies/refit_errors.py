@@ -30,7 +30,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model, tokens, text = st.open(options.model), options.tokens, options.text
     methods = [options.method, options.value_method]
-    statistics = st.calibrate(model, text, tokens=tokens, methods=methods)
+    statistics = st.calibrate(model, text, tokens=tokens, methods=methods, recall=0.0)
     plan = st.select(
         model,
         options.method,
@@ -41,8 +41,10 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         small = st.prune(model, plan, Path(folder) / "small")
-        fit = st.calibrate(small, text, original=model, tokens=tokens)
-        other = st.calibrate(small, text, original=model, tokens=tokens // 2, skip=tokens)
+        fit = st.calibrate(small, text, original=model, tokens=tokens, recall=0.0)
+        other = st.calibrate(
+            small, text, original=model, tokens=tokens // 2, skip=tokens, recall=0.0
+        )
         refitted = st.refit(small, fit, out=Path(folder) / "refitted")
         found = {
             (when, where): layer_errors(checkpoint, sums)

@@ -130,7 +130,7 @@ def test_help_does_not_import_torch_either() -> None:
         "except SystemExit as stop: assert not stop.code\n"
         "assert not {'torch', 'numpy', 'safetensors', 'huggingface_hub'} & set(sys.modules)\n"
         "ours = {name.split('.')[1] for name in sys.modules if name.startswith('statetrim.')}\n"
-        "assert ours <= {'cli', 'errors', 'maths', 'version'}, ours"
+        "assert ours <= {'cli', 'defaults', 'errors', 'maths', 'version'}, ours"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 

@@ -107,7 +107,7 @@ def test_a_cut_by_names_alone_equals_one_by_objects(
 ) -> None:
     """Models, statistics and plans by the paths of their files, as on the command line."""
     model, sums, plan = str(checkpoint("delta_net")), tmp_path / "sums", str(tmp_path / "plan")
-    quick = {"tokens": 1024, "length": 64}
+    quick = {"tokens": 1024, "length": 64, "recall": 0.0, "methods": ["drrqr"]}
     heard = st.calibrate(model, text, out=sums, **quick)
     st.select(model, "drrqr", 0.5, statistics=str(sums)).save(plan)
     small = st.prune(model, plan, tmp_path / "small")
@@ -204,7 +204,9 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
     """One of everything that a prompt or a notebook shows, of a model with a hostile name."""
     folder = tmp_path_factory.mktemp("shown")
     model = st.open(shutil.copytree(checkpoint("delta_net"), folder / "<script>alert(1)<"))
-    heard = st.calibrate(model, text, tokens=1024, length=64)
+    heard = st.calibrate(
+        model, text, methods=["drrqr", "readout_greedy"], recall=0.0, tokens=1024, length=64
+    )
     plan = st.select(model, "drrqr", 0.5, keep_values=0.5, statistics=heard)
     small = st.prune(model, plan, folder / "small")
     every = {"length": 64, "burn_in": 8, "tokens": 256}
@@ -301,7 +303,7 @@ import sys
 import statetrim as st
 
 model, text, out = sys.argv[1:]
-st.calibrate(model, text, tokens=1024, length=64)
+st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
 st.prune(model, st.select(model, "l1", 0.5), out)
 print("QUIET", file=sys.stderr, flush=True)
 st.calibrate(model, text, tokens=1024, length=64, progress=False)

@@ -25,11 +25,13 @@ def tiny_version(command: str) -> str:
         ("--keep 64", "--keep 6"),
         ("--square 64", "--square 4"),
         ("keep=64", "keep=6"),
+        ("square=64", "square=4"),
         ("--keep-values 64", "--keep-values 6"),
-        ("--sweep 96,64,48,32", "--sweep 8,6"),
+        ("--sweep 96x96,64x64,48x48", "--sweep 8x6,6x4"),
         ("--tokens 64k -o OUT", "--tokens 1k --limit 4 --no-benchmark -o OUT"),
         ("--tokens 64k", "--tokens 1k"),
         ("tokens=65536", "tokens=1024"),
+        ('tokens="64k", out=', "tokens=1024, limit=4, benchmark=False, out="),
         ("--tokens 64m", "--tokens 1k --length 64 --batch-size 4"),
     ):
         command = command.replace(said, meant)

@@ -36,7 +36,7 @@ KERNELS = (
     ),
 )
 ALL = ("drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy")
-SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4}
+SETTINGS: dict[str, Any] = {"tokens": 320, "length": 20, "batch_size": 4, "recall": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -196,7 +196,8 @@ def test_two_torchrun_processes_give_the_same_sums(
     model = st.open(checkpoint("qwen3_5_text"))
     whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
     out = tmp_path / "two.safetensors"
-    arguments = ["--tokens", "320", "--length", "20", "--batch-size", "4", "--for", ",".join(ALL)]
+    arguments = ["--tokens", "320", "--length", "20", "--batch-size", "4", "--recall", "0"]
+    arguments += ["--for", ",".join(ALL)]
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -225,7 +226,7 @@ def save(self, sums, batches):
     if batches == stop:
         os.kill(os.getpid(), signal.SIGKILL)
 SavedSums.save = save
-st.calibrate(st.open(sys.argv[1]), sys.argv[2], tokens=320, length=20, batch_size=4,
+st.calibrate(st.open(sys.argv[1]), sys.argv[2], tokens=320, length=20, batch_size=4, recall=0.0,
              methods=["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"],
              out=sys.argv[3], resume=True, save_seconds=0)
 """

@@ -19,9 +19,8 @@ def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProc
 
 def test_select_and_prune_end_in_a_smaller_checkpoint(checkpoint: Any, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
-    chosen = run(
-        "select", model, "--keep", "0.5", "--option", "score=q", "-o", "p.json", cwd=tmp_path
-    )
+    asked = ["--keep", "0.5", "--method", "l1", "--option", "score=q"]
+    chosen = run("select", model, *asked, "-o", "p.json", cwd=tmp_path)
     assert chosen.returncode == 0, chosen.stderr
     assert "6 of 12 channels" in chosen.stdout
     plan = st.Plan.load(tmp_path / "p.json")
@@ -87,7 +86,8 @@ def test_both_axes_are_chosen_shown_and_cut(checkpoint: Any, tmp_path: Path) -> 
     seen = run("inspect", model, "--keep", "6", "--keep-values", "4", "--json")
     report = json.loads(seen.stdout)
     assert (report["after"]["head_k_dim"], report["after"]["head_v_dim"]) == (6, 4)
-    chosen = run("select", model, "--square", "4", "-o", "p.json", cwd=tmp_path)
+    weights_only = ["--method", "l1", "--value-method", "readout_l1"]
+    chosen = run("select", model, "--square", "4", *weights_only, "-o", "p.json", cwd=tmp_path)
     assert chosen.returncode == 0, chosen.stderr
     assert "4 of 12 channels" in chosen.stdout and "4 of 8 channels" in chosen.stdout
     plan = st.Plan.load(tmp_path / "p.json")
@@ -98,7 +98,8 @@ def test_both_axes_are_chosen_shown_and_cut(checkpoint: Any, tmp_path: Path) -> 
     small = st.open(tmp_path / "out")
     assert told["parameters"][1] == small.parameters
     assert st.inspect(st.open(model), 4, 4).parameters_after == small.parameters
-    values = run("select", model, "--keep-values", "0.5", "-o", "v.json", cwd=tmp_path)
+    asked = ["--keep-values", "0.5", *weights_only]
+    values = run("select", model, *asked, "-o", "v.json", cwd=tmp_path)
     assert values.returncode == 0, values.stderr
     plan = st.Plan.load(tmp_path / "v.json")
     assert (plan.keep, plan.keep_values, plan.method, plan.requested_values) == (

@@ -77,8 +77,8 @@ def test_it_is_inspected_with_what_fits_in_a_memory(run: Any) -> None:
 
 
 def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, place: Path) -> None:
-    text = ("--text", "text.jsonl", "--tokens", 640)
-    run("calibrate", "{}", *text, "--length", 32, "-o", "{}.safetensors")
+    text = ("--text", "text.jsonl", "--tokens", 1024)
+    run("calibrate", "{}", *text, "--length", 32, "--for", "product", "-o", "{}.safetensors")
     statistics = [st.Statistics.load(place / f"{n}.safetensors") for n in ("strange", "known")]
     assert statistics[0].parts == statistics[1].parts and statistics[0].layers
     for layer, sums in statistics[0].layers.items():
@@ -115,7 +115,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, place: Path) 
 
 def test_it_is_trimmed_by_one_command(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(place)
-    command = "trim strange --family strange_family.py --keep 6 --text text.jsonl --tokens 640"
+    command = "trim strange --family strange_family.py --keep 6 --text text.jsonl --tokens 960"
     few = "--limit 2 --no-control --no-benchmark -o trimmed"
     result = CliRunner().invoke(app, f"{command} {few}".split(), catch_exceptions=False)
     assert result.exit_code == 0, result.output

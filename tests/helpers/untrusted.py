@@ -97,7 +97,8 @@ def prune(root: Path) -> list[str]:
 
 
 def select(root: Path, keep: str = "8") -> list[str]:
-    return ["select", str(root / "model"), "--keep", keep, "-o", str(root / "new.json")]
+    chosen = ["--keep", keep, "--method", "l1"]
+    return ["select", str(root / "model"), *chosen, "-o", str(root / "new.json")]
 
 
 def inspect(root: Path) -> list[str]:

@@ -248,7 +248,9 @@ def test_dry_run_writes_nothing(model: Path, tmp_path: Path) -> None:
 def test_names_that_look_like_markup_are_only_names(model: Path, tmp_path: Path) -> None:
     odd = tmp_path / "a[" / "b][bold]"
     odd.parent.mkdir()
-    code, err, text = run(["select", str(model), "--keep", "8", "-o", f"{odd}.json"])
+    code, err, text = run(
+        ["select", str(model), "--keep", "8", "--method", "l1", "-o", f"{odd}.json"]
+    )
     assert (code, err) == (None, "")
     code, err, text = run(["prune", str(model), f"{odd}.json", "-o", str(odd)])
     assert (code, err) == (None, "") and "b][bold]" in text.replace("\n", "")

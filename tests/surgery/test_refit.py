@@ -23,7 +23,7 @@ from statetrim.surgery.refit import fitted, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
 TYPES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba", "nemotron_h")
-SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4}
+SETTINGS: dict[str, Any] = {"tokens": 640, "length": 20, "batch_size": 4, "recall": 0.0}
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +212,7 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
         *run(["refit", str(small.path), "-o", str(tmp_path / "out")]), says="calibrate SMALL --orig"
     )
     selection = st.calibrate(small, text, methods=["drrqr"], **SETTINGS)
-    few = st.calibrate(small, text, original=model, tokens=12, length=6, batch_size=1)
+    few = st.calibrate(small, text, original=model, tokens=12, length=6, batch_size=1, recall=0.0)
     enough = st.calibrate(small, text, original=model, **SETTINGS)
     other = cut(st.open(checkpoint("qwen3_5_moe_text")), tmp_path / "other")
     first = next(iter(enough.layers))

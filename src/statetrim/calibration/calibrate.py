@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
+from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..methods import find_method
@@ -22,7 +23,7 @@ from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.processes import Ranks
-from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.checkpoint import Checkpoint, check_values, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.space import check_writable
 from ..storage.text import Sequences, sequences
@@ -41,11 +42,11 @@ def calibrate(
     *,
     original: ModelLike | None = None,
     tokens: int | str = 2**18,
-    methods: Sequence[str] = ("drrqr",),
+    methods: Sequence[str] | None = None,
     length: int = 512,
     batch_size: int = 8,
     skip: int | str = 0,
-    recall: float = 0.0,
+    recall: float | None = None,
     random: float = 0.0,
     echo: float = 0.0,
     seed: int = 0,
@@ -56,13 +57,13 @@ def calibrate(
     save_seconds: float = 60.0,
     progress: ShowProgress = True,
 ) -> Statistics:
-    """Run `tokens` ("64k") of `text`, after `skip`, and sum what `methods` need.
-
-    Ready `Sequences` (token ids that are no text, say) are all run, as they are.
+    """Run `tokens` ("64k") of `text`, after `skip`, and sum what `methods` need (None: the
+    default ones of the axes that can be cut). Ready `Sequences` are all run, as they are.
 
     `recall`, `random` and `echo` are parts of the tokens that are made instead of read: recall
-    sequences, random tokens, and passages of the text that are read twice. What each source shows
-    is kept apart, so that `select` and `refit` can weigh them anew. `seed` makes others.
+    sequences (None: a quarter, beside a text), random tokens, and passages of the text that are
+    read twice. What each source shows is kept apart, so that `select` and `refit` can weigh them
+    anew. `seed` makes others.
 
     With `original`, the model before the cut, it is the original that runs, each of its layers'
     inputs goes through this model's layer as well, and the sums are those that `refit` needs:
@@ -78,11 +79,12 @@ def calibrate(
     if out is not None:
         check_writable(out)
     if original is None:
-        parts = _parts(methods, layerwise)
+        parts = _parts(methods or _default_methods(model), layerwise)
     else:
         original = with_weights(opened(original))
         check_cut_from(original, model)
         parts = sorted(REFIT_PARTS)
+    recall = _recall_share(text) if recall is None else recall
     shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
     data = _sources(model, text, shares, token_count(tokens), length, token_count(skip), seed)
     lineage = {
@@ -114,6 +116,20 @@ def calibrate(
         if saved:
             saved.finish(statistics)
         return statistics
+
+
+def _default_methods(model: Checkpoint) -> list[str]:
+    """One for each axis that can be cut."""
+    try:
+        check_values(model)
+    except StatetrimError:
+        return [KEY_METHOD]
+    return [KEY_METHOD, VALUE_METHOD]
+
+
+def _recall_share(text: str | Path | Sequences) -> float:
+    """Unless it is said; ready sequences stay as they are."""
+    return 0.0 if isinstance(text, Sequences) else RECALL
 
 
 def _shared_out(

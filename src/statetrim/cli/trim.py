@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
 from . import arguments
 from .app import app
 from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
@@ -113,10 +114,10 @@ def trim(
     sweep: Sweep = None,
     text: Text = DEFAULT_TEXT,
     tokens: Tokens = "256k",
-    recall: Recall = 0.0,
+    recall: Recall = RECALL,
     random: Random = 0.0,
-    method: Method = "drrqr",
-    value_method: ValueMethod = "readout_greedy",
+    method: Method = KEY_METHOD,
+    value_method: ValueMethod = VALUE_METHOD,
     refit: Refit = None,
     recover: Recover = "0",
     tasks: Tasks = "text,mqar",

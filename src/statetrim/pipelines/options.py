@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TypedDict
 
+from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
 from ..errors import refuse_unknown
 from ..maths.units import Amount, token_count
 
@@ -48,7 +49,7 @@ class TrimOptions:
     """To calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
     tokens: int | str = 2**18
     """To calibrate on; 65536 or "64k"."""
-    recall: float = 0.0
+    recall: float = RECALL
     """The part of those tokens that are recall sequences, made for it."""
     random: float = 0.0
     """The part of them that are drawn at random."""
@@ -56,9 +57,9 @@ class TrimOptions:
     """Tokens of a sequence."""
     batch_size: int = 8
     """Sequences a forward pass."""
-    method: str = "drrqr"
+    method: str = KEY_METHOD
     """How key channels are chosen."""
-    value_method: str = "readout_greedy"
+    value_method: str = VALUE_METHOD
     """How value channels are chosen."""
     refit: bool | None = None
     """Fit output projections anew; None: where values are cut, as the norm's scale changes."""

@@ -10,6 +10,7 @@ from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.statistics import Statistics
 from ..calibration.calibrate import calibrate
+from ..defaults import KEY_METHOD, VALUE_METHOD
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..methods import find_method
@@ -27,8 +28,8 @@ def sensitivity(
     *,
     widths: Sequence[int | float | str] = WIDTHS,
     axes: Sequence[Axis] | None = None,
-    method: str = "product",
-    value_method: str = "readout_greedy",
+    method: str = KEY_METHOD,
+    value_method: str = VALUE_METHOD,
     calibration_tokens: int = 2**15,
     windows: int = 64,
     rows: int = 32,

@@ -11,6 +11,7 @@ from torch import Tensor
 from ..artifacts.mixture import mixed
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
+from ..defaults import KEY_METHOD, VALUE_METHOD
 from ..errors import StatetrimError, refuse_unknown
 from ..geometry import Axis
 from ..maths.units import Amount
@@ -25,12 +26,12 @@ from ..version import __version__
 
 def select(
     model: ModelLike,
-    method: str | Select = "l1",
+    method: str | Select = KEY_METHOD,
     keep: Amount | None = None,
     *,
     keep_values: Amount | None = None,
     square: Amount | None = None,
-    value_method: str | Select = "readout_l1",
+    value_method: str | Select = VALUE_METHOD,
     value_options: Mapping[str, Any] | None = None,
     seed: int = 0,
     statistics: Statistics | str | Path | None = None,
@@ -200,7 +201,8 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
     if statistics is None or lacking:
         raise StatetrimError(
             f"method {method.name!r} needs {' and '.join(lacking)} from calibration; "
-            f"run: statetrim calibrate MODEL --for {method.name} --text SOURCE -o FILE"
+            f"run: statetrim calibrate MODEL --for {method.name} --text SOURCE -o FILE "
+            f"(l1 and readout_l1 need only the weights)"
         )
     if statistics.lineage.get("source") != model.digest:
         raise StatetrimError("the statistics were made with another model; calibrate this one")

@@ -24,8 +24,8 @@ FIRST_SEED = 2**32  # tested sequences take smaller ones
 def recall_sequences(tokenizer: Any, tokens: int, seed: int = 0) -> Sequences:
     """Multi-query associative recall, over the tokenizer's plain tokens."""
     plain = plain_tokens(tokenizer)
-    pairs = min(PAIRS, len(plain) // 4)
-    if pairs < 1:
+    pairs = min(PAIRS, len(plain) // 4, tokens // 4)
+    if len(plain) < 4:
         raise StatetrimError(f"{len(plain)} plain tokens are too few to make recall sequences")
     rows = _rows("recall", tokens, 4 * pairs)
     places, asked = associations(len(plain), pairs, rows, seed=FIRST_SEED + seed)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...defaults import RECALL
 from ...errors import StatetrimError
 from .. import arguments
 from ..app import app
@@ -21,7 +22,7 @@ def calibrate(
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
     methods: Annotated[
         str | None,
-        typer.Option("--for", help="The methods to collect for, such as drrqr,grad; else drrqr."),
+        typer.Option("--for", help="The methods to collect for, such as drrqr,grad."),
     ] = None,
     original: Annotated[
         str | None, typer.Option(help="The model before the cut: collect what refit needs.")
@@ -32,7 +33,7 @@ def calibrate(
     skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
     recall: Annotated[
         float, typer.Option(help="The part of the tokens that are recall sequences made for it.")
-    ] = 0.0,
+    ] = RECALL,
     random: Annotated[
         float, typer.Option(help="The part of the tokens that are drawn at random.")
     ] = 0.0,
@@ -65,7 +66,7 @@ def calibrate(
             text,
             original=arguments.open_model(original, family) if original else None,
             tokens=tokens,
-            methods=[name.strip() for name in (methods or "drrqr").split(",")],
+            methods=arguments.names(methods) if methods else None,
             length=length,
             batch_size=batch_size,
             skip=skip,

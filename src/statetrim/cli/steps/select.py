@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from ...defaults import KEY_METHOD, VALUE_METHOD
 from .. import arguments
 from ..app import app
 from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Share, Square
@@ -22,15 +23,15 @@ def select(
     ] = None,
     method: Annotated[
         str,
-        typer.Option(help="l1 needs no statistics, drrqr and grad lose less; or your Python file."),
-    ] = "l1",
+        typer.Option(help="How key channels are chosen; l1 needs no statistics, and loses more."),
+    ] = KEY_METHOD,
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
     ] = None,
     value_method: Annotated[
-        str, typer.Option(help="The same for value channels: readout_greedy, readout_energy, ...")
-    ] = "readout_l1",
+        str, typer.Option(help="The same for value channels; readout_l1 needs no statistics.")
+    ] = VALUE_METHOD,
     value_option: Annotated[
         list[str] | None, typer.Option(help="An option of the value method.")
     ] = None,

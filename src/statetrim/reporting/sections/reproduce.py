@@ -18,17 +18,8 @@ def blocks(found: Findings) -> Iterator[Block]:
         return
     words = names(found)
     calibrated = mapping(plan.lineage.get("statistics"))
-    lines = []
     methods = ",".join(m for m in (plan.method, plan.value_method) if m and m != "none")
-    for data in dicts(calibrated.get("data")):
-        count, length = data.get("count"), data.get("length")
-        if type(count) is int and type(length) is int and max(count, length) < 2**63:
-            lines.append(
-                f"statetrim calibrate {words.model} --text {quoted(data.get('text'))} --tokens "
-                f"{count * length} --length {length} --skip {quoted(data.get('skip'))} "
-                f"--batch-size {quoted(calibrated.get('batch_size'))} --for {quoted(methods)} "
-                f"-o statistics.safetensors"
-            )
+    lines = _calibrations(words.model, calibrated, methods)
     choice = ""
     if plan.method != "none":
         choice += f" --keep {quoted(plan.requested)} --method {quoted(plan.method)}"
@@ -47,6 +38,40 @@ def blocks(found: Findings) -> Iterator[Block]:
         f"model, text and options give the same plan, and the same plan the same bytes."
     )
     yield Command(lines)
+
+
+def _calibrations(model: str, calibrated: Mapping[str, Any], methods: str) -> list[str]:
+    """A command for each text, which makes anew what was generated beside it."""
+    runs: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
+    for data in dicts(calibrated.get("data")):
+        if not _tokens(data):
+            continue
+        if "generated" not in data:
+            runs.append((data, []))
+        elif runs:
+            runs[-1][1].append(data)
+    lines = []
+    for text, made in runs:
+        total = _tokens(text) + sum(map(_tokens, made))
+        # Half a token more, so that rounding the share down gives the same sequences.
+        parts = {one["generated"]: f"{(_tokens(one) + 0.5) / total:.9f}" for one in made}
+        shares = {"recall": "0", **parts}
+        lines.append(
+            f"statetrim calibrate {model} --text {quoted(text.get('text'))} --tokens {total} "
+            f"--length {text['length']} --skip {quoted(text.get('skip'))} "
+            + "".join(f"--{quoted(kind)} {share} " for kind, share in shares.items())
+            + f"--batch-size {quoted(calibrated.get('batch_size'))} --for {quoted(methods)} "
+            f"-o statistics.safetensors"
+        )
+    return lines
+
+
+def _tokens(data: Mapping[str, Any]) -> int:
+    """Tokens of a source; 0 where the lineage does not say."""
+    count, length = data.get("count"), data.get("length")
+    if type(count) is not int or type(length) is not int:
+        return 0
+    return count * length if min(count, length) > 0 and max(count, length) < 2**31 else 0
 
 
 def _options(flag: str, options: Mapping[str, Any]) -> str:

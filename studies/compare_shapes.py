@@ -1,0 +1,129 @@
+"""Does `trim --state` choose well? Its choice beside every other shape of the same bytes.
+
+    python studies/compare_shapes.py MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER
+
+For each share of the state's bytes, `trim --state` decides; then every shape it had to choose from
+is cut by `trim --keep --keep-values` with the same options. All are measured on another text and on
+other recall sequences than those that decided: NLL over windows of 256 tokens, recall by MQAR
+(mqar.py); intervals are 95 %, paired by window and by sequence. One line a shape is added to the
+results; lines that are there already are not measured again. `plot_shapes.py` draws them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import mqar
+import statetrim as st
+from compare_axes import AxesJudge
+from statetrim.maths.paired import Pairs, difference_interval
+
+ROWS = 64  # recall sequences for each number of pairs
+
+Row = dict[str, Any]
+
+
+class ShapesJudge(AxesJudge):
+    """The same judge, with one figure for recall: the mean over all numbers of pairs."""
+
+    def __init__(self, model: st.Checkpoint, test: Path, count: int, pairs: list[int]) -> None:
+        self.pairs = pairs
+        super().__init__(model, test, count)
+
+    @torch.inference_mode()
+    def samples(self, live: Any) -> dict[str, torch.Tensor]:
+        """Float64 [windows] of NLL and KL, and [sequences] of recall."""
+        found = {k: v for k, v in super().samples(live).items() if not k.startswith("recall")}
+        recalled = []
+        for pairs in self.pairs:
+            generator = torch.Generator().manual_seed(4321)
+            ids, asked = mqar.batch(live.config.vocab_size, pairs, ROWS, generator)
+            right = mqar.asked_logits(live, ids, asked).argmax(-1) == ids[:, asked + 1]
+            recalled.append(right.double().mean(1))
+        return found | {"recall": torch.stack(recalled).mean(0)}
+
+    def figures(self, live: Any) -> Row:
+        """Mean, and estimate and bounds of its change from the original, by measure."""
+        row: Row = {}
+        for name, after in self.samples(live).items():
+            before = torch.zeros_like(after) if name == "kl" else self.dense[name]
+            change = difference_interval([Pairs(before, after)])
+            bounds = (change.estimate, change.low, change.high)
+            row[name] = [round(float(after.mean()), 5), *(round(x, 5) for x in bounds)]
+        return row
+
+
+def trimmed(model: st.Checkpoint, options: st.TrimOptions, out: Path) -> float:
+    """CPU seconds of the run: the clock counts whatever else the machine does."""
+    start = time.process_time()
+    st.trim(model, options, out=out)
+    return round(time.process_time() - start, 1)
+
+
+def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Row]:
+    """The lines of one share of the bytes that are missing."""
+    model = st.open(options.model)
+    name = model.path.resolve().name
+    settings = st.TrimOptions(
+        text=options.text, tokens=options.tokens, control=False, benchmark=False
+    )
+    decided = options.work / f"{name}-state-{share:g}"
+    spent = trimmed(model, replace(settings, state=share), decided)
+    if any(row["model"] == name and row["share"] == share for row in done):
+        return []
+    decision = json.loads((decided / "statetrim" / "decision.json").read_text())
+    judge = ShapesJudge(model, options.test, options.windows, options.pairs)
+    base = {"model": name, "share": share, "original": judge.figures(judge.original)}
+    rows = []
+    for shape, cost in decision["predicted"].items():
+        keys, values = map(int, shape.split("x"))
+        fixed = options.work / f"{name}-{shape}"
+        whole = model.geometry
+        asked = replace(
+            settings,
+            keep=keys if keys < whole.head_k_dim else None,
+            keep_values=values if values < whole.head_v_dim else None,
+            refit=True,
+        )
+        seconds = trimmed(model, asked, fixed)
+        figures = judge.figures(st.load(st.open(fixed)))
+        chosen = {"chosen": shape == decision["chosen"], "refused": decision["refused"][shape]}
+        times = {"cpu_seconds": seconds, "deciding_cpu_seconds": spent}
+        rows.append(base | {"shape": shape, "predicted": cost} | chosen | figures | times)
+        shutil.rmtree(fixed)
+        print(name, share, shape, "chosen" if chosen["chosen"] else "", figures, flush=True)
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True, help="to calibrate and decide on")
+    parser.add_argument("--test", type=Path, required=True, help="plain text for NLL")
+    parser.add_argument("--work", type=Path, required=True, help="for what trim makes")
+    parser.add_argument("--results", type=Path, default=Path("results/shapes.jsonl"))
+    parser.add_argument("--shares", nargs="+", type=float, default=[0.5, 0.25])
+    parser.add_argument("--tokens", default="32k")
+    parser.add_argument("--windows", type=int, default=96, help="of the test text")
+    parser.add_argument("--pairs", nargs="+", type=int, default=[16, 32, 63])
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    for share in options.shares:
+        done: list[Row] = []
+        if options.results.exists():
+            done = [json.loads(line) for line in options.results.read_text().splitlines()]
+        with options.results.open("a") as results:
+            results.writelines(json.dumps(row) + "\n" for row in study(options, share, done))
+
+
+if __name__ == "__main__":
+    main()

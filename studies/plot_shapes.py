@@ -1,0 +1,144 @@
+"""Tables and figure from the lines that compare_shapes.py wrote.
+
+    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
+
+Fills the places `<!-- shapes -->`, `<!-- agreement -->` and `<!-- lost -->` (each up to its
+`<!-- end -->`) of the Markdown files and draws `shapes.png` beside the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from itertools import groupby
+from math import exp
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from scipy.stats import spearmanr
+
+from plot_methods import table
+
+Row = dict[str, Any]
+Cases = dict[tuple[str, float], list[Row]]
+COLOURS = ("#1f5fa8", "#c2571a", "#2d7d46", "#8a3f8f")
+
+
+def best_or_within(rows: list[Row]) -> tuple[bool, bool]:
+    """Whether the interval of the chosen shape reaches the best NLL, and the best recall."""
+    chosen = next(row for row in rows if row["chosen"])
+    loss = chosen["nll"][2] <= min(row["nll"][1] for row in rows)
+    recall = chosen["recall"][3] >= max(row["recall"][1] for row in rows)
+    return loss, recall
+
+
+def correlation(rows: list[Row], measure: str) -> float:
+    """Spearman's, of the predicted cost with what was measured; 1 where the order is the same."""
+    sign = -1 if measure == "recall" else 1
+    found = spearmanr([r["predicted"] for r in rows], [sign * r[measure][1] for r in rows])
+    return float(found.statistic)
+
+
+def interval(change: list[float], scale: float, digits: int) -> str:
+    _, estimate, low, high = change
+    half = scale * (high - low) / 2
+    return f"{scale * estimate:+.{digits}f} ± {half:.{digits}f}"
+
+
+def shapes_table(cases: Cases) -> str:
+    lines = []
+    for (model, share), rows in cases.items():
+        for row in sorted(rows, key=lambda row: row["predicted"]):
+            name = f"**{row['shape']}**" if row["chosen"] else row["shape"]
+            lines.append(
+                [
+                    model, f"{share:g}", name, f"{row['predicted']:.3f}",
+                    interval(row["nll"], 1, 4), interval(row["recall"], 100, 1),
+                    ", ".join(row["refused"]) or "none known",
+                ]
+            )  # fmt: skip
+    header = ["model", "of the bytes", "shape", "predicted", "NLL", "recall, points", "refused by"]
+    return table(header, lines)
+
+
+def agreement_table(cases: Cases) -> str:
+    lines = []
+    for (model, share), rows in cases.items():
+        loss, recall = best_or_within(rows)
+        fixed = sorted(row["cpu_seconds"] for row in rows)
+        times = rows[0]["deciding_cpu_seconds"] / fixed[len(fixed) // 2]
+        cells = [model, f"{share:g}", next(row["shape"] for row in rows if row["chosen"])]
+        cells += ["yes" if loss else "no", "yes" if recall else "no"]
+        cells += [f"{correlation(rows, measure):+.2f}" for measure in ("nll", "recall")]
+        lines.append([*cells, f"{times:.1f}x"])
+    header = [
+        "model", "of the bytes", "chosen", "NLL best or within", "recall best or within",
+        "rank correlation, NLL", "recall", "cost of deciding",
+    ]  # fmt: skip
+    return table(header, lines)
+
+
+def lost_table(cases: Cases) -> str:
+    lines = []
+    for (model, share), rows in cases.items():
+        chosen = next(row for row in rows if row["chosen"])
+        before = rows[0]["original"]["recall"][0]
+        loss = f"{100 * (exp(chosen['nll'][1]) - 1):.1f} %"
+        recall = f"{before:.2f} -> {chosen['recall'][0]:.2f}"
+        lines.append([model, f"{share:g}", chosen["shape"], loss, recall])
+    return table(["model", "of the bytes", "shape", "perplexity lost", "recall"], lines)
+
+
+def draw(cases: Cases, path: Path) -> None:
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4.2))
+    colours = dict(zip(dict.fromkeys(model for model, _ in cases), COLOURS, strict=False))
+    for axis, (measure, scale, label) in zip(
+        axes,
+        (("nll", 1, "increase of NLL, nats"), ("recall", -100, "loss of recall, points")),
+        strict=True,
+    ):
+        for (model, share), rows in cases.items():
+            for row in rows:
+                _, middle, *ends = (scale * x for x in row[measure])
+                bars = [[middle - min(ends)], [max(ends) - middle]]
+                axis.errorbar(
+                    row["predicted"], middle, bars,
+                    color=colours[model], marker="s" if share == 0.5 else "o",
+                    mfc=colours[model] if row["chosen"] else "white", capsize=2,
+                )  # fmt: skip
+        axis.set(xscale="log", xlabel="predicted: part of the layers' output missed", ylabel=label)
+        axis.grid(alpha=0.3)
+    for model, colour in colours.items():
+        axes[0].plot([], [], "s", color=colour, label=model)
+    axes[0].plot([], [], "o", color="grey", label="a quarter (squares: half)")
+    axes[0].plot([], [], "s", color="grey", mfc="white", label="not chosen")
+    axes[0].legend(fontsize=8)
+    figure.tight_layout()
+    figure.savefig(path, dpi=130)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("pages", type=Path, nargs="+")
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    cases = {key: list(found) for key, found in groupby(rows, lambda r: (r["model"], r["share"]))}
+    made = {
+        "shapes": shapes_table(cases),
+        "agreement": agreement_table(cases),
+        "lost": lost_table(cases),
+    }
+    for page in options.pages:
+        text = page.read_text()
+        for name, content in made.items():
+            place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+            text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
+        page.write_text(text)
+    draw(cases, options.results.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,163 @@
+"""Sums by source, kept apart; mixes of them by stated rules; the choice of channels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from masking import Masked
+from sources import Source
+from statetrim import Checkpoint
+from statetrim.artifacts.mixture import mixed
+from statetrim.artifacts.statistics import LayerStatistics, Statistics
+from statetrim.calibration.calibrate import _hooks, _train_projections_only
+from statetrim.calibration.sums import Sums
+from statetrim.methods import find_method
+from statetrim.methods.contract import Evidence, ValueEvidence, top
+from statetrim.runtime.live import LiveModel
+
+FORWARD = ("query_gram", "key_gram", "query_unit_gram", "key_unit_gram", "output_square")
+Shares = Mapping[str, float]
+
+
+class Heard:
+    """What one source showed, by layer; the sums are divided by the tokens."""
+
+    def __init__(
+        self, model: Checkpoint, masked: Masked, source: Source, cache: Path, backward: bool
+    ) -> None:
+        if cache.exists():
+            stored = torch.load(cache, weights_only=True)
+        else:
+            stored = _heard(model, masked, source, backward)
+            torch.save(stored, cache)
+        self.sums, self.gradients = (
+            {i: LayerStatistics(**parts) for i, parts in stored[name].items()}
+            for name in ("sums", "gradients")
+        )
+        self.fisher: dict[int, Tensor] = stored["fisher"]
+
+
+def _heard(model: Checkpoint, masked: Masked, source: Source, backward: bool) -> dict[str, Any]:
+    parts = [*FORWARD, "readout_gram"]
+    sums, live = Sums(model, parts), masked.live
+    with _hooks(None, live, sums), torch.inference_mode():
+        for batch in source.batches():
+            live.hidden(batch)
+            sums.tokens += batch.numel()
+    if not backward:
+        return {"sums": _plain(sums.layers), "gradients": {}, "fisher": {}}
+    half = Source(source.ids[: len(source.ids) // 2], source.asked)  # a backward pass is dear
+    return {
+        "sums": _plain(sums.layers),
+        "gradients": _plain(_gradients(model, masked, half)),
+        "fisher": _fisher(model, masked, half),
+    }
+
+
+def _plain(layers: Mapping[int, LayerStatistics]) -> dict[int, dict[str, Any]]:
+    return {i: {k: v for k, v in vars(s).items() if v is not None} for i, s in layers.items()}
+
+
+def _loss(live: LiveModel, batch: Tensor, asked: Tensor | None) -> Any:
+    """Next-token loss summed over the positions that can be answered."""
+    logits = live.logits(batch).float()
+    places = torch.arange(batch.shape[1] - 1) if asked is None else asked
+    logits, targets = logits[:, places], batch[:, places + 1]
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
+
+
+def _gradients(model: Checkpoint, masked: Masked, source: Source) -> Mapping[int, LayerStatistics]:
+    sums = Sums(model, ["query_gradient", "key_gradient"])
+    _train_projections_only(masked.live)
+    for batch in source.batches():
+        _loss(masked.live, batch, source.asked).backward()
+        sums.on_gradients(masked.mixers)
+        sums.tokens += batch.numel()
+    masked.live.module.requires_grad_(False)
+    return sums.layers
+
+
+def _fisher(model: Checkpoint, masked: Masked, source: Source) -> dict[int, Tensor]:
+    """[heads, channels]: squares, a sequence each, of the loss's slope by a gate on q and k."""
+    geometry, found = model.geometry, dict[int, Tensor]()
+    for batch in source.batches():
+        shape = (len(batch), geometry.num_k_heads, geometry.head_k_dim)
+        masked.gates = {i: torch.ones(shape, requires_grad=True) for i in geometry.layers}
+        _loss(masked.live, batch, source.asked).backward()
+        for i, gate in masked.gates.items():
+            assert gate.grad is not None
+            found[i] = found.get(i, 0) + gate.grad.double().square().sum(0)
+    masked.gates = {}
+    return found
+
+
+def choose_keys(
+    model: Checkpoint, heard: Mapping[str, Heard], method: str, rule: str, shares: Shares, keep: int
+) -> dict[int, Tensor]:
+    """`rule`: scores (each head's scores of each source sum to one, then the sources are added),
+    grams (the product's: sums divided by their size in their source, then added), or pooled (sums
+    per token, added). DRRQR has no scores and takes grams for them."""
+    chosen = {}
+    for layer in model.geometry.layers:
+        if rule == "scores" and method != "drrqr":
+            total: Any = 0.0
+            for name, share in shares.items():
+                scores = _scores(model, heard[name], method, layer)
+                total = total + share * scores / scores.sum(-1, keepdim=True)
+            chosen[layer] = top(total, keep)
+        else:
+            sums = _mixture(heard, rule, shares, layer)
+            evidence = Evidence(*model.projections(layer), torch.Generator(), sums)
+            chosen[layer] = find_method(method).select(evidence, keep)
+    return chosen
+
+
+def choose_values(
+    model: Checkpoint, heard: Mapping[str, Heard], method: str, rule: str, shares: Shares, keep: int
+) -> dict[int, Tensor]:
+    """The same for values; Grams of trace one stand in for scores."""
+    chosen = {}
+    for layer in model.geometry.layers:
+        sums = _mixture(heard, rule, shares, layer)
+        evidence = ValueEvidence(*model.values(layer), torch.Generator(), sums)
+        chosen[layer] = find_method(method).select(evidence, keep)
+    return chosen
+
+
+def _mixture(heard: Mapping[str, Heard], rule: str, shares: Shares, layer: int) -> LayerStatistics:
+    if rule != "pooled":
+        sources = {name: {layer: heard[name].sums[layer]} for name in shares}
+        text = sources.pop("text", None) or next(iter(sources.values()))
+        given = {name: share for name, share in shares.items() if name != "text"}
+        return mixed(Statistics(text, {}, sources), given).layers[layer]
+    found: dict[str, Any] = {}
+    for part in (*FORWARD, "readout_gram"):
+        parts = ((heard[name].sums[layer], share) for name, share in shares.items())
+        found[part] = sum(share * getattr(sums, part) / sums.tokens for sums, share in parts)
+    return LayerStatistics(1, **found)
+
+
+def _scores(model: Checkpoint, heard: Heard, method: str, layer: int) -> Tensor:
+    sums = heard.sums[layer]
+    assert sums.query_unit_gram is not None and sums.key_unit_gram is not None
+    query = sums.query_unit_gram.diagonal(dim1=-2, dim2=-1)
+    key = sums.key_unit_gram.diagonal(dim1=-2, dim2=-1)
+    if method == "product":
+        return query * key
+    if method == "energy":
+        return query + key
+    if method == "fisher":
+        return heard.fisher[layer]
+    if method == "grad":
+        evidence, slopes = Evidence(*model.projections(layer), torch.Generator()), heard.gradients
+        found = slopes[layer]
+        assert found.query_gradient is not None and found.key_gradient is not None
+        q = (evidence.query_weight * found.query_gradient).abs().sum((-2, -1))
+        return q + (evidence.key_weight * found.key_gradient).abs().sum((-2, -1))
+    raise ValueError(method)

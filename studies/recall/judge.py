@@ -1,0 +1,76 @@
+"""NLL and KL on windows of text, recall on sequences; intervals are paired with the original."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from masking import Cut, Masked
+from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.tasks.recall import associations, recalled
+
+WINDOW, BATCH = 256, 16
+LOADS = (16, 32, 63)
+
+
+class Judge:
+    """The same windows and sequences for every cut."""
+
+    def __init__(self, model: Masked, test: Path, tokenizer: Any, windows: int, rows: int) -> None:
+        self.model = model
+        ids = tokenizer(test.read_text(), add_special_tokens=False)["input_ids"]
+        self.windows = torch.tensor(ids[: windows * WINDOW]).reshape(windows, WINDOW)
+        vocabulary = model.live.vocabulary
+        self.recall = {p: associations(vocabulary, p, rows, seed=0) for p in LOADS}
+        with torch.inference_mode():
+            self.log_p = [
+                self._log_p(self._hidden(b)[:, :-1]) for b in torch.split(self.windows, BATCH)
+            ]
+        self.dense = self.samples(None)
+
+    @torch.inference_mode()
+    def samples(self, cut: Cut | None) -> dict[str, Tensor]:
+        """Float64 [windows] of NLL and KL, [rows] of recall by load."""
+        nll, kl = [], []
+        found = {}
+        with self.model.cutting(cut):
+            for batch, theirs in zip(torch.split(self.windows, BATCH), self.log_p, strict=True):
+                ours = self._log_p(self._hidden(batch)[:, :-1])
+                nll.append(functional.nll_loss(ours.mT, batch[:, 1:], reduction="none").mean(1))
+                kl.append((theirs.exp() * (theirs - ours)).sum(-1).mean(1))
+            found["nll"], found["kl"] = torch.cat(nll).double(), torch.cat(kl).double()
+            for pairs, (ids, asked) in self.recall.items():
+                parts = [
+                    recalled(part, asked, self._logits(self._hidden(part)[:, asked]))
+                    for part in torch.split(ids, BATCH)
+                ]
+                found[f"recall {pairs}"] = torch.cat(parts)
+        return found
+
+    def figures(self, cut: Cut | None) -> dict[str, list[float]]:
+        """Mean, and the bounds of the change from the original (95 %), by measure."""
+        return self.figures_of(self.dense if cut is None else self.samples(cut))
+
+    def figures_of(self, samples: dict[str, Tensor]) -> dict[str, list[float]]:
+        row = {}
+        for name, after in samples.items():
+            before = torch.zeros_like(after) if name == "kl" else self.dense[name]
+            change = difference_interval([Pairs(before, after)])
+            low, high = round(change.low, 5), round(change.high, 5)
+            row[name] = [round(float(after.mean()), 5), low, high]
+        row["increase"] = [round(float((row["nll"][0]) - self.dense["nll"].mean()), 5)]
+        return row
+
+    def _hidden(self, ids: Tensor) -> Tensor:
+        return self.model.live.hidden(ids)
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        logits: Tensor = self.model.live.module.lm_head(hidden)
+        return logits
+
+    def _log_p(self, hidden: Tensor) -> Tensor:
+        return self._logits(hidden).float().log_softmax(-1)

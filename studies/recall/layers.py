@@ -1,0 +1,153 @@
+"""Widths by layer: each layer cut alone, and one layer whole with the others narrower.
+
+    python studies/recall/layers.py MODEL --text train.jsonl --test wiki.valid.raw
+
+One JSON line a cut, masked on the live model. Lines that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from evidence import choose_keys, choose_values
+from judge import LOADS
+from masking import Cut
+from mixes import MIXES, Workshop
+from refitting import error, refit
+
+Row = dict[str, Any]
+Widths = list[tuple[int, int]]  # keys and values of every linear layer
+
+
+def cases(layers: list[int], name: str, kinds: list[str], mixes: list[str]) -> list[Row]:
+    """What identifies a line, in the order of measuring."""
+    found: list[Row] = []
+    count = len(layers)
+    if "alone" in kinds:
+        for keys, values in ((16, 64), (32, 64), (64, 16), (64, 32)):
+            for layer in range(count):
+                widths = [(64, 64)] * count
+                widths[layer] = (keys, values)
+                found.append({"kind": "alone", "layer": layers[layer], "widths": widths})
+    if "uneven" in kinds:
+        for part in (1 / 2, 1 / 3, 1 / 4):
+            rest = (part * count - 1) / (count - 1)
+            for axis in ("keys", "balanced", "values"):
+                uniform = [shape(part, axis)] * count
+                found.append(
+                    {"kind": "uniform", "part": round(part, 4), "axis": axis, "widths": uniform}
+                )
+                if rest * 64 >= 2:
+                    uneven = [(64, 64)] + [shape(rest, axis)] * (count - 1)
+                    found.append(
+                        {
+                            "kind": "first whole",
+                            "part": round(part, 4),
+                            "axis": axis,
+                            "widths": uneven,
+                        }
+                    )
+        for whole in range(1, 3):
+            squares = [(64, 64)] * whole + [(32, 32)] * (count - whole)
+            found.append({"kind": "squares", "whole": whole, "axis": "balanced", "widths": squares})
+            last = squares[::-1]  # a control: as many bytes, but not the first layers
+            found.append({"kind": "squares", "whole": -whole, "axis": "balanced", "widths": last})
+    rows = []
+    for row in found:
+        row["widths"] = [list(width) for width in row["widths"]]
+        row["bytes"] = round(sum(k * v for k, v in row["widths"]) / (64 * 64 * count), 4)
+        for mix, fit in (("text", "text"), ("random .5", "random .5")):
+            if mix not in mixes:
+                continue
+            if row["kind"] == "alone":
+                fit = "none"
+            rows.append({"model": name} | row | {"mix": mix, "refit": fit})
+    return rows
+
+
+def shape(part: float, axis: str) -> tuple[int, int]:
+    if axis == "balanced":
+        return (round(64 * part**0.5), round(64 * part**0.5))
+    return (round(64 * part), 64) if axis == "keys" else (64, round(64 * part))
+
+
+def cut(workshop: Workshop, row: Row) -> Cut:
+    """Channels by `product` and `readout_greedy` on the row's mix."""
+    model, shares = workshop.checkpoint, MIXES[row["mix"]]
+    workshop.listen(shares)
+    made = Cut(keys={}, values={})
+    for (keys, values), layer in zip(row["widths"], model.geometry.layers, strict=True):
+        if keys < 64:
+            table = choose_keys(model, workshop.heard, "product", "scores", shares, keys)
+            made.keys = {**made.keys, layer: table[layer]}
+        if values < 64:
+            table = choose_values(model, workshop.heard, "readout_greedy", "scores", shares, values)
+            made.values = {**made.values, layer: table[layer]}
+    return made
+
+
+def measured(workshop: Workshop, row: Row) -> Row:
+    made = cut(workshop, row)
+    mark = json.dumps([row["widths"], row["mix"]])
+    names = ["text", "recall", "random"] if row["kind"] == "alone" else ["text", "recall"]
+    sums = workshop.moments(made, mark, names)
+    weights = {i: workshop.model.projections[i].weight.detach() for i in sums["text"]}
+    if row["refit"] != "none":
+        weights = made.weights = refit(
+            {n: sums[n] for n in MIXES[row["refit"]]}, MIXES[row["refit"]]
+        )
+    errors = {
+        f"error {name}": [round(error(weight, sums[name][i]), 5) for i, weight in weights.items()]
+        for name in names
+    }
+    return row | workshop.judge.figures(made) | errors
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=Path("results/recall/layers.jsonl"))
+    parser.add_argument("--kinds", nargs="+", default=["uneven", "alone"])
+    parser.add_argument("--mixes", nargs="+", default=["text"])
+    parser.add_argument("--windows", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=32, help="recall sequences a load")
+    parser.add_argument("--tokens", type=int, default=2**15)
+    parser.add_argument("--refit-tokens", type=int, default=2**13)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    done: list[Row] = []
+    if options.results.exists():
+        done = [json.loads(line) for line in options.results.read_text().splitlines()]
+    workshop: Workshop | None = None
+    layers = list(Workshop.layers_of(options.model))
+    rows = [
+        row | {"seed": options.seed}
+        for row in cases(layers, options.model.name, options.kinds, options.mixes)
+    ]
+    missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
+    print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
+    for row in missing:
+        start = time.monotonic()
+        workshop = workshop or Workshop(options)
+        result = measured(workshop, row)
+        with options.results.open("a") as results:
+            results.write(json.dumps(result) + "\n")
+        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
+        name = " ".join(str(row.get(k, "")) for k in ("kind", "axis", "widths", "mix", "refit"))
+        figures = f"{result['increase'][0]:+.4f} {recall} {time.monotonic() - start:.1f}s"
+        print(f"{name} {row['bytes']}: {figures}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

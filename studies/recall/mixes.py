@@ -1,0 +1,194 @@
+"""Which mix of sources is best for selection and refit? One JSON line a cut.
+
+    python studies/recall/mixes.py MODEL --text train.jsonl --test wiki.valid.raw
+
+Everything is masked on the live model. Lines that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import statetrim as st
+from evidence import Heard, choose_keys, choose_values
+from judge import LOADS, Judge
+from masking import Cut, Masked
+from refitting import Moments, Replay, error, refit
+from sources import make
+from statetrim.runtime.loading import load_live, load_tokenizer
+
+SOURCES = ("text", "recall", "random", "echo", "any")
+MIXES = {
+    "text": {"text": 1.0},
+    "recall .25": {"text": 0.75, "recall": 0.25},
+    "recall .5": {"text": 0.5, "recall": 0.5},
+    "recall .75": {"text": 0.25, "recall": 0.75},
+    "recall 1": {"recall": 1.0},
+    "random .5": {"text": 0.5, "random": 0.5},
+    "random .25": {"text": 0.75, "random": 0.25},
+    "recall .25 random .25": {"text": 0.5, "recall": 0.25, "random": 0.25},
+    "any .5": {"text": 0.5, "any": 0.5},
+    "echo .5": {"text": 0.5, "echo": 0.5},
+}
+SHAPES = {
+    "1/2 keys": (32, 64),
+    "1/2 balanced": (45, 45),
+    "1/2 values": (64, 32),
+    "1/4 keys": (16, 64),
+    "1/4 balanced": (32, 32),
+    "1/4 values": (64, 16),
+}
+
+Row = dict[str, Any]
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    """What identifies a line, in the order of measuring."""
+    found: list[Row] = []
+    base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
+    for shape in options.shapes:
+        methods = options.methods if SHAPES[shape][0] < 64 else ["none"]
+        for mix in options.mixes:
+            for method in methods:
+                for rule in options.rules:
+                    for fit in options.refits:
+                        fit = mix if fit == "mix" else fit
+                        row = {"shape": shape, "method": method, "mix": mix, "rule": rule}
+                        found.append(base | row | {"refit": fit})
+    return found
+
+
+class Workshop:
+    """Sources and sums of one model, made when they are first needed."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.checkpoint = st.open(options.model)
+        self.tokenizer = load_tokenizer(self.checkpoint)
+        live = load_live(self.checkpoint)
+        live.module.requires_grad_(False)
+        self.model = Masked(live)
+        self.judge = Judge(self.model, options.test, self.tokenizer, options.windows, options.rows)
+        self.heard: dict[str, Heard] = {}
+        self.known: dict[tuple[str, str], Row] = {}
+        self.replays: dict[str, Replay] = {}
+        self.last_mark, self.last = "", dict[str, dict[int, Moments]]()
+
+    @staticmethod
+    def layers_of(model: Path) -> tuple[int, ...]:
+        return st.open(model).geometry.layers
+
+    def source(self, name: str, tokens: int) -> Any:
+        vocabulary = self.model.live.vocabulary
+        seed, text = self.options.seed, self.options.text
+        return make(name, text, self.tokenizer, vocabulary, tokens, seed)
+
+    def listen(self, names: Any) -> None:
+        for name in names:
+            if name not in self.heard:
+                source = self.source(name, self.options.tokens)
+                backward = bool({"grad", "fisher"} & set(getattr(self.options, "methods", [])))
+                kind = "backward" if backward else "forward"
+                known = f"{self.options.model.name}-{name}-{self.options.seed}-{kind}.pt"
+                cache = self.options.work / known
+                self.heard[name] = Heard(self.checkpoint, self.model, source, cache, backward)
+
+    def cut(self, row: Row) -> Cut:
+        keys, values = SHAPES[row["shape"]]
+        shares, args = MIXES[row["mix"]], (row["rule"], MIXES[row["mix"]])
+        self.listen(shares)
+        cut = Cut()
+        if keys < self.checkpoint.geometry.head_k_dim:
+            cut.keys = choose_keys(self.checkpoint, self.heard, row["method"], *args, keys)
+        if values < self.checkpoint.geometry.head_v_dim:
+            cut.values = choose_values(self.checkpoint, self.heard, "readout_greedy", *args, values)
+        return cut
+
+    def moments(self, cut: Cut, mark: str, names: Any) -> dict[str, dict[int, Moments]]:
+        """By source; those of the last cut are kept."""
+        if mark != self.last_mark:
+            self.last_mark, self.last = mark, {}
+        for name in names:
+            if name not in self.replays:
+                source = self.source(name, self.options.refit_tokens)
+                self.replays[name] = Replay(self.model, source)
+            if name not in self.last:
+                self.last[name] = self.replays[name].moments(cut)
+        return self.last
+
+    def measured(self, row: Row) -> Row:
+        cut = self.cut(row)
+        tables = [{i: t.tolist() for i, t in side.items()} for side in (cut.keys, cut.values)]
+        mark = json.dumps(tables)
+        if (mark, row["refit"]) not in self.known:
+            errors = {}
+            if row["refit"] != "none":
+                shares = MIXES[row["refit"]]
+                found = self.moments(cut, mark, sorted({*shares, "text", "recall"}))
+                cut.weights = refit(found, shares)
+                errors = {
+                    f"error {name}": [
+                        round(error(weight, found[name][layer]), 5)
+                        for layer, weight in cut.weights.items()
+                    ]
+                    for name in ("text", "recall")
+                }
+            self.known[mark, row["refit"]] = self.judge.figures(cut) | errors
+        return row | self.known[mark, row["refit"]]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--results", type=Path, default=Path("results/recall/mixes.jsonl"))
+    parser.add_argument("--mixes", nargs="+", choices=MIXES, default=list(MIXES))
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--methods", nargs="+", default=["product", "drrqr", "grad"])
+    parser.add_argument("--rules", nargs="+", default=["scores"])
+    parser.add_argument("--refits", nargs="+", default=["none", "mix"])
+    parser.add_argument("--windows", type=int, default=48)
+    parser.add_argument("--rows", type=int, default=32, help="recall sequences a load")
+    parser.add_argument("--tokens", type=int, default=2**15)
+    parser.add_argument("--refit-tokens", type=int, default=2**13)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    done: list[Row] = []
+    if options.results.exists():
+        done = [json.loads(line) for line in options.results.read_text().splitlines()]
+    rows = cases(options)
+    base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
+    rows.insert(0, base | {"shape": "original"})
+    missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
+    print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
+    if not missing:
+        return
+    workshop = Workshop(options)
+    for row in missing:
+        start = time.monotonic()
+        if row["shape"] == "original":
+            result = row | workshop.judge.figures(None)
+        else:
+            result = workshop.measured(row)
+        with options.results.open("a") as results:
+            results.write(json.dumps(result) + "\n")
+        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
+        name = " ".join(str(row.get(k, "")) for k in ("shape", "method", "mix", "rule", "refit"))
+        print(
+            f"{name}: {result['increase'][0]:+.4f} {recall} {time.monotonic() - start:.1f}s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

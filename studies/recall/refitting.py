@@ -1,0 +1,93 @@
+"""The refit of a masked model: moments by source, kept apart, then a closed form for any mix."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from masking import Cut, Masked
+from sources import Source
+
+
+@dataclass
+class Moments:
+    """Of one layer on one source."""
+
+    gram: Any  # [n, n]: a'a'
+    target: Any  # [hidden, n]: ya'
+    square: float  # y's squares
+    tokens: int = 0
+
+
+class Replay:
+    """The original's calls of its mixers on one source, and what they put out: run once, kept."""
+
+    def __init__(self, model: Masked, source: Source) -> None:
+        self.model = model
+        self.calls: list[tuple[int, Any, Any, Tensor]] = []
+        handles = [
+            module.register_forward_hook(functools.partial(self._keep, layer), with_kwargs=True)
+            for layer, module in model.mixers.items()
+        ]
+        with torch.inference_mode():
+            for batch in source.batches(16):
+                model.live.hidden(batch)
+        for handle in handles:
+            handle.remove()
+
+    def _keep(self, layer: int, module: Any, args: Any, kwargs: Any, output: Any) -> None:
+        output = output[0] if isinstance(output, tuple) else output
+        self.calls.append((layer, args, kwargs, output.flatten(0, -2)))
+
+    def moments(self, cut: Cut) -> dict[int, Moments]:
+        """Each layer's input goes through the masked layer. Output projections have no bias."""
+        found: dict[int, Moments] = {}
+        seen: dict[str, Tensor] = {}
+        self.model.on_readout = lambda layer, values: seen.update(values=values)
+        with torch.inference_mode(), self.model.cutting(cut):
+            for layer, args, kwargs, output in self.calls:
+                if layer in cut.keys or layer in cut.values:
+                    self.model.mixers[layer](*args, **kwargs)
+                    values = seen.pop("values").flatten(0, -2).double()
+                    target = output.double()
+                    held = found.setdefault(layer, Moments(0.0, 0.0, 0.0))
+                    held.gram = held.gram + values.mT @ values
+                    held.target = held.target + target.mT @ values
+                    held.square += float(target.square().sum())
+                    held.tokens += len(values)
+        self.model.on_readout = None
+        return found
+
+
+def refit(
+    heard: Mapping[str, Mapping[int, Moments]], shares: Mapping[str, float], rule: str = "norm"
+) -> dict[int, Tensor]:
+    """Weights [hidden, n] by layer; `rule` norm: each source's error as a part of its output."""
+    layers = next(iter(heard.values())).keys()
+    return {layer: _fitted([heard[n][layer] for n in shares], shares, rule) for layer in layers}
+
+
+def _fitted(parts: list[Moments], shares: Mapping[str, float], rule: str) -> Tensor:
+    gram: Any = 0
+    target: Any = 0
+    for part, share in zip(parts, shares.values(), strict=True):
+        scale = share / (part.square if rule == "norm" else part.tokens)
+        gram, target = gram + scale * part.gram, target + scale * part.target
+    kept = gram.diagonal() > 0
+    gram, target = gram[kept][:, kept], target[:, kept]
+    damped = gram + 1e-8 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
+    weight = torch.zeros(len(target), len(kept), dtype=gram.dtype)
+    weight[:, kept] = torch.linalg.solve(damped, target.mT).mT
+    return weight
+
+
+def error(weight: Tensor, part: Moments) -> float:
+    """Part of the layer's output that is missed, in squares."""
+    weight = weight.double()
+    missed = part.square - 2 * (weight * part.target).sum() + (weight * (weight @ part.gram)).sum()
+    return float(missed) / part.square

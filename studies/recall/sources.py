@@ -1,0 +1,57 @@
+"""The calibration sources that are compared: text, generated recall, random tokens, echoed text.
+
+Seeds start at 10,000, far from those of the tested sequences, so that none is ever tested.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from statetrim.storage.text import sequences
+from statetrim.tasks.recall import associations
+
+LENGTH = 256
+PAIRS = 63
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """Token ids [count, time]; positions [n] whose successor can be answered (None: all)."""
+
+    ids: Tensor
+    asked: Tensor | None = None
+
+    def batches(self, size: int = 8) -> list[Tensor]:
+        return list(torch.split(self.ids.long(), size))
+
+
+def make(kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, seed: int) -> Source:
+    """`tokens` of a named kind; another seed gives other text and other sequences."""
+    generator = torch.Generator().manual_seed(10_000 + seed)
+    if kind == "text":
+        return Source(_text(text, tokenizer, tokens, LENGTH, seed))
+    if kind == "echo":
+        half = _text(text, tokenizer, tokens // 2, LENGTH // 2, seed)
+        return Source(torch.cat([half, half], 1), torch.arange(LENGTH // 2, LENGTH - 1))
+    if kind == "random":
+        return Source(torch.randint(vocabulary, (tokens // LENGTH, LENGTH), generator=generator))
+    rows = tokens // (4 * PAIRS)
+    if kind == "recall":
+        return Source(*associations(vocabulary, PAIRS, rows, seed=10_000 + seed))
+    if kind == "any":  # keys and values from the whole vocabulary
+        drawn = torch.rand(rows, vocabulary, generator=generator).topk(2 * PAIRS, -1).indices
+        pair = drawn.reshape(rows, PAIRS, 2)
+        order = torch.rand(rows, PAIRS, generator=generator).argsort(-1)
+        again = pair.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+        asked = 2 * PAIRS + 2 * torch.arange(PAIRS)
+        return Source(torch.cat([pair, again], 1).flatten(1), asked)
+    raise ValueError(kind)
+
+
+def _text(text: Path, tokenizer: Any, tokens: int, length: int, seed: int) -> Tensor:
+    return sequences(text, tokenizer, tokens=tokens, length=length, skip=seed * 2**17).ids
