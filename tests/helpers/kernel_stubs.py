@@ -1,0 +1,201 @@
+"""fla, mamba_ssm and causal_conv1d with their own signatures, and naive recurrences behind them.
+
+The real ones need a GPU. `install` puts these in their place before transformers imports modelling
+code, which binds kernels then. Signatures: fla 0.6, mamba_ssm 2.2, causal_conv1d 1.5.
+"""
+
+import sys
+from collections import Counter
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+CALLS: Counter[str] = Counter()
+INFINITY = float("inf")
+
+
+def chunk_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    CALLS["chunk_gated_delta_rule"] += 1
+    return _delta_rule(q, k, v, g, beta, initial_state, use_qk_l2norm_in_kernel, output_final_state)
+
+
+def fused_recurrent_gated_delta_rule(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor | None = None,
+    gk: Tensor | None = None,
+    gv: Tensor | None = None,
+    beta: Tensor | None = None,
+    scale: float | None = None,
+    initial_state: Tensor | None = None,
+    output_final_state: bool = False,
+    use_qk_l2norm_in_kernel: bool = False,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    CALLS["fused_recurrent_gated_delta_rule"] += 1
+    assert g is not None and beta is not None
+    return _delta_rule(q, k, v, g, beta, initial_state, use_qk_l2norm_in_kernel, output_final_state)
+
+
+def _delta_rule(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, initial: Tensor | None,
+    normalize: bool, final: bool,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """Token by token, float64; q and k [batch, time, heads, channels]."""
+    dtype, q, k, v, g, beta = q.dtype, *(x.double() for x in (q, k, v, g, beta))
+    if normalize:
+        q, k = (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6) for x in (q, k))
+    q, k = (x.repeat_interleave(v.shape[2] // x.shape[2], dim=2) for x in (q, k))
+    state = k.new_zeros(*k[:, 0].shape, v.shape[-1]) if initial is None else initial.double()
+    outputs = []
+    for t in range(q.shape[1]):
+        state = state * g[:, t, :, None, None].exp()
+        error = v[:, t] - torch.einsum("bhkv,bhk->bhv", state, k[:, t])
+        state = state + torch.einsum("bhk,bhv->bhkv", k[:, t], error * beta[:, t, :, None])
+        outputs.append(torch.einsum("bhkv,bhk->bhv", state, q[:, t]) * q.shape[-1] ** -0.5)
+    return torch.stack(outputs, 1).to(dtype), state.float() if final else None
+
+
+def mamba_chunk_scan_combined(
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    chunk_size: int,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    cu_seqlens: Tensor | None = None,
+    dt_softplus: bool = False,
+    dt_limit: tuple[float, float] = (0.0, INFINITY),
+    return_final_states: bool = False,
+    return_varlen_states: bool = False,
+) -> Any:
+    CALLS["mamba_chunk_scan_combined"] += 1
+    assert isinstance(chunk_size, int) and z is None
+    step = dt.double() + (0.0 if dt_bias is None else dt_bias.double())
+    step = (functional.softplus(step) if dt_softplus else step).clamp(*dt_limit)
+    heads = x.shape[2]
+    b, c = (m.double().repeat_interleave(heads // m.shape[2], dim=2) for m in (B, C))
+    state = x.new_zeros(*x[:, 0].shape, b.shape[-1]).double()
+    state = state if initial_states is None else initial_states.double()
+    outputs = []
+    for t in range(x.shape[1]):
+        now = x[:, t].double()
+        state = state * (step[:, t] * A.double()).exp()[..., None, None]
+        state = state + torch.einsum("bh,bhp,bhn->bhpn", step[:, t], now, b[:, t])
+        read = torch.einsum("bhpn,bhn->bhp", state, c[:, t])
+        outputs.append(read if D is None else read + now * D.double()[:, None])
+    output = torch.stack(outputs, 1).to(x.dtype)
+    return (output, state.float()) if return_final_states else output
+
+
+def selective_state_update(
+    state: Tensor,
+    x: Tensor,
+    dt: Tensor,
+    A: Tensor,
+    B: Tensor,
+    C: Tensor,
+    D: Tensor | None = None,
+    z: Tensor | None = None,
+    dt_bias: Tensor | None = None,
+    dt_softplus: bool = False,
+    state_batch_indices: Tensor | None = None,
+) -> Tensor:
+    CALLS["selective_state_update"] += 1
+    assert z is None
+    step = dt.double() + (0.0 if dt_bias is None else dt_bias.double())
+    step = functional.softplus(step) if dt_softplus else step
+    b, c = (m.double().repeat_interleave(x.shape[1] // m.shape[1], dim=1) for m in (B, C))
+    new = state.double() * (step[..., None] * A.double()).exp()
+    new = new + step[..., None] * b[:, :, None] * x.double()[..., None]
+    state.copy_(new)
+    read = torch.einsum("bhpn,bhn->bhp", new, c)
+    return (read if D is None else read + x.double() * D.double()).to(x.dtype)
+
+
+def mamba_split_conv1d_scan_combined(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("only in training mode, which nothing here is in")
+
+
+def causal_conv1d_fn(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    seq_idx: Tensor | None = None,
+    initial_states: Tensor | None = None,
+    return_final_states: bool = False,
+    final_states_out: Tensor | None = None,
+    activation: str | None = None,
+) -> Tensor:
+    CALLS["causal_conv1d_fn"] += 1
+    width = weight.shape[-1]
+    out = functional.conv1d(x, weight[:, None], bias, padding=width - 1, groups=len(weight))
+    return _activated(out[..., : x.shape[-1]], activation)
+
+
+def causal_conv1d_update(
+    x: Tensor,
+    conv_state: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    activation: str | None = None,
+    cache_seqlens: Tensor | None = None,
+    conv_state_indices: Tensor | None = None,
+) -> Tensor:
+    CALLS["causal_conv1d_update"] += 1
+    seen = torch.cat([conv_state, x], dim=-1)
+    conv_state.copy_(seen[..., -conv_state.shape[-1] :])
+    out = functional.conv1d(seen, weight[:, None], bias, groups=len(weight))
+    return _activated(out[..., -x.shape[-1] :], activation)
+
+
+def _activated(x: Tensor, activation: str | None) -> Tensor:
+    assert activation in (None, "silu", "swish")
+    return x if activation is None else functional.silu(x)
+
+
+MODULES = {
+    "fla.ops.gated_delta_rule": (chunk_gated_delta_rule, fused_recurrent_gated_delta_rule),
+    "mamba_ssm.ops.triton.ssd_combined": (
+        mamba_chunk_scan_combined,
+        mamba_split_conv1d_scan_combined,
+    ),
+    "mamba_ssm.ops.triton.selective_state_update": (selective_state_update,),
+    "causal_conv1d": (causal_conv1d_fn, causal_conv1d_update),
+}
+
+
+def install() -> None:
+    for path, functions in MODULES.items():
+        parts = path.split(".")
+        for depth in range(1, len(parts) + 1):
+            name = ".".join(parts[:depth])
+            if name not in sys.modules:
+                module = ModuleType(name)
+                module.__spec__ = ModuleSpec(name, None, is_package=True)
+                sys.modules[name] = module
+                if depth > 1:
+                    setattr(sys.modules[".".join(parts[: depth - 1])], parts[depth - 1], module)
+        for function in functions:
+            setattr(sys.modules[path], function.__name__, function)

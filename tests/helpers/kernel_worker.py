@@ -1,0 +1,70 @@
+"""Calibrates and checks models with kernels that transformers binds when it imports its code, in a
+process of its own.
+
+    python tests/helpers/kernel_worker.py stubs OUT [MODEL_TYPE...]    stand-ins for fla and others
+    python tests/helpers/kernel_worker.py kernels OUT [MODEL_TYPE...]  the `kernels` package
+
+Writes OUT/MODEL_TYPE.safetensors, the statistics, and prints what the checks found as JSON.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from helpers import kernel_stubs
+
+if __name__ == "__main__" and sys.argv[1] == "stubs":
+    kernel_stubs.install()
+
+import torch
+
+import statetrim as st
+from helpers import tiny
+from statetrim.runtime.loading import load_live
+from statetrim.storage.text import Sequences
+from statetrim.surgery.check import check_cut
+
+KEEP, METHODS = 7, ("drrqr", "energy")
+TYPES = tuple(t for t in tiny.MODEL_TYPES if t not in ("delta_net", "gated_deltanet", "kda"))
+
+
+def sequences() -> Sequences:
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(1, tiny.VOCABULARY, (4, 48), generator=generator)
+    return Sequences(ids.int(), {"text": "random ids"})
+
+
+def calibrated(model: Path) -> st.Statistics:
+    return st.calibrate(model, sequences(), methods=METHODS, batch_size=2, progress=False)
+
+
+def main(kind: str, out: Path, model_types: list[str]) -> dict[str, Any]:
+    report: dict[str, Any] = {}
+    for model_type in model_types or TYPES:
+        with tempfile.TemporaryDirectory() as folder:
+            model = st.open(tiny.build(model_type, Path(folder) / "model"))
+            live = load_live(model)
+            home = sys.modules[type(next(iter(live.mixers.values()))).__module__]
+            kernels = [getattr(home, name) for name in model.family.kernels]
+            if kind == "kernels":
+                assert all(isinstance(kernel, torch.nn.Module) for kernel in kernels), kernels
+            statistics = calibrated(model.path)
+            statistics.save(out / f"{model_type}.safetensors")
+            plan = st.select(model, "drrqr", KEEP, statistics=statistics)
+            small = st.prune(model, plan, Path(folder) / "small", progress=False)
+            checks = check_cut(model, plan, small)
+            report[model_type] = {
+                "sliced": checks.sliced_against_masked,
+                "decoded": checks.prefill_against_decode,
+                "calls": dict(kernel_stubs.CALLS),
+            }
+            kernel_stubs.CALLS.clear()
+    return report
+
+
+if __name__ == "__main__":
+    print(json.dumps(main(sys.argv[1], Path(sys.argv[2]), sys.argv[3:])))

@@ -1,0 +1,84 @@
+"""GPU kernels inside transformers: stand-ins with their signatures, all types that use them.
+
+What they are given is what transformers' own functions are given, so the statistics are the same.
+"""
+
+import ast
+import inspect
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import kernel_stubs, tiny
+from helpers.kernel_worker import TYPES, calibrated
+
+WORKER = Path(__file__).parents[1] / "helpers" / "kernel_worker.py"
+QUICK = ("qwen3_next", "olmo_hybrid", "mamba2", "nemotron_h")
+Load = Callable[[str], Path]
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+@pytest.mark.parametrize(
+    "model_types",
+    [
+        pytest.param(QUICK, id="a sample"),
+        pytest.param(
+            tuple(sorted(set(TYPES) - set(QUICK))), id="the others", marks=pytest.mark.slow
+        ),
+    ],
+)
+def test_calibrate_and_check_pass_with_the_real_signatures(
+    model_types: tuple[str, ...], checkpoint: Load, tmp_path: Path
+) -> None:
+    result = subprocess.run(
+        [sys.executable, WORKER, "stubs", tmp_path, *model_types],
+        capture_output=True, text=True, check=False, env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-3000:]
+    report = json.loads(result.stdout.splitlines()[-1])
+    for model_type in model_types:
+        found = report[model_type]
+        mamba = st.open(checkpoint(model_type)).family.kernels[0].startswith("mamba2")
+        scan = "mamba_chunk_scan_combined" if mamba else "chunk_gated_delta_rule"
+        step = "selective_state_update" if mamba else "fused_recurrent_gated_delta_rule"
+        assert {scan, step, "causal_conv1d_fn", "causal_conv1d_update"} <= set(found["calls"])
+        assert found["sliced"] < 1e-5
+        ours = calibrated(checkpoint(model_type))
+        theirs = st.Statistics.load(tmp_path / f"{model_type}.safetensors")
+        for layer, expected in ours.layers.items():
+            for name, value in vars(expected).items():
+                if isinstance(value, torch.Tensor):  # layers below differ by rounding
+                    found_value = getattr(theirs.layers[layer], name)
+                    torch.testing.assert_close(found_value, value, rtol=1e-3, atol=1e-3)
+
+
+@pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla is not installed")
+@pytest.mark.parametrize(
+    ("file", "function"),
+    [
+        ("chunk.py", kernel_stubs.chunk_gated_delta_rule),
+        ("fused_recurrent.py", kernel_stubs.fused_recurrent_gated_delta_rule),
+    ],
+)
+def test_the_stand_ins_have_flas_signatures(file: str, function: Callable[..., object]) -> None:
+    tree = ast.parse((_fla() / "ops" / "gated_delta_rule" / file).read_text())
+    theirs = next(
+        node.args
+        for node in tree.body
+        if isinstance(node, ast.FunctionDef) and node.name == function.__name__
+    )
+    ours = list(inspect.signature(function).parameters)[:-1]
+    assert [arg.arg for arg in theirs.args][: len(ours)] == ours
+    assert theirs.kwarg is not None
+
+
+def _fla() -> Path:
+    """Where fla is; its name is blocked here, since importing it would change transformers."""
+    return next(place for place in (Path(p) / "fla" for p in sys.path) if place.is_dir())
