@@ -1,8 +1,12 @@
 """The rule by which a shape is chosen: a table of cases."""
 
+import json
+from pathlib import Path
+
 import pytest
 
-from statetrim.artifacts.decision import SAME_LOSS, Contender, Prediction, decide
+from statetrim.artifacts.decision import SAME_LOSS, Contender, Decision, Prediction, decide
+from statetrim.errors import StatetrimError
 from statetrim.maths.paired import Interval
 
 PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40", "32x64")})
@@ -58,3 +62,24 @@ def test_sources_count_alike_in_a_prediction() -> None:
     prediction = Prediction(errors)
     assert prediction.cost("b") == pytest.approx(prediction.cost("c"))
     assert prediction.ranked[-1] == "a"
+
+
+def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
+    path = tmp_path / "decision.json"
+    measured = [contender("64x32", 0.01, (-20, 2)), contender("48x40", 0.02, None)]
+    found = decide(measured, PREDICTION, {"64x32": ["vLLM"]})
+    found.save(path)
+    assert Decision.load(path) == found
+    stored = json.loads(path.read_text())
+    for spoiled in (
+        {"chosen": "1x1"},
+        {"chosen": 5},
+        {"sentence": "long " * 1000},
+        {"predicted": {"64x32": None}},
+        {"refused": {"64x32": [3]}},
+        {"measured": [{}]},
+        {"measured": [stored["measured"][0] | {"loss": {"estimate": "a"}}]},
+    ):
+        path.write_text(json.dumps(stored | spoiled))
+        with pytest.raises(StatetrimError, match="decision that cannot be read"):
+            Decision.load(path)

@@ -55,6 +55,8 @@ def test_half_of_the_bytes_by_the_best_of_three(
     measured = [one["name"] for one in decision["measured"]]
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
+    page = (out / "statetrim" / "report" / "report.md").read_text()
+    assert "Why this shape" in page and f"{chosen} (chosen)" in page
     watch = Told()
     st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
     assert not watch.begun, "a finished job has nothing left to do"

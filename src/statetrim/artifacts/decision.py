@@ -14,6 +14,7 @@ from .header import check_header, header
 
 _MOST_BYTES = 64 * MIB
 _NEXT_TO_NOTHING = 1e-9
+_MOST_TEXT = 2000
 
 Errors = Mapping[str, Mapping[int, float]]
 """Source -> layer -> part of the layer's output missed after a refit, in squares, on new data."""
@@ -95,6 +96,44 @@ class Decision:
     def save(self, path: Path) -> None:
         write_object(path, {**header("decision"), **asdict(self)})
 
+    @staticmethod
+    def load(path: Path) -> "Decision":
+        stored = read_object(path, _MOST_BYTES)
+        check_header(stored, "decision", path)
+        try:
+            found = Decision(
+                _text(stored["chosen"]),
+                _text(stored["sentence"]),
+                {_text(name): _error(cost) for name, cost in stored["predicted"].items()},
+                {name: [_text(e) for e in engines] for name, engines in stored["refused"].items()},
+                [_contender(one) for one in stored["measured"]],
+            )
+            if found.chosen not in found.predicted:
+                raise ValueError
+        except (KeyError, AttributeError, TypeError, ValueError):
+            raise StatetrimError(f"{path} holds a decision that cannot be read") from None
+        return found
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str) or len(value) > _MOST_TEXT:
+        raise ValueError
+    return value
+
+
+def _contender(stored: Mapping[str, Any]) -> Contender:
+    recall = stored["recall"]
+    return Contender(
+        _text(stored["name"]),
+        _error(stored["share"]),
+        _interval(stored["loss"]),
+        None if recall is None else _interval(recall),
+    )
+
+
+def _interval(stored: Mapping[str, Any]) -> Interval:
+    return Interval(*(_error(stored[name]) for name in ("estimate", "low", "high")))
+
 
 def decide(
     measured: Sequence[Contender], prediction: Prediction, refused: Mapping[str, Sequence[str]]
@@ -128,8 +167,9 @@ def _sentence(
     if len(measured) == 1:
         why = "no other shape fits"
     elif len(kept) < len(measured):
-        worse = ", ".join(one.name for one in measured if one not in kept)
-        why += f" of those that recall no worse ({worse} recalls less)"
+        worse = [one.name for one in measured if one not in kept]
+        less = "recall less" if len(worse) > 1 else "recalls less"
+        why += f" of those that recall no worse ({' and '.join(worse)} {less})"
     if len(tied) > 1:
         why = f"of {len(tied)} shapes with the same loss it has the largest state"
     return (

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.analysis import Analysis
+from ..artifacts.decision import Decision
 from ..artifacts.header import kind_of
 from ..artifacts.plan import Plan
 from ..artifacts.scores import MOST_BYTES, Scores
@@ -31,8 +32,9 @@ ARTIFACTS: dict[str, Callable[[Path], Any]] = {
     "timings": Timings.load,
     "sensitivity": Sensitivity.load,
     "sweep": Sweep.load,
+    "decision": Decision.load,
 }
-WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings")
+WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
 """What a checkpoint may hold beside its plan; what the user gives counts more."""
 
 
@@ -49,6 +51,7 @@ class Findings:
     sweep: Sweep | None = None
     sweep_plans: dict[str, str] = field(default_factory=dict)  # shape -> the file of its plan
     sensitivity: Sensitivity | None = None
+    decision: Decision | None = None
     verifications: list[Verification] = field(default_factory=list)  # one an engine
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
@@ -226,4 +229,5 @@ NAMES = {
     "trim": "records of a trim",
     "sweep": "sweeps",
     "sensitivity": "sensitivities",
+    "decision": "decisions",
 }

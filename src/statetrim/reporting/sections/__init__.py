@@ -14,6 +14,7 @@ from ..findings import Findings
 ORDER = (
     "quality",
     "sweep",
+    "decision",
     "state",
     "engines",
     "speed",
