@@ -109,6 +109,18 @@ check-engines ENGINES MODELS TEXT:
     python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} llamacpp --text {{TEXT}}
     python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} vllm --text {{TEXT}}
 
+# Cuts that `trim --for ENGINE` makes of those models, and the engines that run here beside transformers.
+trim-for ENGINES MODELS OUT TEXT TEST:
+    python tools/engines/trim_for.py {{ENGINES}} {{MODELS}} {{OUT}} --text {{TEXT}} --test {{TEST}}
+
+# Which rows of the engine matrix are older than the newest release on the package registry.
+engines-outdated:
+    python tools/engines/outdated.py
+
+# Fewer channels, fewer bits, or both: shapes x dtypes of the state of one model.
+compare-precision MODEL TEXT TEST WORK:
+    python studies/compare_precision.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --results results/precision.jsonl
+
 # What vLLM reports of its cache when it starts; a test holds the calculator against it.
 vllm-startup ENGINES:
     {{ENGINES}}/vllm/bin/python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json

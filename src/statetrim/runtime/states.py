@@ -51,14 +51,14 @@ def walk(call: KernelCall, family: Family, every: int) -> Iterator[Block]:
     state: Tensor | None = None
     for start in range(0, time, size):
         part = slice(start, start + size)
-        query, key = (_unit(x[:, part].double(), given) for x in (call.query, call.key))
+        query, key = (unit(x[:, part].double(), given) for x in (call.query, call.key))
         new = recurrence(given, part)
         states = chunk_states(key, new.value, new.log_decay, new.beta, state, chunk_size=every)
         state = states[:, -1]
         yield Block(query, key, states)
 
 
-def _unit(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+def unit(x: Tensor, given: Mapping[str, Any]) -> Tensor:
     """`x` after the kernel's own L2 norm, where it has one."""
     if not given.get("use_qk_l2norm_in_kernel"):
         return x

@@ -8,7 +8,7 @@ channel: one for the keys of each.
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
+from ..families.recurrences import Recurrence
 from ..maths.stored import FORMATS, stored
 from ..portable.deferred import DeferredState
 from .kernel_hooks import wrapped_kernels
 from .live import LiveModel
 from .logits import LogitReader, Logits
+from .states import unit
 
 PIECE = 64  # tokens: the chunk of the prefill kernels
 _STATES = ("initial_state", "initial_states")
@@ -80,8 +82,8 @@ class StoredReader(LogitReader):
 
 class _Rounding:
     def __init__(self, live: LiveModel, storage: StateStorage) -> None:
-        self.storage, self.axis = storage, live.checkpoint.family.state_key_axis
-        self.query_and_key = live.checkpoint.family.query_and_key
+        self.storage, self.family = storage, live.checkpoint.family
+        self.axis = self.family.state_key_axis
         self.generator: torch.Generator | None = None
         if storage.stochastic:
             self.generator = torch.Generator().manual_seed(storage.seed)
@@ -102,16 +104,51 @@ class _Rounding:
             bound.apply_defaults()
             first = next(name for name in _STATES if name in names)
             wanted = next(name for name in _WANTED if name in names)
+            recurrence = self.family.recurrence(name)
+            if self.storage.piece == 1 and recurrence and bound.arguments[first] is None:
+                output, state = self._by_token(bound.arguments, recurrence)
+                asked = bound.arguments[wanted] or first == "initial_state"
+                return (output, state) if asked else output
             return self._in_pieces(kernel, bound, first, wanted)
 
         return rounded
+
+    def _by_token(self, given: Mapping[str, Any], recurrence: Recurrence) -> tuple[Tensor, Tensor]:
+        """The kernel's recurrence from an empty state, one token at a time, in float32: a call of
+        the kernel for each would take several times as long."""
+        query, key = next((given[q], given[k]) for q, k in self.family.query_and_key if k in given)
+        dtype, writes = query.dtype, recurrence(given, slice(None))
+        value = writes.value.float()
+        heads, keys = value.shape[2], key.shape[-1]
+        query, key = (
+            unit(x.float(), given).repeat_interleave(heads // x.shape[2], dim=2)
+            for x in (query, key)
+        )
+        if self.family.scales_queries:
+            query = query * keys**-0.5
+        decay = None if writes.log_decay is None else writes.log_decay.exp().float().unsqueeze(-1)
+        beta = None if writes.beta is None else writes.beta.float().unsqueeze(-1)
+        state = value.new_zeros(len(value), heads, keys, value.shape[-1])
+        output = torch.empty_like(value)
+        for t in range(value.shape[1]):
+            if decay is not None:
+                state = state * decay[:, t]
+            write, column = value[:, t], key[:, t].unsqueeze(-1)
+            if beta is not None:
+                write = beta[:, t] * (write - (state * column).sum(-2))
+            state = state + column * write.unsqueeze(-2)
+            output[:, t] = (state * query[:, t].unsqueeze(-1)).sum(-2)
+            state = stored(state, self.storage.dtype, -2, self.generator)
+        if given.get("D") is not None:  # Mamba-2's way past the state
+            output = output + given["D"].float().unsqueeze(-1) * given["hidden_states"].float()
+        return output.to(dtype), state if self.axis == -2 else state.mT
 
     def _in_pieces(
         self, kernel: Callable[..., Any], bound: inspect.BoundArguments, first: str, wanted: str
     ) -> Any:
         """The kernel, called for a few tokens at a time, from the state as it was stored."""
         given, asked = bound.arguments, bound.arguments[wanted]
-        key = next(given[key] for _, key in self.query_and_key if key in given)
+        key = next(given[key] for _, key in self.family.query_and_key if key in given)
         whole, time = tuple(key.shape[:2]), key.shape[1]
         in_time = {
             name: x

@@ -70,6 +70,8 @@ RULES: dict[str, Callable[[int, int], bool]] = {
     "keys are a multiple of 16": lambda keys, values: keys % 16 == 0,
     "keys are even": lambda keys, values: keys % 2 == 0,
     "keys in 64, 128": lambda keys, values: keys in (64, 128),
+    "keys in 96, 128, 256": lambda keys, values: keys in (96, 128, 256),
+    "keys in 128, 256": lambda keys, values: keys in (128, 256),
     "keys in 16, 32, 64, 128": lambda keys, values: keys in (16, 32, 64, 128),
 }
 """What a row may say of a shape, besides naming one exactly ("64x128")."""

@@ -1,0 +1,137 @@
+"""Fewer channels, fewer bits, or both? Shapes x dtypes of the state, on one checkpoint.
+
+    python studies/compare_precision.py MODEL --text train.jsonl --test valid.jsonl --work FOLDER \\
+        --results results/precision.jsonl
+
+Cuts are chosen and refitted on text and recall sequences, half of the tokens each. Every shape is
+measured in every dtype, its state rounded after every token (as in decoding), beside the original
+in float32: NLL over windows of 256 tokens, recall as MQAR at 32 and 63 pairs. Intervals are 95 %,
+paired by window and by sequence. Lines that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+import statetrim as st
+from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.maths.stored import FORMATS, stored_bytes
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.stored_states import StoredReader
+from statetrim.storage.text import sequences
+from statetrim.tasks import recall
+
+SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # parts of keys, of values
+CALIBRATION: dict[str, Any] = {"tokens": 2**13, "length": 256, "recall": 0.5}
+WINDOW, PAIRS = 256, (32, 63)
+
+Row = dict[str, Any]
+
+
+def cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Checkpoint:
+    """The shape, refitted; made once."""
+    keys, values = (
+        round(part * dim)
+        for part, dim in zip(
+            SHAPES[part], (model.geometry.head_k_dim, model.geometry.head_v_dim), strict=True
+        )
+    )
+    if part == "full":
+        return model
+    out = work / f"{model.path.name}-{keys}x{values}"
+    if out.exists():
+        return st.open(out)
+    known = work / f"{model.path.name}.safetensors"
+    if not known.exists():
+        methods = ["product", "readout_greedy"]
+        st.calibrate(model, text, methods=methods, out=known, **CALIBRATION)
+    plan = st.select(
+        model,
+        "product",
+        keys if keys < model.geometry.head_k_dim else None,
+        keep_values=values,
+        value_method="readout_greedy",
+        statistics=known,
+    )
+    small = st.prune(model, plan, work / f"{out.name}-plain")
+    target = st.calibrate(small, text, original=model, **CALIBRATION)
+    return st.refit(small, target, out=out)
+
+
+class Judge:
+    """Samples of the original, once, and of every cut as its state is stored."""
+
+    def __init__(self, model: st.Checkpoint, test: Path, rows: int) -> None:
+        tokens = rows * WINDOW
+        self.ids = sequences(test, load_tokenizer(model), tokens=tokens, length=WINDOW).ids.long()
+        self.rows = rows
+        self.original = self.samples(model, st.StateStorage())
+
+    @torch.inference_mode()
+    def samples(self, model: st.Checkpoint, storage: st.StateStorage) -> dict[str, Tensor]:
+        """Float64 [rows]: NLL of each window in nats, recall of each sequence in percent."""
+        reader = StoredReader(load_live(model), storage)
+        logits = reader.at(self.ids)(torch.arange(WINDOW - 1))
+        nll = functional.cross_entropy(logits.mT, self.ids[:, 1:], reduction="none").mean(1)
+        found = {"nll": nll.double()}
+        for pairs in PAIRS:
+            ids, asked = recall.associations(reader.vocabulary, rows=self.rows, pairs=pairs)
+            right = recall.recalled(ids, asked, reader.at(ids)(asked))
+            found[f"recall {pairs}"] = 100 * right.double()
+        return found
+
+    def figures(self, model: st.Checkpoint, storage: st.StateStorage) -> Row:
+        """Of each: its mean, the change from the original, and the ends of its interval."""
+        row: Row = {}
+        for name, after in self.samples(model, storage).items():
+            moved = difference_interval([Pairs(self.original[name], after)])
+            values = (float(after.mean()), moved.estimate, moved.low, moved.high)
+            row[name] = [round(value, 5) for value in values]
+        return row
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=12, help="windows, and recall sequences")
+    parser.add_argument("--dtypes", nargs="+", default=list(FORMATS), choices=FORMATS)
+    parser.add_argument("--stochastic", action="store_true", help="round up or down by chance")
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
+    model = st.open(options.model)
+    judge = Judge(model, options.test, options.rows)
+    keys = ("model", "part", "dtype", "stochastic")
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    known = {tuple(json.loads(line)[key] for key in keys) for line in lines}
+    for part, (of_keys, of_values) in SHAPES.items():
+        shape = (
+            round(of_keys * model.geometry.head_k_dim),
+            round(of_values * model.geometry.head_v_dim),
+        )
+        for dtype in options.dtypes:
+            case = (model.path.name, part, dtype, options.stochastic)
+            if case in known:
+                continue
+            row: Row = dict(zip(keys, case, strict=True))
+            whole = model.geometry.head_k_dim * model.geometry.head_v_dim * 4
+            row["shape"], row["bytes"] = list(shape), stored_bytes(dtype, *shape) / whole
+            small = cut(model, part, options.text, options.work)
+            row |= judge.figures(small, st.StateStorage(dtype, 1, options.stochastic))
+            with options.results.open("a") as file:
+                print(json.dumps(row), file=file)
+            print(json.dumps(row), flush=True)
+
+
+if __name__ == "__main__":
+    main()
