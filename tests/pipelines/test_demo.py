@@ -17,15 +17,15 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noq
     assert not home.with_name("statetrim-demo.partial").exists()
     scores = st.Scores.load(home / "scores.json")
     recall = {m: scores.find(m, "mqar", "pairs_16").value for m in scores.models}
-    assert list(recall) == ["MODEL", "rand", "l1", "drrqr"]
+    assert list(recall) == ["MODEL", "rand", "l1", "product"]
     assert recall["MODEL"] > 0.9
-    assert recall["MODEL"] > recall["drrqr"] > recall["rand"] > 0.1
+    assert recall["MODEL"] > recall["product"] > recall["rand"] > 0.1
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ statetrim")]
     assert len(commands) == 11
     end = done.stdout[done.stdout.index("# what it showed") :]
     for name, share in recall.items():
-        assert f"{name:<6} recalls {share:4.0%}" in end
-    assert "# the verdict on drrqr: " in end and "# what to do next:" in end
+        assert f"{name:<7} recalls {share:4.0%}" in end
+    assert "# the verdict on product: " in end and "# what to do next:" in end
     (trim,) = (line[2:].strip() for line in end.splitlines() if "statetrim trim MODEL" in line)
     tried = fresh.run(f"{trim} --limit 8 --no-benchmark --no-control", home)
     assert tried.returncode == 0, tried.stderr

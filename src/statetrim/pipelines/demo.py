@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from ..artifacts.scores import Scores
+from ..defaults import KEY_METHOD
 from ..progress import OnProgress
 from ..serving.deployment import ship_verdicts
 from ..storage.atomic import replacing
@@ -20,33 +21,33 @@ from .demo_model import DOCUMENT, MOST_PAIRS
 METHODS = {
     "rand": "channels chosen by chance",
     "l1": "by their weights",
-    "drrqr": "by what text does in them",
+    KEY_METHOD: "by activations on text and on recall sequences",
 }
-CHOSEN = "drrqr"
+CHOSEN = KEY_METHOD
 KEEP = 16
 DOCUMENTS = 2048  # more than the demo reads: enough for trim, to play with
-TRIM = f"trim MODEL --keep-values {KEEP} --text text.jsonl --tokens 32k -o SMALL"
+TRIM = "trim MODEL --state 0.5 --text text.jsonl --tokens 32k -o SMALL"
 
 
 QUIET = ("select", "prune")  # three times the same table would hide what matters
 COMMANDS = (
     f"inspect MODEL --keep {KEEP}",
-    f"calibrate MODEL --text text.jsonl --tokens {128 * DOCUMENT} --length {DOCUMENT} --for drrqr "
-    f"-o statistics.safetensors",
+    f"calibrate MODEL --text text.jsonl --tokens {128 * DOCUMENT} --length {DOCUMENT} "
+    f"--for {CHOSEN} -o statistics.safetensors",
     *(
         command
         for method in METHODS
         for command in (
             f"select MODEL --method {method} --keep {KEEP}"
-            f"{' --statistics statistics.safetensors' if method == 'drrqr' else ''} "
+            f"{' --statistics statistics.safetensors' if method == CHOSEN else ''} "
             f"-o {method}.json",
             f"prune MODEL {method}.json -o {method}",
         )
     ),
     f"evaluate {' '.join(METHODS)} --baseline MODEL --tasks mqar -o scores.json",
-    f"analyze drrqr --baseline MODEL --text text.jsonl --tokens {64 * DOCUMENT} "
+    f"analyze {CHOSEN} --baseline MODEL --text text.jsonl --tokens {64 * DOCUMENT} "
     f"--length {DOCUMENT} --every 8 --burn-in 32 -o analysis.json",
-    "report MODEL drrqr scores.json analysis.json -o report",
+    f"report MODEL {CHOSEN} scores.json analysis.json -o report",
 )
 
 
@@ -94,7 +95,7 @@ def _shown(out: Path) -> Iterator[str]:
     yield "what it showed: half of the state is gone, and what is left depends on which half"
     for name, how in {"MODEL": "the whole model", **METHODS}.items():
         share = scores.find(name, "mqar", learned).value
-        yield f"  {name:<6} recalls {share:4.0%} of {MOST_PAIRS} pairs   ({how})"
+        yield f"  {name:<7} recalls {share:4.0%} of {MOST_PAIRS} pairs   ({how})"
     for judged in ship_verdicts(scores, [out / method for method in METHODS]):
         if judged.model == CHOSEN:
             yield f"the verdict on {CHOSEN}: {judged.outcome}: {judged.reason}"
@@ -106,5 +107,5 @@ def _next(out: Path) -> Iterator[str]:
     yield "what to do next:"
     yield f"  cd {shlex.quote(str(out))}"
     yield f"  statetrim {TRIM}"
-    yield "which cuts values instead of keys, and does all of the above in one command; then"
-    yield "  statetrim trim YOUR-MODEL --keep 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"
+    yield "which compares cuts of keys and values, and does all of the above in one command; then"
+    yield "  statetrim trim YOUR-MODEL --state 0.5 --text YOUR-TEXT -o YOUR-SMALLER-MODEL"
