@@ -142,3 +142,11 @@ compare-axes MODEL TEXT TEST *OPTIONS:
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
+
+# Kill nine commands at every filesystem event they make, run each again, compare (SECURITY.md).
+kill-every-event *COMMANDS:
+    cd tests && TQDM_DISABLE=1 python -m helpers.kills {{COMMANDS}}
+
+# Damaged artifacts by the thousand, each refused in a sentence or read (SECURITY.md).
+mutants COUNT="5000" SEED="0":
+    cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}

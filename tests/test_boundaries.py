@@ -22,11 +22,13 @@ HEAVY_ALLOWED = {
     "maths/table": {"jinja2"},
     "pipelines/recipe": {"yaml"},
     "progress/bar": {"IPython", "rich"},
+    "progress/plain_console": {"rich"},
     "reporting/html": {"jinja2", "markupsafe"},
     "runtime/loading": {"accelerate", "transformers", "fla"},
     "verification/drivers/ask_mlx": {"mlx", "mlx_lm"},  # run by the engine's own Python
     "verification/drivers/ask_vllm": {"vllm"},
     "verification/drivers/ask_llamacpp": {"conversion", "xllamacpp"},
+    "runtime/loaded_weights": {"transformers"},
     "recovery/adapters": {"peft"},
     "recovery/mixer_repair": {"transformers"},
     "recovery/trainer": {"transformers"},

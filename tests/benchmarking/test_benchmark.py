@@ -169,7 +169,7 @@ def test_spoiled_timings_are_refused(spoil: dict[str, Any], tmp_path: Path) -> N
 
 
 STAND_IN = """
-import argparse, http.server, json, os, pathlib, threading
+import argparse, http.server, json, os, pathlib, subprocess, sys, threading
 parser = argparse.ArgumentParser()
 parser.add_argument("--port", type=int)
 parser.add_argument("--host")
@@ -177,6 +177,10 @@ parser.add_argument("--kv-cache-memory-bytes", type=int)
 parser.add_argument("--model")
 known, _ = parser.parse_known_args()
 assert known.host == "127.0.0.1" and "PYTHONPATH" not in os.environ.get("SEEN", "")
+if not {broken!r}:  # an engine below the server, as vLLM's, which does not end by itself
+    engine = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
+    below = subprocess.Popen([sys.executable, "-c", engine])
+    pathlib.Path({engines!r}, str(below.pid)).touch()
 pathlib.Path({pids!r}, str(os.getpid())).touch()
 if {broken!r}:
     raise SystemExit("ValueError: this shape is not served")
@@ -208,9 +212,11 @@ def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
     """A Python whose vLLM is a few lines, and where its process numbers are left."""
     package = folder / "vllm" / "entrypoints" / "openai"
     package.mkdir(parents=True)
-    pids = folder / "pids"
+    pids, engines = folder / "pids", folder / "engines"
     pids.mkdir()
-    (package / "api_server.py").write_text(STAND_IN.format(pids=str(pids), broken=broken))
+    engines.mkdir()
+    text = STAND_IN.format(pids=str(pids), engines=str(engines), broken=broken)
+    (package / "api_server.py").write_text(text)
     python = folder / "python"
     python.write_text(f'#!/bin/sh\nPYTHONPATH={folder} exec {sys.executable} "$@"\n')
     python.chmod(python.stat().st_mode | stat.S_IXUSR)
@@ -218,7 +224,15 @@ def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
 
 
 def gone(pids: Path) -> bool:
-    return not any(Path("/proc", pid.name).exists() for pid in pids.iterdir())
+    """The servers, and the engines below them; one that nobody has asked for its status counts."""
+    every = [*pids.iterdir(), *(pids.parent / "engines").iterdir()]
+    stats = [Path("/proc", pid.name, "stat") for pid in every]
+    deadline = time.monotonic() + 5  # one that was killed takes a while to vanish
+    while any(s.read_text().rpartition(") ")[2][0] != "Z" for s in stats if s.exists()):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -316,7 +317,7 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Shards finished before such a change are written again, so that no mixture comes out; where
-    the change is in what is sampled of every tensor, it is another job."""
+    the change shows in the digest of the source, it is another job."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
     stopped_after(model, plan, out, shards=3)
@@ -336,10 +337,13 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
 
     original = shard.path.read_bytes()
     spoil(info.start)
-    with pytest.raises(st.StatetrimError, match="left from another job"):
+    with pytest.raises(st.StatetrimError, match="another model"):
         st.prune(st.open(small / "model"), plan, out)
+    with pytest.raises(st.StatetrimError, match="left from another job"):
+        st.prune(changed := st.open(small / "model"), st.select(changed, "l1", 8), out)
     shard.path.write_bytes(original)
-    monkeypatch.setattr(st.Checkpoint, "fingerprint", "of what was not sampled, nothing shows")
+    monkeypatch.setattr(st.Checkpoint, "digest", mark := "2:which does not show it")
+    plan = replace(plan, lineage={"source": mark})
     shutil.rmtree(partial)
     stopped_after(st.open(small / "model"), plan, out, shards=3)
     spoil(info.start)

@@ -81,7 +81,7 @@ def sensitivity(
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
-        "weights": model.fingerprint,
+        "weights": model.digest,
         "dtype": str(dtype) if dtype else "stored",
         "data": data.lineage,
         "rows": rows,
@@ -123,7 +123,8 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
     """Every layer of every axis that a plan cuts; two plans may not say the same."""
     known: set[tuple[int, Axis, int]] = set()
     for plan in plans:
-        if plan.lineage.get("source") not in (None, model.digest):
+        source = plan.lineage.get("source")
+        if source is not None and not model.is_source(source):
             raise StatetrimError("a plan was made for another model; select channels of this one")
         tables: dict[Axis, Mapping[int, Tensor]] = {
             "key": plan.kept,

@@ -9,9 +9,11 @@ from ..storage.output import ARTIFACTS
 from .plan import MOST_PLAN_BYTES
 
 
-def origin(model: Checkpoint) -> dict[str, Any] | None:
+def origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
     """Digest of the model it was cut from, the methods, and whether it was trained since; None for
-    a model that was not cut. Records are not trusted with more than that."""
+    a model that was not cut. Records are not trusted with more than that.
+
+    `original` has one digest, whatever an earlier version called it."""
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
     try:
@@ -19,9 +21,10 @@ def origin(model: Checkpoint) -> dict[str, Any] | None:
     except StatetrimError:
         return {"source": None, "methods": [], "recovered": False}
     lineage = plan.get("lineage")
+    source = lineage.get("source") if isinstance(lineage, dict) else None
     methods = [plan.get("method"), plan.get("value_method")]
     return {
-        "source": lineage.get("source") if isinstance(lineage, dict) else None,
+        "source": original.digest if original.is_source(source) else source,
         "methods": [name for name in methods if isinstance(name, str) and name != "none"],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
     }

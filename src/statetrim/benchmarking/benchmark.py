@@ -79,6 +79,8 @@ def benchmark(
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
     if dtype not in (None, "float32", "float16", "bfloat16"):
         raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
+    if not 0 < memory_gib <= 2**20:
+        raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
     checkpoints = [opened(baseline), *all_opened(models)]
     settings = [batches, lengths, rounds, dtype, engine, requests, memory_gib, prefix_caching]
     record = {

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, out_of_memory
 from .program import Interrupted, Program, version
 
 app = typer.Typer(
@@ -74,6 +74,14 @@ def main() -> None:
         _fail(error, 2)
     except OSError as error:
         _fail(error, 1)
+    except Exception as error:
+        if not out_of_memory(error) or _state["traceback"]:
+            raise
+        complain(
+            "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, and "
+            "leave out what needs it (trim --no-benchmark): a rerun goes on from what is finished"
+        )
+        sys.exit(1)
 
 
 def complain(text: str) -> None:

@@ -16,7 +16,8 @@ DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or hub id.")]
 FamilyFile = Annotated[
-    Path | None, typer.Option("--family", help="Your own Python file that defines FAMILY.")
+    Path | None,
+    typer.Option("--family", help="Your own Python file that defines FAMILY; it is run."),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Keep = Annotated[

@@ -13,10 +13,11 @@ from rich.table import Table as RichTable
 
 from ..maths.table import Table
 from ..progress import is_lead
+from ..progress.plain_console import PlainConsole
 from .log import Log
 
-out = Console(markup=False)
-err = Console(stderr=True, markup=False)
+out = PlainConsole(markup=False)
+err = PlainConsole(stderr=True, markup=False)
 log: Log | None = None
 
 
@@ -40,7 +41,7 @@ def note(text: str, style: str | None = None) -> None:
 
 def warn(text: str) -> None:
     """A line on standard error that `--quiet` does not silence."""
-    _print(Console(stderr=True, markup=False) if err.quiet else err, text, "yellow")
+    _print(PlainConsole(stderr=True, markup=False) if err.quiet else err, text, "yellow")
     keep(text)
 
 

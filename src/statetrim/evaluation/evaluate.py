@@ -127,7 +127,7 @@ def _lineage(
     work: list[Samples],
     limit: int | None,
 ) -> dict[str, Any]:
-    marks = [model.fingerprint for model in models]
+    marks = [model.digest for model in models]
     asking = any(item.task.kind not in WITHOUT_HARNESS for item in work)
     return {
         "statetrim": __version__,
@@ -139,9 +139,9 @@ def _lineage(
         "baseline": marks[0],
         "models": marks,
         "data": {item.task.name: item.digest for item in work},
-        "original": models[0].digest,
+        "original": marks[0],
         "vocabulary": vocabulary(models[0]),
-        "cuts": {name: origin(model) for name, model in zip(names, models, strict=True)},
+        "cuts": {name: origin(model, models[0]) for name, model in zip(names, models, strict=True)},
     }
 
 

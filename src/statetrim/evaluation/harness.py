@@ -12,6 +12,7 @@ import torch
 
 from ..artifacts.scores import Score, Unit
 from ..errors import StatetrimError
+from ..storage.text import datasets_library
 from ..tasks import Task
 
 Report = Callable[[int, int], None]
@@ -156,13 +157,20 @@ def run(
     if built.get_config("num_fewshot") is None:
         built.set_config(key="num_fewshot", value=0)
     # simple_evaluate does this and asks git where it runs; nothing here is drawn at random.
-    found: Any = lm_eval.evaluate(
-        lm=lm,
-        task_dict=loaded,
-        limit=limit,
-        log_samples=True,
-        bootstrap_iters=0,  # the intervals are ours, paired
-    )
+    try:
+        found: Any = lm_eval.evaluate(
+            lm=lm,
+            task_dict=loaded,
+            limit=limit,
+            log_samples=True,
+            bootstrap_iters=0,  # the intervals are ours, paired
+        )
+    except (IndexError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise StatetrimError(
+            f"lm-eval stopped in {task.name}: {reason or type(error).__name__}; a row may lack a "
+            f"field, or the tokenizer of {model} have tokens without an embedding"
+        ) from error
     samples = sorted(found["samples"][task.name], key=lambda sample: int(sample["doc_id"]))
     better = found["higher_is_better"][task.name]
     metrics = [name for name in samples[0]["metrics"] if name != "bits_per_byte"]
@@ -201,13 +209,12 @@ def _score(
 
 
 def quiet() -> None:
-    """Their bars and warnings would stand between the user and ours."""
+    """Their bars and warnings would stand between the user and ours; nor is a host told."""
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     stock_tasks()
-    import datasets
     from transformers.utils import logging as transformers_logging
 
-    datasets.disable_progress_bars()
+    datasets_library().disable_progress_bars()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     for name in ("lm_eval", "datasets"):

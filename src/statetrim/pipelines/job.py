@@ -69,6 +69,9 @@ class Job:
         """Refuse what cannot be, before anything is written."""
         with_weights(self.model)
         check_source(self.options.text)
+        options = self.options
+        if options.limit < 2 or options.batch_size < 1 or options.length < 2:
+            raise StatetrimError("take a limit of 2 or more, batches of 1, and sequences of 2")
         find_tasks(self.options.tasks)
         self.calibrated_methods  # noqa: B018  (unknown ones are refused)
 
@@ -132,9 +135,10 @@ class Job:
         return self.options.benchmark and not self.streamed
 
     def decided(self, directory: Path) -> "Job":
-        """Whether weights are streamed is decided once: a rerun may find more memory, or less."""
+        """Whether weights are streamed is decided once: a rerun may find more memory, or less; or
+        it asks for it, where memory ran out."""
         path = directory / "layerwise.json"
-        if not path.exists():
+        if not path.exists() or self.options.layerwise:
             write_object(path, {"layerwise": self.streamed})
         layerwise = read_object(path, MIB).get("layerwise") is True
         return replace(self, options=replace(self.options, layerwise=layerwise))
@@ -155,7 +159,7 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
         **header("trim"),
         "statetrim": __version__,
         "source": with_weights(model).digest,
-        "weights": model.fingerprint,
+        "weights": model.digest,
         **{name: value for name, value in settled.items() if name in told},
         "text_stamp": _stamp(Path(options.text)),
     }

@@ -28,6 +28,8 @@ from .job import CONTROL, RECOVERED_BATCH, Job
 from .observer import Watch
 
 RECORD = "trim.json"
+FREE = ("batch_size", "benchmark", "layerwise", "recover")
+"""What a rerun may change, where a stage took more memory or time than there is."""
 DECISION = "decision.json"  # where several shapes were compared
 
 

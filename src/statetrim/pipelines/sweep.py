@@ -24,7 +24,7 @@ from .job import record as trim_record
 from .measuring import measure
 from .observer import Reported, Watch
 from .options import TrimFields, TrimOptions, changed
-from .stages import Run
+from .stages import FREE, Run
 
 RECORD = "sweep_job.json"
 FILE = "sweep.json"
@@ -88,7 +88,7 @@ def run(
         for job in jobs.values():
             job.check()
         check_writable(out)
-    with output(out, RECORD, record) as work:
+    with output(out, RECORD, record, free=FREE) as work:
         if not work.done:
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [

@@ -20,7 +20,7 @@ from .job import CONTROL, SEQUENCE, Job, recipe
 from .observer import Reported, Watch
 from .options import TrimFields, TrimOptions, changed
 from .shape_choice import settled
-from .stages import DECISION, RECORD, Run
+from .stages import DECISION, FREE, RECORD, Run
 
 OURS = (
     "layerwise.json", "statistics.*", "plan*.json*", "checks.json", "scores*.json*", "timings.*",
@@ -62,7 +62,7 @@ def run(job: Job, out: str | Path, watch: Watch) -> Checkpoint:
         job.check()
         check_writable(out)
         _check_text(job)
-    with output(out, RECORD, record, ours=OURS) as work:
+    with output(out, RECORD, record, ours=OURS, free=FREE) as work:
         if not work.done:
             made = recipe(job.model, job.options)
             job = job.decided(work.path)

@@ -15,6 +15,7 @@ from rich.table import Column
 
 from ..maths.formatting import duration, short, size
 from . import OnProgress, Progress, ignore
+from .plain_console import PlainConsole
 
 _LABEL = 28  # characters of what is at work; the bar takes what is left of the line
 _CELLS = 32  # of a notebook's bar
@@ -38,7 +39,7 @@ def bar(label: str) -> AbstractContextManager[OnProgress]:
     if _in_notebook():
         return notebook_bar(label)
     if sys.stderr.isatty():
-        return terminal_bar(label, Console(stderr=True))
+        return terminal_bar(label, PlainConsole(stderr=True))
     return nullcontext(ignore)
 
 

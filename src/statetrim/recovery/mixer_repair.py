@@ -67,6 +67,8 @@ class Layerwise:
 
     def run(self, batches: list[Tensor], progress: OnProgress) -> Repaired:
         layers = self.teacher.decoder_layers
+        for ids in batches:
+            self.student.check_ids(ids)
         waiting = self.directory.glob("hidden-*[0-9]")
         first = max((int(path.name.partition("-")[2]) for path in waiting), default=0)
         if first:

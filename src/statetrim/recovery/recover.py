@@ -82,7 +82,7 @@ def recover(
         "statetrim": __version__,
         "student": small.digest,
         "teacher": teacher.digest if teacher else None,
-        "weights": [model.fingerprint for model in (small, teacher) if model is not None],
+        "weights": [model.digest for model in (small, teacher) if model is not None],
         "control": options.control,
         "data": {name: value for name, value in data.lineage.items() if name != "text"},
         "options": options.deciding,
@@ -198,6 +198,7 @@ class _Job:
 
         options = self.options
         student = load_live(self.student, device=device, layerwise=options.shard)
+        student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
         torch.manual_seed(options.seed)  # of LoRA's first values
         adapters = attach(
@@ -293,6 +294,12 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
         with_weights(teacher)
     if options.rank < 1 or options.batch_size < 1 or not options.alpha > 0:
         raise StatetrimError("rank, alpha and batch size must be positive")
+    most = max(max(info.shape, default=1) for _, info in small.tensors.values())
+    if options.rank > most:
+        raise StatetrimError(
+            f"LoRA of rank {options.rank} is larger than any matrix of the model; take at most "
+            f"{most}, usually 8 to 64"
+        )
     if not 0 < options.lowest_learning_rate <= options.learning_rate < 1:
         raise StatetrimError(
             f"the learning rate must fall from below 1 to above 0, not from "

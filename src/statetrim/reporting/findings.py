@@ -79,7 +79,7 @@ class Findings:
         if self.scores is None or self.after is None or not self.after.shards:
             return True
         scored = self.scores.lineage.get("models")
-        return not isinstance(scored, list) or self.after.fingerprint in scored
+        return not isinstance(scored, list) or any(map(self.after.is_source, scored))
 
     @property
     def scored_name(self) -> str | None:
@@ -89,7 +89,7 @@ class Findings:
         marks, names = self.scores.lineage.get("models"), self.scores.models
         if isinstance(marks, list) and len(marks) == len(names) and self.after.shards:
             marked = list(zip(names, marks, strict=True))[1:]
-            return next((name for name, mark in marked if mark == self.after.fingerprint), None)
+            return next((name for name, mark in marked if self.after.is_source(mark)), None)
         own = self.after.path.resolve().name
         return own if own in names[1:] else None
 
@@ -110,13 +110,13 @@ class Findings:
         if source and self.prune and self.prune.get("source") != source:
             yield "the plan was made for another model than the one the checkpoint was cut from"
         before = self.before
-        if source and before is not None and before.shards and before.digest != source:
+        if source and before is not None and before.shards and not before.is_source(source):
             yield f"the plan was not made for {before.path.name}"
         if not self.own_scores:
             yield "the scores are of other weights than this checkpoint's"
         analysed = self.analysis.lineage.get("source") if self.analysis else None
         after = self.after
-        if analysed and after is not None and after.shards and analysed != after.digest:
+        if analysed and after is not None and after.shards and not after.is_source(analysed):
             yield "the analysis looked at other weights than this checkpoint's"
         for run in self.verifications:
             marks = run.lineage.get("models")
@@ -164,7 +164,7 @@ def _sort_checkpoints(found: Findings, models: Mapping[Path, Checkpoint]) -> Non
 
 def _cut_from(path: Path, model: Checkpoint) -> bool:
     plan = Plan.load(inside(path, f"{RECORDS}/plan.json"))
-    return bool(model.shards) and plan.lineage.get("source") == model.digest
+    return bool(model.shards) and model.is_source(plan.lineage.get("source"))
 
 
 def _read_records(found: Findings, path: Path) -> None:

@@ -15,12 +15,25 @@ from typing import Any
 from ..errors import StatetrimError
 
 _ENDS_WITH_US = """
-import ctypes, os, signal, sys
-if sys.platform == "linux":
-    ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG: also when we are killed
-if os.getppid() != int(sys.argv[1]):
-    sys.exit()  # we were killed before
-os.execv(sys.argv[2], sys.argv[2:])
+import os, signal, subprocess, sys, threading
+signal.signal(signal.SIGTERM, lambda *_: None)  # the program ends first
+program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+alone = threading.Event()
+
+def watch():
+    sys.stdin.buffer.read()  # until we are gone, however we ended
+    alone.set()
+    os.killpg(0, signal.SIGTERM)
+    try:
+        program.wait(10)
+    finally:
+        os.killpg(0, signal.SIGKILL)
+
+threading.Thread(target=watch, daemon=True).start()
+code = program.wait()
+if alone.is_set():
+    os.killpg(0, signal.SIGKILL)  # with what it had started
+os._exit(code % 256)
 """
 
 Process = subprocess.Popen[bytes]
@@ -39,7 +52,7 @@ def child(
     if program is None:
         raise StatetrimError(f"{python} cannot be started: it is not a program")
     command = [
-        sys.executable, "-I", "-S", "-c", _ENDS_WITH_US, str(os.getpid()),
+        sys.executable, "-I", "-S", "-c", _ENDS_WITH_US,
         str(Path(program).absolute()), *arguments,
     ]  # fmt: skip
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
@@ -48,6 +61,7 @@ def child(
         with log.open("w") as file:
             process = subprocess.Popen(
                 command,
+                stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 env={**environment, "HF_HUB_OFFLINE": "1", **variables},
@@ -94,3 +108,5 @@ def _end(process: Process) -> None:
             process.wait(timeout=20)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue
+    assert process.stdin is not None
+    process.stdin.close()

@@ -71,14 +71,24 @@ class LiveModel:
         ids = torch.randint(self.vocabulary, (rows, time), generator=generator)
         return ids.to(self.device)
 
+    def check_ids(self, ids: Tensor) -> None:
+        """Refuse tokens that have no embedding: of a tokenizer that is not the model's."""
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
+            raise StatetrimError(
+                f"the text has token {int(ids.max())}, and {self.checkpoint.path} has embeddings "
+                f"of {self.vocabulary} tokens; its tokenizer belongs to another model"
+            )
+
     def hidden(self, ids: Tensor) -> Tensor:
         """Final hidden states [rows, time, hidden], without the head."""
+        self.check_ids(ids)
         decoder: Any = self.module.base_model
         states: Tensor = decoder(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
         return states
 
     def logits(self, ids: Tensor) -> Tensor:
         """[rows, time, vocabulary], as the model's own forward pass gives them."""
+        self.check_ids(ids)
         logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
         return logits
 

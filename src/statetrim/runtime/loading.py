@@ -7,19 +7,21 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, out_of_memory
 from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from ..storage.safetensors_file import DTYPES
 from .live import LiveModel, Runtime
+from .loaded_weights import check_weights
+from .staging import stage, staged_tokenizer
 
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
@@ -90,14 +92,16 @@ def load_live(
     runtime, dtype = _runtime_and_dtype(checkpoint, dtype)
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
     folder = _offload_folder() if layerwise else None
-    with _own_kernels_only():
+    with _own_kernels_only(), ExitStack() as stack:
         from transformers import AutoModelForCausalLM
 
         _register(checkpoint.family, runtime)
         auto: Any = AutoModelForCausalLM
+        shown = folder or stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-"))
+        stage(checkpoint, Path(shown))
         try:
             module, info = auto.from_pretrained(
-                checkpoint.path,
+                shown,
                 dtype=dtype or "auto",
                 use_safetensors=True,
                 trust_remote_code=False,
@@ -105,12 +109,15 @@ def load_live(
                 output_loading_info=True,
                 **({"device_map": {"": "disk"}, "offload_folder": folder} if folder else {}),
             )
-        except (ValueError, OSError) as error:  # an option that this runtime does not have
+        except Exception as error:  # a config may say anything
+            if out_of_memory(error):
+                raise
             reason = str(error).partition("\n")[0][:300]
             raise StatetrimError(
                 f"{checkpoint.path} does not load in {runtime.name}: {reason}"
             ) from error
     _check_loaded(info, checkpoint.path)
+    check_weights(module, checkpoint)
     home = _device(device)
     module = (module if layerwise else module.to(home)).eval()
     return LiveModel(module, checkpoint, home, runtime, folder)
@@ -188,9 +195,12 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     with _own_kernels_only():
         _register(checkpoint.family, runtime_for(checkpoint.family, checkpoint.config))
     try:
-        return AutoTokenizer.from_pretrained(
-            checkpoint.path, local_files_only=True, trust_remote_code=False
-        )
+        with staged_tokenizer(checkpoint) as directory:
+            return AutoTokenizer.from_pretrained(
+                directory, local_files_only=True, trust_remote_code=False
+            )
+    except StatetrimError:
+        raise
     except Exception as error:
         reason = str(error).partition("\n")[0][:150]
         raise StatetrimError(f"{checkpoint.path} has no tokenizer that loads: {reason}") from None

@@ -34,8 +34,10 @@ def widest_that_fits(
 
 def share_of(memory_gib: float, sequences: int) -> float:
     """Bytes one of `sequences` may take."""
-    if memory_gib <= 0 or sequences < 1:
-        raise StatetrimError("--memory-gib and --sequences must both be more than nothing")
+    if not 0 < memory_gib <= 2**20 or sequences < 1:
+        raise StatetrimError(
+            "--memory-gib and --sequences must both be more than nothing, and numbers that exist"
+        )
     return floor(memory_gib * GIB) / sequences
 
 

@@ -1,7 +1,5 @@
 """A checkpoint directory, read lazily: config, headers, and single tensors on request."""
 
-import hashlib
-import json
 import re
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -20,14 +18,15 @@ from ..maths.formatting import short, size
 from ..maths.table import Table
 from ..progress import ShowProgress
 from .claims import LayerClaims, resolve
+from .digests import digest_of, is_sampled, sampled_digests
 from .file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from .hub.download import HubModel
 from .joined import Part, saved_in_equal_parts
 from .json_file import read_object
+from .redirections import refuse_redirections
 from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
 
 _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
-_SAMPLE_BYTES = 4096
 
 
 @dataclass(frozen=True)
@@ -141,31 +140,23 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """What a plan or statistics were made from: config, tensor names, shapes, and a sample of
-        the weights to be cut, so that a fine-tuned sibling is told apart."""
-        hashed = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for name in sorted(self.tensors):
-            _, tensor = self.tensors[name]
-            hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-        for name in sorted(self.claims):
-            shard, tensor = self.tensors[name]
-            with shard.path.open("rb") as file:
-                file.seek(tensor.start)
-                hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
-        return hashed.hexdigest()
+        """Of config and weights, every byte of them: what artifacts say they were made from."""
+        return digest_of(self.config, self.shards)
+
+    @property
+    def fingerprint(self) -> str:
+        """The same; earlier versions had two."""
+        return self.digest
+
+    def is_source(self, mark: Any) -> bool:
+        """Whether `mark` is what an artifact calls this model, an earlier version's too."""
+        if is_sampled(mark):
+            return mark in self._sampled
+        return bool(mark == self.digest)
 
     @cached_property
-    def fingerprint(self) -> str:
-        """What scores are of: config and a sample of every tensor, so that training that leaves the
-        query and key weights alone is told apart too."""
-        hashed = hashlib.sha256(json.dumps(self.config, sort_keys=True).encode())
-        for name in sorted(self.tensors):
-            shard, tensor = self.tensors[name]
-            hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
-            with shard.path.open("rb") as file:
-                file.seek(tensor.start)
-                hashed.update(file.read(min(_SAMPLE_BYTES, tensor.nbytes)))
-        return hashed.hexdigest()
+    def _sampled(self) -> tuple[str, str]:
+        return sampled_digests(self.config, self.shards, self.claims)
 
 
 def open_checkpoint(
@@ -209,6 +200,7 @@ def with_weights(model: Checkpoint) -> Checkpoint:
     if reason:
         raise StatetrimError(f"{model.config.get('model_type')} cannot be pruned: {reason}")
     refuse_quantized(model)
+    refuse_redirections(model.path, model.config)
     if not model.shards:
         raise StatetrimError(
             f"{model.path} holds no {SINGLE} and no {INDEX}; only safetensors weights can be cut"
@@ -318,6 +310,8 @@ def inside(directory: Path, name: str) -> Path:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError):
         raise StatetrimError(f"{path} is missing") from None
-    if not real.is_relative_to(root) or not real.is_file():
+    if not real.is_file():
+        raise StatetrimError(f"{path} is not a file but a pipe, a device or a directory")
+    if not real.is_relative_to(root):
         raise StatetrimError(f"{path} leads out of the checkpoint's directory, so it is not read")
     return path

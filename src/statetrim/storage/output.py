@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -42,10 +42,12 @@ class Output:
         record: Mapping[str, Any],
         files: Mapping[str, Path] | None,
         ours: Sequence[str],
+        free: Collection[str],
     ) -> None:
         self.out, self.path = out, partial_of(out)
         self.done = self._claimed = False
         self._record, self._files, self._ours = dict(record), files, ours
+        self._free = free
         self._record_path = self.path / ARTIFACTS / name
 
     def publish(self, result: Path | None = None) -> None:
@@ -74,7 +76,8 @@ class Output:
         stored = None
         if self._record_path in files:
             stored = read_object(self._record_path, MOST_RECORD_BYTES)
-        differing = [n for n, value in self._record.items() if stored and stored.get(n) != value]
+        changed = [n for n, value in self._record.items() if stored and stored.get(n) != value]
+        differing = [name for name in changed if name not in self._free]
         name = self._record_path.name
         if self._files is None and already_done(self.out, name, self._record):
             self.done = True
@@ -102,7 +105,7 @@ class Output:
         if self.done:
             self._remove()
             return
-        if stored is None:
+        if stored is None or changed:
             self._record_path.parent.mkdir(exist_ok=True)
             write_object(self._record_path, self._record)
         sign(self.path, str(self._record.get("format")))
@@ -165,13 +168,15 @@ def output(
     *,
     files: Mapping[str, Path] | None = None,
     ours: Sequence[str] = (),
+    free: Collection[str] = (),
 ) -> Iterator[Output]:
     """The place of a job, locked; `done` where its result is there already and is not overwritten.
 
     With `files` the result is not a directory but those of these names that are written, each with
-    the place it is for. `ours` are patterns of names below `OUT.partial` that do not stay.
+    the place it is for. `ours` are patterns of names below `OUT.partial` that do not stay, `free`
+    the fields of the record in which a rerun may differ from the run that it finishes.
     """
-    work = Output(Path(out), name, record, files, ours)
+    work = Output(Path(out), name, record, files, ours, free)
     if not _is_there(work.path):  # nothing is written where the answer is clear
         if files is not None:
             refuse_existing(*files.values())

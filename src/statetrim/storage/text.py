@@ -29,6 +29,8 @@ class Sequences:
 
     def batches(self, size: int) -> list[Tensor]:
         """int64 [<= size, length], in order."""
+        if size < 1:
+            raise StatetrimError(f"a batch of {size} sequences is none; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
 
 
@@ -69,6 +71,8 @@ def check_source(text: str | Path) -> None:
         raise StatetrimError(
             f"there is no file {text}; give a text file, a folder of them, or a hub dataset"
         )
+    if path.exists() and not path.is_file() and not path.is_dir():
+        raise StatetrimError(f"{text} is a pipe or a device, not a file; give a text file")
     if (path.is_file() and path.suffix not in SUFFIXES) or (path.suffix and not path.exists()):
         raise StatetrimError(
             f"{text} is neither a file ending in {', '.join(SUFFIXES)}, a directory of them, nor "
@@ -107,16 +111,30 @@ def _jsonl(path: Path) -> Iterator[str]:
                 ) from None
 
 
-def _dataset(name: str, **options: Any) -> Iterator[str]:
+def datasets_library() -> Any:
+    """Without its download counter, which asks a host for every dataset that is opened, local ones
+    too."""
     import datasets
 
+    datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
+    return datasets
+
+
+def _dataset(name: str, **options: Any) -> Iterator[str]:
     try:
-        stream = datasets.load_dataset(name, split="train", streaming=True, **options)
+        stream = datasets_library().load_dataset(name, split="train", streaming=True, **options)
         rows = iter(stream)
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
         raise StatetrimError(f"the dataset {name} cannot be opened: {reason}") from None
-    for row in rows:
+    while True:
+        try:
+            row = next(rows, None)
+        except Exception as error:  # a file that only begins like one of its kind
+            reason = str(error).partition("\n")[0][:200]
+            raise StatetrimError(f"the dataset {name} cannot be read: {reason}") from None
+        if row is None:
+            return
         yield _text_of(row)
 
 
@@ -124,4 +142,5 @@ def _text_of(row: Any) -> str:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise StatetrimError("every row of the text source needs a field 'text'")
-    return text
+    # JSON can hold half a surrogate pair, which no tokenizer takes.
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -87,7 +87,7 @@ class Surgery:
             **header("prune"),
             "statetrim": __version__,
             "source": self.model.digest,
-            "weights": self.model.fingerprint,
+            "weights": self.model.digest,
             "plan": hashlib.sha256(json.dumps(lists).encode()).hexdigest(),
         }
 
@@ -95,7 +95,7 @@ class Surgery:
 def prepare(model: ModelLike, plan: Plan | str | Path) -> Surgery:
     """Check plan, config and every header against each other; write nothing."""
     model, plan = with_weights(opened(model)), loaded(Plan.load, plan)
-    if plan.lineage.get("source") != model.digest:
+    if not model.is_source(plan.lineage.get("source")):
         raise StatetrimError(
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"

@@ -70,7 +70,7 @@ def refit(
         **header("refit"),
         "statetrim": __version__,
         "source": small.digest,
-        "weights": small.fingerprint,
+        "weights": small.digest,
         "damping": damping,
         "statistics": dict(sums.lineage),
     }
@@ -152,7 +152,7 @@ def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
             "a refit needs what the original's layers put out and this model's read out, on text; "
             "run: statetrim calibrate SMALL --original MODEL --text SOURCE -o FILE"
         )
-    if statistics.lineage.get("source") != small.digest:
+    if not small.is_source(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for name, layer in output_projection_names(small).items():
         hidden, columns = small.tensors[name][1].shape

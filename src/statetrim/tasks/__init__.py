@@ -15,6 +15,7 @@ from string import Template
 from typing import Any, Literal
 
 from ..errors import StatetrimError
+from ..storage.text import datasets_library
 from . import recall
 
 Kind = Literal["stock", "recall", "mqar", "agreement", "text"]
@@ -151,7 +152,7 @@ def prepare_rows(
 def pages(path: Path) -> Iterator[str]:
     """The documents of a WikiText file as in the document-level set: one for each ' = Title = '."""
     lines: list[str] = []
-    for line in path.read_text(encoding="utf-8").split("\n"):
+    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         title = line.replace("= = =", "===").replace("= =", "==").strip()
         if title.startswith("= ") and title.endswith(" ="):
             if "".join(lines).strip():
@@ -185,26 +186,25 @@ def _rows(task: Task, source: Path | None) -> Iterator[Row]:
     if source is None:
         yield from _hub_rows(task)
         return
-    with source.open(encoding="utf-8") as file:
+    with source.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)
+                json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair cannot be
             except (ValueError, RecursionError):
                 row = None
             if not isinstance(row, dict):
-                raise StatetrimError(f"{source}, line {number}, is not a JSON object")
+                raise StatetrimError(f"{source}, line {number}, is not a JSON object of sound text")
             yield row
 
 
 def _hub_rows(task: Task) -> Iterator[Row]:
-    import datasets
-
     if not task.hub:
         raise StatetrimError(
             f"{task.name} is on no hub; give --data, a directory with {task.files}"
         )
     try:
-        rows = datasets.load_dataset(task.hub, split="validation")
+        rows = datasets_library().load_dataset(task.hub, split="validation")
     except Exception as error:
         reason = re.sub(r"\s+", " ", str(error))[:200]
         raise StatetrimError(

@@ -1,0 +1,100 @@
+"""Whether a model that was loaded has the weights of the files that were checked."""
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..errors import StatetrimError
+from ..maths.formatting import evenly
+from ..storage.checkpoint import Checkpoint
+from ..storage.safetensors_file import DTYPES
+
+_SAMPLES = 32  # of every tensor, spread over all of it
+
+
+def check_weights(module: Any, checkpoint: Checkpoint) -> int:
+    """Refuse a model whose tensors are not those of the files, by a sample of each; says how many
+    were compared. Weights that stay on disk are read from the files when they are needed."""
+    compared = 0
+    with ExitStack() as stack, torch.no_grad():
+        files: dict[Path, int] = {}
+        for shard in checkpoint.shards:
+            files[shard.path] = os.open(shard.path, os.O_RDONLY)
+            stack.callback(os.close, files[shard.path])
+        for names, tensor in _live(module, checkpoint):
+            _check_finite(names, tensor, checkpoint)
+            infos = [checkpoint.tensors[name][1] for name in names]
+            sizes = [prod(info.shape) for info in infos]
+            readable = all(info.dtype in DTYPES for info in infos)
+            if sum(sizes) != tensor.numel() or not tensor.numel() or not readable:
+                continue
+            places = evenly(range(tensor.numel()), _SAMPLES)
+            stored = _stored(places, names, sizes, checkpoint, files)
+            where = torch.tensor(places, device=tensor.device)
+            live = tensor[torch.unravel_index(where, tensor.shape)].cpu()
+            if not torch.equal(stored.to(live.dtype), live):
+                raise StatetrimError(
+                    f"{checkpoint.path} was loaded with other values of {names[0][:200]!r} than "
+                    f"its files hold; something in its config redirects or ties it"
+                )
+            compared += len(names)
+    return compared
+
+
+def _live(module: Any, checkpoint: Checkpoint) -> Iterator[tuple[list[str], Tensor]]:
+    """Every tensor in memory with the names of those it was made of, in their order."""
+    from transformers.core_model_loading import revert_weight_conversion
+
+    for name, tensor in module.state_dict().items():
+        if tensor.is_meta:
+            continue
+        if name in checkpoint.tensors and _shape(checkpoint, name) == tuple(tensor.shape):
+            yield [name], tensor
+            continue
+        try:
+            parts: dict[str, Tensor] = revert_weight_conversion(module, {name: tensor})
+        except Exception:  # a conversion that has no reverse
+            continue
+        known = [part for part in parts if part in checkpoint.tensors]
+        if known == list(parts) and all(_shape(checkpoint, p) == parts[p].shape for p in known):
+            yield from (([part], parts[part]) for part in known)
+        elif known == list(parts):
+            yield known, tensor  # one after the other, of sizes that the reversal does not know
+
+
+def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
+    return checkpoint.tensors[name][1].shape
+
+
+def _check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> None:
+    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+        raise StatetrimError(
+            f"{checkpoint.path} has NaN or infinity in {names[0][:200]!r}, so what it computes "
+            f"means nothing; use sound weights"
+        )
+
+
+def _stored(
+    places: list[int],
+    names: list[str],
+    sizes: list[int],
+    checkpoint: Checkpoint,
+    files: dict[Path, int],
+) -> Tensor:
+    """The numbers at `places` of the tensors laid one after the other, float64."""
+    found = []
+    for place in places:
+        number = 0
+        while place >= sizes[number]:
+            place, number = place - sizes[number], number + 1
+        shard, info = checkpoint.tensors[names[number]]
+        width = info.nbytes // sizes[number]
+        raw = bytearray(os.pread(files[shard.path], width, info.start + place * width))
+        found.append(torch.frombuffer(raw, dtype=DTYPES[info.dtype]))
+    return torch.cat(found)

@@ -1,0 +1,72 @@
+"""Every command that writes, on a tiny model, with what it needs; all runs take about a second."""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import statetrim as st
+from helpers import tiny
+
+OUT = "out"
+_TEXT = ["--text", "text.jsonl"]
+_SIZES = ["--tokens", "512", "--length", "32", "--batch-size", "4"]
+_TRIMMED = [
+    *_TEXT,
+    "--tokens",
+    "1k",
+    "--limit",
+    "2",
+    "--tasks",
+    "mqar",
+    "--no-control",
+    "--no-benchmark",
+]
+
+COMMANDS: dict[str, list[str]] = {
+    "prune": ["prune", "model", "plan.json", "-o", OUT],
+    "calibrate": ["calibrate", "model", *_TEXT, *_SIZES, "--for", "drrqr", "-o", OUT],
+    "refit": ["refit", "small", "--statistics", "pairs.safetensors", "-o", OUT],
+    "recover": [
+        "recover", "small", "--teacher", "model", *_TEXT, *_SIZES, "--save-every", "2", "-o", OUT,
+    ],
+    "evaluate": [
+        "evaluate", "small", "--baseline", "model", "--tasks", "mqar", "--limit", "2", "-o", OUT,
+    ],
+    "analyze": [
+        "analyze", "model", *_TEXT, "--tokens", "256", "--length", "64", "--burn-in", "8",
+        "-o", f"{OUT}.json",
+    ],
+    "report": ["report", "model", "small", "scores.json", "-o", OUT],
+    "trim": ["trim", "model", "--keep", "0.5", *_TRIMMED, "-o", OUT],
+    "sweep": ["trim", "model", "--sweep", "8", *_TRIMMED, "-o", OUT],
+    "select": ["select", "model", "--method", "l1", "--keep", "8", "-o", OUT],
+    "merge": ["merge", "one.safetensors", "two.safetensors", "-o", OUT],
+    "benchmark": [
+        "benchmark", "small", "--baseline", "model", "--batch-sizes", "1", "--lengths", "8",
+        "--rounds", "1", "-o", OUT,
+    ],
+}  # fmt: skip
+KILLED = tuple(COMMANDS)[:9]
+
+
+def prepare(root: Path) -> Path:
+    """What the commands read, in `root`."""
+    tiny.build("delta_net", root / "model")
+    tiny.write_text(root / "text.jsonl", 6000)
+    model, text = st.open(root / "model"), root / "text.jsonl"
+    sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
+    st.select(model, "l1", 8, keep_values=4, value_method="rand").save(root / "plan.json")
+    small = st.prune(model, root / "plan.json", root / "small", progress=False)
+    st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)
+    st.calibrate(model, text, out=root / "one.safetensors", **sizes)
+    st.calibrate(model, text, skip=256, out=root / "two.safetensors", **sizes)
+    st.evaluate(
+        [small], baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
+    )
+    return root
+
+
+def clean(root: Path) -> None:
+    """Remove what a command wrote."""
+    for path in [p for p in root.iterdir() if p.name.startswith((OUT, "."))]:
+        shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

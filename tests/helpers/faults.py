@@ -1,0 +1,285 @@
+"""Commands in forked children that are stopped at a filesystem event of their own, counted from 1.
+
+A fault is a kill (SIGKILL), a stop (SIGSTOP) or a disk that is full from that event on. Events are
+those that change files: Python's audit hook tells of them before they happen, and what it does not
+tell of (a file just made, fsync, copies inside the kernel, safetensors' own writing) is wrapped.
+"""
+
+import builtins
+import ctypes
+import errno
+import hashlib
+import importlib
+import io
+import os
+import re
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+Fault = Literal["kill", "stop", "full"]
+
+_CHANGES = {
+    "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate",
+    "os.chmod", "os.utime",
+}  # fmt: skip
+_SCRATCH = re.compile(r"\.statetrim-[^/]*\.tmp|\.tmp[A-Za-z0-9]{6}")
+
+
+@dataclass
+class Ended:
+    """How a command ended, and the state of the disk before each of its events."""
+
+    code: int
+    out: str
+    err: str
+    seconds: float
+    states: list[str] = field(default_factory=list)
+
+
+@dataclass
+class _Watch:
+    """Counts the events of this process below `root`."""
+
+    root: str
+    at: int | None
+    fault: Fault
+    states: Callable[[], None] | None
+    count: int = 0
+    busy: bool = False
+
+    def event(self, path: Any) -> None:
+        if self.busy or not self._ours(path):
+            return
+        self.count += 1
+        if self.states is not None:
+            self.busy = True
+            self.states()
+            self.busy = False
+        if self.at is None or self.count < self.at:
+            return
+        if self.fault == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        if self.count == self.at:
+            os.kill(os.getpid(), signal.SIGKILL if self.fault == "kill" else signal.SIGSTOP)
+
+    def _ours(self, path: Any) -> bool:
+        if isinstance(path, int):
+            path = f"/proc/self/fd/{path}"
+            path = os.readlink(path) if os.path.islink(path) else ""
+        try:
+            return os.path.abspath(os.fsdecode(path)).startswith(self.root)
+        except TypeError:
+            return False
+
+
+_watch: list[_Watch] = []
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if not _watch or _watch[0].busy:
+        return
+    if event in _CHANGES:
+        # A new name is at the end of these; what is removed or changed, at the beginning.
+        _watch[0].event(args[1] if event in ("os.rename", "os.link", "os.symlink") else args[0])
+    elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
+        _watch[0].event(args[0])
+
+
+def install() -> None:
+    """Once in the parent: hooks do nothing until a child says what to watch."""
+    sys.addaudithook(_hook)
+    for module, name in ((io, "open"), (builtins, "open")):
+        setattr(module, name, _opening(getattr(module, name)))
+    for name in ("fsync", "copy_file_range", "write"):
+        setattr(os, name, _before(getattr(os, name), 1 if name == "copy_file_range" else 0))
+    files: Any = importlib.import_module("statetrim.storage.safetensors_file")
+    files.save_file = _saving(files.save_file)
+
+
+def _opening(stock: Any) -> Any:
+    """The file is there, and empty."""
+
+    def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        result = stock(file, mode, *args, **kwargs)
+        if _watch and set(mode) & set("wxa+"):
+            _watch[0].event(file)
+        return result
+
+    return opened
+
+
+def _before(stock: Any, place: int) -> Any:
+    def changed(*args: Any, **kwargs: Any) -> Any:
+        if _watch:
+            _watch[0].event(args[place])
+        return stock(*args, **kwargs)
+
+    return changed
+
+
+def _saving(stock: Any) -> Any:
+    """safetensors writes to a name of its own first; as killed on the way, and just after."""
+    from safetensors import SafetensorError
+
+    def saved(tensors: Any, path: Any, metadata: Any = None) -> Any:
+        if not _watch:
+            return stock(tensors, path, metadata)
+        half = Path(path).with_name(".tmpAbC123")
+        try:
+            half.write_bytes(b"half")
+            _watch[0].event(path)
+            half.unlink()
+        except OSError as error:
+            raise SafetensorError(f"I/O error: {error.strerror} (os error {error.errno})") from None
+        stock(tensors, path, metadata)
+        _watch[0].event(path)
+
+    return saved
+
+
+def run(
+    arguments: Sequence[str],
+    root: Path,
+    *,
+    at: int | None = None,
+    fault: Fault = "kill",
+    record: bool = False,
+    without_privileges: bool = False,
+) -> Ended:
+    """Run a command in `root`, to its end or to its fault."""
+    child = start(
+        arguments, root, at=at, fault=fault, record=record, without_privileges=without_privileges
+    )
+    return child.wait()
+
+
+@dataclass
+class Child:
+    """A command that runs."""
+
+    pid: int
+    root: Path
+    began: float
+
+    def wait(self) -> Ended:
+        _, status = os.waitpid(self.pid, 0)
+        out, err, states = (self._file(name) for name in ("out", "err", "states"))
+        code = os.waitstatus_to_exitcode(status)
+        return Ended(code, out, err, time.monotonic() - self.began, states.split())
+
+    def stopped(self) -> bool:
+        """Waits until it stopped itself; False where it ended before."""
+        _, status = os.waitpid(self.pid, os.WUNTRACED)
+        return os.WIFSTOPPED(status)
+
+    def go_on(self) -> None:
+        os.kill(self.pid, signal.SIGCONT)
+
+    def _file(self, name: str) -> str:
+        path = _log(self.pid, name)
+        text = path.read_text(errors="replace") if path.exists() else ""
+        path.unlink(missing_ok=True)
+        return text
+
+
+def start(
+    arguments: Sequence[str],
+    root: Path,
+    *,
+    at: int | None = None,
+    fault: Fault = "kill",
+    record: bool = False,
+    without_privileges: bool = False,
+) -> Child:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid:
+        return Child(pid, root, time.monotonic())
+    try:
+        _child(list(arguments), root, at, fault, record, without_privileges)
+    finally:
+        os._exit(70)
+
+
+def _child(
+    arguments: list[str],
+    root: Path,
+    at: int | None,
+    fault: Fault,
+    record: bool,
+    without_privileges: bool,
+) -> None:
+    for number, name in ((1, "out"), (2, "err")):
+        file = os.open(_log(os.getpid(), name), os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+        os.dup2(file, number)
+    sys.stdout = os.fdopen(1, "w", closefd=False)
+    sys.stderr = os.fdopen(2, "w", closefd=False)
+    os.chdir(root)
+    if without_privileges:
+        drop_privileges()
+    from statetrim.cli import main
+
+    sys.argv = ["statetrim", *arguments]
+    states = None
+    if record:
+        log = _log(os.getpid(), "states").open("w")
+
+        def states() -> None:
+            log.write(tree_hash(root) + "\n")
+            log.flush()
+
+    _watch.append(_Watch(str(root.resolve()), at, fault, states))
+    code = 1
+    try:
+        main()
+        code = 0
+    except SystemExit as end:
+        code = end.code if isinstance(end.code, int) else int(end.code is not None)
+    except BaseException:
+        import traceback
+
+        _watch.clear()
+        traceback.print_exc()
+        code = 71
+    finally:
+        _watch.clear()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _log(pid: int, name: str) -> Path:
+    return Path("/tmp", f"statetrim-test-{pid}.{name}")
+
+
+def tree(root: Path) -> dict[str, str]:
+    """Every path below `root` with a hash of its content."""
+    found = {}
+    for path in sorted(root.rglob("*")):
+        name = str(path.relative_to(root))
+        if path.is_symlink():
+            found[name] = f"link {os.readlink(path)}"
+        elif path.is_file():
+            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+        else:
+            found[name] = "directory"
+    return found
+
+
+def tree_hash(root: Path) -> str:
+    """The same for the same state, whatever the random part of a scratch name is."""
+    state = sorted((_SCRATCH.sub("scratch", name), what) for name, what in tree(root).items())
+    return hashlib.sha256(repr(state).encode()).hexdigest()
+
+
+def drop_privileges() -> None:
+    """As any user: the superuser may write to a directory that is read-only."""
+    header = (ctypes.c_uint32 * 2)(0x20080522, 0)
+    nothing = (ctypes.c_uint32 * 6)(*[0] * 6)
+    ctypes.CDLL(None).capset(header, nothing)

@@ -1,0 +1,218 @@
+"""Sound artifacts, damaged by a seeded generator, given to the commands that read them.
+
+    python -m helpers.mutants 5000 0     so many mutants, by this seed (`just mutants`)
+
+A command may read a mutant or refuse it: exit code 0, or 2 and one sentence; no traceback, nothing
+that a terminal would obey, and no more than ten seconds.
+"""
+
+import json
+import random
+import shutil
+import sys
+import tempfile
+import time
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import statetrim as st
+from helpers import commands
+from helpers.refusal import run
+
+MOST_SECONDS = 10.0
+_NASTY: tuple[Any, ...] = (
+    None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1e308, -1e308, 0.5, "", "x", "0", "\x1b[2J",
+    "\ud800", "../../etc/passwd", "\n---\n# x", "x" * 100_000, [], {}, [None], [[]], [{}],
+    {"": None}, {"a": {"b": []}}, [1e308] * 5, "NaN", "null", "a/b", "1" * 5000,
+)  # fmt: skip
+
+Mutate = Callable[[random.Random, bytes], bytes]
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value inside another, but not of each of a long list."""
+    yield path
+    if isinstance(value, dict):
+        for name in value:
+            yield from places(value[name], (*path, name))
+    elif isinstance(value, list):
+        for number in range(min(3, len(value))):
+            yield from places(value[number], (*path, number))
+
+
+def mutate_json(draw: random.Random, text: bytes) -> bytes:
+    """One or two values replaced, removed, doubled or renamed."""
+    value = json.loads(text)
+    for _ in range(draw.choice((1, 1, 1, 2))):
+        path = draw.choice(list(places(value)))
+        if not path:
+            return json.dumps(draw.choice(_NASTY)).encode()
+        parent = value
+        for step in path[:-1]:
+            parent = parent[step]
+        kind = draw.randrange(6)
+        if kind == 0:
+            del parent[path[-1]]
+        elif kind == 1 and isinstance(parent, dict):
+            parent[draw.choice(("", "x", "kept", "format", "1e9", "\x1b[31m"))] = parent.pop(
+                path[-1]
+            )
+        elif kind == 2 and isinstance(parent, list):
+            parent.append(parent[0])
+        else:
+            parent[path[-1]] = draw.choice(_NASTY)
+    written = json.dumps(value)
+    if draw.random() < 0.05:  # a number that Python reads only up to a length
+        written = written.replace("1", "9" * 5000, 1)
+    return written.encode()
+
+
+def mutate_bytes(draw: random.Random, content: bytes) -> bytes:
+    """Cut off, with a part doubled, or with some bytes that are others."""
+    kind = draw.randrange(4)
+    if kind == 0 or not content:
+        return content[: draw.randrange(len(content) + 1)]
+    if kind == 1:
+        start = draw.randrange(len(content))
+        return content[:start] + content[start : start + draw.randrange(1, 200)] + content[start:]
+    damaged = bytearray(content)
+    for _ in range(draw.choice((1, 1, 4, 50))):
+        damaged[draw.randrange(min(len(damaged), 4096 if kind == 2 else len(damaged)))] = (
+            draw.randrange(256)
+        )
+    return bytes(damaged)
+
+
+def mutate_header(draw: random.Random, content: bytes) -> bytes:
+    """The JSON of a safetensors file."""
+    length = int.from_bytes(content[:8], "little")
+    header = mutate_json(draw, content[8 : 8 + length])
+    return len(header).to_bytes(8, "little") + header + content[8 + length :]
+
+
+def mutate_rows(draw: random.Random, text: bytes) -> bytes:
+    lines = text.splitlines()
+    number = draw.randrange(len(lines))
+    lines[number] = mutate_json(draw, lines[number])
+    return b"\n".join(lines)
+
+
+def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
+    """Every file that is read from others, how it is damaged, and the commands that read it."""
+    out = ["-o", str(root / "out")]
+    model, small, sweep = str(root / "model"), str(root / "small"), str(root / "sweep")
+    inspected = [["inspect", model], ["select", model, "--method", "l1", "--keep", "8", *out]]
+    reported = [["report", model, small, *out]]
+    pruned = [["prune", model, str(root / "plan.json"), *out]]
+    chosen = ["select", model, "--keep", "8", "--statistics", str(root / "one.safetensors"), *out]
+    merged = ["merge", str(root / "one.safetensors"), str(root / "two.safetensors"), *out]
+    scored = [["report", model, small, str(root / "scores.json"), *out]]
+    refitted = [["refit", small, "--statistics", str(root / "pairs.safetensors"), *out]]
+    analysed = [["report", model, str(root / "analysis.json"), *out]]
+    found: list[tuple[Path, Mutate, list[list[str]]]] = [
+        (root / "model" / "config.json", mutate_json, inspected),
+        (root / "model" / "model.safetensors.index.json", mutate_json, inspected),
+        (root / "plan.json", mutate_json, pruned),
+        (root / "one.safetensors", mutate_header, [chosen, merged]),
+        (root / "scores.json", mutate_json, scored),
+        (root / "timings.json", mutate_json, [["report", model, str(root / "timings.json"), *out]]),
+        (root / "analysis.json", mutate_json, analysed),
+        (root / "analysis.safetensors", mutate_header, analysed),
+        (root / "sweep" / "sweep.json", mutate_json, [["report", model, sweep, *out]]),
+        (root / "small" / "README.md", mutate_bytes, refitted),
+        (root / "pairs.safetensors", mutate_header, refitted),
+    ]  # fmt: skip
+    found += [
+        (path, mutate_json, reported)
+        for path in sorted((root / "small" / "statetrim").glob("*.json"))
+    ]
+    shard = sorted((root / "model").glob("*.safetensors"))[0]
+    found += [(shard, mutate_header, inspected)]
+    found += [(path, mutate_bytes, readers) for path, _, readers in found if path.suffix != ".md"]
+    return found
+
+
+def prepare(root: Path) -> Path:
+    """Every artifact, of tiny models."""
+    commands.prepare(root)
+    model, text = st.open(root / "model"), root / "text.jsonl"
+    shutil.rmtree(root / "small")
+    shared: dict[str, Any] = {
+        "text": text, "tokens": 256, "length": 32, "batch_size": 4, "limit": 2, "control": False,
+        "benchmark": False, "tasks": ("mqar",), "progress": False,
+    }  # fmt: skip
+    st.trim(model, keep=0.5, keep_values=0.5, recover=512 * 16, out=root / "small", **shared)
+    st.sweep(model, ["8"], out=root / "sweep", **shared)
+    small = st.open(root / "small")
+    st.calibrate(
+        small, text, original=model, tokens=256, length=32, batch_size=4, progress=False,
+        out=root / "again.safetensors",
+    )  # fmt: skip
+    (root / "again.safetensors").replace(root / "pairs.safetensors")
+    (root / "scores.json").unlink()
+    st.evaluate(
+        small, baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
+    )
+    st.analyze(model, text, tokens=128, length=64, burn_in=8, progress=False).save(
+        root / "analysis.json"
+    )
+    st.benchmark(
+        small, baseline=model, batches=[1], lengths=[8], rounds=1, out=root / "timings.json",
+        progress=False,
+    )  # fmt: skip
+    return root
+
+
+def check(arguments: list[str]) -> str | None:
+    """What is wrong with how the command ended; None where nothing is."""
+    began = time.monotonic()
+    try:
+        code, err, out = run(arguments)
+    except BaseException:
+        return traceback.format_exc()[-1500:]
+    if time.monotonic() - began > MOST_SECONDS:
+        return "took more than ten seconds"
+    if code not in (None, 0, 2):
+        return f"exit code {code}: {err[-300:]}"
+    own = [line for line in err.splitlines() if line.startswith("statetrim: ")]
+    if code == 2 and (len(own) != 1 or len(own[0]) > 2000):
+        return f"not one sentence: {err[-300:]!r}"
+    if any(not line.isprintable() for line in (err + out).splitlines()):
+        return f"a terminal would obey: {err + out!r}"[:600]
+    return None
+
+
+def mutants(root: Path, count: int, seed: int) -> Iterator[tuple[str, str | None]]:
+    """What was damaged, and what went wrong."""
+    every = targets(root)
+    for number in range(count):
+        draw = random.Random(seed * 1_000_003 + number)
+        path, mutate, readers = every[number % len(every)]
+        sound = path.read_bytes()
+        try:
+            path.write_bytes(mutate(draw, sound))
+            problem = check(draw.choice(readers))
+        finally:
+            path.write_bytes(sound)
+            for left in root.glob("out*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()
+        yield f"{path.relative_to(root)}, number {number}", problem
+
+
+def main(count: int, seed: int) -> int:
+    with tempfile.TemporaryDirectory(prefix="statetrim-mutants-") as folder:
+        root, wrong, seen = prepare(Path(folder)), 0, Counter[str]()
+        for name, problem in mutants(root, count, seed):
+            seen[name.partition(",")[0]] += 1
+            if problem:
+                wrong += 1
+                print(f"{name}: {problem}", flush=True)
+    print(f"{sum(seen.values())} mutants of {len(seen)} files, {wrong} failures")
+    return int(wrong > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

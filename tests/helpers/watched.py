@@ -1,0 +1,43 @@
+"""Within `watched()`, every file that Python opens and every use of the network is written down."""
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass
+class Watched:
+    """What was seen: files that were opened by Python code, and events of the network."""
+
+    files: set[Path] = field(default_factory=set)
+    network: list[str] = field(default_factory=list)
+
+
+_NETWORK = ("socket.__new__", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
+_now: list[Watched] = []
+
+
+def _hook(event: str, args: tuple[Any, ...]) -> None:
+    if not _now:
+        return
+    if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
+        _now[-1].files.add(Path(os.fsdecode(args[0])))
+    elif event in _NETWORK:
+        _now[-1].network.append(f"{event} {args!r}"[:200])
+
+
+sys.addaudithook(_hook)  # cannot be taken back, so it looks away outside of `watched`
+
+
+@contextmanager
+def watched() -> Iterator[Watched]:
+    found = Watched()
+    _now.append(found)
+    try:
+        yield found
+    finally:
+        _now.pop()

@@ -1,0 +1,53 @@
+"""Local files ask no host: in a process that may use the network, by its own audit hook."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from helpers import tiny
+
+PROGRAM = """
+import sys
+def hook(event, args):
+    if event in ("socket.connect", "socket.getaddrinfo", "socket.gethostbyname"):
+        if not (event == "socket.connect" and isinstance(args[1], (str, bytes))):
+            print("NETWORK", event, args, file=sys.stderr)
+            import os; os._exit(99)
+sys.addaudithook(hook)
+from statetrim.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "parquet"])
+def test_local_files_ask_no_host(kind: str, checkpoint: Any, tmp_path: Path) -> None:
+    model = checkpoint("delta_net")
+    if kind == "parquet":
+        from datasets import Dataset
+
+        rows = tiny.write_text(tmp_path / "text.jsonl", 3000).read_text().splitlines()
+        Dataset.from_list([json.loads(row) for row in rows]).to_parquet(tmp_path / "text.parquet")
+        command = ["calibrate", model, "--text", tmp_path / "text.parquet", "--tokens", "128"]
+        command += ["--length", "32", "--batch-size", "2", "-o", tmp_path / "out.safetensors"]
+    else:
+        (tmp_path / "wikitext-2-raw").mkdir()
+        text = "".join(f" = w{n} = \n w1 w2 w3 w4\n" for n in range(1, 5))
+        (tmp_path / "wikitext-2-raw" / "wiki.test.raw").write_text(text)
+        copy = shutil.copytree(model, tmp_path / "copy")
+        command = ["evaluate", copy, "--baseline", model, "--tasks", "wikitext", "--limit", "2"]
+        command += ["--data", tmp_path, "-o", tmp_path / "scores.json"]
+    environment = {n: v for n, v in os.environ.items() if n not in ("HF_HUB_OFFLINE",)}
+    environment |= {"HF_HOME": str(tmp_path / "home")}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM, *map(str, command)],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert "NETWORK" not in done.stderr and done.returncode == 0, done.stderr[-1500:]

@@ -1,0 +1,314 @@
+"""What runs is what was opened: no file of a checkpoint has others read, other code run, or a host
+asked. Each redirection is refused in a sentence, or has no effect: the live tensors are the checked
+files', the tokenizer is the checkpoint's own.
+
+Python's audit hook sees files and sockets; safetensors and tokenizers open files behind it, so what
+they read is seen in what comes out.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from helpers.watched import watched
+from statetrim.runtime.loading import load_live, load_tokenizer
+
+TYPES = ("delta_net", "qwen3_next", "qwen3_5", "mamba2")
+INDEX = "model.safetensors.index.json"
+
+Redirect = Callable[[Path, Path], None]
+"""Given the checkpoint, and a directory outside with another one of the same type."""
+
+REDIRECTIONS: dict[str, Redirect] = {}
+
+
+def redirection(spoil: Redirect) -> Redirect:
+    REDIRECTIONS[spoil.__name__.strip("_")] = spoil
+    return spoil
+
+
+def edit(path: Path, **fields: Any) -> None:
+    stored = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(stored | fields))
+
+
+def config_field(name: str, value: Any, part: str | None = None) -> Redirect:
+    def spoil(model: Path, outside: Path) -> None:
+        config = model / "config.json"
+        told = value(outside) if callable(value) else value
+        if part is None:
+            edit(config, **{name: told})
+        else:
+            inner = json.loads(config.read_text()).get(part) or {}
+            edit(config, **{part: {**inner, name: told}})
+
+    return spoil
+
+
+def link_out(name: str) -> Redirect:
+    def spoil(model: Path, outside: Path) -> None:
+        target = outside / name
+        target.parent.mkdir(exist_ok=True)
+        if not target.exists():
+            target.write_text("{}")
+        (model / name).unlink(missing_ok=True)
+        (model / name).parent.mkdir(exist_ok=True)
+        (model / name).symlink_to(target)
+
+    return spoil
+
+
+def evil_code(path: Path) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(f"open({str(path.parent / 'executed')!r}, 'w')\nclass Evil: pass\n")
+
+
+for field in ("attn_implementation", "_attn_implementation", "_attn_implementation_internal"):
+    REDIRECTIONS[f"{field} of the hub"] = config_field(field, "evil/kernel")
+    REDIRECTIONS[f"{field} with a function"] = config_field(field, "kernels-community/fa@v1:run")
+REDIRECTIONS |= {
+    "attn_implementation by part": config_field("attn_implementation", {"": "evil/kernel"}),
+    "attn_implementation inside": config_field("attn_implementation", "evil/k", "text_config"),
+    "paged kernel": config_field("attn_implementation", "paged|evil/kernel"),
+    "built-in attention that a kernel stands in for": config_field(
+        "attn_implementation", "flash_attention_2"
+    ),
+    "experts_implementation": config_field("experts_implementation", "evil/kernel"),
+    "_experts_implementation": config_field("_experts_implementation", "sonicmoe"),
+    "use_kernels": config_field("use_kernels", True),
+    "weights beside": config_field("transformers_weights", "other.safetensors"),
+    "weights outside": config_field(
+        "transformers_weights", lambda outside: str(outside / "other.safetensors")
+    ),
+    "weights above": config_field("transformers_weights", "../outside/other.safetensors"),
+    "weights inside": config_field("transformers_weights", "other.safetensors", "text_config"),
+    "other index": config_field("transformers_weights", "other.safetensors.index.json"),
+    "_name_or_path": config_field("_name_or_path", lambda outside: str(outside)),
+    "base_model_name_or_path": config_field(
+        "base_model_name_or_path", lambda outside: str(outside)
+    ),
+    "architectures": config_field("architectures", ["../outside/evil.Evil"]),
+    "auto_map of the hub": config_field("auto_map", {"AutoModelForCausalLM": "evil/x--m.Evil"}),
+    "auto_map inside": config_field("auto_map", {"AutoConfig": "evil.Evil"}, "text_config"),
+    "mxfp4": config_field("quantization_config", {"quant_method": "mxfp4"}),
+    "fp8": config_field("quantization_config", {"quant_method": "fp8"}),
+    "a dtype that is code": config_field("dtype", "os.system"),
+    "torch_dtype": config_field("torch_dtype", "hub.load"),
+    "tied": config_field("tie_word_embeddings", True),
+    "tied inside": config_field("tie_word_embeddings", True, "text_config"),
+}
+for name in (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    "generation_config.json", "chat_template.jinja", "additional_chat_templates/a.jinja",
+    "config.json", INDEX, "vocab.json",
+):  # fmt: skip
+    REDIRECTIONS[f"link {name}"] = link_out(name)
+
+
+@redirection
+def _adapter(model: Path, outside: Path) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = tiny.stock_class("delta_net").from_pretrained(model)
+    linear = next(n for n, m in base.named_modules() if isinstance(m, torch.nn.Linear))
+    wrapped = get_peft_model(base, LoraConfig(target_modules=[linear], init_lora_weights=False))
+    wrapped.save_pretrained(model)
+    edit(model / "adapter_config.json", base_model_name_or_path=str(outside))
+
+
+@redirection
+def _adapter_config_alone(model: Path, outside: Path) -> None:
+    edit(model / "adapter_config.json", base_model_name_or_path=str(outside), peft_type="LORA")
+
+
+@redirection
+def _adapter_link(model: Path, outside: Path) -> None:
+    (outside / "a.json").write_text(json.dumps({"base_model_name_or_path": str(outside)}))
+    (model / "adapter_config.json").symlink_to(outside / "a.json")
+
+
+@redirection
+def _auto_map(model: Path, outside: Path) -> None:
+    evil_code(model / "modeling_evil.py")
+    names = ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer")
+    edit(model / "config.json", auto_map={name: "modeling_evil.Evil" for name in names})
+
+
+@redirection
+def _tokenizer_code(model: Path, outside: Path) -> None:
+    evil_code(model / "tokenization_evil.py")
+    auto_map = {"AutoTokenizer": ["tokenization_evil.Evil", "tokenization_evil.Evil"]}
+    edit(model / "tokenizer_config.json", auto_map=auto_map, tokenizer_class="Evil")
+
+
+@redirection
+def _tokenizer_file(model: Path, outside: Path) -> None:
+    path = str(outside / "tokenizer.json")
+    edit(model / "tokenizer_config.json", tokenizer_file=path, vocab_file=path, merges_file=path)
+
+
+@redirection
+def _fast_tokenizer_files(model: Path, outside: Path) -> None:
+    edit(model / "tokenizer_config.json", fast_tokenizer_files=["tokenizer.4.0.0.json"])
+    shutil.copy(outside / "tokenizer.json", model / "tokenizer.4.0.0.json")
+
+
+@redirection
+def _tokenizer_name_or_path(model: Path, outside: Path) -> None:
+    edit(model / "tokenizer_config.json", name_or_path=str(outside), tokenizer_class="EvilFast")
+
+
+@redirection
+def _custom_generate(model: Path, outside: Path) -> None:
+    evil_code(model / "custom_generate" / "generate.py")
+    edit(model / "generation_config.json", custom_generate=str(outside))
+
+
+@redirection
+def _index_above(model: Path, outside: Path) -> None:
+    index = json.loads((model / INDEX).read_text())
+    name = next(iter(index["weight_map"]))
+    index["weight_map"][name] = "../outside/other.safetensors"
+    (model / INDEX).write_text(json.dumps(index))
+
+
+@redirection
+def _index_absolute(model: Path, outside: Path) -> None:
+    index = json.loads((model / INDEX).read_text())
+    index["weight_map"] = dict.fromkeys(index["weight_map"], str(outside / "other.safetensors"))
+    (model / INDEX).write_text(json.dumps(index))
+
+
+@redirection
+def _shard_link(model: Path, outside: Path) -> None:
+    shard = sorted(model.glob("*.safetensors"))[0]
+    shard.unlink()
+    shard.symlink_to(outside / shard.name)
+
+
+@redirection
+def _pickle_beside(model: Path, outside: Path) -> None:
+    torch.save({"a": torch.ones(1)}, model / "pytorch_model.bin")
+
+
+@redirection
+def _second_weights(model: Path, outside: Path) -> None:
+    shutil.copy(outside / "other.safetensors", model / "model.safetensors")
+
+
+@redirection
+def _fifos(model: Path, outside: Path) -> None:
+    for name in ("generation_config.json", "special_tokens_map.json"):
+        (model / name).unlink(missing_ok=True)
+        os.mkfifo(model / name)
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
+    """A sound checkpoint of a type, and another one whose numbers and words are all different."""
+    home = tmp_path_factory.mktemp("redirections")
+
+    def get(model_type: str) -> tuple[Path, Path]:
+        sound, other = home / model_type / "sound", home / model_type / "other"
+        if not sound.exists():
+            tiny.build(model_type, sound)
+            shutil.copytree(sound, other)
+            whole = {}
+            for path in sorted(other.glob("*.safetensors")):
+                tensors = {name: value + 1 for name, value in load_file(path).items()}
+                save_file(tensors, path, metadata={"format": "pt"})
+                whole |= tensors
+            save_file(whole, other / "other.safetensors", metadata={"format": "pt"})
+            words = (other / "tokenizer.json").read_text()
+            (other / "tokenizer.json").write_text(words.replace('"w1"', '"z1"'))
+        return sound, other
+
+    return get
+
+
+@pytest.fixture(autouse=True)
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """As if `kernels` were installed: what it would be asked for is written down."""
+    import transformers.modeling_utils as modeling
+
+    asked: list[str] = []
+
+    def load(name: str, *args: Any, **kwargs: Any) -> None:
+        asked.append(name)
+
+    monkeypatch.setattr(modeling, "is_kernels_available", lambda: True)
+    monkeypatch.setattr(modeling, "lazy_import_flash_attention", load)
+    yield asked
+
+
+@pytest.mark.parametrize("model_type", TYPES)
+@pytest.mark.parametrize("name", REDIRECTIONS)
+def test_no_file_of_a_checkpoint_redirects(
+    name: str, model_type: str, pair: Any, tmp_path: Path, kernels: list[str]
+) -> None:
+    sound, other = pair(model_type)
+    model, outside = tmp_path / "model", tmp_path / "outside"
+    shutil.copytree(sound, model)
+    shutil.copytree(other, outside)
+    shutil.copy(other / "other.safetensors", model / "other.safetensors")
+    (model / "other.safetensors").rename(model / "other.safetensors.kept")
+    if name in ("weights beside", "weights inside", "other index"):
+        (model / "other.safetensors.kept").rename(model / "other.safetensors")
+    REDIRECTIONS[name](model, outside)
+    with watched() as seen:
+        try:
+            checkpoint = st.open(model)
+            live = load_live(checkpoint)
+            tokenizer = load_tokenizer(checkpoint)
+        except st.StatetrimError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1000
+        else:
+            own = load_tokenizer(st.open(sound))
+            assert tokenizer("w1 w2 z1")["input_ids"] == own("w1 w2 z1")["input_ids"]
+            assert tokenizer.get_vocab() == own.get_vocab()
+            mine = load_live(sound).module.state_dict()
+            found = live.module.state_dict()
+            assert found.keys() == mine.keys()
+            assert all(torch.equal(found[key], mine[key]) for key in mine)
+    assert not seen.network and not kernels
+    inner = [path for path in seen.files if path.resolve().is_relative_to(outside.resolve())]
+    assert not inner, inner
+    assert not list(tmp_path.rglob("executed"))
+
+
+def test_there_are_forty_redirections_for_each_of_four_types() -> None:
+    assert len(REDIRECTIONS) >= 40 and len(TYPES) == 4
+
+
+def test_every_tensor_of_a_checkpoint_is_compared(checkpoint: Any) -> None:
+    """But for the vision tower, which stays out: fused, renamed and prefixed ones as well."""
+    from statetrim.runtime.loaded_weights import check_weights
+
+    for model_type in ("qwen3_next", "qwen3_5_moe", "olmo_hybrid", "nemotron_h", "delta_net"):
+        live = load_live(checkpoint(model_type))
+        tensors = live.checkpoint.tensors
+        visual = [name for name in tensors if ".visual." in name]
+        assert check_weights(live.module, live.checkpoint) == len(tensors) - len(visual)
+
+
+def test_a_live_tensor_that_is_not_the_files_is_noticed(checkpoint: Any) -> None:
+    from statetrim.runtime.loaded_weights import check_weights
+
+    live = load_live(checkpoint("qwen3_next"))
+    for name in ("model.layers.0.mlp.experts.gate_up_proj", "lm_head.weight"):
+        tensor = live.module.state_dict()[name]
+        kept = tensor.clone()
+        tensor += 1
+        with pytest.raises(st.StatetrimError, match="other values"):
+            check_weights(live.module, live.checkpoint)
+        tensor.copy_(kept)
+    check_weights(live.module, live.checkpoint)

@@ -1,0 +1,129 @@
+"""Any number that changes makes another model; what earlier versions called a model still holds."""
+
+import hashlib
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import raw, tiny
+from statetrim.recovery.recover import RECORD
+from statetrim.storage import digests
+
+
+def flip(model: st.Checkpoint, name: str, number: int) -> None:
+    """Change one number of one tensor, and nothing else that can be seen from outside."""
+    shard, info = model.tensors[name]
+    state, width = shard.path.stat(), info.nbytes // max(1, torch.Size(info.shape).numel())
+    with shard.path.open("r+b") as file:
+        file.seek(info.start + number * width)
+        byte = file.read(1)[0]
+        file.seek(info.start + number * width)
+        file.write(bytes([byte ^ 1]))
+    os.utime(shard.path, ns=(state.st_atime_ns, state.st_mtime_ns))
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "delta_net", "mamba2"])
+def test_a_change_of_any_one_number_is_noticed(
+    model_type: str, checkpoint: Any, tmp_path: Path
+) -> None:
+    """The last number of every tensor in turn: behind the 4 KiB that were once looked at."""
+    model = st.open(shutil.copytree(checkpoint(model_type), tmp_path / "model"))
+    seen = {model.digest}
+    for name, (_, info) in model.tensors.items():
+        flip(model, name, torch.Size(info.shape).numel() - 1)
+        changed = st.open(model.path).digest
+        assert changed not in seen, name
+        seen.add(changed)
+        flip(model, name, torch.Size(info.shape).numel() - 1)
+    assert st.open(model.path).digest == model.digest
+
+
+def test_a_student_that_changed_far_inside_is_another_job(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A recovery that was killed is not continued with other weights than it began with."""
+    model = st.open(shutil.copytree(checkpoint("delta_net"), tmp_path / "model"))
+    text = tiny.write_text(tmp_path / "text.jsonl", 6000)
+
+    def recover() -> Any:
+        return st.recover(
+            st.open(model.path), text=text, out=tmp_path / "out", tokens=256, length=32,
+            batch_size=4, progress=False,
+        )  # fmt: skip
+
+    from statetrim.recovery import recover as module
+
+    def killed(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(module._Job, "_publish", killed)
+    with pytest.raises(KeyboardInterrupt):
+        recover()
+    monkeypatch.undo()
+    assert (tmp_path / "out.partial" / "statetrim" / RECORD).exists()
+    name, info = max(
+        ((name, info) for name, (_, info) in model.tensors.items()), key=lambda x: x[1].nbytes
+    )
+    assert info.nbytes > 4096
+    flip(model, name, info.nbytes // 4 - 1)
+    with pytest.raises(st.StatetrimError, match="left from another job"):
+        recover()
+
+
+def test_other_shards_do_not_make_another_model(tmp_path: Path) -> None:
+    one = tiny.build("delta_net", tmp_path / "one", shard_size="40KB")
+    two = tiny.build("delta_net", tmp_path / "two", shard_size="1MB")
+    assert len(st.open(one).shards) > len(st.open(two).shards)
+    assert st.open(one).digest == st.open(two).digest
+
+
+def sampled(model: st.Checkpoint, names: Any) -> str:
+    """As versions before this one named a model, from their source."""
+    hashed = hashlib.sha256(json.dumps(model.config, sort_keys=True).encode())
+    for name in sorted(model.tensors):
+        shard, tensor = model.tensors[name]
+        hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+    for name in sorted(names):
+        shard, tensor = model.tensors[name]
+        hashed.update(shard.path.read_bytes()[tensor.start :][: min(4096, tensor.nbytes)])
+    return hashed.hexdigest()
+
+
+def test_artifacts_of_earlier_versions_are_still_accepted(tmp_path: Path) -> None:
+    model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
+    st.select(model, "l1", 8).save(tmp_path / "plan.json")
+    fields = json.loads((tmp_path / "plan.json").read_text())
+    fields["lineage"]["source"] = sampled(model, model.claims)
+    (tmp_path / "old.json").write_text(json.dumps(fields))
+    old = st.prune(model, tmp_path / "old.json", tmp_path / "old")
+    new = st.prune(model, tmp_path / "plan.json", tmp_path / "new")
+    assert old.digest == new.digest
+    fields["lineage"]["source"] = "0" * 64
+    (tmp_path / "other.json").write_text(json.dumps(fields))
+    with pytest.raises(st.StatetrimError, match="another model"):
+        st.prune(model, tmp_path / "other.json", tmp_path / "third")
+    assert not model.is_source(None) and not model.is_source(7)
+
+
+def test_what_was_hashed_is_kept_until_the_file_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(digests, "_KEPT_BYTES", 0)
+    model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
+    first = model.digest
+    hashed: list[Path] = []
+    stock = digests._hashed
+    monkeypatch.setattr(digests, "_hashed", lambda s: hashed.append(s.path) or stock(s))
+    assert st.open(model.path).digest == first and not hashed
+    flip(model, next(iter(model.tensors)), 0)  # the time of its content is put back
+    assert st.open(model.path).digest != first and len(hashed) == 1
+    for path in (tmp_path / "cache" / "statetrim" / "digests").iterdir():
+        path.write_text("{}")
+    assert st.open(model.path).digest != first and len(hashed) == 1 + len(model.shards)

@@ -1,0 +1,67 @@
+"""What is not ours is neither removed, nor overwritten, nor written through."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers import raw
+from helpers.refusal import check_refusal, fingerprint, run
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return raw.build(tmp_path / "model", "qwen3_5_text")
+
+
+def select(model: Path, out: Path) -> list[str]:
+    return ["select", str(model), "--method", "l1", "--keep", "8", "-o", str(out)]
+
+
+def test_a_partial_directory_with_a_file_of_yours_stays(model: Path, tmp_path: Path) -> None:
+    partial = tmp_path / "plan.json.partial"
+    partial.mkdir()
+    (partial / "thesis.txt").write_text("mine")
+    before = fingerprint(tmp_path)
+    check_refusal(*run(select(model, tmp_path / "plan.json")), "did not write")
+    assert fingerprint(tmp_path) == before
+
+
+def test_names_like_our_temporary_files_are_left_alone(model: Path, tmp_path: Path) -> None:
+    """`select -o notes.json` once destroyed `notes.json.tmp`."""
+    for name in ("notes.json.tmp", ".notes.json.tmp", "notes.tmp", "notes.json~"):
+        (tmp_path / name).write_text("mine")
+    assert run(select(model, tmp_path / "notes.json"))[0] is None
+    for name in ("notes.json.tmp", ".notes.json.tmp", "notes.tmp", "notes.json~"):
+        assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["notes.json", "notes.json.tmp", "notes.json.partial"])
+def test_nothing_is_written_through_a_link(model: Path, tmp_path: Path, name: str) -> None:
+    target = tmp_path / "diary.txt"
+    target.write_text("mine")
+    (tmp_path / name).symlink_to(target)
+    run(select(model, tmp_path / "notes.json"))
+    assert target.read_text() == "mine" and (tmp_path / name).is_symlink()
+
+
+def test_a_result_that_is_there_stays(model: Path, tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("mine")
+    check_refusal(*run(select(model, tmp_path / "plan.json")), "not overwritten")
+    assert (tmp_path / "plan.json").read_text() == "mine"
+
+
+def test_an_interrupted_evaluation_goes_on_beside_what_is_yours(
+    checkpoint: Any, tmp_path: Path
+) -> None:
+    """`evaluate --resume` once removed all of OUT.partial."""
+    out = tmp_path / "scores.json"
+    (tmp_path / "scores.json.partial").mkdir()
+    (tmp_path / "scores.json.partial" / "mine").write_text("mine")
+    with pytest.raises(st.StatetrimError, match="did not write"):
+        st.evaluate(
+            [], baseline=checkpoint("delta_net"), tasks=["mqar"], limit=2, out=out, resume=True,
+            progress=False,
+        )  # fmt: skip
+    assert (tmp_path / "scores.json.partial" / "mine").read_text() == "mine"

@@ -1,0 +1,33 @@
+"""A sample of the damaged artifacts of `just mutants`."""
+
+from pathlib import Path
+
+import pytest
+
+from helpers import mutants
+
+COUNT, SEED = 400, 7
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return mutants.prepare(tmp_path_factory.mktemp("mutants"))
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_artifact_is_read_or_refused(root: Path) -> None:
+    wrong = {name: text for name, text in mutants.mutants(root, COUNT, SEED) if text}
+    assert not wrong
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_the_sound_ones_are_read(root: Path) -> None:
+    """Otherwise nothing would be learned from the others."""
+    import shutil
+
+    for _, _, readers in mutants.targets(root):
+        for arguments in readers:
+            code, err, _ = mutants.run(arguments)
+            assert code is None, err
+            for left in root.glob("out*"):
+                shutil.rmtree(left) if left.is_dir() else left.unlink()

@@ -1,0 +1,169 @@
+"""Values and files that mean nothing end in one sentence, through the command line as it is."""
+
+import io
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import check_refusal, run
+from statetrim.progress.plain_console import PlainConsole
+from statetrim.storage.text import documents
+
+ESCAPE = "\x1b[2J\x1b]0;owned\x07"
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+@pytest.fixture
+def place(checkpoint: Any, tmp_path: Path) -> Path:
+    """A model and a text."""
+    shutil.copytree(checkpoint("delta_net"), tmp_path / "model")
+    tiny.write_text(tmp_path / "text.jsonl", 3000)
+    return tmp_path
+
+
+def command(name: str, place: Path, *more: str) -> list[str]:
+    model, text = str(place / "model"), ["--text", str(place / "text.jsonl")]
+    sizes = ["--tokens", "128", "--length", "32"]
+    return {
+        "calibrate": ["calibrate", model, *text, *sizes, "-o", str(place / "o.safetensors")],
+        "recover": ["recover", model, *text, *sizes, "-o", str(place / "o")],
+        "analyze": ["analyze", model, *text, *sizes, "--burn-in", "8", "-o", str(place / "o.json")],
+        "evaluate": [
+            "evaluate", str(place / "copy"), "--baseline", model, "--tasks", "mqar",
+            "-o", str(place / "o.json"),
+        ],
+        "trim": ["trim", model, "--keep", "8", *text, "-o", str(place / "o")],
+        "benchmark": [
+            "benchmark", model, "--baseline", model, "--engine", "vllm", "-o", str(place / "o"),
+        ],
+        "inspect": ["inspect", model],
+    }[name] + list(more)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "more", "says"),
+    [
+        ("calibrate", ["--batch-size", "0"], "a batch of 0"),
+        ("analyze", ["--batch-size", "0"], "a batch of 0"),
+        ("recover", ["--batch-size", "0"], "must be positive"),
+        ("trim", ["--limit", "0"], "limit of 2 or more"),
+        ("recover", ["--batch-size", "4", "--rank", "100000000"], "larger than any matrix"),
+        ("benchmark", ["--memory-gib", "inf"], "positive number of GiB"),
+        ("benchmark", ["--memory-gib", "nan"], "positive number of GiB"),
+        ("inspect", ["--memory-gib", "inf"], "positive number of GiB"),
+    ],
+)
+def test_a_value_that_means_nothing(name: str, more: list[str], says: str, place: Path) -> None:
+    check_refusal(*run(command(name, place, *more)), says)
+
+
+def spoil(model: Path, change: Callable[[torch.Tensor], Any]) -> str:
+    path = sorted(model.glob("*.safetensors"))[0]
+    tensors = load_file(path)
+    name = sorted(tensors)[-1]
+    change(tensors[name])
+    save_file(tensors, path, metadata={"format": "pt"})
+    return name
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("name", ["recover", "evaluate", "analyze"])
+def test_weights_that_are_no_numbers_are_named(name: str, value: float, place: Path) -> None:
+    shutil.copytree(place / "model", place / "copy")
+    spoilt = spoil(place / "model", lambda tensor: tensor.view(-1)[-1].fill_(value))
+    more = ["--batch-size", "4"] if name == "recover" else []
+    code, err, _ = run(command(name, place, *more))
+    assert code == 2 and f"NaN or infinity in '{spoilt}'" in err
+    assert err.count("statetrim: ") == 1
+
+
+def test_a_tokenizer_with_more_tokens_than_the_model(place: Path) -> None:
+    path = place / "model" / "tokenizer.json"
+    words = json.loads(path.read_text())
+    words["model"]["vocab"]["w1"] = 9999
+    path.write_text(json.dumps(words))
+    for name, more in (("calibrate", []), ("analyze", []), ("recover", ["--batch-size", "4"])):
+        code, err, _ = run(command(name, place, *more))
+        assert code == 2 and "token 9999" in err and err.count("statetrim: ") == 1
+
+
+def test_half_a_surrogate_pair_and_bytes_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "text.jsonl"
+    path.write_bytes(b'{"text": "a \\ud800 b"}\n{"text": "\xff c"}\n{"text": ""}\n')
+    found = list(documents(path))
+    assert len(found) == 3 and all(text.encode() is not None for text in found)
+
+
+@pytest.mark.parametrize("name", ["text.jsonl", "model/config.json", "model/tokenizer.json"])
+def test_a_pipe_is_no_file(name: str, place: Path) -> None:
+    """It would wait for ever for somebody to write to it."""
+    (place / name).unlink()
+    os.mkfifo(place / name)
+    code, err, _ = run(command("calibrate", place))
+    assert code == 2 and "leads out" not in err and err.count("statetrim: ") == 1
+
+
+def test_memory_that_ran_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from statetrim.runtime import live
+
+    def out_of_memory(*args: Any) -> None:
+        torch.empty(2**60)
+
+    monkeypatch.setattr(live.LiveModel, "hidden", out_of_memory)
+    code, err, _ = run(command("calibrate", place))
+    assert code == 1 and "memory ran out" in err and "Traceback" not in err
+    monkeypatch.undo()
+    assert run(command("calibrate", place, "--batch-size", "2"))[0] is None
+
+
+def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from statetrim.pipelines import stages
+
+    def trim(**changes: Any) -> Any:
+        return st.trim(
+            place / "model", keep=8, text=place / "text.jsonl", tokens=512, tasks=("mqar",),
+            limit=2, control=False, progress=False, out=place / "out", **changes,
+        )  # fmt: skip
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(stages, "benchmark", full)
+    with pytest.raises(MemoryError):
+        trim()
+    small = trim(benchmark=False)
+    assert small.geometry.head_k_dim == 8
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        trim(seed=1, benchmark=False)
+
+
+def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Path) -> None:
+    shown = io.StringIO()
+    PlainConsole(file=shown, force_terminal=True, markup=False).print(f"name {ESCAPE}", style="red")
+    assert ESCAPE not in shown.getvalue() and "\x07" not in shown.getvalue()
+    model = shutil.copytree(checkpoint("delta_net"), tmp_path / f"model {ESCAPE}\nx: y")
+    for arguments in (["inspect", str(model)], ["select", str(model), "--method", "l1", "--keep",
+                      "8", "-o", str(tmp_path / f"plan{ESCAPE}.json")]):  # fmt: skip
+        code, err, out = run(arguments)
+        assert code is None
+        assert all(line.isprintable() for line in (out + err).splitlines())
+    small = st.prune(model, st.select(model, "l1", 8), tmp_path / "small")
+    card = (small.path / "README.md").read_text()
+    front = card.split("---")[1]
+    assert "\x1b" not in card and "x: y" not in front
+
+
+def test_the_family_file_is_said_to_be_run() -> None:
+    _, _, out = run(["inspect", "--help"])
+    assert "it is run" in " ".join(out.split())
