@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import statetrim as st
 from statetrim.artifacts.verification import Verification
-from statetrim.console.measures.verify import show_verification
 
 LAYOUTS = ("qwen3_next", "qwen3_5_text")
 SQUARES = ("64x64-refitted", "32x32-refitted", "16x16-refitted")
@@ -45,6 +45,27 @@ RUNS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     },
 }
 PLACES = {"vllm": 48, "llamacpp": 6}  # sequences: llama.cpp is asked token by token
+
+
+def lines(found: Verification) -> Iterator[str]:
+    """All that was found, a line a figure."""
+    yield f"# {found.models[0]} and its cuts: {found.version or found.engine}, {found.dtype}"
+    for one in found.agreements:
+        moved = found.change(one.model, one.kind) if one.model != found.models[0] else None
+        off = one.largest_difference
+        yield (
+            f"{one.model}, {one.kind}: {sum(one.agreed)} of {sum(one.places)} choices as "
+            f"transformers, largest gap {one.largest_gap:.2g}, {one.different_tokens} different "
+            f"tokens; by float32 {100 * one.share('agreed_float32'):.2f} %, the dtype itself "
+            f"{100 * one.share('own'):.2f} %"
+            + (f"; log-probability within {off:.2g}" if off is not None else "")
+            + (f"; beside the original {moved.estimate:+.2f} points "
+               f"({moved.low:+.2f} to {moved.high:+.2f})" if moved else "")
+        )  # fmt: skip
+    for name, refusal in found.refusals.items():
+        yield f"{name}: refused: {refusal}"
+    for kind in (found.faults, found.notes):
+        yield from (f"{name}: {text}" for name, texts in kind.items() for text in texts)
 
 
 def unexpected(found: Verification, refused: list[str]) -> list[str]:
@@ -81,7 +102,7 @@ def main() -> None:
         )
         path = options.models / f"{options.engine}-{original}.json"
         found.save(path)
-        show_verification(found, path.name, as_json=False)
+        print("\n".join(lines(found)), flush=True)
         wrong += unexpected(found, refused)
     if wrong:
         print("not as known:", *wrong)

@@ -1,0 +1,99 @@
+"""The table and the picture of docs/precision.md, from the lines that compare_precision.py wrote.
+
+    python studies/plot_precision.py results/precision.jsonl docs/precision.md
+
+Fills the place between `<!-- precision -->` and `<!-- end -->` and draws `precision.png` beside the
+lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+Row = dict[str, Any]
+COLOURS = {  # Okabe and Ito's
+    "float32": "#000000",
+    "bfloat16": "#0072B2",
+    "float16": "#009E73",
+    "float8_e4m3fn": "#E69F00",
+    "int8": "#D55E00",
+}
+MARKERS = {"full": "o", "1/2": "s", "1/4": "^"}
+FIGURES = {"nll": ("NLL, nats", 3), "recall 32": ("recall at 32, points", 1),
+           "recall 63": ("recall at 63, points", 1)}  # fmt: skip
+
+
+def change(row: Row, name: str) -> str:
+    digits = FIGURES[name][1]
+    _, moved, low, high = row[name]
+    return f"{moved:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+
+
+def table(rows: list[Row]) -> str:
+    header = ["model", "shape", "stored in", "bytes", *(title for title, _ in FIGURES.values())]
+    lines = [header, ["---"] * 3 + ["---:"] * 4]
+    for row in rows:
+        shape = "{} x {}".format(*row["shape"])
+        lines.append([row["model"], shape, row["dtype"], f"{100 * row['bytes']:.0f} %",
+                      *(change(row, name) for name in FIGURES)])  # fmt: skip
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    names = ("nll", "recall 63")
+    figure, axes = plt.subplots(
+        len(names), len(models), figsize=(4.4 * len(models), 7), squeeze=False
+    )
+    for column, model in enumerate(models):
+        for line, name in enumerate(names):
+            axis = axes[line][column]
+            for row in rows:
+                if row["model"] != model:
+                    continue
+                _, moved, low, high = row[name]
+                axis.errorbar(
+                    100 * row["bytes"], moved, [[moved - low], [high - moved]], capsize=2,
+                    color=COLOURS[row["dtype"]], marker=MARKERS[row["part"]], linestyle="none",
+                )  # fmt: skip
+            axis.set_xscale("log", base=2)
+            axis.set_xticks([100, 50, 25, 12.5, 6.25], ["100", "50", "25", "12.5", "6.25"])
+            axis.axhline(0, color="#999999", linewidth=0.8)
+            axis.set_xlabel("bytes of the state, %")
+            axis.set_ylabel(f"change of {FIGURES[name][0]}")
+        axes[0][column].set_title(model)
+    dots = [plt.Line2D([], [], color=c, marker="o", linestyle="none") for c in COLOURS.values()]
+    kinds = [plt.Line2D([], [], color="#555555", marker=m, linestyle="none")
+             for m in MARKERS.values()]  # fmt: skip
+    figure.legend([*dots, *kinds], [*COLOURS, *(f"shape {part}" for part in MARKERS)],
+                  loc="lower center", ncols=8, frameon=False)  # fmt: skip
+    figure.tight_layout(rect=(0, 0.05, 1, 1))
+    figure.savefig(path, dpi=110)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("document", type=Path)
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    order = (list(MARKERS), list(COLOURS))
+    rows.sort(
+        key=lambda row: (row["model"], order[0].index(row["part"]), order[1].index(row["dtype"]))
+    )
+    draw(rows, options.results.with_suffix(".png"))
+    text = options.document.read_text()
+    filled = f"<!-- precision -->\n\n{table(rows)}\n\n<!-- end -->"
+    options.document.write_text(
+        re.sub(r"<!-- precision -->.*?<!-- end -->", lambda _: filled, text, flags=re.S)
+    )
+
+
+if __name__ == "__main__":
+    main()
