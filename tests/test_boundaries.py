@@ -161,7 +161,7 @@ def test_a_command_has_the_same_path_on_the_command_line_and_in_the_console() ->
         found = (SOURCE / folder).rglob("*.py")
         return {path.relative_to(SOURCE / folder).as_posix() for path in found}
 
-    shared = {"app.py", "arguments.py", "program.py"}
+    shared = {"app.py", "arguments.py", "checks.py", "program.py"}
     assert names("cli") - shared <= names("console")
 
 

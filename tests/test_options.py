@@ -161,9 +161,9 @@ def test_the_command_line_fills_every_option(
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
     words = "--state 0.5 --keep 1 --keep-values 2 --square 3 --state-mib-per-sequence 4"
-    words += " --sequences 5 --memory-gib 6 --for vllm --text t --tokens 7 --method m"
-    words += " --value-method v --refit --recall 0.3 --random 0.2"
-    words += " --recover 8 --tasks a,b --data d --limit 9 --batch-size 10 --no-control"
+    words += " --sequences 5 --memory-gib 6 --for vllm --text t --tokens 7 --method l1"
+    words += " --value-method readout_l1 --refit --recall 0.3 --random 0.2"
+    words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --layerwise --length 11 --seed 12"
     arguments = ["trim", model, "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .errors import StatetrimError
-from .maths.units import Amount
+from .maths.units import Amount, read_fraction
 
 Axis = Literal["key", "value"]
 Role = Literal[
@@ -167,15 +167,7 @@ def shapes_at(geometry: Geometry, part: Fraction) -> dict[str, tuple[int, int]]:
 
 
 def _from_fraction(text: str, channels: int) -> int:
-    try:
-        if len(text) > 32:  # Fraction("1e999999999") would compute that power of ten
-            raise ValueError
-        fraction = Fraction(text) if "e" not in text.lower() else Fraction(float(text))
-    except (ValueError, OverflowError, ZeroDivisionError):
-        raise StatetrimError(
-            f"cannot read {text[:40]!r} as what to keep; "
-            f"give channels per head (64) or the fraction kept (0.5)"
-        ) from None
+    fraction = read_fraction(text)
     if not 0 < fraction <= 1:
         return 0
     exact = ceil(fraction * channels)

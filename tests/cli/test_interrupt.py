@@ -10,13 +10,14 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
 from statetrim.progress import OnProgress, Progress
+from statetrim.progress.bar import WholeRun
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 
 TRIM = "trim MODEL --keep 6 --text TEXT --tokens 1k --limit 2 --batch-size 2 --no-benchmark -o OUT"
 COMMANDS = {
     "calibrate": "calibrate MODEL --text TEXT --tokens 1k --length 64 --batch-size 2 -o OUT",
-    "select": "select MODEL --keep 6 -o OUT",
+    "select": "select MODEL --keep 6 --method l1 -o OUT",
     "prune": "prune MODEL PLAN -o OUT",
     "refit": "refit SMALL --statistics SUMS -o OUT",
     "recover": "recover SMALL --teacher MODEL --text TEXT --tokens 1k --length 64 -o OUT",
@@ -54,7 +55,7 @@ def words(command: str, places: dict[str, str], out: Path) -> list[str]:
 
 
 @contextmanager
-def stops(label: str = "") -> Iterator[OnProgress]:
+def stops(label: str = "", whole: WholeRun | None = None) -> Iterator[OnProgress]:
     def report(progress: Progress) -> None:
         raise KeyboardInterrupt
 

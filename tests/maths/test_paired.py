@@ -8,10 +8,11 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from statetrim.artifacts.gate import broken, check_rule
+from statetrim.artifacts.gate import broken
 from statetrim.artifacts.losses import loss_of, recall_change
 from statetrim.artifacts.scores import Score, Scores
 from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, unseen
+from statetrim.tasks.rule import check_rule
 
 EXPERIMENTS = 1000
 

@@ -1,38 +1,17 @@
 """Rules for scripts, such as 'recall drop > 2%': exit code 1 where scores break one, or where they
 cannot show that it holds."""
 
-import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
 from ..errors import StatetrimError
 from ..maths.paired import Interval
-from ..tasks import TASKS
+from ..tasks.rule import NOT_SHIP, Rule, parse_rule
 from .losses import Loss, losses, setting_losses
 from .scores import Scores
 from .verdict import Outcome, Verdict, mismatches, verdicts
 
-NOT_SHIP = "not ship"
 COARSE = 10.0
 """Percent or points: a figure with a wider margin than this and than the rule is no figure."""
-_RULE = re.compile(r"\s*(\w+)\s+(drop|rise)\s*>\s*(\d+(?:\.\d+)?)\s*(%|points?)\s*")
-
-
-@dataclass(frozen=True)
-class Rule:
-    """`name` is a task or a group; `most` is in percent of the original, or in points."""
-
-    text: str
-    name: str
-    direction: str
-    most: float
-    relative: bool
-
-
-def check_rule(rule: str) -> None:
-    """Refuse a rule that cannot be read, before hours of work."""
-    if rule.strip() != NOT_SHIP:
-        _parse(rule)
 
 
 def broken(rule: str, scores: Scores, judged: Sequence[Verdict] | None = None) -> str | None:
@@ -45,7 +24,7 @@ def broken(rule: str, scores: Scores, judged: Sequence[Verdict] | None = None) -
     if rule.strip() == NOT_SHIP:
         worst = [v for v in judged or verdicts(scores) if v.outcome is not Outcome.SHIP]
         return f"{worst[0].model}: {worst[0].outcome}: {worst[0].reason}" if worst else None
-    parsed = _parse(rule)
+    parsed = parse_rule(rule)
     for model in scores.models[1:]:
         said = _broken_by(parsed, scores, model)
         if said is not None:
@@ -117,15 +96,3 @@ def _moved(x: Loss, rule: Rule) -> Interval:
 
 def _ends(interval: Interval) -> tuple[float, float, float]:
     return interval.estimate, interval.low, interval.high
-
-
-def _parse(rule: str) -> Rule:
-    match = _RULE.fullmatch(rule)
-    groups = {task.group for task in TASKS.values()}
-    if match is None or match[1] not in {*TASKS, *groups}:
-        raise StatetrimError(
-            f"{rule[:80]!r} is not a rule; write one such as 'recall drop > 2%' or "
-            f"'wikitext rise > 5%', with the name of a task or one of {', '.join(sorted(groups))}, "
-            f"and % of the original or percentage points; or '{NOT_SHIP}'"
-        )
-    return Rule(rule.strip(), match[1], match[2], float(match[3]), match[4] == "%")

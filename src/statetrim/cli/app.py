@@ -3,7 +3,9 @@
 import logging
 import os
 import shlex
+import shutil
 import sys
+import textwrap
 from pathlib import Path
 from typing import Annotated
 
@@ -87,7 +89,11 @@ def main() -> None:
 def complain(text: str) -> None:
     """A sentence on standard error, whatever is in it: names may hold terminal codes."""
     sentence = " ".join("".join(c if c.isprintable() else " " for c in text).split())
-    print(f"statetrim: {sentence}", file=sys.stderr)
+    text = f"statetrim: {sentence}"
+    if sys.stderr.isatty():  # break between words; a path stays whole
+        columns = shutil.get_terminal_size().columns
+        text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
+    print(text, file=sys.stderr)
     if _state["log"]:
         from ..console import terminal
 

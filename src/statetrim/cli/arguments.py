@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import StatetrimError
+from . import checks
 
 OF_SELECT = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
@@ -21,13 +22,20 @@ FamilyFile = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Keep = Annotated[
-    str | None, typer.Option(help="Channels to keep per key head (64), or the fraction (0.5).")
+    str | None,
+    typer.Option(
+        help="Channels to keep per key head (64), or the fraction (0.5).", callback=checks.amount
+    ),
 ]
 KeepValues = Annotated[
-    str | None, typer.Option(help="Channels to keep per value head, or the fraction.")
+    str | None,
+    typer.Option(help="Channels to keep per value head, or the fraction.", callback=checks.amount),
 ]
 Square = Annotated[
-    str | None, typer.Option(help="Keep as many of keys and of values: a square state.")
+    str | None,
+    typer.Option(
+        help="Keep as many of keys and of values: a square state.", callback=checks.amount
+    ),
 ]
 
 Share = Annotated[

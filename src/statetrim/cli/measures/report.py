@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from .. import checks
 from ..app import app
 from ..arguments import Json
 
@@ -13,7 +14,10 @@ from ..arguments import Json
 def report(
     artifacts: Annotated[
         list[Path],
-        typer.Argument(help="Checkpoints before and after the cut, and JSON files of statetrim."),
+        typer.Argument(
+            help="Checkpoints before and after the cut, and JSON files of statetrim.",
+            callback=checks.files,
+        ),
     ],
     output: Annotated[
         Path, typer.Option("-o", "--output", help="Directory for report.html and report.md.")

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json
 
@@ -21,7 +21,10 @@ def verify(
     ],
     text: Annotated[
         str,
-        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+        typer.Option(
+            help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
+            callback=checks.text,
+        ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
     count: Annotated[int, typer.Option(help="Sequences that both read.")] = 24,
@@ -29,7 +32,9 @@ def verify(
     generate: Annotated[
         int, typer.Option(help="Tokens by which half a sequence is continued.")
     ] = 32,
-    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
+    skip: Annotated[
+        str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+    ] = "0",
     dtype: Annotated[
         str | None,
         typer.Option(help="float32, float16 or bfloat16; else as stored (vLLM: bfloat16)."),
@@ -43,14 +48,14 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run cuts and their original in an engine, and let transformers judge what it answers."""
-    from ...console.measures.verify import show_verification
-    from ...console.progress import shown
-    from ...verification.verify import verify as run
-
     arguments.refuse_existing(output)
     options = arguments.named_values(
         engine_option or [], "--engine-option", "tensor_parallel_size=2"
     )
+    from ...console.measures.verify import show_verification
+    from ...console.progress import shown
+    from ...verification.verify import verify as run
+
     with shown() as progress:
         found = run(
             [arguments.open_model(model, family) for model in models],

@@ -7,47 +7,84 @@ import typer
 
 from ...defaults import RECALL
 from ...errors import StatetrimError
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json, Model
+
+Text = Annotated[
+    str,
+    typer.Option(
+        help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
+        callback=checks.text,
+    ),
+]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")]
+Methods = Annotated[
+    str | None,
+    typer.Option(
+        "--for",
+        help="The methods to collect for, such as drrqr,grad.",
+        callback=checks.methods,
+    ),
+]
+Original = Annotated[
+    str | None, typer.Option(help="The model before the cut: collect what refit needs.")
+]
+Tokens = Annotated[
+    str, typer.Option(help="How many tokens to run, such as 256k.", callback=checks.tokens)
+]
+Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
+BatchSize = Annotated[
+    int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
+]
+Skip = Annotated[
+    str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+]
+Recall = Annotated[
+    float,
+    typer.Option(
+        help="The part of the tokens that are recall sequences made for it.",
+        callback=checks.part,
+    ),
+]
+Random = Annotated[
+    float,
+    typer.Option(help="The part of the tokens that are drawn at random.", callback=checks.part),
+]
+Echo = Annotated[
+    float,
+    typer.Option(
+        help="The part of the tokens that are passages of text, read twice.",
+        callback=checks.part,
+    ),
+]
+Seed = Annotated[int, typer.Option(help="Of the sequences that are made.")]
+Layerwise = Annotated[
+    bool,
+    typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+]
 
 
 @app.command()
 def calibrate(
     model: Model,
-    text: Annotated[
-        str,
-        typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
-    ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
-    methods: Annotated[
-        str | None,
-        typer.Option("--for", help="The methods to collect for, such as drrqr,grad."),
-    ] = None,
-    original: Annotated[
-        str | None, typer.Option(help="The model before the cut: collect what refit needs.")
-    ] = None,
-    tokens: Annotated[str, typer.Option(help="How many tokens to run, such as 256k.")] = "256k",
-    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 512,
-    batch_size: Annotated[int, typer.Option(help="Sequences per forward pass.")] = 8,
-    skip: Annotated[str, typer.Option(help="Tokens of the text to pass over first.")] = "0",
-    recall: Annotated[
-        float, typer.Option(help="The part of the tokens that are recall sequences made for it.")
-    ] = RECALL,
-    random: Annotated[
-        float, typer.Option(help="The part of the tokens that are drawn at random.")
-    ] = 0.0,
-    echo: Annotated[
-        float, typer.Option(help="The part of the tokens that are passages of text, read twice.")
-    ] = 0.0,
-    seed: Annotated[int, typer.Option(help="Of the sequences that are made.")] = 0,
-    layerwise: Annotated[
-        bool,
-        typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
-    ] = False,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
-    ] = False,
+    text: Text,
+    output: Output,
+    methods: Methods = None,
+    original: Original = None,
+    tokens: Tokens = "256k",
+    length: Length = 512,
+    batch_size: BatchSize = 8,
+    skip: Skip = "0",
+    recall: Recall = RECALL,
+    random: Random = 0.0,
+    echo: Echo = 0.0,
+    seed: Seed = 0,
+    layerwise: Layerwise = False,
+    resume: Resume = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json, Model
 
@@ -13,7 +13,10 @@ from ..arguments import FamilyFile, Json, Model
 @app.command()
 def prune(
     model: Model,
-    plan: Annotated[Path, typer.Argument(help="A plan made by select for this very model.")],
+    plan: Annotated[
+        Path,
+        typer.Argument(help="A plan made by select for this very model.", callback=checks.there),
+    ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, write nothing.")

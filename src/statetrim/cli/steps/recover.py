@@ -5,22 +5,27 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json
 
 Model = Annotated[str, typer.Argument(help="The pruned checkpoint.")]
 Text = Annotated[
     str,
-    typer.Option(help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset."),
+    typer.Option(
+        help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
+        callback=checks.text,
+    ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
 Teacher = Annotated[
     str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
 ]
-Tokens = Annotated[str, typer.Option(help="How many tokens to train on.")]
+Tokens = Annotated[str, typer.Option(help="How many tokens to train on.", callback=checks.tokens)]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
-Skip = Annotated[str, typer.Option(help="Tokens of the text to pass over first.")]
+Skip = Annotated[
+    str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+]
 BatchSize = Annotated[int, typer.Option(help="Sequences per step, in all processes.")]
 MicroBatch = Annotated[
     int | None, typer.Option(help="Sequences run at a time in a process; less memory.")

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json, Share
 
@@ -15,7 +15,10 @@ def refit(
     model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
     statistics: Annotated[
-        Path | None, typer.Option(help="What calibrate --original wrote for this checkpoint.")
+        Path | None,
+        typer.Option(
+            help="What calibrate --original wrote for this checkpoint.", callback=checks.there
+        ),
     ] = None,
     damping: Annotated[
         float, typer.Option(help="Ridge, relative to the mean square of the channels.")
@@ -25,6 +28,7 @@ def refit(
     as_json: Json = False,
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
+    shares = arguments.shares(share or [])
     from ...console.progress import shown
     from ...console.steps.refit import show_refit
     from ...surgery.refit import refit as run
@@ -35,7 +39,7 @@ def refit(
             opened,
             statistics,
             out=output,
-            shares=arguments.shares(share or []),
+            shares=shares,
             damping=damping,
             progress=progress,
         )

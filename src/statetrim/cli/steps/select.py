@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from ...defaults import KEY_METHOD, VALUE_METHOD
-from .. import arguments
+from .. import arguments, checks
 from ..app import app
 from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Share, Square
 
@@ -19,18 +19,26 @@ def select(
     keep_values: KeepValues = None,
     square: Square = None,
     statistics: Annotated[
-        Path | None, typer.Option(help="What calibrate wrote, for methods that need it.")
+        Path | None,
+        typer.Option(help="What calibrate wrote, for methods that need it.", callback=checks.there),
     ] = None,
     method: Annotated[
         str,
-        typer.Option(help="How key channels are chosen; l1 needs no statistics, and loses more."),
+        typer.Option(
+            help="How key channels are chosen; l1 needs no statistics, and loses more.",
+            callback=checks.method,
+        ),
     ] = KEY_METHOD,
     seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
     ] = None,
     value_method: Annotated[
-        str, typer.Option(help="The same for value channels; readout_l1 needs no statistics.")
+        str,
+        typer.Option(
+            help="The same for value channels; readout_l1 needs no statistics.",
+            callback=checks.method,
+        ),
     ] = VALUE_METHOD,
     value_option: Annotated[
         list[str] | None, typer.Option(help="An option of the value method.")
@@ -40,6 +48,10 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose the channels that stay, and write them to a plan."""
+    options = arguments.method_options(option or [])
+    value_options = arguments.method_options(value_option or [])
+    shares = arguments.shares(share or [])
+    arguments.refuse_existing(output)
     from ...artifacts.plan import Plan
     from ...console.progress import shown
     from ...console.steps.select import show_plan
@@ -47,11 +59,7 @@ def select(
     from ...storage.checkpoint import with_weights
     from ...storage.output import saved
 
-    arguments.refuse_existing(output)
     opened = with_weights(arguments.open_model(model, family))
-    options = arguments.method_options(option or [])
-    value_options = arguments.method_options(value_option or [])
-    shares = arguments.shares(share or [])
 
     def choose(directory: Path | None) -> Plan:
         with shown("selecting") as progress:

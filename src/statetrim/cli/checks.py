@@ -1,0 +1,113 @@
+"""What an option may be, asked before torch is imported: a mistake is answered at once.
+
+Typer calls these while it parses. What depends on a model is asked later, by the functions.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..errors import StatetrimError
+
+
+def tokens(value: str | None) -> str | None:
+    """A number of tokens, or several with commas."""
+    from ..maths.units import token_count
+
+    for text in (value or "0").split(","):
+        token_count(text)
+    return value
+
+
+def amount(value: str | None) -> str | None:
+    """A number of channels, or a fraction of them."""
+    from ..maths.units import read_amount
+
+    if value is not None:
+        read_amount(value)
+    return value
+
+
+def at_least_one(parameter: typer.CallbackParam, value: int | None) -> int | None:
+    if value is not None and value < 1:
+        raise StatetrimError(f"{parameter.opts[-1]} cannot be {value}; take 1 or more")
+    return value
+
+
+def part(parameter: typer.CallbackParam, value: float | None) -> float | None:
+    """Of a whole."""
+    if value is not None and not 0 <= value < 1:
+        raise StatetrimError(f"{parameter.opts[-1]} is a part, between 0 and 1, not {value:g}")
+    return value
+
+
+def method(value: str) -> str:
+    from ..methods import check_name
+
+    check_name(value)
+    return value
+
+
+def methods(value: str | None) -> str | None:
+    for name in (value or "").split(","):
+        if name.strip():
+            method(name.strip())
+    return value
+
+
+def engine(value: str | None) -> str | None:
+    from ..serving.engine_names import engine_name
+
+    if value is not None:
+        engine_name(value)
+    return value
+
+
+def tasks(value: str) -> str:
+    from ..tasks import find_tasks
+
+    find_tasks([name.strip() for name in value.split(",")])
+    return value
+
+
+def text(value: str | None) -> str | None:
+    """A source of text."""
+    from ..storage.text import check_source
+
+    if value is not None:
+        check_source(value)
+    return value
+
+
+def rules(value: list[str] | None) -> list[str] | None:
+    from ..tasks.rule import check_rule
+
+    for rule in value or []:
+        check_rule(rule)
+    return value
+
+
+def there(value: Any) -> Any:
+    """A file, or several."""
+    for path in value if isinstance(value, list) else [value]:
+        if path is not None and not Path(path).exists():
+            raise StatetrimError(f"{path} is missing")
+    return value
+
+
+def files(value: list[Path]) -> list[Path]:
+    """Files and models; a name without a suffix may be one on the hub."""
+    there([path for path in value if path.suffix == ".json"])
+    return value
+
+
+def one_of(*names: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
+        if value is not None and value not in names:
+            known = f"{', '.join(names[:-1])} or {names[-1]}" if names[1:] else repr(names[0])
+            raise StatetrimError(f"{parameter.opts[-1]} is {known}, not {value[:40]!r}")
+        return value
+
+    return check
