@@ -132,7 +132,7 @@ def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
 
     def trim(**changes: Any) -> Any:
         return st.trim(
-            place / "model", keep=8, text=place / "text.jsonl", tokens=512, tasks=("mqar",),
+            place / "model", keep=8, text=place / "text.jsonl", tokens=1024, tasks=("mqar",),
             limit=2, control=False, progress=False, out=place / "out", **changes,
         )  # fmt: skip
 

@@ -55,6 +55,7 @@ def prepare(root: Path) -> Path:
     tiny.write_text(root / "text.jsonl", 6000)
     model, text = st.open(root / "model"), root / "text.jsonl"
     sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
+    sizes |= {"recall": 0.0, "random": 0.0}
     st.select(model, "l1", 8, keep_values=4, value_method="rand").save(root / "plan.json")
     small = st.prune(model, root / "plan.json", root / "small", progress=False)
     st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import statetrim as st
-from helpers import commands
+from helpers import commands, tiny
 from helpers.refusal import run
 
 MOST_SECONDS = 10.0
@@ -138,6 +138,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
 def prepare(root: Path) -> Path:
     """Every artifact, of tiny models."""
     commands.prepare(root)
+    tiny.write_text(root / "text.jsonl", 12_000)
     model, text = st.open(root / "model"), root / "text.jsonl"
     shutil.rmtree(root / "small")
     shared: dict[str, Any] = {

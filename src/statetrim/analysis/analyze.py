@@ -52,6 +52,8 @@ def analyze(
     A `baseline` is run on the same text, and stands in the result's `baseline`.
     """
     stride = _stride(every)
+    if batch_size < 1:
+        raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
     if not 0 <= burn_in < length:
         raise StatetrimError(
             f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "

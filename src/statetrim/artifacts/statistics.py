@@ -129,7 +129,8 @@ class Statistics:
                 about = json.loads((file.metadata() or {}).get("statetrim", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:
-            raise StatetrimError(f"{path} cannot be read as statistics: {error}") from None
+            reason = str(error).partition("\n")[0][:150]
+            raise StatetrimError(f"{path} cannot be read as statistics: {reason}") from None
         known = about if isinstance(about, dict) else {}
         check_header(known, "statistics", path)
         if not isinstance(known.get("lineage", {}), dict):

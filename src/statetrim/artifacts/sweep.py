@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import StatetrimError
 from ..maths.formatting import listed, short
-from ..maths.units import MIB
+from ..maths.units import MIB, is_number
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
@@ -62,6 +62,26 @@ class Sweep:
                 Point(**{**p, "scores": {name: Measured(**m) for name, m in p["scores"].items()}})
                 for p in stored["points"]
             ]
-            return Sweep(str(stored["model"]), points, dict(stored["lineage"]))
+            found = Sweep(str(stored["model"]), points, dict(stored["lineage"]))
+            if points and all(map(_is_sound, points)):
+                return found
         except (KeyError, TypeError, AttributeError, ValueError):
-            raise StatetrimError(f"{path} is not what a sweep writes") from None
+            pass
+        raise StatetrimError(f"{path} is not what a sweep writes")
+
+
+def _is_sound(point: Point) -> bool:
+    """Whether every value is of its kind, and every number one that can be drawn."""
+    sizes = (point.keep, point.keep_values, point.state_bytes)
+    return (
+        all(type(size) is int and 0 < size < 2**63 for size in sizes)
+        and isinstance(point.method, str)
+        and all(
+            is_number(one.value)
+            and all(end is None or is_number(end) for end in (one.low, one.high))
+            and isinstance(one.unit, str)
+            and isinstance(one.higher_is_better, bool)
+            and isinstance(one.floor, bool)
+            for one in point.scores.values()
+        )
+    )

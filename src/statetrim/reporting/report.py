@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import StatetrimError
+from ..maths.formatting import short
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import write_text
 from ..storage.output import output, partial_of, refuse_existing
@@ -16,6 +17,7 @@ from .opening import opening, title
 from .sections import sections
 
 MOST_BYTES = 2_000_000
+_NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 HTML, MARKDOWN = "report.html", "report.md"
 
 
@@ -36,8 +38,17 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
     record = {"format": "statetrim report", "statetrim": __version__, "artifacts": given}
     with output(place, "job.json", record, files=files) as work:
         if not work.done:
-            document = compose(gather(artifacts))
-            page = html.page(document)
+            try:
+                document = compose(gather(artifacts))
+                page = html.page(document)
+            except StatetrimError:
+                raise
+            except _NONSENSE as error:  # records are read as they are, and anybody may write one
+                reason = short(f"{type(error).__name__}: {error}", 120)
+                raise StatetrimError(
+                    f"a record among the artifacts holds values that mean nothing ({reason}); "
+                    f"leave it out or write it anew"
+                ) from error
             if len(page.encode()) > MOST_BYTES:
                 raise StatetrimError(
                     f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page "
