@@ -49,7 +49,7 @@ def trial(name: str, root: Path, event: int, left: dict[str, str]) -> str | None
     differing = sorted(p for p in {*found, *left} if found.get(p) != left.get(p))
     if differing:
         return f"differs in {differing[:5]} after {again.code}: {again.err[-300:]}"
-    # Killed after its last change of the result, it had finished: a file that is there is said to be.
+    # Killed after the last change of its result, it had finished: the file is said to be there.
     finished = again.code == 2 and "not overwritten" in again.err
     return None if again.code == 0 or finished else f"ended with {again.code}: {again.err[-300:]}"
 
