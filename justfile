@@ -150,3 +150,7 @@ kill-every-event *COMMANDS:
 # Damaged artifacts by the thousand, each refused in a sentence or read (SECURITY.md).
 mutants COUNT="5000" SEED="0":
     cd tests && python -m helpers.mutants {{COUNT}} {{SEED}}
+
+# `trim` in a real terminal of 80 and 120 columns, interrupted and run again, and in a pipe; needs tmux.
+record-trim MODEL TEXT OUT:
+    tools/record_trim.sh {{MODEL}} {{TEXT}} {{OUT}}

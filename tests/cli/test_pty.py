@@ -1,0 +1,144 @@
+"""`trim` in a real terminal: bars come and go, notes have lines of their own, Ctrl-C ends it."""
+
+import fcntl
+import os
+import re
+import select
+import struct
+import subprocess
+import sys
+import termios
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from helpers import tiny
+
+COLUMNS = 80
+TOKEN = re.compile(r"\x1b\[([0-9;?]*)([A-Za-z])|([\r\n])|([^\x1b\r\n])")
+FLAGS = "--keep 6 --tokens 2k --limit 2 --batch-size 2 --tasks text --no-control --no-benchmark"
+
+
+class Screen:
+    """What a terminal makes of what it is sent: the few codes that bars need, and wrapping."""
+
+    def __init__(self) -> None:
+        self.lines: list[list[str]] = [[]]
+        self.row = self.column = 0
+
+    def feed(self, text: str) -> None:
+        for code in TOKEN.finditer(text):
+            count, letter, control, character = code.groups()
+            if letter == "A":
+                self.row = max(0, self.row - int(count or 1))
+            elif letter == "K":
+                self.lines[self.row] = []
+            elif control == "\r":
+                self.column = 0
+            elif control == "\n":
+                self._go_to(self.row + 1)
+            elif character:
+                if self.column == COLUMNS:
+                    self._go_to(self.row + 1)
+                    self.column = 0
+                line = self.lines[self.row]
+                line.extend(" " * (self.column + 1 - len(line)))
+                line[self.column] = character
+                self.column += 1
+
+    def _go_to(self, row: int) -> None:
+        self.row = row
+        self.lines.extend([] for _ in range(row + 1 - len(self.lines)))
+
+    @property
+    def text(self) -> list[str]:
+        return ["".join(line).rstrip() for line in self.lines]
+
+
+def fused(lines: list[str]) -> list[str]:
+    """Lines in which a bar and a sentence share a place, or figures that are none."""
+    bar = r"[━╸╺]{3}"
+    note = r"\.\.\.|kept|runs in|interrupted|checked"
+    return [
+        line
+        for line in lines
+        if re.search(rf"({note}).*{bar}|{bar}.*({note})|in all.*in all|\bnan\b|/\?", line)
+    ]
+
+
+def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, Screen, str]:
+    """Exit code, screen, and everything that was sent; Ctrl-C is typed once `stop_at` is there."""
+    ours, theirs = os.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+    # A session of its own takes the first terminal that it opens, and Ctrl-C comes from there.
+    shell = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(theirs), sys.executable, "-m"]
+    known = os.environ | {"TERM": "xterm-256color"}
+    process = subprocess.Popen([*shell, "statetrim", *words], start_new_session=True, env=known)
+    screen, sent, rest = Screen(), "", b""
+    while True:
+        while not (ready := _readable(ours)) and process.poll() is None:
+            pass
+        if not ready:
+            break
+        rest += os.read(ours, 2**16)
+        text = rest.decode(errors="ignore")
+        rest = b"" if text.encode() == rest else rest[len(text.encode()) :]
+        screen.feed(text)
+        sent += text
+        assert not fused(screen.text), fused(screen.text)
+        if stop_at and any(stop_at in line for line in screen.text):
+            os.write(ours, b"\x03")
+            stop_at = ""
+    os.close(ours)
+    os.close(theirs)
+    return process.wait(), screen, sent
+
+
+def _readable(descriptor: int) -> bool:
+    return bool(select.select([descriptor], [], [], 0.2)[0])
+
+
+def test_no_line_is_broken(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
+    out = tmp_path / "out"
+    words = ["trim", str(checkpoint("qwen3_5_text")), "--text", str(text), *FLAGS.split()]
+    code, screen, sent = in_terminal([*words, "-o", str(out)], stop_at="select by")
+    assert code == 130, screen.text
+    said = " ".join(screen.text)
+    assert "statetrim: interrupted; what is finished is kept in" in said
+    assert "run the same command again to go on" in said
+    assert not re.search("Traceback|KeyboardInterrupt|Aborted", sent)
+
+    code, screen, sent = in_terminal([*words, "-o", str(out)])
+    assert code == 0, screen.text
+    assert "in all" in sent, "there were bars"
+    shown = screen.text
+    assert not [line for line in shown if line.startswith("in all")], "and they are gone"
+    assert max(map(len, shown)) <= COLUMNS
+    assert "calibrate: done before, kept" in shown
+    stage = r"[a-z].* \.\.\.(  \(step \d of \d, ~\d+ (s|min) left\))?"
+    stages = [line for line in shown if " ..." in line]
+    assert stages and all(re.fullmatch(stage, line) for line in stages), stages
+    assert (out / "config.json").exists()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        "calibrating ━━━━━━━━━━━━━━━━━━━ 3/9\rx runs in fla\r\n",
+        "calibrating ━━━━━ 3/9 check ...\r\n",
+        "recovering ━━━━━ 0/? steps",
+        "recovering ━━━━━ loss nan",
+    ],
+)
+def test_what_the_test_above_would_find(sent: str) -> None:
+    screen = Screen()
+    screen.feed(sent)
+    assert fused(screen.text)
+
+
+def test_a_bar_that_makes_room_is_fine() -> None:
+    screen = Screen()
+    screen.feed("a ━━━━━ 1/2\r\x1b[2Kcheck ...\r\nb ━━━━━ 2/2\r\n\x1b[1A\x1b[2K")
+    assert not fused(screen.text) and screen.text[0] == "check ..."
