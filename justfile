@@ -28,6 +28,10 @@ interface:
     cd tests && python -m helpers.interface python > data/interface/python.txt
     cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
 
+# Every command on pretended GPUs, for all model types; CI takes a sample of them.
+devices:
+    pytest -n 2 -m "slow or not slow" tests/runtime/test_devices.py
+
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:
     mkdocs build --strict

@@ -24,10 +24,12 @@ from torch import Tensor
 import statetrim as st
 from statetrim import portable
 from statetrim.calibration import calibrate as calibration
+from statetrim.calibration.hooks import hooks_for
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.progress import ignore
 from statetrim.runtime.loading import _own_kernels_only, load_live
+from statetrim.runtime.logits import LogitReader
 from statetrim.storage.text import Sequences
 
 VOCABULARY, LENGTH, BATCH, BATCHES = 8192, 512, 2, 1
@@ -77,16 +79,18 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
     """Best CPU seconds of the bare passes and of the calibrating ones."""
     live = load_live(directory)
     parts = calibration._parts(methods, layerwise=False)
-    batches: list[Tensor] = random_sequences(BATCH * BATCHES, LENGTH).batches(BATCH)
+    data = random_sequences(BATCH * BATCHES, LENGTH)
+    batches: list[Tensor] = data.batches(BATCH)
     backward = "grad" in methods
     if backward:
         calibration._train_projections_only(live)
+        reader = LogitReader(live)
     sums = Sums(live.checkpoint, parts)
 
     def bare() -> None:
         for batch in batches:
             if backward:
-                calibration._backward(live, batch, None)
+                calibration._backward(reader, batch, None)
                 live.module.zero_grad(set_to_none=True)
             else:
                 with torch.inference_mode():
@@ -94,7 +98,7 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
 
     def calibrating() -> None:
         run = calibration._Run({"text": sums}, None, len(batches), ignore)
-        run.batches(live, calibration._hooks(None, live, sums), "text", batches, None)
+        run.batches(live, hooks_for([live], sums), "text", batches, data)
 
     for warm_up in (bare, calibrating):
         warm_up()

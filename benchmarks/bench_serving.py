@@ -25,6 +25,7 @@ from transformers import AutoConfig, AutoModelForCausalLM  # noqa: E402
 import statetrim as st  # noqa: E402
 from statetrim import portable  # noqa: E402
 from statetrim.benchmarking import benchmark as benchmarking  # noqa: E402
+from statetrim.runtime.loading import load_live  # noqa: E402
 
 HEADS, WIDTH, HIDDEN, VOCABULARY = 8, 128, 256, 256
 COMMON: dict[str, Any] = {
@@ -87,7 +88,7 @@ def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> Non
     found: list[dict[str, float]] = []
     with torch.inference_mode():
         for path in paths:
-            runner = benchmarking._runner(st.open(path), None)
+            runner = benchmarking._Runner(path.name, load_live(path))
             ids = runner.live.random_ids(batch, length)
             work = benchmarking._mixer_decode(runner, ids)
             for _ in range(32):

@@ -164,7 +164,8 @@ def test_the_command_line_fills_every_option(
     words += " --sequences 5 --memory-gib 6 --for vllm --text t --tokens 7 --method l1"
     words += " --value-method readout_l1 --refit --recall 0.3 --random 0.2"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
-    words += " --no-benchmark --layerwise --length 11 --seed 12"
+    words += " --no-benchmark --layerwise --length 11 --seed 12 --device cpu --device-map auto"
+    words += " --max-memory 0=1GiB --dtype bfloat16"
     arguments = ["trim", model, "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
     untouched = NOT_ON_THE_COMMAND_LINE["trim"]
@@ -175,6 +176,7 @@ def test_the_command_line_fills_every_option(
     words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
     words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
     words += " --gradient-checkpointing --layerwise --seed 10 --save-every 11 --report-to x"
+    words += " --device cpu --dtype bfloat16"
     arguments = ["recover", model, "--text", "t", "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.recovery.recover.recover", arguments)
     defaults = plain(st.RecoverOptions())

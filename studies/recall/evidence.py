@@ -15,7 +15,8 @@ from sources import Source
 from statetrim import Checkpoint
 from statetrim.artifacts.mixture import mixed
 from statetrim.artifacts.statistics import LayerStatistics, Statistics
-from statetrim.calibration.calibrate import _hooks, _train_projections_only
+from statetrim.calibration.calibrate import _train_projections_only
+from statetrim.calibration.hooks import hooks_for
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.methods.contract import Evidence, ValueEvidence, top
@@ -46,7 +47,7 @@ class Heard:
 def _heard(model: Checkpoint, masked: Masked, source: Source, backward: bool) -> dict[str, Any]:
     parts = [*FORWARD, "readout_gram"]
     sums, live = Sums(model, parts), masked.live
-    with _hooks(None, live, sums), torch.inference_mode():
+    with hooks_for([live], sums), torch.inference_mode():
         for batch in source.batches():
             live.hidden(batch)
             sums.tokens += batch.numel()

@@ -20,7 +20,7 @@ from helpers.refusal import check_refusal, run
 from statetrim.evaluation import harness
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_live, load_tokenizer
-from statetrim.runtime.logits import LogitReader, compare
+from statetrim.runtime.logits import LogitReader, compared
 from statetrim.storage.text import sequences
 from statetrim.tasks import SUITES, TASKS, pages
 
@@ -272,7 +272,9 @@ def test_mistakes_are_one_sentence(
 def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> None:
     before, after = (load_live(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
     ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
-    found = compare(LogitReader(before), LogitReader(after), ids, chunk=7)
+    with torch.no_grad():
+        old, new = (LogitReader(live).at(ids) for live in (before, after))
+    found = compared(old, new, ids, chunk=7)
     with torch.no_grad():
         p, q = (
             live.module(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after)
@@ -281,8 +283,7 @@ def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> Non
     assert torch.equal(found.same, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
     foretold = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
     assert torch.allclose(found.log_likelihood, foretold, rtol=1e-5)
-    alone = LogitReader(before)
-    itself = compare(alone, alone, ids, chunk=16)
+    itself = compared(old, old, ids, chunk=16)
     assert float(itself.kl.max()) == 0.0 and float(itself.same.min()) == 1.0
 
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.placement import Placement
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.verification.engine import Answer, EngineFailed, Request
 
@@ -103,7 +104,7 @@ class InProcess:
         self.asked.append(model.path.name)
         if narrow and self.mode == "refuses narrow heads":
             raise EngineFailed("ValueError: heads of 12 or more only")
-        live = load_live(model, dtype=getattr(torch, request.dtype)).module
+        live = load_live(model, Placement(dtype=getattr(torch, request.dtype))).module
         share = {"noise": 1.0, "worse for narrow heads": 0.04 * narrow}.get(self.mode, 0.0)
         noise = torch.Generator().manual_seed(0)
 

@@ -17,10 +17,9 @@ import torch
 import torch.distributed as dist
 
 import statetrim as st
-from statetrim.recovery import fsdp as sharding
 from statetrim.recovery import trainer as training
 from statetrim.recovery.fsdp import is_shard
-from statetrim.runtime import loading
+from statetrim.runtime.stored_weights import StoredWeights
 from statetrim.storage.text import Sequences
 
 STEPS, BATCH, LENGTH = 8, 4, 24
@@ -69,15 +68,17 @@ def main() -> None:
 
     seen = list[Any]()
 
-    def materialize(module: Any, device: torch.device) -> None:
-        loading.materialize(module, device)
+    settle = StoredWeights.settle
+
+    def settled(self: StoredWeights, module: Any) -> None:
+        settle(self, module)
         seen.append(module)
         parameters = {id(p): p for part in seen for p in part.parameters()}.values()
         whole = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
         counts["whole"] = max(counts.get("whole", 0), whole)
 
     with (
-        patch.object(sharding, "materialize", materialize),
+        patch.object(StoredWeights, "settle", settled),
         patch.object(training.RecoveryTrainer, "trained", count),
     ):
         st.recover(small, out=directory / "fsdp", shard=True, **options(model))

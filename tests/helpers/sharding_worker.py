@@ -17,12 +17,13 @@ import torch.distributed as dist
 import statetrim as st
 from statetrim.recovery.fsdp import Sharder, is_shard, whole
 from statetrim.runtime.loading import load_live
+from statetrim.runtime.placement import Placement
 
 
 @torch.no_grad()
 def compared(path: str) -> dict[str, float]:
     ids = torch.arange(12).unsqueeze(0) % 50 + 1
-    live = load_live(path, device="cpu:0", layerwise=True)  # as the Trainer names it
+    live = load_live(path, Placement("cpu:0", layerwise=True))  # as the Trainer names it
     plain, split = st.load(path), live.module.requires_grad_(False)
     Sharder(live.device).split(live)
     expected, found = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))

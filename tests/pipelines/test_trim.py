@@ -316,8 +316,8 @@ def test_whether_weights_are_streamed_is_decided_once(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = Job.of(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(keep=6))
-    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda: 0)
+    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 0)
     assert job.decided(tmp_path).options.layerwise is True
-    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda: 2**50)
+    monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 2**50)
     assert job.decided(tmp_path).options.layerwise is True
     assert job.record["layerwise"] is None

@@ -13,13 +13,14 @@ import statetrim as st
 from helpers import tiny
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.mixers import MixerCall, hook_mixers
+from statetrim.runtime.placement import Placement
 
 Load = Callable[[str], Path]
 
 
 def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
     model = st.open(checkpoint("delta_net"))
-    live = load_live(model, device="cpu:0")
+    live = load_live(model, Placement("cpu:0"))
     assert live.checkpoint is model and live.runtime.name in ("portable", "fla")
     assert live.device == torch.device("cpu"), "a parameter moved to cpu:0 would be none any more"
     assert all(isinstance(p, nn.Parameter) for p in live.module.parameters())

@@ -66,7 +66,7 @@ def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
     config: dict[str, Any], dtype: torch.dtype, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fla's chunked delta rule and delta product assert that they are not given float32."""
-    monkeypatch.setattr(loading, "fla_runs", lambda: True)
+    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
     found = loading.runtime_for(families()[config["model_type"]], config, dtype)
     assert found.name == runtime
     assert runtime == "fla" or found.reason == "fla's kernel takes no float32"
@@ -76,7 +76,7 @@ def test_a_float32_delta_net_runs_and_says_how_where_fla_is(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="statetrim")
-    monkeypatch.setattr(loading, "fla_runs", lambda: True)
+    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
     live = st.load(checkpoint("delta_net"))
     assert (live.statetrim_runtime.name, live.dtype) == ("portable", torch.float32)
     assert "delta_net runs in portable (fla's kernel takes no float32)" in caplog.text
@@ -87,7 +87,7 @@ def test_what_only_fla_can_run_is_loaded_in_bfloat16(
 ) -> None:
     """Pretended: a float32 model whose only runtime is fla, loaded by portable's class."""
     caplog.set_level(logging.INFO, logger="statetrim")
-    monkeypatch.setattr(loading, "fla_runs", lambda: True)
+    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
     family = type(families()["delta_net"])
     monkeypatch.setattr(family, "runtimes", lambda self, config: ("fla",))
     monkeypatch.setattr(loading, "_register", lambda family, runtime: None)

@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import TOLERANCE, check_cut
 
 Load = Callable[[str], Path]
@@ -30,7 +31,7 @@ def test_every_family_passes(model_type: str, checkpoint: Load, tmp_path: Path) 
 @pytest.mark.filterwarnings("ignore")
 def test_weights_streamed_from_disk_give_the_same(checkpoint: Load, tmp_path: Path) -> None:
     job = cut(checkpoint("qwen3_next"), tmp_path / "small")
-    whole, streamed = check_cut(*job), check_cut(*job, layerwise=True)
+    whole, streamed = check_cut(*job), check_cut(*job, placement=Placement(layerwise=True))
     assert whole.sliced_against_masked == pytest.approx(streamed.sliced_against_masked, abs=1e-6)
 
 
@@ -68,8 +69,8 @@ def test_a_cache_that_forgets_is_noticed(
     job = cut(checkpoint("qwen3_5_text"), tmp_path / "small")
     real = checks.load_live
 
-    def forgetful(which: st.Checkpoint, **options: object) -> object:
-        live = real(which, **options)  # type: ignore[arg-type]
+    def forgetful(which: st.Checkpoint, placement: Placement) -> object:
+        live = real(which, placement)
         forward = live.module.forward
 
         def forward_without_state(*args: object, **kwargs: object) -> object:

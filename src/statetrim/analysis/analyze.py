@@ -7,7 +7,7 @@ at a time, so memory does not grow with the length of a sequence.
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -20,8 +20,11 @@ from ..maths.linalg import condition_number
 from ..maths.units import token_count
 from ..progress import Advance, ShowProgress, counter, showing
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
+from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
-from ..runtime.states import walk
+from ..runtime.placement import Dtype, MaxMemory, Placement
+from ..runtime.sequential import LayerWalk
+from ..runtime.states import MOST_STATES, walk
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
@@ -41,7 +44,11 @@ def analyze(
     burn_in: int = BURN_IN,
     batch_size: int = 1,
     skip: int | str = 0,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    max_memory: MaxMemory | None = None,
+    layerwise: bool = False,
     baseline: ModelLike | None = None,
     progress: ShowProgress = True,
 ) -> Analysis:
@@ -49,8 +56,11 @@ def analyze(
 
     States are looked at after every 64th token ("chunk"), every token, or a power of two up to 64.
     The first `burn_in` tokens of a sequence count in curves over tokens, and nowhere else.
-    A `baseline` is run on the same text, and stands in the result's `baseline`.
+    A `baseline` is run on the same text, and stands in the result's `baseline`. `layerwise` reads
+    one layer after the other from disk, for models larger than memory; `dtype`, `device`,
+    `device_map` and `max_memory` are those of `load`.
     """
+    placement = Placement(device, device_map, max_memory, dtype, layerwise)
     stride = _stride(every)
     if batch_size < 1:
         raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
@@ -70,7 +80,7 @@ def analyze(
     with showing(progress, "analysing") as report:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
         found = [
-            _analyze_one(each, data, dtype, stride, burn_in, batch_size, count)
+            _analyze_one(each, data, placement, stride, burn_in, batch_size, count)
             for each, data in zip(models, texts, strict=True)
         ]
     return found[0] if baseline is None else replace(found[0], baseline=found[1])
@@ -79,7 +89,7 @@ def analyze(
 def _analyze_one(
     model: Checkpoint,
     data: Sequences,
-    dtype: torch.dtype | None,
+    placement: Placement,
     every: int,
     burn_in: int,
     batch_size: int,
@@ -91,11 +101,9 @@ def _analyze_one(
         i: _Tally(model.geometry, model.family, length, every, burn_in)
         for i in model.geometry.layers
     }
-    live = load_live(model, dtype=dtype)
-    with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
-        for batch in data.batches(batch_size):
-            live.hidden(batch)
-            count(batch.numel())
+    live = load_live(model, placement)
+    run = _walk if placement.layerwise else _run
+    run(live, data.batches(batch_size), tallies, count)
     return Analysis(
         {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
         model.geometry,
@@ -106,12 +114,33 @@ def _analyze_one(
             "source": model.digest,
             "model_type": model.config["model_type"],
             "runtime": live.runtime.name,
-            "dtype": str(dtype) if dtype else "stored",
+            "dtype": placement.said_dtype,
             "every": every,
             "batch_size": batch_size,
             "data": data.lineage,
         },
     )
+
+
+def _run(
+    live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
+) -> None:
+    with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
+        for batch in batches:
+            live.hidden(batch)
+            count(batch.numel())
+
+
+def _walk(
+    live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
+) -> None:
+    """The same, layer by layer."""
+    for turn in LayerWalk(live, batches).turns(max(tallies) + 1):
+        layers = [turn.number] if turn.number in tallies else []
+        with hook_kernels(live, lambda call: tallies[call.layer].add(call), layers=layers):
+            for step in turn.run():
+                if turn.number == max(tallies):
+                    count(batches[step].numel())
 
 
 class _Tally:
@@ -124,43 +153,64 @@ class _Tally:
     def __init__(
         self, geometry: Geometry, family: Family, length: int, every: int, burn_in: int
     ) -> None:
-        heads, groups, width = geometry.num_v_heads, geometry.num_k_heads, geometry.head_k_dim
-        self.family, self.every, self.length, self.burn_in = family, every, length, burn_in
-        self.ranks = torch.zeros(heads, math.ceil(length / every), dtype=torch.float64)
-        self.known = torch.zeros_like(self.ranks)  # how many states were not zero
-        self.spectrum = torch.zeros(heads, min(width, geometry.head_v_dim), dtype=torch.float64)
-        self.histogram = torch.zeros(heads, BINS, dtype=torch.int64)
+        self.geometry, self.family = geometry, family
+        self.every, self.length, self.burn_in = every, length, burn_in
         self.states = 0  # in the spectrum, for every head
-        self.query_gram = torch.zeros(groups, width, width, dtype=torch.float64)
+        self._make(torch.device("cpu"))
+
+    def _make(self, device: torch.device) -> None:
+        g = self.geometry
+        heads, groups, width = g.num_v_heads, g.num_k_heads, g.head_k_dim
+        exact: Any = {"dtype": torch.float64, "device": device}
+        self.ranks = torch.zeros(heads, math.ceil(self.length / self.every), **exact)
+        self.known = torch.zeros_like(self.ranks)  # how many states were not zero
+        self.spectrum = torch.zeros(heads, min(width, g.head_v_dim), **exact)
+        self.histogram = torch.zeros(heads, BINS, dtype=torch.int64, device=device)
+        self.query_gram = torch.zeros(groups, width, width, **exact)
         self.key_gram = torch.zeros_like(self.query_gram)
 
     def add(self, call: KernelCall) -> None:
-        first = 0
+        if self.ranks.device != call.key.device:  # the layer's, known when it first runs
+            self._make(call.key.device)
+        first, waiting = 0, list[Tensor]()
         for block in walk(call, self.family, self.every):
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
-            singular = torch.linalg.svdvals(block.states).cpu()  # [batch, samples, heads, rank]
-            self._add(slice(first, first + singular.shape[1]), singular)
-            first += singular.shape[1]
+            waiting.append(block.states)
+            if sum(states.shape[1] for states in waiting) >= MOST_STATES:
+                first = self._add(first, waiting)
+        self._add(first, waiting)
 
-    def _add(self, samples: slice, singular: Tensor) -> None:
+    def _add(self, first: int, waiting: list[Tensor]) -> int:
+        """Decompose the states [batch, samples, heads, head_k_dim, head_v_dim] that wait, all at
+        once; returns the number of the next sample."""
+        if not waiting:
+            return first
+        singular = torch.linalg.svdvals(torch.cat(waiting, 1))  # [batch, samples, heads, rank]
+        waiting.clear()
+        samples = slice(first, first + singular.shape[1])
         ranks = (singular / singular[..., :1]).square().sum(-1)  # nan for a zero state
         self.ranks[:, samples] += ranks.nansum(0).T
         self.known[:, samples] += ranks.isfinite().sum(0).T
         seen = torch.arange(samples.start + 1, samples.stop + 1) * self.every
-        late = singular[:, seen.clamp(max=self.length) > self.burn_in].flatten(0, 1)
+        late_from = int((seen.clamp(max=self.length) <= self.burn_in).sum())
+        late = singular[:, late_from:].flatten(0, 1)
         self.states += len(late)
         self.spectrum += late.sum(0)
         self.histogram += _histogram(late)
+        return int(samples.stop)
 
     def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
         query_filters, key_filters = filters or (None, None)
+        conditions = [condition_number(gram).sqrt() for gram in (self.key_gram, self.query_gram)]
+        found = [self.ranks / self.known, self.spectrum / self.states, *conditions]
+        effective_rank, spectrum, key_condition, query_condition = _on_host(found)
         return LayerAnalysis(
-            effective_rank=self.ranks / self.known,
-            spectrum=self.spectrum / self.states,
-            histogram=self.histogram,
-            key_condition=condition_number(self.key_gram).sqrt(),
-            query_condition=condition_number(self.query_gram).sqrt(),
+            effective_rank=effective_rank,
+            spectrum=spectrum,
+            histogram=self.histogram.cpu(),
+            key_condition=key_condition,
+            query_condition=query_condition,
             key_filters=key_filters,
             query_filters=query_filters,
         )
@@ -169,14 +219,21 @@ class _Tally:
 def _gram(x: Tensor) -> Tensor:
     """[batch, time, heads, channels] -> [heads, channels, channels]."""
     rows = x.flatten(0, 1).transpose(0, 1)
-    return (rows.mT @ rows).cpu()
+    return rows.mT @ rows
+
+
+def _on_host(tensors: list[Tensor]) -> list[Tensor]:
+    """In one copy."""
+    flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
+    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
+    return [piece.reshape(t.shape).clone() for piece, t in zip(pieces, tensors, strict=True)]
 
 
 def _histogram(singular: Tensor) -> Tensor:
     """Counts [heads, BINS] by log10 of `singular` [states, heads, rank]."""
     bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
     rows = bins.transpose(0, 1).flatten(1)
-    empty = torch.zeros(len(rows), BINS, dtype=torch.int64)
+    empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)
     return empty.scatter_add(1, rows, torch.ones_like(rows))
 
 

@@ -6,7 +6,7 @@ error taken on another, both from sums, so that no activation is kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,8 @@ from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.placement import Placement
+from ..runtime.sequential import LayerWalk
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.text import Sequences
 
@@ -44,8 +46,7 @@ def predict(
     measured_on: Mapping[str, Sequences],
     *,
     batch_size: int = 8,
-    dtype: torch.dtype | None = None,
-    layerwise: bool = False,
+    placement: Placement | None = None,
     most_bytes: int = 2**32,
     progress: OnProgress = ignore,
 ) -> Prediction:
@@ -57,25 +58,24 @@ def predict(
     """
     if set(fitted_on) != set(measured_on) or not fitted_on:
         raise StatetrimError("a prediction needs the same sources to fit and to measure on")
-    live = load_live(with_weights(model), dtype=dtype, layerwise=layerwise)
-    groups = list(_groups(model, plans, 2 * len(fitted_on), most_bytes))
-    parts = [*fitted_on.values(), *measured_on.values()]
-    advance = counter(progress, len(groups) * sum(data.tokens for data in parts), "tokens")
+    live = load_live(with_weights(model), placement)
+    data = [
+        [source.batches(batch_size) for source in part.values()]
+        for part in (fitted_on, measured_on)
+    ]
+    reading = _Reading(live, plans, [batches for part in data for batches in part])
     errors: dict[str, dict[str, dict[int, float]]] = {
         name: {source: {} for source in fitted_on} for name in plans
     }
-    for layers in groups:
-        fits, tests = (
-            {
-                source: _sums(live, plans, layers, data.batches(batch_size), advance)
-                for source, data in sources.items()
-            }
-            for sources in (fitted_on, measured_on)
-        )
+    groups = list(_groups(model, plans, 2 * len(fitted_on), most_bytes))
+    passes = 1 if live.weights else len(groups)  # a walk has the sums of one layer at a time
+    advance = counter(progress, passes * reading.tokens, "tokens")
+    for layers, found in reading.walk(advance) if live.weights else reading.passes(groups, advance):
+        fits, tests = found[: len(fitted_on)], found[len(fitted_on) :]
         for name in plans:
             for layer in layers:
-                weight = _fitted([sums[name, layer] for sums in fits.values()])
-                for source, sums in tests.items():
+                weight = _fitted([sums[name, layer] for sums in fits])
+                for source, sums in zip(measured_on, tests, strict=True):
                     seen = sums[name, layer]
                     errors[name][source][layer] = max(
                         0.0, missed(weight, seen.gram, seen.target, seen.square)
@@ -113,47 +113,84 @@ def _hidden_size(model: Checkpoint) -> int:
     return int(shapes[0][0])
 
 
-def _sums(
-    live: LiveModel,
-    plans: Mapping[str, Plan],
-    layers: tuple[int, ...],
-    batches: Sequence[Tensor],
-    advance: Advance,
-) -> dict[tuple[str, int], Sums]:
-    found: dict[tuple[str, int], Sums] = {}
-    columns = _columns(live.checkpoint, plans)
-    seen: dict[str, Tensor] = {}  # of the call that is running
-    masked = False
+Found = list[dict[tuple[str, int], Sums]]
+"""Of every source, the sums of each plan and layer."""
 
-    def readout(module: nn.Module, args: Any) -> None:
-        seen["values"] = args[0]
 
-    def remember(module: nn.Module, args: Any, output: Tensor) -> None:
-        bias = getattr(module, "bias", None)
-        seen["output"] = output if bias is None else output - bias
+class _Reading:
+    """A model, plans, and for every source the batches that are read."""
 
-    def repeat(call: MixerCall) -> None:
-        nonlocal masked
-        if masked:
+    def __init__(
+        self, live: LiveModel, plans: Mapping[str, Plan], sources: Sequence[Sequence[Tensor]]
+    ) -> None:
+        self.live, self.plans, self.sources = live, plans, sources
+        self.tokens = sum(batch.numel() for batches in sources for batch in batches)
+        self._columns = _columns(live.checkpoint, plans)
+        self._seen: dict[str, Tensor] = {}  # of the call that is running
+        self._masked = False
+
+    def passes(
+        self, groups: Sequence[tuple[int, ...]], advance: Advance
+    ) -> Iterator[tuple[tuple[int, ...], Found]]:
+        """All data once for every group of layers."""
+        for layers in groups:
+            found: Found = []
+            for batches in self.sources:
+                found.append({})
+                with torch.inference_mode(), self._hooks(layers, found[-1]):
+                    for batch in batches:
+                        self.live.hidden(batch)
+                        advance(batch.numel())
+            yield layers, [_on_host(sums) for sums in found]
+
+    def walk(self, advance: Advance) -> Iterator[tuple[tuple[int, ...], Found]]:
+        """All data once, layer by layer."""
+        batches = [batch for source in self.sources for batch in source]
+        layers = self.live.checkpoint.geometry.layers
+        for turn in LayerWalk(self.live, batches).turns(max(layers) + 1):
+            here = (turn.number,) if turn.number in layers else ()
+            found: Found = []
+            first = 0
+            for source in self.sources:
+                found.append({})
+                with self._hooks(here, found[-1]):
+                    for step in turn.run(range(first, first + len(source))):
+                        if turn.number == max(layers):
+                            advance(batches[step].numel())
+                first += len(source)
+            yield here, [_on_host(sums) for sums in found]
+
+    @contextmanager
+    def _hooks(self, layers: tuple[int, ...], found: dict[tuple[str, int], Sums]) -> Iterator[None]:
+        """Within, every call of the mixers of `layers` is repeated for each plan."""
+
+        def readout(module: nn.Module, args: Any) -> None:
+            self._seen["values"] = args[0]
+
+        def remember(module: nn.Module, args: Any, output: Tensor) -> None:
+            bias = getattr(module, "bias", None)
+            self._seen["output"] = output if bias is None else output - bias
+
+        with ExitStack() as stack:
+            for layer in layers:
+                reader = self.live.output_projections[layer]
+                stack.callback(reader.register_forward_pre_hook(readout).remove)
+                stack.callback(reader.register_forward_hook(remember).remove)
+            mixers = {layer: self.live.mixers[layer] for layer in layers}
+            stack.enter_context(hook_mixers(mixers, lambda call: self._repeat(call, found)))
+            yield
+
+    def _repeat(self, call: MixerCall, found: dict[tuple[str, int], Sums]) -> None:
+        if self._masked:
             return
-        masked, target = True, seen["output"].flatten(0, -2).double()
-        for name, plan in plans.items():
-            with _cut(live, plan, call.layer):
-                call.repeat(live.mixers[call.layer])
-            values = seen["values"].flatten(0, -2).double()
-            _add(found, (name, call.layer), values[:, columns[name, call.layer]], target)
-        masked = False
-
-    with ExitStack() as stack, torch.inference_mode():
-        for layer in layers:
-            reader = live.output_projections[layer]
-            stack.callback(reader.register_forward_pre_hook(readout).remove)
-            stack.callback(reader.register_forward_hook(remember).remove)
-        stack.enter_context(hook_mixers({i: live.mixers[i] for i in layers}, repeat))
-        for batch in batches:
-            live.hidden(batch)
-            advance(batch.numel())
-    return found
+        self._masked, target = True, self._seen["output"].flatten(0, -2).double()
+        for name, plan in self.plans.items():
+            with _cut(self.live, plan, call.layer):
+                call.repeat(self.live.mixers[call.layer])
+            values = self._seen["values"].flatten(0, -2).double()
+            columns = self._columns[name, call.layer].to(values.device)
+            _add(found, (name, call.layer), values[:, columns], target)
+        self._masked = False
 
 
 def _cut(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None]:
@@ -181,10 +218,20 @@ def _columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, in
 
 
 def _add(found: dict[Any, Sums], key: tuple[str, int], values: Tensor, target: Tensor) -> None:
-    """values [tokens, n], target [tokens, hidden]."""
-    square = target.square().sum().reshape(1).cpu()
-    new = Sums((values.mT @ values).cpu(), (target.mT @ values).cpu(), square)
+    """values [tokens, n], target [tokens, hidden]; the sums stay on the layer's device."""
+    square = target.square().sum().reshape(1)
+    new = Sums(values.mT @ values, target.mT @ values, square)
     if key in found:
         held = found[key]
-        new = Sums(held.gram + new.gram, held.target + new.target, held.square + new.square)
-    found[key] = new
+        held.gram += new.gram
+        held.target += new.target
+        held.square += new.square
+    else:
+        found[key] = new
+
+
+def _on_host(found: Mapping[tuple[str, int], Sums]) -> dict[tuple[str, int], Sums]:
+    return {
+        key: Sums(held.gram.cpu(), held.target.cpu(), held.square.cpu())
+        for key, held in found.items()
+    }

@@ -26,6 +26,7 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader, compared
 from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
 from ..storage.output import saved
@@ -61,8 +62,7 @@ def sensitivity(
     rows: int = 32,
     skip: int = 0,
     batch_size: int = 8,
-    dtype: torch.dtype | None = None,
-    layerwise: bool = False,
+    placement: Placement | None = None,
     out: str | Path | None = None,
     resume: bool = False,
     progress: OnProgress = ignore,
@@ -71,9 +71,10 @@ def sensitivity(
 
     An evaluation reads `windows` windows of `text`, after `skip` tokens, and `rows` sequences of
     each recall load. There is one for the original and one for each layer, plan and axis; the
-    errors of the layers' outputs take about two more. `layerwise` streams the weights from disk.
-    With `out` the result is written there, and every cut on the way to `OUT.partial`, from which
-    the same call goes on after an interruption (`resume` is not needed any more).
+    errors of the layers' outputs take about two more. Where the weights are on disk, each
+    reads them again for every batch. With `out` the result is written there, and every cut on the
+    way to `OUT.partial`, from which the same call goes on after an interruption (`resume` is not
+    needed any more).
     """
     variants = list(_variants(with_weights(model), plans))
     tokenizer = load_tokenizer(model)
@@ -82,7 +83,7 @@ def sensitivity(
         "statetrim": __version__,
         "source": model.digest,
         "weights": model.digest,
-        "dtype": str(dtype) if dtype else "stored",
+        "dtype": (placement or Placement()).said_dtype,
         "data": data.lineage,
         "rows": rows,
         "plans": _digest(variants),
@@ -90,7 +91,7 @@ def sensitivity(
     record = {"format": "statetrim sensitivity job", **lineage}
 
     def measured(directory: Path | None) -> Sensitivity:
-        live = load_live(model, dtype=dtype, layerwise=layerwise)
+        live = load_live(model, placement)
         experiment = _Experiment(live, data, rows, batch_size)
         return _measured(experiment, variants, _SoFar(directory), lineage, progress)
 
@@ -205,13 +206,17 @@ class _Experiment:
         with hook_mixers(self.live.mixers, calls.append):
             self.live.hidden(batch)
         by_layer = {call.layer: call for call in calls}
-        for number, variant in enumerate(variants):
+        new = list[Tensor]()
+        for variant in variants:
             call = by_layer[variant.layer]
-            before = call.output
+            before = call.output.double()
             with self._cut(variant):
-                after = call.repeat(self.live.mixers[variant.layer])
-            missed[number] += float((after.double() - before.double()).square().sum())
-            square[number] += float(before.double().square().sum())
+                after = call.repeat(self.live.mixers[variant.layer]).double()
+            sums = [(after - before).square().sum(), before.square().sum()]
+            new.append(torch.stack(sums).to(self.live.device))
+        both = torch.stack(new).cpu()
+        missed += both[:, 0]
+        square += both[:, 1]
 
     def _cut(self, variant: _Variant | None) -> AbstractContextManager[None]:
         if variant is None:

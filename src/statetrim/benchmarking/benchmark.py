@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from ..artifacts.timings import Timing, Timings, distinct
 from ..errors import StatetrimError
@@ -21,6 +22,7 @@ from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened
 from ..storage.output import saved
@@ -59,7 +61,10 @@ def benchmark(
     batches: Sequence[int] | None = None,
     lengths: Sequence[int | str] | None = None,
     rounds: int = 7,
-    dtype: str | None = None,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    max_memory: MaxMemory | None = None,
     engine: str | None = None,
     engine_python: str | Path | None = None,
     requests: int = 64,
@@ -71,18 +76,19 @@ def benchmark(
     """Time `baseline` and `models` at every batch size and length, taking turns.
 
     All models are in memory at once, so that whatever else the machine does hits them alike.
-    `dtype` None keeps the stored one. With `engine` "vllm" a vLLM server of each model, from the
-    environment of `engine_python`, gets as many `requests` of every length at once and
-    `memory_gib` of cache, and counts the sequences it holds.
+    With `engine` "vllm" a vLLM server of each model, from the environment of `engine_python`, gets
+    as many `requests` of every length at once and `memory_gib` of cache, and counts the sequences
+    it holds. `dtype`, `device`, `device_map` and `max_memory` are those of `load`.
     """
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
-    if dtype not in (None, "float32", "float16", "bfloat16"):
-        raise StatetrimError(f"--dtype is float32, float16 or bfloat16, not {dtype!r}")
+    placement = Placement(device, device_map, max_memory, dtype)
     if not 0 < memory_gib <= 2**20:
         raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
     checkpoints = [opened(baseline), *all_opened(models)]
-    settings = [batches, lengths, rounds, dtype, engine, requests, memory_gib, prefix_caching]
+    said = None if dtype is None else str(placement.torch_dtype).removeprefix("torch.")
+    settings = [batches, lengths, rounds, said, engine, requests, memory_gib, prefix_caching]
+    settings += [str(where) for where in (device, device_map) if where is not None]
     record = {
         "format": "statetrim benchmark",
         "statetrim": __version__,
@@ -93,13 +99,14 @@ def benchmark(
     def timed(directory: Path | None) -> Timings:
         if engine is None:
             with showing(progress, "loading") as report:
-                return _in_turns(checkpoints, batches, lengths, rounds, dtype, report)
+                return _in_turns(checkpoints, batches, lengths, rounds, placement, report)
         loads = [
             Load(
                 requests=requests,
                 length=token_count(length),
                 memory=int(memory_gib * GIB),
                 prefix_caching=prefix_caching,
+                cards=placement.cards,
             )
             for length in lengths or (SERVED_LENGTH,)
         ]
@@ -118,16 +125,19 @@ def _in_turns(
     batches: Sequence[int] | None,
     lengths: Sequence[int | str] | None,
     rounds: int,
-    dtype: str | None,
+    placement: Placement,
     progress: OnProgress,
 ) -> Timings:
     """In this process, every model once a round."""
-    on_gpu = torch.cuda.is_available()
+    on_gpu = placement.home.type == "cuda"
     batches = _checked(batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MOST_BATCH, "batch")
     asked = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
     lengths = _checked([*asked], MOST_LENGTH, "length")
     _checked([rounds], MOST_ROUNDS, "number of rounds")
-    runners = [_runner(checkpoint, dtype) for checkpoint in checkpoints]
+    runners = [
+        _Runner(checkpoint.path.resolve().name, load_live(checkpoint, placement))
+        for checkpoint in checkpoints
+    ]
     for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
         runner.name = name
     settings = [(batch, length) for length in lengths for batch in batches]
@@ -142,11 +152,6 @@ def _in_turns(
     progress(Progress(len(settings), len(settings), "settings", "done"))
     names = [runner.name for runner in runners]
     return Timings(names, records, _lineage(runners, batches, lengths, rounds))
-
-
-def _runner(checkpoint: Checkpoint, dtype: str | None) -> _Runner:
-    live = load_live(checkpoint, dtype=None if dtype is None else getattr(torch, dtype))
-    return _Runner(checkpoint.path.resolve().name, live)
 
 
 def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iterator[Timing]:
@@ -232,30 +237,23 @@ def _sizes(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
 
 
 def _cache_bytes(cache: Any) -> dict[str, int]:
-    """Bytes of a cache object's tensors by what they hold, all sequences together."""
-    found = {"state bytes": 0, "convolution bytes": 0, "key-value bytes": 0}
+    """Bytes of a cache object's tensors by what they hold, all sequences together.
+
+    Its layers name them as transformers does, or in a dictionary as fla does.
+    """
+    kinds = {
+        "state bytes": ("recurrent_state", "recurrent_states"),
+        "convolution bytes": ("conv_state", "conv_states"),
+        "key-value bytes": ("keys", "values", "indexer_keys", "attn_state"),
+    }
+    found = dict.fromkeys(kinds, 0)
     for layer in cache.layers:
-        state = _tensors(getattr(layer, "recurrent_state", None)) or _tensors(
-            getattr(layer, "recurrent_states", None)
-        )
-        tails = _tensors(getattr(layer, "conv_state", None)) or _tensors(
-            getattr(layer, "conv_states", None)
-        )
-        softmax = [
-            tensor
-            for name in ("keys", "values", "indexer_keys")
-            for tensor in _tensors(getattr(layer, name, None))
-        ]
-        for metric, tensors in zip(found, (state, tails, softmax), strict=True):
-            found[metric] += sum(tensor.nbytes for tensor in tensors)
+        named = getattr(layer, "state", None)
+        held = {**vars(layer), **(named if isinstance(named, dict) else {})}
+        for metric, names in kinds.items():
+            tensors = {id(x): x for name in names for x in tree_leaves(held.get(name))}
+            found[metric] += sum(x.nbytes for x in tensors.values() if isinstance(x, Tensor))
     return found
-
-
-def _tensors(value: Any) -> list[Tensor]:
-    if isinstance(value, Tensor):
-        return [value]
-    inner = value.values() if isinstance(value, dict) else value
-    return [] if inner is None else [item for item in inner if isinstance(item, Tensor)]
 
 
 def _peaks(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:

@@ -36,6 +36,7 @@ class Load:
     memory: int = 2**28  # bytes of cache
     seconds: float = 900.0  # for the start and for the load, each
     prefix_caching: bool = False
+    cards: int = 1  # GPUs that the model is spread over
 
     def check(self) -> None:
         if not 1 <= self.requests <= MOST_REQUESTS:
@@ -100,6 +101,7 @@ def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
         "--max-model-len", str(load.length), "--max-num-seqs", str(load.requests),
         "--kv-cache-memory-bytes", str(load.memory), "--load-format", "safetensors",
         "--enable-prefix-caching" if load.prefix_caching else "--no-enable-prefix-caching",
+        "--tensor-parallel-size", str(load.cards),
     ]  # fmt: skip
     with child(python, arguments, {"VLLM_NO_USAGE_STATS": "1"}) as (process, log):
         _wait_until_ready(process, port, log, load.seconds)

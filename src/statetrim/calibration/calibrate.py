@@ -7,7 +7,6 @@ many, in one go or after a crash, the same numbers are added.
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +18,10 @@ from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ShowProgress, showing
-from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.logits import LogitReader
+from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.processes import Ranks
 from ..storage.checkpoint import Checkpoint, check_values, with_weights
 from ..storage.models import ModelLike, opened
@@ -29,9 +29,11 @@ from ..storage.space import check_writable
 from ..storage.text import Sequences, sequences
 from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
-from .pair_hooks import check_cut_from, hook_pairs
+from .hooks import hooks_for
+from .pair_hooks import check_cut_from
 from .saved_sums import SavedSums, saved_sums
 from .sums import Sums, statistics_of
+from .walk import walk_batches
 
 GRADIENTS = {"query_gradient", "key_gradient"}
 
@@ -50,7 +52,10 @@ def calibrate(
     random: float = 0.0,
     echo: float = 0.0,
     seed: int = 0,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    max_memory: MaxMemory | None = None,
     layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
@@ -72,9 +77,11 @@ def calibrate(
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
     from which the same call goes on after an interruption (`resume` is not needed any more). Under
     torchrun each process takes its share of the batches, and all return the whole sums; `progress`
-    is told of this process's tokens. `layerwise` streams the weights from disk, for models larger
-    than memory.
+    is told of this process's tokens. `layerwise` is for models larger than memory: one decoder
+    layer after the other is read from disk, once, and all batches pass through it. `dtype`,
+    `device`, `device_map` and `max_memory` are those of `load`.
     """
+    placement = Placement(device, device_map, max_memory, dtype, layerwise)
     model = opened(model)
     if out is not None:
         check_writable(out)
@@ -91,7 +98,7 @@ def calibrate(
         "statetrim": __version__,
         "source": model.digest,
         "parts": parts,
-        "dtype": str(dtype) if dtype else "stored",
+        "dtype": placement.said_dtype,
         "batch_size": batch_size,
         "data": [source.lineage for source in data.values()],
     } | ({} if original is None else {"original": original.digest})
@@ -103,13 +110,8 @@ def calibrate(
     ):
         if saved and saved.done:
             return Statistics.load(saved.out)
-        run = _Run(sums, saved, sum(b.numel() for bs in work.values() for b in bs), report)
-        if run.done < sum(map(len, work.values())):
-            live = load_live(model, dtype=dtype, layerwise=layerwise)
-            first = load_live(original, dtype=dtype, layerwise=layerwise) if original else live
-            for name, batches in work.items():
-                hooks = _hooks(first if original else None, live, sums[name])
-                run.batches(first, hooks, name, batches, data[name].asked)
+        models = [model] if original is None else [original, model]
+        _read(models, placement, sums, work, data, saved, report)
         for held in sums.values():
             held.tokens = ranks.add(held.tensors, held.tokens)
         statistics = statistics_of(sums, lineage)
@@ -130,6 +132,26 @@ def _default_methods(model: Checkpoint) -> list[str]:
 def _recall_share(text: str | Path | Sequences) -> float:
     """Unless it is said; ready sequences stay as they are."""
     return 0.0 if isinstance(text, Sequences) else RECALL
+
+
+def _read(
+    models: Sequence[Checkpoint],
+    placement: Placement,
+    sums: Mapping[str, Sums],
+    work: Mapping[str, list[Tensor]],
+    data: Mapping[str, Sequences],
+    saved: SavedSums | None,
+    report: OnProgress,
+) -> None:
+    """Add what the models show on all batches, except what an earlier run has added."""
+    if placement.layerwise:
+        walk_batches([load_live(each, placement) for each in models], sums, work, saved, report)
+        return
+    run = _Run(sums, saved, sum(b.numel() for batches in work.values() for b in batches), report)
+    if run.done < sum(map(len, work.values())):
+        lives = [load_live(each, placement) for each in models]
+        for name, batches in work.items():
+            run.batches(lives[0], hooks_for(lives, sums[name]), name, batches, data[name])
 
 
 def _shared_out(
@@ -183,16 +205,6 @@ def _sources(
     return found
 
 
-def _hooks(original: LiveModel | None, live: LiveModel, sums: Sums) -> AbstractContextManager[None]:
-    """Within, what the model's kernels and projections are given is added to `sums`; or, where the
-    original runs, what each of its layers and the same layer of the cut model give."""
-    if original is not None:
-        return hook_pairs(original, live, sums.on_pair)
-    on_input = sums.on_input if "input_square" in sums.parts else None
-    on_readout = sums.on_readout if "readout_gram" in sums.parts else None
-    return hook_kernels(live, sums.on_call, on_input, on_readout)
-
-
 class _Run:
     """Runs batches of every source in turn, passing over those that an earlier run has done."""
 
@@ -209,24 +221,31 @@ class _Run:
         hooks: AbstractContextManager[None],
         source: str,
         batches: list[Tensor],
-        asked: Tensor | None,
+        data: Sequences,
     ) -> None:
         left = batches[max(0, self.done - self.passed) :]
         self.passed += len(batches) - len(left)
-        if left:
-            with hooks:
-                self._batches(live, self.sums[source], left, asked)
+        if not left:
+            return
+        reader = None
+        if GRADIENTS & set(self.sums[source].parts):
+            _train_projections_only(live)
+            reader = LogitReader(live)  # whose probe is not counted
+        with hooks:
+            self._batches(live, reader, self.sums[source], left, data.asked)
 
     def _batches(
-        self, live: LiveModel, sums: Sums, batches: list[Tensor], asked: Tensor | None
+        self,
+        live: LiveModel,
+        reader: LogitReader | None,
+        sums: Sums,
+        batches: list[Tensor],
+        asked: Tensor | None,
     ) -> None:
-        backward = bool(GRADIENTS & set(sums.parts))
-        if backward:
-            _train_projections_only(live)
         for batch in batches:
             self.passed += 1
-            if backward:
-                _backward(live, batch, asked)
+            if reader is not None:
+                _backward(reader, batch, asked)
                 sums.on_gradients(live.mixers)
             else:
                 with torch.inference_mode():
@@ -238,17 +257,19 @@ class _Run:
             self.progress(Progress(read, self.total, "tokens"))
 
 
-def _backward(live: LiveModel, batch: Tensor, asked: Tensor | None) -> None:
+def _backward(reader: LogitReader, batch: Tensor, asked: Tensor | None) -> None:
     """Gradient of the next-token loss, summed over tokens so that batches add.
 
     Where only some tokens can be answered, only they count: the rest of a generated sequence is
     chance, and its gradient noise.
     """
+
+    def loss(logits: Tensor, places: Tensor) -> Tensor:
+        targets = batch[:, places + 1].flatten().to(logits.device)
+        return functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
+
     places = torch.arange(batch.shape[1] - 1) if asked is None else asked
-    logits = live.logits(batch)[:, places].float().flatten(0, 1)
-    targets = batch[:, places + 1].flatten().to(logits.device)
-    loss: Any = functional.cross_entropy(logits, targets, reduction="sum")
-    loss.backward()
+    reader.backward(batch, places, loss)
 
 
 def _train_projections_only(live: LiveModel) -> None:

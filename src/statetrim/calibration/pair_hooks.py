@@ -39,7 +39,8 @@ def hook_pairs(
 
     def follow(call: MixerCall) -> None:
         call.repeat(small.mixers[call.layer])
-        on_pair(Pair(call.layer, seen.pop("target"), seen.pop("values")))
+        values = seen.pop("values")  # the two models may be on different cards
+        on_pair(Pair(call.layer, seen.pop("target").to(values.device), values))
 
     with ExitStack() as stack:
         for module in original.output_projections.values():

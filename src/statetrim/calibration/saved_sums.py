@@ -1,12 +1,12 @@
 """The sums so far on disk, one file a process, from which a killed calibration goes on."""
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.statistics import Statistics
+from ..artifacts.statistics import TEXT, Statistics
 from ..runtime.processes import Ranks
 from ..storage.output import Output, output, partial_of
 from ..storage.space import check_space
@@ -30,6 +30,11 @@ class SavedSums:
         self.fits = False
 
     @property
+    def walked(self) -> Path:
+        """The directory of a walk from layer to layer."""
+        return partial_of(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world}"
+
+    @property
     def done(self) -> bool:
         """Whether a killed run had only its last step before it."""
         return self.out.exists()
@@ -46,12 +51,24 @@ class SavedSums:
 
     def save(self, sums: Mapping[str, Sums], batches: int) -> None:
         if not self.fits:  # seen after the first batch, not after the last
-            one = max(sum(tensor.nbytes for tensor in held.tensors) for held in sums.values())
+            one = max(held.nbytes for held in sums.values())
             check_space(self.path.parent, 2 * len(sums) * one)
             self.fits = True
         if time.monotonic() - self.saved_at >= self.seconds:
             statistics_of(sums, {**self.lineage, "batches": batches}).save(self.path)
             self.saved_at = time.monotonic()
+
+    def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
+        """The sums of a layer that all batches went through."""
+        found = {source: {layer: held.layers[layer]} for source, held in sums.items()}
+        path = self.walked / f"layer-{layer}.safetensors"
+        Statistics(found.pop(TEXT), self.lineage, found).save(path)
+
+    def restore_layers(self, sums: Mapping[str, Sums], layers: Iterable[int]) -> None:
+        for layer in layers:
+            saved = Statistics.load(self.walked / f"layer-{layer}.safetensors")
+            for source, held in saved.sources.items():
+                sums[source].restore(held)
 
     def finish(self, statistics: Statistics) -> None:
         if self.work is not None:
@@ -72,7 +89,7 @@ def saved_sums(
     with ExitStack() as stack:
         if ranks.rank == 0:
             record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world}
-            files, ours = {"statistics.safetensors": out}, ["sums-*.safetensors"]
+            files, ours = {"statistics.safetensors": out}, ["sums-*.safetensors", "walk-*"]
             work = stack.enter_context(output(out, "job.json", record, files=files, ours=ours))
         ranks.wait()  # until the place is this job's
         yield SavedSums(out, work, ranks, lineage, seconds)

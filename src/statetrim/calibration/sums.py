@@ -14,7 +14,11 @@ from .pair_hooks import Pair
 
 
 class Sums:
-    """Float64 sums for every linear-attention layer, updated call by call."""
+    """Float64 sums for every linear-attention layer, updated call by call.
+
+    They stay on the device of their layer, and a layer's go to the host together: a copy for each
+    sum and batch would make the device wait as often.
+    """
 
     def __init__(self, model: Checkpoint, parts: Sequence[str]) -> None:
         self.model, self.parts, self.tokens = model, parts, 0
@@ -66,18 +70,33 @@ class Sums:
             return
         held = self._sums[layer].get(part)
         if held is None:
-            self._sums[layer][part] = value.cpu()
-        else:
-            held += value.cpu()
+            self._sums[layer][part] = value
+        elif held.device == value.device:
+            held += value
+        else:  # from an earlier run
+            self._sums[layer][part] = held.to(value.device).add_(value)
+
+    def settle(self, layer: int) -> None:
+        """Bring a layer's sums to the host."""
+        self._sums[layer] = _on_host(self._sums[layer])
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All sums, in an order that every process shares."""
+        """All sums, in an order that every process shares, on the host."""
+        for layer in self._sums:
+            self.settle(layer)
         return [self._sums[i][part] for i in sorted(self._sums) for part in sorted(self._sums[i])]
 
     @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for sums in self._sums.values() for tensor in sums.values())
+
+    @property
     def layers(self) -> dict[int, LayerStatistics]:
-        return {layer: LayerStatistics(self.tokens, **sums) for layer, sums in self._sums.items()}
+        return {
+            layer: LayerStatistics(self.tokens, **_on_host(sums))
+            for layer, sums in self._sums.items()
+        }
 
     def restore(self, saved: Mapping[int, LayerStatistics]) -> None:
         for layer, statistics in saved.items():
@@ -86,6 +105,20 @@ class Sums:
                 value = getattr(statistics, part)
                 if value is not None:
                     self._sums[layer][part] = value
+
+
+def _on_host(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """In one copy."""
+    away = {part: value for part, value in sums.items() if value.device.type != "cpu"}
+    if not away:
+        return dict(sums)
+    flat = torch.cat([value.flatten() for value in away.values()]).cpu()
+    pieces = torch.split(flat, [value.numel() for value in away.values()])
+    here = {
+        part: piece.reshape(value.shape).clone()
+        for (part, value), piece in zip(away.items(), pieces, strict=True)
+    }
+    return {**sums, **here}
 
 
 def statistics_of(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> Statistics:

@@ -42,6 +42,22 @@ Share = Annotated[
     list[str] | None,
     typer.Option("--share", help="What a source of the statistics counts, such as recall=0.5."),
 ]
+Device = Annotated[
+    str | None, typer.Option(help="Where models run: cpu, cuda or cuda:1; else the first GPU.")
+]
+DeviceMap = Annotated[
+    str | None, typer.Option(help="'auto' spreads a model over all GPUs, layer by layer.")
+]
+MaxMemory = Annotated[
+    str | None, typer.Option(help="Of each GPU, with --device-map, such as 0=70GiB,1=40GiB.")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        help="float32, float16 or bfloat16; else as stored.",
+        callback=checks.one_of("float32", "float16", "bfloat16"),
+    ),
+]
 
 
 def count(text: str) -> int:

@@ -8,7 +8,19 @@ import typer
 from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
 from . import arguments, checks
 from .app import app
-from .arguments import DEFAULT_TEXT, FamilyFile, Json, Keep, KeepValues, Model, Square
+from .arguments import (
+    DEFAULT_TEXT,
+    Device,
+    DeviceMap,
+    Dtype,
+    FamilyFile,
+    Json,
+    Keep,
+    KeepValues,
+    MaxMemory,
+    Model,
+    Square,
+)
 
 if TYPE_CHECKING:
     from ..pipelines.options import TrimOptions
@@ -150,6 +162,10 @@ def trim(
     no_control: NoControl = False,
     no_benchmark: NoBenchmark = False,
     layerwise: Layerwise = False,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    dtype: Dtype = None,
     seed: Seed = 0,
     recipe: Recipe = None,
     dry_run: DryRun = False,
@@ -186,6 +202,10 @@ def trim(
         seed=seed,
         # Whether weights are streamed is decided here and now, unless the recipe says.
         layerwise=True if layerwise else (context.default_map or {}).get("layerwise"),
+        device=device,
+        device_map=device_map,
+        max_memory=max_memory,
+        dtype=dtype,
     )
     opened = arguments.open_model(model, family)
     if sweep is None:
@@ -207,7 +227,7 @@ def _trim(
     job = Job.of(model, options)
     job.check()
     done = trimming.finished(job, output)
-    found = steps(job, Machine.here())
+    found = steps(job, Machine.here(options.placement))
     if dry_run or not (as_json or done):
         console.show_steps(job, found, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:

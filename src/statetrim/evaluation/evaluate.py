@@ -15,8 +15,10 @@ from ..artifacts.origin import origin, vocabulary
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError
 from ..maths.units import token_count
-from ..progress import Progress, ShowProgress, showing
+from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.loading import load_tokenizer
+from ..runtime.placement import Dtype, MaxMemory, Placement
+from ..runtime.processes import Ranks
 from ..runtime.stored_states import StateStorage
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened, short_names
@@ -26,7 +28,7 @@ from ..tasks import TASKS, WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
 from . import harness
 from .finished_tasks import FinishedTasks
-from .runner import Engine, Runner, Setting
+from .runner import Engine, Original, Runner, Setting
 from .samples import Samples, Source, prepare
 
 
@@ -42,6 +44,10 @@ def evaluate(
     batch_size: int = 8,
     engine: Engine = "hf",
     engine_options: Mapping[str, Any] | None = None,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    max_memory: MaxMemory | None = None,
     layerwise: bool = False,
     storage: StateStorage | str = "float32",
     out: str | Path | None = None,
@@ -52,10 +58,13 @@ def evaluate(
 
     The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
     of each task only. `engine_options` go to vLLM as they are, such as `tensor_parallel_size` or
-    `dtype`. `layerwise` streams the weights from disk, for the tasks that do without lm-eval.
-    `storage` rounds the recurrent states of all but the baseline as engines store them; a name is a
-    dtype. With `out` the scores are written there, and each finished task to `OUT.partial`, from
-    which the same call goes on after an interruption (`resume` is not needed any more).
+    `dtype`. Models are in memory one after the other. `layerwise` streams the weights from disk,
+    for the tasks that do without lm-eval: a text is read layer by layer, so that each weight is
+    read once. `dtype`, `device`, `device_map` and `max_memory` are those of `load`. `storage`
+    rounds the recurrent states of all but the baseline as engines store them; a name is a dtype.
+    Under torchrun the processes share the tasks, and all return all scores. With `out` the scores
+    are written there, and each finished task to `OUT.partial`, from which the same call goes on
+    after an interruption (`resume` is not needed any more).
     """
     chosen = find_tasks(tasks)
     if any(task.kind not in WITHOUT_HARNESS for task in chosen):
@@ -66,7 +75,8 @@ def evaluate(
         raise StatetrimError(f"{empty} holds no weights, so there is nothing to evaluate")
     storage = StateStorage(storage) if isinstance(storage, str) else storage
     names = _names(checkpoints, storage)
-    setting = Setting(engine, dict(engine_options or {}), batch_size, layerwise, storage)
+    placement = Placement(device, device_map, max_memory, dtype, layerwise)
+    setting = Setting(engine, dict(engine_options or {}), batch_size, placement, storage)
     setting.check(chosen)
     _check(chosen, limit, text)
     if out is not None:
@@ -74,39 +84,30 @@ def evaluate(
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
         folder = Path(data) if data is not None else None
-        tokenizers = [load_tokenizer(model) for model in checkpoints]
-        plain = [json.dumps(t("The quick brown fox, 42.")["input_ids"]) for t in tokenizers]
-        if len(set(plain)) > 1:
-            raise StatetrimError("the models have different tokenizers, so they cannot be compared")
+        tokenizers = _tokenizers(checkpoints)
         source = Source(folder, text, token_count(skip), limit)
         work = [prepare(task, source, tokenizers[0], scratch) for task in chosen]
         lineage = _lineage(names, checkpoints, setting, work, limit)
-        known = FinishedTasks(None, names)
-        if out is not None:
+        ranks, known, place = Ranks.of_this_process(), FinishedTasks(None, names), None
+        if out is not None and ranks.rank == 0:
             ours = [known.file(name, task.name) for name in names for task in chosen]
             record = {"format": "statetrim evaluate", **lineage}
             files = {"scores.json": Path(out)}
             place = stack.enter_context(output(out, "job.json", record, files=files, ours=ours))
-            if place.done:
-                return Scores.load(out)
             known = FinishedTasks(place.path, names)
-        found: list[Score] = []
+        if any(ranks.gather(place is not None and place.done)):
+            return Scores.load(str(out))
         report = stack.enter_context(showing(progress, "evaluating"))
+        original, found = Original(checkpoints[0], placement), list[Score]()
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
             stored = setting if found else replace(setting, storage=StateStorage())
-            runner = Runner(name, model, checkpoints[0], tokenizer, stored)
-            for item in work:
-                done = known.find(name, item.task.name)
-                if done is None:
-                    done = runner.run(item, limit, report)
-                    known.keep(name, item.task.name, done)
-                report(Progress(1, 1, "tasks", f"{name}: {item.task.name}"))
-                found += done
-            runner.close()
+            runner = Runner(name, model, original, tokenizer, stored)
+            found += _scores(runner, work, limit, known, ranks, report)
         scores = Scores(names, found, lineage)
-        if out is not None:
+        if place is not None:
             scores.save(place.path / "scores.json")
             place.publish()
+        ranks.wait()  # until the result is there
         return scores
 
 
@@ -118,6 +119,42 @@ def _names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
     short = iter(short_names([models[0], *others]))
     original = next(short)
     return [original, *(f"{original}-{storage.dtype}" if same else next(short) for same in again)]
+
+
+def _tokenizers(models: list[Checkpoint]) -> list[Any]:
+    """One for each, all of which do the same."""
+    found = [load_tokenizer(model) for model in models]
+    if len({json.dumps(each("The quick brown fox, 42.")["input_ids"]) for each in found}) > 1:
+        raise StatetrimError("the models have different tokenizers, so they cannot be compared")
+    return found
+
+
+def _scores(
+    runner: Runner,
+    work: list[Samples],
+    limit: int | None,
+    known: FinishedTasks,
+    ranks: Ranks,
+    report: OnProgress,
+) -> list[Score]:
+    """One model on all tasks, those that are done already left out; each process takes its share,
+    and the first one keeps the results."""
+    done, *_ = ranks.gather(
+        {item.task.name: known.find(runner.name, item.task.name) for item in work}
+    )
+    mine: dict[str, list[Score]] = {}
+    for item in ranks.share([item for item in work if done[item.task.name] is None]):
+        mine[item.task.name] = runner.run(item, limit, report)
+        if ranks.rank == 0:
+            known.keep(runner.name, item.task.name, mine[item.task.name])
+        report(Progress(1, 1, "tasks", f"{runner.name}: {item.task.name}"))
+    runner.close()
+    for rank, theirs in enumerate(ranks.gather(mine)):
+        for task, scores in theirs.items():
+            done[task] = scores
+            if ranks.rank == 0 and rank:
+                known.keep(runner.name, task, scores)
+    return [score for item in work for score in done[item.task.name] or ()]
 
 
 def _lineage(
@@ -142,6 +179,7 @@ def _lineage(
         "original": marks[0],
         "vocabulary": vocabulary(models[0]),
         "cuts": {name: origin(model, models[0]) for name, model in zip(names, models, strict=True)},
+        **({"dtype": setting.placement.said_dtype} if setting.placement.dtype else {}),
     }
 
 

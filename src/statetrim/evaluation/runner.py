@@ -1,7 +1,7 @@
 """One model and its tasks, in transformers or in vLLM."""
 
 import gc
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -14,11 +14,13 @@ from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.logits import LogitReader, compare
+from ..runtime.logits import Logits, compared
+from ..runtime.placement import Placement
 from ..runtime.stored_states import StateStorage, StoredReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall
 from . import harness
+from .reading import Reading
 from .samples import MQAR_ROWS, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
@@ -33,8 +35,14 @@ class Setting:
     engine: Engine = "hf"
     engine_options: Mapping[str, Any] = field(default_factory=dict)
     batch_size: int = 8
-    layerwise: bool = False
+    placement: Placement = field(default_factory=Placement)
     storage: StateStorage = field(default_factory=StateStorage)
+
+    @property
+    def for_engine(self) -> dict[str, Any]:
+        """vLLM's own options; where a model is to be spread, over all GPUs unless they say."""
+        spread = {"tensor_parallel_size": self.placement.cards} if self.placement.device_map else {}
+        return {**spread, **self.engine_options}
 
     def check(self, tasks: Sequence[Task]) -> None:
         """A sentence where `tasks` cannot be run so."""
@@ -53,11 +61,42 @@ class Setting:
         if self.engine == "vllm" and inner:
             raise StatetrimError(f"{inner} reads the model's own logits, so it needs --engine hf")
         outer = next((task.name for task in tasks if task.kind not in WITHOUT_HARNESS), None)
-        if self.layerwise and outer:
+        if self.placement.layerwise and outer:
             raise StatetrimError(
                 f"{outer} needs the whole model in memory; layerwise runs "
                 f"{', '.join(WITHOUT_HARNESS)}"
             )
+
+
+class Original:
+    """What the model before the cut read, for the others to be compared with."""
+
+    def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
+        self.checkpoint, self.placement = checkpoint, placement
+        self._readings: dict[str, Reading] = {}
+
+    def read(
+        self,
+        task: str,
+        batches: list[Tensor],
+        live: LiveModel | None = None,
+        report: Callable[[int], None] = lambda batch: None,
+    ) -> Reading:
+        """The reading of a task, which may have been made before; else by `live`, or by a model
+        that is loaded for it and let go."""
+        if task not in self._readings:
+            loaded = live or load_live(self.checkpoint, self.placement)
+            self._readings[task] = Reading(loaded, batches, report)
+            if live is None:
+                self.let_go()
+        return self._readings[task]
+
+    def has(self, task: str) -> bool:
+        return task in self._readings
+
+    def let_go(self) -> None:
+        for reading in self._readings.values():
+            reading.let_go()
 
 
 class Runner:
@@ -67,11 +106,11 @@ class Runner:
         self,
         name: str,
         model: Checkpoint,
-        baseline: Checkpoint,
+        original: Original,
         tokenizer: Any,
         setting: Setting,
     ) -> None:
-        self.name, self.model, self.baseline, self.tokenizer = name, model, baseline, tokenizer
+        self.name, self.model, self.original, self.tokenizer = name, model, original, tokenizer
         self.setting = setting
         self.live: LiveModel | None = None
         self.lm: Any = None
@@ -92,7 +131,9 @@ class Runner:
             return harness.run(self._lm(), self.name, task, work.directory, limit, report)
 
     def close(self) -> None:
+        """Make room for the next model."""
         self.live = self.lm = None
+        self.original.let_go()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
@@ -105,12 +146,12 @@ class Runner:
 
     def _model(self) -> LiveModel:
         if self.live is None:
-            self.live = load_live(self.model, layerwise=self.setting.layerwise)
+            self.live = load_live(self.model, self.setting.placement)
         return self.live
 
     def _lm(self) -> Any:
         if self.lm is None and self.setting.engine == "vllm":
-            self.lm = harness.vllm_model(self.model.path, "auto", self.setting.engine_options)
+            self.lm = harness.vllm_model(self.model.path, "auto", self.setting.for_engine)
         elif self.lm is None:
             self.lm = harness.hf_model(
                 self._model().module, self.tokenizer, self.setting.batch_size
@@ -118,32 +159,51 @@ class Runner:
         return self.lm
 
     def _mqar(self, rows: int, report: harness.Report) -> list[Score]:
-        reader, found = StoredReader(self._model(), self.setting.storage), []
+        vocabulary = int(self._model().module.get_output_embeddings().weight.shape[0])
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
-        cells = [cell for cell in cells if cell["pairs"] <= reader.vocabulary // 4]
-        for number, cell in enumerate(cells, start=1):
-            ids, asked = recall.associations(reader.vocabulary, rows=rows, **cell)
-            shares = []
+        cells = [cell for cell in cells if cell["pairs"] <= vocabulary // 4]
+        made = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]
+        parts = [
+            (part, asked)
+            for ids, asked in made
+            for part in torch.split(ids, self.setting.batch_size)
+        ]
+        read = self._reader([ids for ids, _ in parts], lambda batch: report(batch, len(parts)))
+        shares, found = list[float](), list[Score]()
+        for number, (ids, asked) in enumerate(parts):
             with torch.inference_mode():
-                for part in torch.split(ids, self.setting.batch_size):
-                    shares += recall.recalled(part, asked, reader.at(part)(asked)).tolist()
+                shares += recall.recalled(ids, asked, read(number)(asked)).tolist()
+            report(number + 1, len(parts))
+        for place, cell in enumerate(cells):
             far = f"_in_{cell['length']}" if cell["length"] else ""
-            found.append(self._share("mqar", f"pairs_{cell['pairs']}{far}", shares))
-            report(number, len(cells))
+            name = f"pairs_{cell['pairs']}{far}"
+            found.append(self._share("mqar", name, shares[place * rows : (place + 1) * rows]))
         rows_of = zip(*(score.samples for score in found), strict=True)
         means = [sum(row) / len(row) for row in rows_of]
         return [self._share("mqar", "accuracy", means), *found]
 
     def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
         """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
-        after: LogitReader = StoredReader(self._model(), self.setting.storage)
-        before = after
-        if self.model is not self.baseline or self.setting.storage.rounds:
-            before = LogitReader(load_live(self.baseline, layerwise=self.setting.layerwise))
+        batches, before = list(torch.split(ids.long(), self.setting.batch_size)), None
+
+        def count(batch: int) -> None:
+            report(min(batch * self.setting.batch_size, len(ids)), len(ids))
+
+        after: Callable[[int], Logits]
+        if self.model is self.original.checkpoint and not self.setting.storage.rounds:
+            after = self.original.read(task.name, batches, self._model(), count).at
+        else:
+            if not self.original.has(task.name):
+                self.live = self.lm = None  # two may not fit
+            before = self.original.read(task.name, batches)
+            after = self._reader(batches, count)
         parts = []
-        for part in torch.split(ids, self.setting.batch_size):
-            parts.append(compare(before, after, part.long()))
-            report(min(len(parts) * self.setting.batch_size, len(ids)), len(ids))
+        for number, batch in enumerate(batches):
+            with torch.inference_mode():
+                new = after(number)
+                old = new if before is None else before.at(number)
+            parts.append(compared(old, new, batch))
+            count(number + 1)
         kl, likelihood = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("kl", "log_likelihood")
         )
@@ -161,6 +221,17 @@ class Runner:
             )
             scores.insert(0, read)
         return scores
+
+    def _reader(
+        self, batches: list[Tensor], count: Callable[[int], None]
+    ) -> Callable[[int], Logits]:
+        """Gives the logits of a batch; weights on disk are read once for all of them."""
+        storage = self.setting.storage
+        if self.setting.placement.layerwise:
+            with stored_states(self._model(), storage):
+                return Reading(self._model(), batches, count).at
+        reader = StoredReader(self._model(), storage)
+        return lambda number: reader.at(batches[number])
 
     def _share(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, "share", True, samples)

@@ -11,6 +11,7 @@ from math import prod
 
 import torch
 
+from ..runtime.placement import Placement, free_on_cards
 from ..storage.checkpoint import Checkpoint
 
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
@@ -40,15 +41,18 @@ class Machine:
     device: str
 
     @staticmethod
-    def here() -> "Machine":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        return Machine(_speed(device), free_memory(), device)
+    def here(placement: Placement | None = None) -> "Machine":
+        device = (placement or Placement()).home.type
+        return Machine(_speed(device), free_memory(placement), device)
 
 
-def free_memory() -> int:
-    """Bytes free where models run: on the first GPU, or in main memory."""
-    if torch.cuda.is_available():
-        return int(torch.cuda.mem_get_info()[0])
+def free_memory(placement: Placement | None = None) -> int:
+    """Bytes free where models run: on one GPU, on all of them, or in main memory."""
+    placement = placement or Placement()
+    if placement.device_map is not None:
+        return sum((placement.memory or free_on_cards()).values())
+    if placement.home.type == "cuda":
+        return int(torch.cuda.mem_get_info(placement.home)[0])
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)
@@ -74,7 +78,7 @@ def reading(
     seconds = 2 * _active(model) * tokens / (_EFFICIENCY * machine.flops)
     seconds += batches * _layers(model) * _SECONDS_PER_LAYER
     if needs_streaming(model, 1, machine.memory):
-        seconds += batches * weight_bytes(model) / _DISK_BYTES_PER_SECOND
+        seconds += weight_bytes(model) / _DISK_BYTES_PER_SECOND
     return seconds
 
 

@@ -18,7 +18,7 @@ from ..storage.text import check_source
 from ..tasks import find_tasks
 from ..version import __version__
 from . import estimate
-from .options import ASKED, GENERATED, TrimOptions
+from .options import ASKED, GENERATED, PLACES, TrimOptions
 
 CONTROL = "rand"
 HALF = 0.5  # of the state's bytes, where only an engine was named
@@ -127,7 +127,8 @@ class Job:
         """Whether weights stay on disk; two models are compared side by side."""
         if self.options.layerwise is not None:
             return self.options.layerwise
-        return estimate.needs_streaming(self.model, 2, estimate.free_memory())
+        memory = estimate.free_memory(self.options.placement)
+        return estimate.needs_streaming(self.model, 2, memory)
 
     @property
     def times(self) -> bool:
@@ -147,8 +148,9 @@ class Job:
 def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
     """What identifies a job: the same job has the same record, on another day too, and in whatever
     way its state was asked for (`keep` and `keep_values` say it)."""
-    told = {*plain(options)} - {*ASKED} | {"keep", "keep_values"}
-    told -= {name for name in GENERATED if not getattr(options, name)}  # as before there were any
+    told = {*plain(options)} - {*ASKED, *PLACES} | {"keep", "keep_values"}
+    added = (*GENERATED, "dtype")
+    told -= {name for name in added if not getattr(options, name)}  # as before there were any
     settled = plain(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,

@@ -8,6 +8,7 @@ from typing import TypedDict
 from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
 from ..errors import refuse_unknown
 from ..maths.units import Amount, token_count
+from ..runtime.placement import Placement
 
 ASKED = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
@@ -16,6 +17,8 @@ ASKED = (
 """The options that together say what to keep."""
 GENERATED = ("recall", "random")
 """Parts of the calibration tokens that are made, not read."""
+PLACES = ("device", "device_map", "max_memory")
+"""Where it runs; the result is the same."""
 
 
 @dataclass(frozen=True)
@@ -78,10 +81,26 @@ class TrimOptions:
     seed: int = 0
     layerwise: bool | None = None
     """Stream weights from disk; None: where two models do not fit into memory."""
+    device: str | None = None
+    """Where models run: cpu, cuda or cuda:1; None: the first GPU, or the CPU without one."""
+    device_map: str | None = None
+    """"auto" spreads a model over all GPUs."""
+    max_memory: str | None = None
+    """Of each of them: 0=70GiB,1=40GiB."""
+    dtype: str | None = None
+    """float32, float16 or bfloat16; None: as stored."""
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.recover):
             token_count(tokens)  # refuses what is none
+        self.placement  # noqa: B018  (the same)
+
+    @property
+    def placement(self) -> Placement:
+        """Where models run, and in which precision."""
+        if self.layerwise:
+            return Placement(self.device, dtype=self.dtype, layerwise=True)
+        return Placement(self.device, self.device_map, self.max_memory, self.dtype)
 
     @property
     def asks(self) -> bool:
@@ -117,6 +136,10 @@ class TrimFields(TypedDict, total=False):
     benchmark: bool
     seed: int
     layerwise: bool | None
+    device: str | None
+    device_map: str | None
+    max_memory: str | None
+    dtype: str | None
 
 
 def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:

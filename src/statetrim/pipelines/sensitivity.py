@@ -3,8 +3,6 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-import torch
-
 from ..analysis import sensitivity as analysis
 from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import Sensitivity
@@ -15,6 +13,7 @@ from ..errors import StatetrimError
 from ..geometry import Axis
 from ..methods import find_method
 from ..progress import ShowProgress, showing
+from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
@@ -35,7 +34,10 @@ def sensitivity(
     rows: int = 32,
     skip: int = 0,
     batch_size: int = 8,
-    dtype: torch.dtype | None = None,
+    dtype: Dtype | None = None,
+    device: str | None = None,
+    device_map: str | None = None,
+    max_memory: MaxMemory | None = None,
     layerwise: bool = False,
     out: str | Path | None = None,
     resume: bool = False,
@@ -48,6 +50,7 @@ def sensitivity(
     measured follow them, and `rows` recall sequences of each load. That is one evaluation of so
     much for each layer, width and axis, and a few more. With `out` it can be killed and resumed.
     """
+    placement = Placement(device, device_map, max_memory, dtype, layerwise)
     checkpoint = with_weights(opened(model))
     needed = [name for name in (method, value_method) if find_method(name).needs]
     statistics = None
@@ -60,6 +63,9 @@ def sensitivity(
             batch_size=batch_size,
             skip=skip,
             dtype=dtype,
+            device=device,
+            device_map=device_map,
+            max_memory=max_memory,
             layerwise=layerwise,
             progress=False,
         )
@@ -73,8 +79,7 @@ def sensitivity(
             rows=rows,
             skip=skip + calibration_tokens,
             batch_size=batch_size,
-            dtype=dtype,
-            layerwise=layerwise,
+            placement=placement,
             out=out,
             resume=resume,
             progress=report,

@@ -85,8 +85,8 @@ def _predicted(job: Job, plans: Mapping[str, Plan], directory: Path, watch: Watc
             fitted,
             measured,
             batch_size=options.batch_size,
-            layerwise=bool(options.layerwise),
-            most_bytes=free_memory() // 4,
+            placement=options.placement,
+            most_bytes=free_memory(options.placement) // 4,
             progress=progress,
         )
     found.save(path)

@@ -2,7 +2,7 @@
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..calibration.calibrate import calibrate
 from ..evaluation.evaluate import evaluate
 from ..maths.units import MIB
 from ..recovery.recover import recover
+from ..runtime.placement import Placement
 from ..selection.select import choose
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
@@ -78,6 +79,13 @@ class Run:
         write_object(home / RECORD, {**record, "checks": checks, "warnings": warned})
         return small.path
 
+    @property
+    def _where(self) -> dict[str, Any]:
+        """Where models run, for functions that take it by name."""
+        return {
+            field.name: getattr(self.options.placement, field.name) for field in fields(Placement)
+        }
+
     def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
         """The output projections fitted anew to the read-out that is left."""
         job, out = self.job, self.directory / name
@@ -107,7 +115,9 @@ class Run:
                     skip=job.trained_from,
                     length=options.length,
                     batch_size=RECOVERED_BATCH,
-                    layerwise=bool(options.layerwise),
+                    layerwise=options.placement.layerwise or options.device_map is not None,
+                    device=options.device,
+                    dtype=options.dtype,
                     seed=options.seed,
                     out=out,
                     resume=True,
@@ -123,7 +133,10 @@ class Run:
 
         def make() -> None:
             with self.watch.progress("timing") as progress:
-                benchmark([small], baseline=self.job.model, rounds=3, out=path, progress=progress)
+                where = {name: each for name, each in self._where.items() if name != "layerwise"}
+                benchmark(
+                    [small], baseline=self.job.model, rounds=3, out=path, progress=progress, **where
+                )
 
         self._stage("benchmark", "benchmark", path, make)
 
@@ -149,7 +162,7 @@ class Run:
                 seed=self.options.seed,
                 length=self.options.length,
                 batch_size=self.options.batch_size,
-                layerwise=bool(self.options.layerwise),
+                **self._where,
                 out=path,
                 resume=True,
                 progress=progress,
@@ -190,11 +203,12 @@ class Run:
 
     def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
         path, model = self.directory / "checks.json", self.job.model
-        # Both models at once, in float32.
-        streamed = self.options.layerwise or needs_streaming(model, 4, free_memory())
+        place = self.options.placement
+        if place.device_map is None and needs_streaming(model, 4, free_memory(place)):
+            place = replace(place, layerwise=True)  # both models at once, in float32
 
         def make() -> None:
-            write_object(path, asdict(check_cut(model, plan, small, layerwise=bool(streamed))))
+            write_object(path, asdict(check_cut(model, plan, small, placement=place)))
 
         self._stage("check", "check", path, make)
         return read_object(path, MIB)
@@ -219,7 +233,7 @@ class Run:
                     skip=job.measured_from,
                     limit=options.limit,
                     batch_size=options.batch_size,
-                    layerwise=bool(options.layerwise),
+                    **self._where,
                     out=path,
                     resume=True,
                     progress=progress,

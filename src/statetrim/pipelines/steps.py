@@ -23,7 +23,7 @@ def estimate(
     options = changed("estimate", options, changes)
     job = Job.of(opened(model), options)
     job.check()
-    return steps(job, Machine.here())
+    return steps(job, Machine.here(options.placement))
 
 
 def steps(job: Job, machine: Machine) -> list[Step]:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..runtime.live import LiveModel
-from ..runtime.loading import forget_offloaded, materialize
 from ..runtime.processes import launched
+from ..runtime.stored_weights import StoredWeights
 
 
 def refuse_unmet_requests(sharded: bool) -> None:
@@ -47,16 +47,16 @@ class Sharder:
 
     def split(self, live: LiveModel) -> None:
         for layer in live.decoder_layers:
-            with self.layer(layer):
+            with self.layer(live, layer):
                 pass
         self.rest(live)
 
     @contextmanager
-    def layer(self, layer: nn.Module) -> Iterator[None]:
+    def layer(self, live: LiveModel, layer: nn.Module) -> Iterator[None]:
         """Within, a decoder layer is whole; afterwards it is split."""
         from torch.distributed.fsdp import fully_shard
 
-        materialize(layer, self.device)
+        _weights(live).settle(layer)
         yield
         fully_shard(layer, mesh=self.mesh)
 
@@ -64,23 +64,27 @@ class Sharder:
         """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
         from torch.distributed.fsdp import fully_shard
 
-        module = live.module
+        module, weights = live.module, _weights(live)
         embeddings, head = module.get_input_embeddings(), module.get_output_embeddings()
-        materialize(embeddings, self.device)
+        weights.settle(embeddings)
         module.tie_weights()  # before the head would be read as a matrix of its own
         tied = head.weight is embeddings.weight
         if not tied:  # one vocabulary matrix after the other
             fully_shard(embeddings, mesh=self.mesh)
-            materialize(head, self.device)
+            weights.settle(head)
             fully_shard(head, mesh=self.mesh)
-        materialize(module, self.device)
+        weights.settle(module)
         # Said outright: by default the outermost module stays whole until a backward pass, and a
         # teacher has none.
         fully_shard(module.base_model, mesh=self.mesh, reshard_after_forward=True)
         if tied:  # the head would hold on to the whole matrix
             head.weight = embeddings.weight
         check_sharded(module)
-        forget_offloaded(live)
+
+
+def _weights(live: LiveModel) -> StoredWeights:
+    assert live.weights is not None, "it is in memory already"
+    return live.weights
 
 
 def check_sharded(module: nn.Module) -> None:

@@ -1,28 +1,27 @@
 """Repair one mixer at a time against the original's, on the original's own inputs.
 
-The original runs through its decoder layers one by one: the hidden states of the whole text lie on
+The original walks through its decoder layers one by one: the hidden states of the whole text lie on
 disk between two layers, and of the weights only one layer's are in memory, with one mixer of the
 student. A layer is the unit of work: an interrupted one is done again from its beginning.
 """
 
 import json
-import shutil
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
-from ..runtime.loading import load_live, materialize
-from ..runtime.mixers import MixerCall, hidden_of, hook_mixers
-from ..storage.atomic import finish, scratch_for
+from ..runtime.loading import load_live
+from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.placement import Placement
+from ..runtime.sequential import LayerWalk, Turn
 from ..storage.checkpoint import Checkpoint
-from ..storage.safetensors_file import save_tensors, write_tensors
+from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, Update, attach_to_mixer
 
 Curve = list[dict[str, Any]]
@@ -54,99 +53,56 @@ class Layerwise:
     """A student and its teacher on disk; `directory` keeps hidden states and finished layers."""
 
     def __init__(
-        self, student: Checkpoint, teacher: Checkpoint, directory: Path, recipe: Recipe
+        self,
+        student: Checkpoint,
+        teacher: Checkpoint,
+        directory: Path,
+        recipe: Recipe,
+        placement: Placement,
     ) -> None:
         self.checkpoint, self.directory, self.recipe = student, directory, recipe
-        self.student = load_live(student, layerwise=True)
-        self.teacher = load_live(teacher, layerwise=True)
+        self.student = load_live(student, placement)
+        self.teacher = load_live(teacher, placement)
         self.student.module.requires_grad_(False)
         self.repaired = self.student.mixers
         if set(self.repaired) != set(self.teacher.mixers):
             raise StatetrimError("teacher and student have linear attention in different layers")
-        directory.mkdir(parents=True, exist_ok=True)
 
     def run(self, batches: list[Tensor], progress: OnProgress) -> Repaired:
-        layers = self.teacher.decoder_layers
         for ids in batches:
             self.student.check_ids(ids)
-        waiting = self.directory.glob("hidden-*[0-9]")
-        first = max((int(path.name.partition("-")[2]) for path in waiting), default=0)
-        if first:
-            values = _tuple_length(self.directory / f"hidden-{first}")
-            for layer in layers[:first]:
-                _pass_through(layer, values)
-        for number in range(first, max(self.repaired) + 1):
-            self._layer(number, layers[number], batches, progress)
-            _pass_through(layers[number], _tuple_length(self.directory / f"hidden-{number + 1}"))
+        walk = LayerWalk(self.teacher, batches, self.directory)
+        for turn in walk.turns(max(self.repaired) + 1):
+            if turn.number in self.repaired:
+                self._repair(turn, batches, progress)
+            else:
+                for _ in turn.run():
+                    pass
         return self._result()
 
-    def _layer(
-        self, number: int, layer: nn.Module, batches: list[Tensor], progress: OnProgress
-    ) -> None:
-        """Run one decoder layer over all of the text; where it is linear, train the student's."""
-        before, after = (self.directory / f"hidden-{n}" for n in (number, number + 1))
-        growing = scratch_for(after)
-        growing.mkdir()
-        materialize(layer, self.teacher.device)
-        training = self._training(number, len(batches)) if number in self.repaired else None
-        hooked = {number: self.teacher.mixers[number]} if number in self.repaired else {}
-        tokens = 0
-        for step, ids in enumerate(batches):
-            hidden = load_file(before / f"{step}.safetensors")["hidden"] if number else None
-            calls: list[MixerCall] = []
-            with hook_mixers(hooked, calls.append):
-                result = self._run_layer(layer, ids, hidden)
-            about = {"values": str(result.values)}
-            kept = {"hidden": result.hidden.contiguous().cpu()}
-            write_tensors(growing / f"{step}.safetensors", kept, about)
-            if training is not None:
-                tokens += ids.numel()
-                loss = training.step(calls[0], tokens)
+    def _repair(self, turn: Turn, batches: list[Tensor], progress: OnProgress) -> None:
+        """The teacher's layer runs over all of the text, and the student's learns from it."""
+        number, tokens, calls = turn.number, 0, list[MixerCall]()
+        training = self._training(number, len(batches))
+        with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
+            for step in turn.run():
+                tokens += batches[step].numel()
+                loss = training.step(calls.pop(), tokens)
                 label = f"layer {number}"
                 progress(Progress(step + 1, len(batches), "steps", label, tokens, loss))
-        if training is not None:
-            training.save(self.directory / f"layer-{number}.safetensors")
-        layer.to("meta")
-        finish(growing, after)
-        shutil.rmtree(before, ignore_errors=True)
+        training.save(self.directory / f"layer-{number}.safetensors")
 
     def _training(self, number: int, steps: int) -> "_MixerTraining":
         mixer = self.repaired[number]
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
-        materialize(mixer, self.student.device)
+        assert self.student.weights is not None
+        self.student.weights.settle(mixer)
         torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
         found = Adapters()
         attach_to_mixer(
             mixer, name, self.checkpoint, found, rank=self.recipe.rank, alpha=self.recipe.alpha
         )
         return _MixerTraining(number, name, mixer, found, self.recipe, steps)
-
-    def _run_layer(self, layer: nn.Module, ids: Tensor, hidden: Tensor | None) -> "_LayerOutput":
-        """The layer's output for a batch, by the model's own forward pass, which knows its masks
-        and positions: the layers before only hand on, and those after are not reached."""
-
-        def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
-            if hidden is None:
-                return None
-            given = hidden.to(self.teacher.device)
-            return ((given, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": given})
-
-        def leave(module: nn.Module, args: Any, result: Any) -> None:
-            raise _LayerOutput(result)
-
-        hooks = (
-            layer.register_forward_pre_hook(enter, with_kwargs=True),
-            layer.register_forward_hook(leave),
-        )
-        try:
-            with torch.no_grad():
-                self.teacher.hidden(ids)
-        except _LayerOutput as output:
-            return output
-        finally:
-            for hook in hooks:
-                hook.remove()
-        raise AssertionError("the layer was not reached")
 
     def _result(self) -> Repaired:
         """From the files of all layers, whether this process wrote them or one before it."""
@@ -231,27 +187,3 @@ class _MixerTraining:
         }
         save_tensors(target, values, {name: json.dumps(value) for name, value in about.items()})
         self.mixer.to("meta")
-
-
-class _LayerOutput(Exception):
-    """Leaves a forward pass with what was wanted of it."""
-
-    def __init__(self, result: Any) -> None:
-        self.hidden = hidden_of(result)
-        self.values = len(result) if isinstance(result, tuple) else 0
-
-
-def _tuple_length(directory: Path) -> int:
-    """How many values the layers of this model return, in a tuple; 0 where it is a bare tensor."""
-    with safe_open(directory / "0.safetensors", framework="pt") as file:
-        return int(file.metadata()["values"])
-
-
-def _pass_through(layer: nn.Module, values: int) -> None:
-    """Make a layer that has had its turn return what it is given."""
-
-    def forward(*args: Any, **kwargs: Any) -> Any:
-        hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden, *[None] * (values - 1)) if values else hidden
-
-    layer.forward = forward

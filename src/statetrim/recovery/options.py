@@ -18,8 +18,9 @@ class RecoverOptions:
     and falls to `last_learning_rate`, a tenth unless given. `control` trains the teacher itself, by
     the same data and steps: what it gains is no merit of recovery. `layerwise` repairs one mixer at
     a time against the teacher's, with weights streamed from disk; `shard` splits both models over
-    the processes of a torchrun launch. The training state is saved every `save_every` steps, and
-    trackers named in `report_to` (of transformers' Trainer) are told of each.
+    the processes of a torchrun launch. `device` and `dtype` are those of `load`. The training state
+    is saved every `save_every` steps, and trackers named in `report_to` (of transformers' Trainer)
+    are told of each.
     """
 
     tokens: int | str = 2**26
@@ -39,6 +40,8 @@ class RecoverOptions:
     control: bool = False
     layerwise: bool = False
     shard: bool = False
+    device: str | None = None
+    dtype: str | None = None
     seed: int = 0
     save_every: int = 100
     report_to: Sequence[str] = ()
@@ -68,6 +71,7 @@ class RecoverOptions:
             "mixed_precision": self.mixed_precision,
             "layerwise": self.layerwise,
             "seed": self.seed,
+            **({"dtype": self.dtype} if self.dtype else {}),
         }
 
 
@@ -91,6 +95,8 @@ class RecoverFields(TypedDict, total=False):
     control: bool
     layerwise: bool
     shard: bool
+    device: str | None
+    dtype: str | None
     seed: int
     save_every: int
     report_to: Sequence[str]

@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial as bound
 from pathlib import Path
 from typing import Any, Unpack
 
@@ -21,6 +22,7 @@ from ..errors import StatetrimError, refuse_unknown
 from ..maths.units import token_count
 from ..progress import OnProgress, ShowProgress, showing
 from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.placement import Placement, own_device
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.companions import copy_unchanged, newer
@@ -132,6 +134,7 @@ class _Job:
             seed=options.seed,
             mixed_precision=options.mixed_precision,
             report_to=list(options.report_to),
+            on_cpu=options.device == "cpu",
         )
         _share_batch(args, options.batch_size, options.micro_batch)
         lead = args.process_index == 0
@@ -177,7 +180,8 @@ class _Job:
                 return
             if not self._finished():
                 directory = self.partial / TRAINING
-                job = Layerwise(self.student, self.teacher, directory, recipe)
+                place = Placement(options.device, dtype=options.dtype, layerwise=True)
+                job = Layerwise(self.student, self.teacher, directory, recipe, place)
                 result = job.run(batches, self.progress)
                 self.announce(result.adapters.coverage)
                 self.write(result.adapters, result.trained, result.curve)
@@ -197,7 +201,8 @@ class _Job:
         from .logit_head import head_of
 
         options = self.options
-        student = load_live(self.student, device=device, layerwise=options.shard)
+        place = Placement(device, dtype=options.dtype, layerwise=options.shard)
+        student = load_live(self.student, place)
         student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
         torch.manual_seed(options.seed)  # of LoRA's first values
@@ -206,7 +211,7 @@ class _Job:
             rank=options.rank,
             alpha=options.alpha,
             also=options.also,
-            around=None if sharder is None else sharder.layer,
+            around=None if sharder is None else bound(sharder.layer, student),
         )
         if options.gradient_checkpointing:
             student.module.gradient_checkpointing_enable(
@@ -217,7 +222,7 @@ class _Job:
         head = head_of(student)
         teacher = teacher_head = None
         if self.teacher is not None:
-            teacher = load_live(self.teacher, device=device, layerwise=options.shard)
+            teacher = load_live(self.teacher, place)
             teacher.module.requires_grad_(False)
             if sharder is not None:
                 sharder.split(teacher)
@@ -312,6 +317,12 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
         raise StatetrimError(
             "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
             "one process"
+        )
+    place = Placement(options.device, dtype=options.dtype)
+    if not options.layerwise and place.home not in (torch.device("cpu"), own_device()):
+        raise StatetrimError(
+            f"the whole model trains on the first GPU that it sees; instead of --device "
+            f"{options.device} set CUDA_VISIBLE_DEVICES={place.home.index}"
         )
     refuse_unknown_groups(options.also)
     refuse_unmet_requests(options.shard)

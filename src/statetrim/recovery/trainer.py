@@ -44,9 +44,10 @@ def arguments(
     seed: int,
     mixed_precision: bool,
     report_to: list[str],
+    on_cpu: bool = False,
 ) -> TrainingArguments:
     """The Trainer's settings; making them joins the launch, where there is one."""
-    cpu = not torch.cuda.is_available()
+    cpu = on_cpu or not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(directory),
         optim="adamw_torch",

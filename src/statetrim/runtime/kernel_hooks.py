@@ -73,7 +73,7 @@ def hook_kernels(
         if only_values:
             stack.enter_context(_shrunk_readouts(live, only_values))
         if on_readout is not None:
-            stack.enter_context(_readouts(live, on_readout))
+            stack.enter_context(_readouts(live, on_readout, layers))
         for layer, module in live.mixers.items():
             enter = module.register_forward_pre_hook(
                 functools.partial(recorder.enter, layer), with_kwargs=True
@@ -108,7 +108,9 @@ def wrapped_kernels(
 
 
 @contextmanager
-def _readouts(live: LiveModel, on_readout: Callable[[Readout], None]) -> Iterator[None]:
+def _readouts(
+    live: LiveModel, on_readout: Callable[[Readout], None], layers: Iterable[int] | None
+) -> Iterator[None]:
     seen: set[int] = set()
 
     def record(layer: int, module: nn.Module, args: Any) -> None:
@@ -120,7 +122,8 @@ def _readouts(live: LiveModel, on_readout: Callable[[Readout], None]) -> Iterato
             hook = module.register_forward_pre_hook(functools.partial(record, layer))
             stack.callback(hook.remove)
         yield
-    missing = sorted(set(live.checkpoint.geometry.layers) - seen)
+    expected = live.checkpoint.geometry.layers if layers is None else layers
+    missing = sorted(set(expected) - seen)
     if missing:
         raise StatetrimError(
             f"layers {missing[:5]} never called their output projection, so nothing was recorded "

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from ..errors import StatetrimError
 from ..families.contract import RuntimeName
 from ..storage.checkpoint import Checkpoint
 from .mixers import find_mixers
+from .stored_weights import StoredWeights
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Runtime:
 class LiveModel:
     """A causal LM of transformers, fla or portable, and what is asked of it.
 
-    `device` is where inputs go; weights may be elsewhere, on disk or in shards. Token ids are
+    `device` is where inputs go; weights may be elsewhere, on disk or on other cards. Token ids are
     [rows, time], on any device.
     """
 
@@ -34,7 +34,7 @@ class LiveModel:
     checkpoint: Checkpoint
     device: torch.device
     runtime: Runtime
-    offload_folder: Path | None = None  # of weights on disk that are not in the checkpoint as such
+    weights: StoredWeights | None = None  # where they are on disk until they are needed
 
     @cached_property
     def mixers(self) -> dict[int, nn.Module]:

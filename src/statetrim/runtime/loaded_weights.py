@@ -36,8 +36,7 @@ def check_weights(module: Any, checkpoint: Checkpoint) -> int:
                 continue
             places = evenly(range(tensor.numel()), _SAMPLES)
             stored = _stored(places, names, sizes, checkpoint, files)
-            where = torch.tensor(places, device=tensor.device)
-            live = tensor[torch.unravel_index(where, tensor.shape)].cpu()
+            live = tensor[torch.unravel_index(torch.tensor(places), tensor.shape)].cpu()
             if not torch.equal(stored.to(live.dtype), live):
                 raise StatetrimError(
                     f"{checkpoint.path} was loaded with other values of {names[0][:200]!r} than "

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map
 
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
@@ -38,8 +39,16 @@ class MixerCall:
     output: Tensor  # [batch, time, hidden]
 
     def repeat(self, mixer: nn.Module) -> Tensor:
-        """What `mixer` gives for the same arguments, [batch, time, hidden]."""
-        return hidden_of(mixer(*self.args, **self.kwargs))
+        """What `mixer` gives for the same arguments, [batch, time, hidden], on its own device."""
+        device = next(mixer.parameters()).device
+        if (
+            device.type == "meta" or device == self.output.device
+        ):  # meta: it comes when it is called
+            return hidden_of(mixer(*self.args, **self.kwargs))
+        args, kwargs = tree_map(
+            lambda x: x.to(device) if isinstance(x, Tensor) else x, (self.args, dict(self.kwargs))
+        )
+        return hidden_of(mixer(*args, **kwargs))
 
 
 @contextmanager

@@ -47,6 +47,14 @@ class Ranks:
         dist.all_reduce(count)
         return int(count)
 
+    def gather(self, mine: T) -> list[T]:
+        """What every process has, in order."""
+        if self.world == 1:
+            return [mine]
+        found: list[T] = [mine] * self.world
+        dist.all_gather_object(found, mine)
+        return found
+
     def wait(self) -> None:
         """Until every process is here."""
         if self.world > 1:

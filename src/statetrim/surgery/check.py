@@ -5,8 +5,8 @@ the kernel is called, and the cut model must decode, token by token, what it say
 whole text at once. That stock code loads it is seen on the way.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,10 +17,13 @@ from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.placement import Placement
+from ..runtime.sequential import LayerWalk
 from ..storage.checkpoint import Checkpoint
 
 TOKENS = 64
 DECODED = 8
+DECODED_FROM_DISK = 2  # each token takes all weights from there
 TOLERANCE = 1e-3  # of the largest value compared; float32, so rounding stays far below
 _UPSTREAM = 4.0  # how much larger than the original's own gap a gap of the cut model may be
 
@@ -40,19 +43,22 @@ def check_cut(
     plan: Plan,
     small: Checkpoint,
     *,
-    layerwise: bool = False,
+    placement: Placement | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> Checks:
-    """Compare `small`, cut from `model` by `plan`, with it; a difference is an error."""
+    """Compare `small`, cut from `model` by `plan`, with it; a difference is an error.
+
+    Both run in float32, whatever the placement says.
+    """
+    placement = replace(placement or Placement(), dtype=torch.float32)
     progress("loading both models")
-    before, after = (
-        load_live(which, dtype=torch.float32, layerwise=layerwise) for which in (model, small)
-    )
+    before, after = (load_live(which, placement) for which in (model, small))
     ids = before.random_ids(1, TOKENS)  # any will do: the comparison is exact on all of them
     progress("comparing mixers")
     sliced = _compare_mixers(plan, before, after, ids)
     progress("comparing prefill and decode")
-    gap, gap_before = _decode_gap(after, ids), _decode_gap(before, ids)
+    decoded = DECODED_FROM_DISK if placement.layerwise else DECODED
+    gap, gap_before = (_decode_gap(live, ids, decoded) for live in (after, before))
     if gap > max(TOLERANCE, _UPSTREAM * gap_before):
         raise StatetrimError(
             f"{small.path} decodes other logits than it prefills (by {gap:.1e} of the largest, the "
@@ -63,24 +69,41 @@ def check_cut(
 
 def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor) -> float:
     """The original runs; then both mixers of a layer get what that layer was given."""
-    worst = 0.0
-    calls: list[MixerCall] = []
-    with torch.inference_mode(), hook_mixers(before.mixers, calls.append):
-        before.hidden(ids)
-    for call in calls:
-        theirs, ours = _answers(before, call, plan.kept), _answers(after, call, None)
-        if plan.kept_values is not None:
-            # The norm runs over fewer channels now, so the comparison ends where it begins.
-            theirs = {"kernel": _kept_values(theirs["kernel"], plan.kept_values[call.layer])}
-        gap = max(_gap(value, ours[name]) for name, value in theirs.items())
+    gaps = {
+        call.layer: _mixer_gap(plan, before, after, call) for call in _calls(before, after, ids)
+    }
+    for layer, gap in zip(gaps, torch.stack([gap.cpu() for gap in gaps.values()]), strict=True):
         if not gap <= TOLERANCE:
             raise StatetrimError(
-                f"layer {call.layer} of {after.checkpoint.path} differs from the original with the "
+                f"layer {layer} of {after.checkpoint.path} differs from the original with the "
                 f"same channels masked (by {gap:.1e} of the largest value); this is a defect of "
                 f"statetrim, please report it"
             )
-        worst = max(worst, gap)
-    return worst
+    return max(float(gap) for gap in gaps.values())
+
+
+def _calls(before: LiveModel, after: LiveModel, ids: Tensor) -> Iterator[MixerCall]:
+    """How the original calls each of its mixers; both models have that mixer's weights then."""
+    calls: list[MixerCall] = []
+    if before.weights is None or after.weights is None:
+        with torch.inference_mode(), hook_mixers(before.mixers, calls.append):
+            before.hidden(ids)
+        yield from calls
+        return
+    for turn in LayerWalk(before, [ids]).turns(max(before.mixers) + 1):
+        with hook_mixers(before.mixers, calls.append):
+            for _ in turn.run():
+                pass
+        while calls:
+            yield calls.pop()
+
+
+def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
+    theirs, ours = _answers(before, call, plan.kept), _answers(after, call, None)
+    if plan.kept_values is not None:
+        # The norm runs over fewer channels now, so the comparison ends where it begins.
+        theirs = {"kernel": _kept_values(theirs["kernel"], plan.kept_values[call.layer])}
+    return torch.stack([_gap(value, ours[name]) for name, value in theirs.items()]).max()
 
 
 def _answers(
@@ -101,18 +124,18 @@ def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
     return output.gather(-1, kept.to(output.device).expand(*output.shape[:2], *kept.shape))
 
 
-def _gap(expected: Tensor, found: Tensor) -> float:
-    largest = float(expected.abs().max())
-    return float((expected - found).abs().max()) / largest if largest else float("nan")
+def _gap(expected: Tensor, found: Tensor) -> Tensor:
+    """Nan where nothing but zeros was expected."""
+    return (expected - found.to(expected.device)).abs().max() / expected.abs().max()
 
 
-def _decode_gap(live: LiveModel, ids: Tensor) -> float:
+def _decode_gap(live: LiveModel, ids: Tensor, decoded: int) -> float:
     """Logits of the last tokens: the text read at once, against one token at a time."""
     with torch.inference_mode():
-        whole = live.logits(ids)[:, -DECODED:]
-        _, cache = live.step(ids[:, :-DECODED])
+        whole = live.logits(ids)[:, -decoded:]
+        _, cache = live.step(ids[:, :-decoded])
         steps = []
-        for token in torch.split(ids[:, -DECODED:], 1, dim=1):
+        for token in torch.split(ids[:, -decoded:], 1, dim=1):
             logits, cache = live.step(token, cache)
             steps.append(logits)
-    return _gap(whole, torch.cat(steps, dim=1))
+    return float(_gap(whole, torch.cat(steps, dim=1)))

@@ -10,6 +10,7 @@ from torch import Tensor
 from ..artifacts.verification.agreement import Agreement, Kind
 from ..runtime.loading import load_live
 from ..runtime.logits import LogitReader
+from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint
 
 _CHUNK = 128  # places whose logits are held at a time
@@ -86,7 +87,7 @@ def _read(
     proposed: Sequence[Sequence[Sequence[Sequence[int]]]],
 ) -> list[list[_Read]]:
     """The model, loaded once, reads every sequence of every kind."""
-    reader = LogitReader(load_live(model, dtype=dtype))
+    reader = LogitReader(load_live(model, Placement(dtype=dtype)))
     found = [
         [
             _read_one(reader, ids, chosen.begin, proposals)

@@ -8,7 +8,7 @@ import typer
 from ...errors import StatetrimError
 from .. import arguments, checks
 from ..app import app
-from ..arguments import FamilyFile, Json, Model
+from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory, Model
 
 WINDOW = 256  # tokens of one that --sensitivity measures
 
@@ -53,7 +53,7 @@ Resume = Annotated[
     bool, typer.Option("--resume", help="Go on after an interruption, with --sensitivity.")
 ]
 Layerwise = Annotated[
-    bool, typer.Option("--layerwise", help="Stream weights from disk, with --sensitivity.")
+    bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
 ]
 
 
@@ -74,10 +74,21 @@ def analyze(
     widths: Widths = "0.5,0.25",
     resume: Resume = False,
     layerwise: Layerwise = False,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    dtype: Dtype = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
     """Show how full the state of every layer and head is, on a text, or what each layer carries."""
+    where: dict[str, Any] = {
+        "layerwise": layerwise,
+        "device": device,
+        "device_map": device_map,
+        "max_memory": max_memory,
+        "dtype": dtype,
+    }
     if output.suffix != ".json":
         raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
     if sensitivity:
@@ -86,7 +97,7 @@ def analyze(
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
         from ...maths.units import token_count
 
-        options = {"skip": token_count(skip), "resume": resume, "layerwise": layerwise}
+        options = {"skip": token_count(skip), "resume": resume, **where}
         options |= {"batch_size": batch_size, "windows": token_count(tokens) // WINDOW}
         _sensitivity(
             model, family, text, arguments.names(widths), output, figures, as_json, options
@@ -100,7 +111,7 @@ def analyze(
         "batch_size": batch_size,
         "skip": skip,
     }
-    _utilization(model, family, text, baseline, output, figures, as_json, settings)
+    _utilization(model, family, text, baseline, output, figures, as_json, settings, where)
 
 
 def _utilization(
@@ -112,6 +123,7 @@ def _utilization(
     figures: Path | None,
     as_json: bool,
     options: dict[str, Any],
+    where: dict[str, Any],
 ) -> None:
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
@@ -135,11 +147,12 @@ def _utilization(
         "text": text,
         "figures": str(figures),
         **options,
+        **({"dtype": where["dtype"]} if where["dtype"] else {}),
     }
     with writing(output, "job.json", record, files=files) as work:
         if not work.done:
             with shown("analysing") as progress:
-                found = run(opened, text, baseline=before, progress=progress, **options)
+                found = run(opened, text, baseline=before, progress=progress, **options, **where)
             found.save(work.path / "analysis.json")
             if figures:
                 compared = {"before": found.baseline} if found.baseline else {}

@@ -7,7 +7,7 @@ import typer
 
 from .. import arguments, checks
 from ..app import app
-from ..arguments import FamilyFile, Json
+from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory
 
 
 @app.command()
@@ -24,13 +24,10 @@ def benchmark(
         typer.Option(help="Tokens of a prompt, such as 256,2k (GPU: 2k).", callback=checks.tokens),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Turns that each model takes.")] = 7,
-    dtype: Annotated[
-        str | None,
-        typer.Option(
-            help="float32, float16 or bfloat16; else as stored.",
-            callback=checks.one_of("float32", "float16", "bfloat16"),
-        ),
-    ] = None,
+    dtype: Dtype = None,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
     engine: Annotated[
         str | None,
         typer.Option(
@@ -64,6 +61,9 @@ def benchmark(
             lengths=None if lengths is None else lengths.split(","),
             rounds=rounds,
             dtype=dtype,
+            device=device,
+            device_map=device_map,
+            max_memory=max_memory,
             engine=engine,
             engine_python=engine_python,
             requests=requests,

@@ -8,7 +8,7 @@ import typer
 
 from .. import arguments, checks
 from ..app import app, complain
-from ..arguments import Json
+from ..arguments import Device, DeviceMap, Dtype, Json, MaxMemory
 
 StateDtype = Annotated[
     str,
@@ -86,6 +86,10 @@ def evaluate(
     state_piece: StatePiece = 64,
     state_stochastic: StateStochastic = False,
     layerwise: Layerwise = False,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    dtype: Dtype = None,
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
@@ -94,6 +98,7 @@ def evaluate(
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
+    from ...progress import is_lead
     from ...runtime.stored_states import StateStorage
     from ...serving.deployment import ship_verdicts
 
@@ -113,10 +118,16 @@ def evaluate(
             ),
             layerwise=layerwise,
             storage=StateStorage(state_dtype, state_piece, state_stochastic),
+            device=device,
+            device_map=device_map,
+            max_memory=max_memory,
+            dtype=dtype,
             out=output,
             resume=resume,
             progress=progress,
         )
+    if not is_lead():
+        return
     judged = ship_verdicts(scores, models)
     show_scores(scores, judged, str(output), as_json=as_json)
     for rule in fail_if or []:

@@ -9,7 +9,7 @@ from ...defaults import RECALL
 from ...errors import StatetrimError
 from .. import arguments, checks
 from ..app import app
-from ..arguments import FamilyFile, Json, Model
+from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory, Model
 
 Text = Annotated[
     str,
@@ -84,6 +84,10 @@ def calibrate(
     echo: Echo = 0.0,
     seed: Seed = 0,
     layerwise: Layerwise = False,
+    device: Device = None,
+    device_map: DeviceMap = None,
+    max_memory: MaxMemory = None,
+    dtype: Dtype = None,
     resume: Resume = False,
     family: FamilyFile = None,
     as_json: Json = False,
@@ -112,6 +116,10 @@ def calibrate(
             echo=echo,
             seed=seed,
             layerwise=layerwise,
+            device=device,
+            device_map=device_map,
+            max_memory=max_memory,
+            dtype=dtype,
             out=output,
             resume=resume,
             progress=progress,

@@ -7,7 +7,7 @@ import typer
 
 from .. import arguments, checks
 from ..app import app
-from ..arguments import FamilyFile, Json
+from ..arguments import Device, Dtype, FamilyFile, Json
 
 Model = Annotated[str, typer.Argument(help="The pruned checkpoint.")]
 Text = Annotated[
@@ -81,6 +81,8 @@ def recover(
     control: Control = False,
     layerwise: Layerwise = False,
     shard: Shard = False,
+    device: Device = None,
+    dtype: Dtype = None,
     seed: Seed = 0,
     save_every: SaveEvery = 100,
     report_to: ReportTo = "",
@@ -111,6 +113,8 @@ def recover(
         control=control,
         layerwise=layerwise,
         shard=shard,
+        device=device,
+        dtype=dtype,
         seed=seed,
         save_every=save_every,
         report_to=arguments.names(report_to),

@@ -1,0 +1,281 @@
+"""Every command on one small model, for someone with a GPU: ten minutes, and one file to send back.
+
+    python benchmarks/gpu_smoke.py OUT [--model MODEL --text TEXT]
+
+Without --model a random bfloat16 model in the Qwen3.5 layout is built, with a tokenizer and a text.
+OUT/gpu-smoke.json gets devices, versions, and for every step its time, its peak memory, what was
+expected of it, and the error it ended with, if any; paths are left out. Each step is a process of
+its own, so that one that crashes does not stop the rest. On a machine without a GPU it runs too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.metadata
+import importlib.util
+import json
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+PACKAGES = (
+    "statetrim", "torch", "transformers", "accelerate", "safetensors", "triton", "fla-core",
+    "causal-conv1d", "mamba-ssm", "kernels", "vllm", "lm-eval", "peft",
+)  # fmt: skip
+SHAPE = {
+    "vocab_size": 4096, "hidden_size": 512, "intermediate_size": 1024, "num_hidden_layers": 4,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 128,
+    "linear_num_key_heads": 4, "linear_num_value_heads": 8, "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128, "full_attention_interval": 4,
+}  # fmt: skip
+WORDS = 200_000
+TOKENS, LENGTH, BATCH = 16_384, 512, 8
+LIMIT_SECONDS = 900.0
+
+
+def steps(root: Path, model: str, text: str, cards: int) -> Iterator[tuple[str, list[str]]]:
+    """Names, and arguments of `statetrim`; one that begins with ':' is a function of this file."""
+    sums, plan, small = root / "sums.safetensors", root / "plan.json", root / "small"
+    run = ["--text", text, "--tokens", str(TOKENS), "--length", str(LENGTH)]
+    run += ["--batch-size", str(BATCH)]
+    methods = ["--for", "drrqr,s_wanda,readout_greedy"]
+    yield "inspect", ["inspect", model]
+    yield "calibrate", ["calibrate", model, *run, *methods, "-o", str(sums)]
+    layerwise = root / "sums-layerwise.safetensors"
+    yield "calibrate, layerwise", [
+        "calibrate", model, *run, *methods, "--layerwise", "-o", str(layerwise)
+    ]  # fmt: skip
+    yield "layerwise beside whole", [":compare", str(sums), str(layerwise)]
+    if cards > 1:
+        spread = root / "sums-spread.safetensors"
+        yield "calibrate, spread", [
+            "calibrate", model, *run, *methods, "--device-map", "auto", "-o", str(spread)
+        ]  # fmt: skip
+        yield "spread beside whole", [":compare", str(sums), str(spread)]
+    few = ["--text", text, "--tokens", "4096", "--length", "256", "--batch-size", "4"]
+    yield "calibrate, gradients", [
+        "calibrate", model, *few, "--for", "grad", "-o", str(root / "gradients.safetensors")
+    ]  # fmt: skip
+    yield "select", [
+        "select", model, "--method", "drrqr", "--square", "0.5", "--statistics", str(sums),
+        "-o", str(plan),
+    ]  # fmt: skip
+    yield "prune", ["prune", model, str(plan), "-o", str(small)]
+    yield "check", [":check", model, str(plan), str(small)]
+    yield "check, layerwise", [":check", model, str(plan), str(small), "--layerwise"]
+    pairs, fitted = root / "pairs.safetensors", root / "fitted"
+    yield "calibrate for a refit", [
+        "calibrate", str(small), "--original", model, *run, "-o", str(pairs)
+    ]  # fmt: skip
+    yield "refit", ["refit", str(small), "--statistics", str(pairs), "-o", str(fitted)]
+    yield "analyze", [
+        "analyze", model, "--text", text, "--tokens", "4096", "--length", "1024",
+        "-o", str(root / "analysis.json"),
+    ]  # fmt: skip
+    measured = ["--baseline", model, "--tasks", "text,mqar", "--text", text, "--skip", str(TOKENS)]
+    measured += ["--limit", "8"]
+    for name, more in (("evaluate", []), ("evaluate, layerwise", ["--layerwise"])):
+        out = root / f"scores{'-layerwise' if more else ''}.json"
+        yield name, ["evaluate", str(fitted), *measured, *more, "-o", str(out)]
+    yield "benchmark", [
+        "benchmark", str(fitted), "--baseline", model, "--rounds", "3",
+        "-o", str(root / "timings.json"),
+    ]  # fmt: skip
+    train = ["--teacher", model, "--text", text, "--tokens", "8192", "--length", "256"]
+    train += ["--batch-size", "4"]
+    for name, more in (("recover", []), ("recover, layerwise", ["--layerwise"])):
+        out = root / f"recovered{'-layerwise' if more else ''}"
+        yield name, ["recover", str(fitted), *train, *more, "-o", str(out)]
+    if importlib.util.find_spec("vllm") is not None:
+        yield "engine", [
+            "benchmark", str(fitted), "--baseline", model, "--engine", "vllm",
+            "--requests", "8", "-o", str(root / "served.json"),
+        ]  # fmt: skip
+
+
+def build(directory: Path) -> None:
+    """A random model, its tokenizer, and a text of words that follow one another by chance."""
+    import torch
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordLevel
+    from tokenizers.pre_tokenizers import WhitespaceSplit
+    from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
+
+    torch.manual_seed(0)
+    config = AutoConfig.for_model("qwen3_5_text", dtype="bfloat16", **SHAPE)
+    model = AutoModelForCausalLM.from_config(config).to(torch.bfloat16)
+    model.save_pretrained(directory / "model")
+    words = {"<end>": 0} | {f"w{i}": i for i in range(1, SHAPE["vocab_size"])}
+    tokenizer = Tokenizer(WordLevel(words, unk_token="<end>"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    wrapped = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<end>")
+    wrapped.save_pretrained(directory / "model")
+    ids = torch.randint(1, SHAPE["vocab_size"], (WORDS // 100, 100)).tolist()
+    lines = [json.dumps({"text": " ".join(f"w{i}" for i in row)}) for row in ids]
+    (directory / "text.jsonl").write_text("\n".join(lines))
+
+
+def devices() -> dict[str, Any]:
+    import torch
+
+    found: dict[str, str | None] = {}
+    for name in PACKAGES:
+        try:
+            found[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            found[name] = None
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    return {
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.machine()}",
+        "packages": found,
+        "cuda": torch.version.cuda,
+        "gpus": [
+            {
+                "name": torch.cuda.get_device_name(card),
+                "memory": torch.cuda.get_device_properties(card).total_memory,
+                "capability": list(torch.cuda.get_device_capability(card)),
+            }
+            for card in cards
+        ],
+    }
+
+
+def expected(model: str, name: str) -> float | None:
+    """Seconds that `trim --dry-run` would foretell for a calibration."""
+    if not name.startswith("calibrate"):
+        return None
+    from statetrim.pipelines.estimate import Machine, reading
+    from statetrim.storage.checkpoint import open_checkpoint
+
+    return reading(open_checkpoint(model), TOKENS, BATCH, LENGTH, Machine.here())
+
+
+def child(arguments: list[str]) -> None:
+    """One step, in this process; prints what it took."""
+    import resource
+
+    import torch
+
+    began, result = time.perf_counter(), None
+    if arguments[0] == ":compare":
+        result = compare(*arguments[1:])
+    elif arguments[0] == ":check":
+        result = check(*arguments[1:])
+    else:
+        from statetrim.cli import main
+
+        sys.argv = ["statetrim", *arguments]
+        try:
+            main()
+        except SystemExit as end:
+            if end.code:
+                raise
+    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    took = {
+        "seconds": round(time.perf_counter() - began, 2),
+        "gpu_peak_bytes": [torch.cuda.max_memory_allocated(card) for card in cards],
+        "host_peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
+        "result": result,
+    }
+    print("\n" + json.dumps(took))
+
+
+def compare(first: str, second: str) -> dict[str, float]:
+    """The largest difference of two statistics, relative to the largest value of each sum."""
+    from statetrim.artifacts.statistics import PARTS, Statistics
+
+    one, other = Statistics.load(first), Statistics.load(second)
+    worst = 0.0
+    for layer, sums in one.layers.items():
+        for part in PARTS:
+            a, b = getattr(sums, part), getattr(other.layers[layer], part)
+            if a is not None:
+                worst = max(worst, float((a - b).abs().max() / a.abs().max()))
+    return {"largest difference": worst}
+
+
+def check(model: str, plan: str, small: str, *more: str) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    from statetrim.artifacts.plan import Plan
+    from statetrim.runtime.placement import Placement
+    from statetrim.storage.checkpoint import open_checkpoint
+    from statetrim.surgery.check import check_cut
+
+    place = Placement(layerwise="--layerwise" in more)
+    cut = check_cut(
+        open_checkpoint(model), Plan.load(plan), open_checkpoint(small), placement=place
+    )
+    return asdict(cut)
+
+
+def run(arguments: list[str], root: Path) -> dict[str, Any]:
+    command = [sys.executable, __file__, "--child", json.dumps(arguments)]
+    try:
+        ended = subprocess.run(
+            command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"not done after {LIMIT_SECONDS:.0f} s"}
+    if ended.returncode:
+        told = (ended.stderr or ended.stdout).strip().replace(str(root), "OUT")
+        return {"exit code": ended.returncode, "error": told[-1500:]}
+    found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
+    return found
+
+
+def timings(root: Path) -> list[dict[str, Any]]:
+    """What `benchmark` found, without the names of models."""
+    path = root / "timings.json"
+    if not path.exists():
+        return []
+    records = json.loads(path.read_text()).get("timings", [])
+    return [{k: v for k, v in record.items() if k != "model"} for record in records]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--model")
+    parser.add_argument("--text")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        child(json.loads(options.child))
+        return
+    if options.out is None:
+        parser.error("name a directory for the results")
+    root: Path = options.out
+    root.mkdir(parents=True)
+    if not options.model or not options.text:
+        build(root)
+    model, text = options.model or str(root / "model"), options.text or str(root / "text.jsonl")
+    results: dict[str, Any] = {
+        "machine": devices(),
+        "model": options.model or "random",
+        "steps": {},
+    }
+    for name, arguments in steps(root, model, text, len(results["machine"]["gpus"])):
+        print(f"{name} ...", end=" ", flush=True)
+        found = run(arguments, root)
+        foretold = expected(model, name)
+        if foretold is not None:
+            found["expected_seconds"] = round(foretold, 2)
+        results["steps"][name] = found
+        results["timings"] = timings(root)
+        print(found.get("error", f"{found.get('seconds')} s").splitlines()[-1][:100])
+        (root / "gpu-smoke.json").write_text(json.dumps(results, indent=1))
+    failed = [name for name, found in results["steps"].items() if "error" in found]
+    print(
+        f"{root / 'gpu-smoke.json'}: {len(results['steps'])} steps, {len(failed)} failed {failed}"
+    )
+    sys.exit(1 if failed else 0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,24 @@
+"""What calibration hooks into, for the sums that were asked for."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+
+from ..runtime.kernel_hooks import hook_kernels
+from ..runtime.live import LiveModel
+from .pair_hooks import hook_pairs
+from .sums import Sums
+
+
+def hooks_for(
+    lives: Sequence[LiveModel], sums: Sums, layers: Sequence[int] | None = None
+) -> AbstractContextManager[None]:
+    """Within, what the model's kernels and projections are given is added to `sums`; or, where the
+    original runs beside it, what each of its layers and the same layer of the cut model give.
+
+    Where `layers` are given, only those are expected to run.
+    """
+    if len(lives) > 1:
+        return hook_pairs(lives[0], lives[1], sums.on_pair)
+    on_input = sums.on_input if "input_square" in sums.parts else None
+    on_readout = sums.on_readout if "readout_gram" in sums.parts else None
+    return hook_kernels(lives[0], sums.on_call, on_input, on_readout, layers=layers)

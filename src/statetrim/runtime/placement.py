@@ -1,0 +1,126 @@
+"""Where a model's weights go, and in which precision: one answer for every command."""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from ..errors import StatetrimError
+
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
+_UNITS = {"": 1, "mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
+_ROOM = 0.9  # of a card's free memory that weights may take, the rest is for activations
+
+Dtype = str | torch.dtype
+MaxMemory = str | Mapping[int | str, int | str]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What a user may say of it; the default is the stored dtype on the first GPU, or the CPU."""
+
+    device: str | torch.device | None = None
+    device_map: str | None = None  # "auto" spreads the layers over all GPUs
+    max_memory: MaxMemory | None = None  # of each of them: "0=70GiB,1=40GiB"
+    dtype: Dtype | None = None
+    layerwise: bool = False  # weights stay on disk, and each layer's come in when it runs
+
+    def __post_init__(self) -> None:
+        if self.device_map not in (None, "auto"):
+            raise StatetrimError(f"a device map is 'auto', or left out, not {self.device_map!r}")
+        if self.device_map and (self.device is not None or self.layerwise):
+            other = "--layerwise" if self.layerwise else f"--device {self.device}"
+            raise StatetrimError(
+                f"a device map spreads the model over all GPUs, so {other} does not go with it"
+            )
+        if self.max_memory is not None and self.device_map is None:
+            raise StatetrimError("--max-memory limits a device map; add --device-map auto")
+        self.memory  # noqa: B018  (refuses what is none)
+        self.torch_dtype  # noqa: B018
+
+    @property
+    def torch_dtype(self) -> torch.dtype | None:
+        if isinstance(self.dtype, str) and self.dtype not in DTYPES:
+            raise StatetrimError(f"--dtype is {', '.join(DTYPES)}, not {self.dtype[:40]!r}")
+        return DTYPES[self.dtype] if isinstance(self.dtype, str) else self.dtype
+
+    @property
+    def said_dtype(self) -> str:
+        """For a record."""
+        return str(self.torch_dtype) if self.torch_dtype else "stored"
+
+    @property
+    def memory(self) -> dict[int, int] | None:
+        """Bytes that may be used of each GPU, where any were named."""
+        if self.max_memory is None:
+            return None
+        if isinstance(self.max_memory, str):
+            pairs = [part.partition("=")[::2] for part in self.max_memory.split(",")]
+        else:
+            pairs = [(str(card), str(size)) for card, size in self.max_memory.items()]
+        return dict(_memory(card.strip(), size.strip()) for card, size in pairs)
+
+    @property
+    def home(self) -> torch.device:
+        """Where a model on one device is, and where inputs go."""
+        if self.device_map or self.device is None:
+            return own_device()
+        return _checked(self.device)
+
+    @property
+    def cards(self) -> int:
+        """GPUs that one model is spread over, by an engine too."""
+        return max(1, torch.cuda.device_count()) if self.device_map else 1
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """For `from_pretrained`: weights go straight to their devices."""
+        if self.device_map is None:
+            return {"device_map": {"": self.home}}
+        if not torch.cuda.is_available():
+            raise StatetrimError("--device-map auto spreads a model over GPUs, and here is none")
+        return {"device_map": "auto", "max_memory": self.memory or free_on_cards()}
+
+
+def own_device() -> torch.device:
+    """The GPU of this process, which under torchrun is its own; the CPU without one."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+
+
+def free_on_cards() -> dict[int, int]:
+    """Bytes that weights may take of each GPU; nothing of main memory, whose weights would travel
+    to a card for every batch."""
+    cards = range(torch.cuda.device_count())
+    return {card: int(_ROOM * torch.cuda.mem_get_info(card)[0]) for card in cards}
+
+
+def _checked(wanted: str | torch.device) -> torch.device:
+    """The CPU goes without a number: a parameter that is moved to cpu:0 is none any more."""
+    try:
+        device = torch.device(wanted)
+    except RuntimeError:
+        raise StatetrimError(f"--device is cpu, cuda or cuda:1, not {str(wanted)[:40]!r}") from None
+    if device.type == "cpu":
+        return torch.device("cpu")
+    if device.type == "cuda":
+        count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+        if (device.index or 0) >= count:
+            here = f"has {count} GPUs" if count else "has no GPU"
+            raise StatetrimError(f"{device} was asked for, and this machine {here}")
+        return torch.device("cuda", device.index or 0)
+    return device
+
+
+def _memory(card: str, size: str) -> tuple[int, int]:
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.lower())
+    if not card.isdecimal() or found is None or found.group(2) not in _UNITS:
+        raise StatetrimError(
+            f"--max-memory names GPUs and their memory, such as 0=70GiB,1=40GiB, not "
+            f"{f'{card}={size}'[:60]!r}"
+        )
+    return int(card), int(float(found.group(1)) * _UNITS[found.group(2)])

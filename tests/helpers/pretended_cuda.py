@@ -1,0 +1,308 @@
+"""Pretended GPUs: tensors that claim `cuda:N`, hold CPU data, and refuse to be mixed.
+
+What a real GPU refuses is refused here too: an operation on tensors of two devices, an index from
+another device, `numpy()`. Copies to the host are counted. There is no autograd, and no kernel that
+needs a real GPU.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves, tree_map
+
+MEMORY = 80 * 2**30
+_aten = torch.ops.aten
+_INDEXED = {
+    _aten.index.Tensor,
+    _aten.index_put_.default,
+    _aten.index_put.default,
+    _aten._index_put_impl_.default,
+    _aten._unsafe_index.Tensor,
+}
+_READ_ON_THE_HOST = ("__float__", "item", "__int__", "__bool__", "__index__", "tolist")
+
+
+class DevicesMixed(RuntimeError):
+    """What CUDA says as 'Expected all tensors to be on the same device'."""
+
+
+@dataclass
+class Cards:
+    """What happened on the pretended cards."""
+
+    copies: int = 0  # to the host, a number that Python reads included
+    bytes: int = 0
+    used: set[str] = field(default_factory=set)  # devices that computed something
+
+    def copied(self, tensor: torch.Tensor) -> None:
+        self.copies += 1
+        self.bytes += tensor.nbytes
+
+
+_cards = Cards()
+
+
+class PretendedTensor(torch.Tensor):
+    """`held` on the CPU, said to be on `home`."""
+
+    held: torch.Tensor
+    home: torch.device
+
+    @staticmethod
+    def __new__(cls, real: torch.Tensor, home: torch.device) -> "PretendedTensor":
+        made: Any = torch.Tensor._make_wrapper_subclass(
+            cls,
+            real.size(),
+            strides=real.stride(),
+            storage_offset=real.storage_offset(),
+            dtype=real.dtype,
+            layout=real.layout,
+            device=home,
+            requires_grad=False,
+        )
+        made.held, made.home = real, home
+        return made  # type: ignore[no-any-return]
+
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
+        return f"PretendedTensor({self.held}, {self.home})"
+
+    def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
+        """With this torch knows a wrapper, and `nn.Module.to` makes a new parameter of it."""
+        return ["held"], self.home
+
+    @staticmethod
+    def __tensor_unflatten__(
+        inner: dict[str, torch.Tensor], home: torch.device, size: Any, stride: Any
+    ) -> "PretendedTensor":
+        return PretendedTensor(inner["held"], home)
+
+    @classmethod
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return _run(func, args, kwargs or {})
+
+
+@contextmanager
+def pretended_cuda(count: int = 2, free: int = MEMORY) -> Iterator[Cards]:
+    """Within, the machine has `count` GPUs with `free` bytes each."""
+    global _cards
+    _cards = Cards()
+    with ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple(torch.cuda, **_functions(count, free)))
+        without = mock.patch.object(torch, "inference_mode", lambda mode=True: torch.no_grad())
+        stack.enter_context(without)
+        # transformers loads in threads, which do not know the modes of this one
+        stack.enter_context(mock.patch.dict("os.environ", HF_DEACTIVATE_ASYNC_LOAD="1"))
+        stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
+        stack.enter_context(_Functions())
+        yield _cards
+
+
+def on_the_host(value: torch.Tensor) -> torch.Tensor:
+    """Its data, without counting a copy."""
+    return value.held if isinstance(value, PretendedTensor) else value
+
+
+def _functions(count: int, free: int) -> dict[str, Any]:
+    class Properties:
+        major, minor, total_memory, multi_processor_count, name = 9, 0, MEMORY, 132, "pretended"
+
+    return {
+        "_lazy_init": lambda: None,
+        "is_available": lambda: True,
+        "is_initialized": lambda: True,
+        "device_count": lambda: count,
+        "current_device": lambda: 0,
+        "set_device": lambda device: None,
+        "synchronize": lambda *a: None,
+        "empty_cache": lambda: None,
+        "get_device_name": lambda *a: "pretended",
+        "mem_get_info": lambda *a: (free, MEMORY),
+        "memory_allocated": lambda *a: 0,
+        "memory_reserved": lambda *a: 0,
+        "max_memory_allocated": lambda *a: 0,
+        "reset_peak_memory_stats": lambda *a: None,
+        "get_device_capability": lambda *a: (9, 0),
+        "is_bf16_supported": lambda *a, **k: True,
+        "get_device_properties": lambda *a: Properties(),
+        "Event": _Event,
+    }
+
+
+class _Event:
+    def __init__(self, **_: Any) -> None:
+        self.at = 0.0
+
+    def record(self, *_: Any) -> None:
+        self.at = time.perf_counter()
+
+    def elapsed_time(self, other: "_Event") -> float:
+        return (other.at - self.at) * 1e3
+
+
+def _numbered(device: Any) -> torch.device:
+    found = torch.device(device)
+    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+
+
+def _wrapped(values: Any, home: torch.device) -> Any:
+    def wrap(x: Any) -> Any:
+        plain = isinstance(x, torch.Tensor) and not isinstance(x, PretendedTensor)
+        return PretendedTensor(x, home) if plain else x
+
+    return tree_map(wrap, values)
+
+
+def _unwrapped(values: Any) -> Any:
+    return tree_map(lambda x: x.held if isinstance(x, PretendedTensor) else x, values)
+
+
+def _check(func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+    """A tensor without dimensions may be anywhere; indices of a GPU tensor may be on the CPU."""
+    if func in _INDEXED:
+        if not isinstance(args[0], PretendedTensor):
+            raise DevicesMixed(f"a tensor on the CPU indexed with indices on a GPU in {func}")
+        homes = {str(x.device) for x in tensors if x.dim() > 0 and x.device.type == "cuda"}
+    else:
+        homes = {str(x.device) for x in tensors if x.dim() > 0}
+    if len(homes) > 1:
+        raise DevicesMixed(f"tensors on {sorted(homes)} in {func}")
+
+
+def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    pretended = [x for x in tensors if isinstance(x, PretendedTensor)]
+    home = pretended[0].home if pretended else None
+    if kwargs.get("device") is not None:
+        home = _numbered(kwargs["device"])
+        kwargs = kwargs | {"device": torch.device("cpu")}
+    moves = func in (_aten.copy_.default, _aten._to_copy.default)
+    if pretended and not moves:
+        _check(func, args, tensors)
+        _cards.used.add(str(home))
+    if pretended and func is _aten._local_scalar_dense.default:
+        _cards.copied(pretended[0])
+    to_host = func is _aten._to_copy.default and home is not None and home.type == "cpu"
+    into_host = func is _aten.copy_.default and not isinstance(args[0], PretendedTensor)
+    if pretended and (to_host or into_host):
+        _cards.copied(pretended[0])
+    kwargs = {name: value for name, value in kwargs.items() if name != "pin_memory"}
+    real_args, real_kwargs = _unwrapped(args), _unwrapped(kwargs)
+    if func is _aten.histc.default and not real_args[0].is_floating_point():  # CUDA counts integers
+        real_args = (real_args[0].float(), *real_args[1:])
+    result = func(*real_args, **real_kwargs)
+    name = func._schema.name
+    if name.endswith("_") and not name.endswith("__") and isinstance(args[0], torch.Tensor):
+        return args[0]
+    if "out" in kwargs:
+        return kwargs["out"]
+    return result if home is None or home.type == "cpu" else _wrapped(result, home)
+
+
+class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Sees the calls that make tensors on a GPU out of nothing, or out of the host's."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        asked = kwargs.get("device")
+        ours = any(isinstance(x, PretendedTensor) for x in tree_leaves((args, kwargs)))
+        if ours or (asked is not None and torch.device(asked).type == "cuda"):
+            return _run(func, args, kwargs)
+        return func(*args, **kwargs)
+
+
+class _Functions(TorchFunctionMode):
+    """Sees what never reaches the dispatcher: conversions, indexing, 'cuda' without a number."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
+        if func is torch.device:
+            numbered = len(args) == 1 and isinstance(args[0], int)
+            return func("cuda", *args) if numbered else func(*args, **kwargs)
+        args = tuple(_with_number(x) for x in args)
+        kwargs = {key: _with_number(value) for key, value in kwargs.items()}
+        if isinstance(kwargs.get("device"), int):
+            kwargs["device"] = torch.device("cuda", kwargs["device"])
+        if name == "to" and len(args) > 1 and isinstance(args[1], int):
+            args = (args[0], torch.device("cuda", args[1]), *args[2:])
+        first = args[0] if args else None
+        if name == "cuda" and isinstance(first, torch.Tensor):
+            return first.to("cuda:0")
+        if isinstance(first, PretendedTensor) and name == "numpy":
+            raise TypeError(f"can't convert {first.home} device type tensor to numpy")
+        if isinstance(first, PretendedTensor) and name in _READ_ON_THE_HOST:
+            _cards.copied(first)
+            return func(first.held, *args[1:], **kwargs)
+        if func in (torch.tensor, torch.as_tensor) and _on_a_gpu(kwargs.get("device")):
+            home = _numbered(kwargs.pop("device"))
+            return _wrapped(func(*args, **kwargs), home)
+        if name == "copy_" and any(map(_is_ours, args)):
+            return _copy(*args)
+        if name == "__getitem__":
+            return _get(first, args[1])
+        if name == "__setitem__":
+            return _set(*args)
+        return _without_cuda(func, args, kwargs)
+
+
+def _with_number(x: Any) -> Any:
+    if isinstance(x, str) and x == "cuda":
+        return "cuda:0"
+    bare = isinstance(x, torch.device) and x.type == "cuda" and x.index is None
+    return torch.device("cuda", 0) if bare else x
+
+
+def _on_a_gpu(device: Any) -> bool:
+    return device is not None and torch.device(device).type == "cuda"
+
+
+def _get(tensor: Any, index: Any) -> Any:
+    ours = [x for x in tree_leaves(index) if isinstance(x, PretendedTensor)]
+    if not isinstance(tensor, PretendedTensor) and ours:
+        raise DevicesMixed("a tensor on the CPU indexed with indices on a GPU")
+    if any(x.home != tensor.home for x in ours):
+        raise DevicesMixed("a tensor indexed with indices of another GPU")
+    with torch._C.DisableTorchFunction():
+        found = _unwrapped(tensor)[_unwrapped(index)]
+        return PretendedTensor(found, tensor.home) if _is_ours(tensor) else found
+
+
+def _set(tensor: Any, index: Any, value: Any) -> None:
+    if _is_ours(value) and not _is_ours(tensor) and value.dim() > 0:
+        _cards.copied(value)  # CUDA copies it, and waits
+    with torch._C.DisableTorchFunction():
+        _unwrapped(tensor)[_unwrapped(index)] = _unwrapped(value)
+
+
+def _copy(target: Any, source: Any, *_: Any) -> Any:
+    if _is_ours(source) and not _is_ours(target):
+        _cards.copied(source)
+    with torch._C.DisableTorchFunction():
+        _unwrapped(target).copy_(_unwrapped(source))
+    return target
+
+
+def _is_ours(x: Any) -> bool:
+    return isinstance(x, PretendedTensor)
+
+
+def _without_cuda(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Some functions ask the CUDA library before they dispatch; those run on the data."""
+    try:
+        return func(*args, **kwargs)
+    except RuntimeError as error:
+        if "not linked with support for cuda" not in str(error):
+            raise
+    tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+    _check(func, args, tensors)
+    home = next(x.home for x in tensors if isinstance(x, PretendedTensor))
+    with torch._C.DisableTorchFunction():
+        return _wrapped(func(*_unwrapped(args), **_unwrapped(kwargs)), home)

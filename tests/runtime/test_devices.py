@@ -1,0 +1,193 @@
+"""Every command on pretended GPUs: one card, weights on disk, and a model spread over two cards.
+
+What autograd does there (`grad`, `recover`) is not covered: pretended tensors have none.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.pretended_cuda import Cards, DevicesMixed, on_the_host, pretended_cuda
+from helpers.sums import close
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.placement import Placement
+from statetrim.storage.text import Sequences
+from statetrim.surgery.check import check_cut
+
+Load = Callable[[str], Path]
+METHODS = ["drrqr", "s_wanda", "readout_greedy"]
+ROWS, BATCH, LENGTH = 16, 4, 20
+BATCHES = ROWS // BATCH
+ROUNDING = 1e-4  # of a model in float32
+IN_CI = ("delta_net", "qwen3_next")
+MODES = ("one card", "layerwise", "two cards")
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore"),  # of transformers, about its slow paths
+    pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU"),
+]
+every_type = pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow)
+        for name in tiny.MODEL_TYPES
+    ],
+)
+every_mode = pytest.mark.parametrize("mode", MODES)
+
+
+def options(mode: str, model: st.Checkpoint) -> dict[str, Any]:
+    size = sum(tensor.nbytes for _, tensor in model.tensors.values())
+    memory = {0: int(0.6 * size), 1: 2 * size}
+    spread = {"device_map": "auto", "max_memory": memory}
+    return {"one card": {}, "layerwise": {"layerwise": True}, "two cards": spread}[mode]
+
+
+@contextmanager
+def cards_for(mode: str) -> Iterator[Cards]:
+    """Two of them; afterwards those of the mode have worked, and no other."""
+    with torch.no_grad(), pretended_cuda(2) as cards:
+        yield cards
+    wanted = {"cuda:0", "cuda:1"} if mode == "two cards" else {"cuda:0"}
+    assert cards.used - {"meta"} == wanted
+
+
+def data() -> Sequences:
+    generator = torch.Generator().manual_seed(1)
+    ids = torch.randint(1, tiny.VOCABULARY, (ROWS, LENGTH), generator=generator).int()
+    return Sequences(ids, {"digest": "pretended"})
+
+
+def cut(model: st.Checkpoint, out: Path) -> tuple[st.Plan, st.Checkpoint]:
+    plan = st.select(model, "rand", 0.5)
+    return plan, st.prune(model, plan, out, progress=False)
+
+
+def copies_of_its_own(model: st.Checkpoint, cards: Cards, where: dict[str, Any]) -> int:
+    """Those that loading makes, which compares weights with files, and the bare model on all
+    batches."""
+    before = cards.copies
+    live = load_live(model, Placement(**where))
+    for batch in data().batches(BATCH):
+        live.hidden(batch)
+    return cards.copies - before
+
+
+def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
+    with pretended_cuda() as cards:
+        a, b, here = torch.ones(3, device="cuda"), torch.ones(3, device="cuda:1"), torch.ones(3)
+        for mixed in (lambda: a + b, lambda: a * here, lambda: here[a.long()], lambda: a[b.long()]):
+            with pytest.raises(DevicesMixed):
+                mixed()
+        with pytest.raises(TypeError):
+            a.numpy()
+        assert cards.copies == 0
+        assert float((a + a.to("cuda:0")).sum()) == 6 and (a + here.cuda()).device.index == 0
+        assert cards.copies == 1
+        assert torch.equal(b.cpu(), here) and torch.equal(on_the_host(b), here)
+        assert cards.copies == 2 and cards.bytes == 4 + 12
+    assert not torch.cuda.is_available()
+
+
+@every_type
+@every_mode
+def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
+    model_type: str, mode: str, checkpoint: Load
+) -> None:
+    """Spread or streamed, the sums are those of one card; on the CPU some kernels are others."""
+    model = st.open(checkpoint(model_type))
+    asked: Any = {"methods": METHODS, "batch_size": BATCH, "progress": False}
+    where = options(mode, model)
+    if mode == "one card":
+        expected, tolerance = st.calibrate(model, data(), **asked), ROUNDING
+    else:
+        with cards_for("one card"):
+            expected, tolerance = st.calibrate(model, data(), **asked), 1e-12
+    with cards_for(mode) as cards:
+        own = copies_of_its_own(model, cards, where)
+        before = cards.copies
+        found = st.calibrate(model, data(), **asked, **where)
+        copies = cards.copies - before
+    close(expected, found, tolerance)
+    layers, depth = len(model.geometry.layers), max(model.geometry.layers) + 1
+    if mode == "layerwise":  # a forward pass begins for every layer, whose output goes to the host
+        assert copies <= depth * (own + BATCHES) + layers
+    else:
+        assert copies <= own + layers
+
+
+@every_type
+@every_mode
+def test_refit_sums_check_and_analysis(
+    model_type: str, mode: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    plan, small = cut(model, tmp_path / "small")
+    text = tiny.write_text(tmp_path / "words.jsonl", 2000)
+    where, quiet = options(mode, model), {"batch_size": BATCH, "progress": False}
+    reads = model_type not in tiny.VISION_TYPES  # their tokenizer here knows few words
+    spans: Any = {"tokens": 256, "length": 128, "burn_in": 32}
+    pairs = st.calibrate(small, data(), original=model, **quiet)
+    looked = st.analyze(model, text, **spans, **quiet) if reads else None
+    with cards_for(mode) as cards:
+        own = sum(copies_of_its_own(each, cards, where) for each in (model, small))
+        before = cards.copies
+        close(pairs, st.calibrate(small, data(), original=model, **quiet, **where), ROUNDING)
+        if mode != "layerwise":
+            assert cards.copies - before - own <= len(model.geometry.layers)
+        found = check_cut(model, plan, small, placement=Placement(**where))
+        assert found.sliced_against_masked < 1e-4
+        if looked is not None:
+            again = st.analyze(model, text, **spans, **quiet, **where)
+            for layer, expected in looked.layers.items():
+                for part in ("effective_rank", "spectrum", "key_condition"):
+                    got = getattr(again.layers[layer], part)
+                    assert torch.allclose(got, getattr(expected, part), rtol=ROUNDING)
+
+
+@every_type
+@every_mode
+def test_evaluation(model_type: str, mode: str, checkpoint: Load, tmp_path: Path) -> None:
+    if model_type in tiny.VISION_TYPES:
+        pytest.skip("the tokenizer of its tiny checkpoint knows few words")
+    model = st.open(checkpoint(model_type))
+    _, small = cut(model, tmp_path / "small")
+    text = tiny.write_text(tmp_path / "words.jsonl", 3000)
+    asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 3, "batch_size": 2}
+    where = options(mode, model)
+    whole = st.evaluate([small], baseline=model, progress=False, **asked)
+    with cards_for(mode):
+        found = st.evaluate([small], baseline=model, progress=False, **asked, **where)
+    for expected, got in zip(whole.scores, found.scores, strict=True):
+        assert (expected.model, expected.metric) == (got.model, got.metric)
+        assert got.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
+
+
+@pytest.mark.parametrize("mode", ["one card", "two cards"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name == "delta_net" else pytest.param(name, marks=pytest.mark.slow)
+        for name in tiny.MODEL_TYPES
+    ],
+)
+def test_benchmark(model_type: str, mode: str, checkpoint: Load, tmp_path: Path) -> None:
+    model = st.open(checkpoint(model_type))
+    _, small = cut(model, tmp_path / "small")
+    with cards_for(mode):
+        found = st.benchmark(
+            [small],
+            baseline=model,
+            batches=[1],
+            lengths=[16],
+            rounds=1,
+            progress=False,
+            **options(mode, model),
+        )
+    assert found.lineage["device"] == "pretended" and found.lineage["clock"] == "CUDA events"

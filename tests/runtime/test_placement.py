@@ -1,0 +1,122 @@
+"""Where a model goes: what may be said of it, and what each process of a launch takes."""
+
+import importlib.util
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.pretended_cuda import pretended_cuda
+from statetrim.artifacts.scores import Scores
+from statetrim.benchmarking.benchmark import _cache_bytes
+from statetrim.evaluation.runner import Setting
+from statetrim.pipelines.estimate import free_memory
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.placement import Placement, own_device
+
+Load = Callable[[str], Path]
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
+
+
+@pytest.mark.parametrize(
+    ("said", "answer"),
+    [
+        ({"device_map": "balanced"}, "a device map is 'auto'"),
+        ({"device_map": "auto", "device": "cuda:1"}, "--device cuda:1 does not go with it"),
+        ({"device_map": "auto", "layerwise": True}, "--layerwise does not go with it"),
+        ({"max_memory": "0=1GiB"}, "add --device-map auto"),
+        ({"device_map": "auto", "max_memory": "cpu=1GiB"}, "such as 0=70GiB,1=40GiB"),
+        ({"device_map": "auto", "max_memory": "0=much"}, "such as 0=70GiB,1=40GiB"),
+        ({"dtype": "int8"}, "--dtype is float32, float16, bfloat16"),
+    ],
+)
+def test_what_cannot_be_is_one_sentence(said: dict[str, Any], answer: str) -> None:
+    with pytest.raises(st.StatetrimError, match=answer):
+        Placement(**said)
+
+
+def test_devices_that_are_not_here_are_one_sentence(checkpoint: Load) -> None:
+    for said, answer in (
+        ({"device": "cuda"}, "cuda was asked for, and this machine has no GPU"),
+        ({"device": "tpu9000"}, "--device is cpu, cuda or cuda:1"),
+        ({"device_map": "auto"}, "here is none"),
+    ):
+        with pytest.raises(st.StatetrimError, match=answer):
+            st.load(checkpoint("delta_net"), **said)  # type: ignore[arg-type]
+    with pretended_cuda(2), pytest.raises(st.StatetrimError, match="this machine has 2 GPUs"):
+        Placement("cuda:2").home  # noqa: B018
+
+
+def test_memory_is_that_of_the_cards_that_are_used() -> None:
+    with pretended_cuda(4, free=10 * 2**30):
+        assert free_memory() == free_memory(Placement("cuda:3")) == 10 * 2**30
+        assert free_memory(Placement(device_map="auto")) == 4 * (9 * 2**30)
+        two = Placement(device_map="auto", max_memory="0=2GiB, 1=1.5 GiB")
+        assert two.memory == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
+        assert free_memory(Placement("cpu")) != 10 * 2**30
+        assert Setting("vllm", placement=two).for_engine == {"tensor_parallel_size": 4}
+        given = {"tensor_parallel_size": 2}
+        assert Setting("vllm", given, placement=two).for_engine == given
+
+
+@torch.no_grad()
+def test_every_process_of_a_launch_has_its_own_card(
+    checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert own_device() == torch.device("cpu")
+    for rank in (0, 1):
+        monkeypatch.setenv("LOCAL_RANK", str(rank))
+        with pretended_cuda(2) as cards:
+            live = load_live(checkpoint("delta_net"))
+            live.hidden(live.random_ids(1, 8))
+        assert live.device == torch.device("cuda", rank) and cards.used == {f"cuda:{rank}"}
+
+
+def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
+    text, out = tiny.write_text(tmp_path / "words.jsonl", 2000), tmp_path / "scores.json"
+    asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
+    alone = st.evaluate([small], baseline=model, progress=False, **asked)
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", *launch, "--master-port", port, "-m", "statetrim", "evaluate"]
+    command += [str(small.path), "--baseline", str(model.path), "--tasks", "text,mqar"]
+    command += ["--text", str(text), "--limit", "2", "--json", "-o", str(out)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert Scores.load(out).scores == alone.scores
+    assert len(json.loads(ended.stdout)), "one process speaks"
+
+
+def test_the_bytes_of_flas_cache_are_counted() -> None:
+    """In its own layer class, which is read from its file: the package needs triton."""
+    found = importlib.util.find_spec("fla")
+    sources = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    sources += [Path(entry) / "fla" for entry in sys.path]
+    file = next((s / "models/cache_utils.py" for s in sources if (s / "models").is_dir()), None)
+    if file is None or not file.exists():
+        pytest.skip("fla is not installed")
+    spec = importlib.util.spec_from_file_location("flas_cache", file)
+    assert spec and spec.loader
+    module: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    cache = module.FLACache()
+    tails = tuple(torch.zeros(2, 8, 4) for _ in range(3))
+    state = torch.zeros(2, 4, 8, 16)
+    cache.update(recurrent_state=state, conv_state=tails, layer_idx=0, offset=5)
+    assert _cache_bytes(cache) == {
+        "state bytes": state.nbytes,
+        "convolution bytes": 3 * tails[0].nbytes,
+        "key-value bytes": 0,
+    }

@@ -1,0 +1,168 @@
+"""A walk over the layers: the same as the whole model, with every weight read once."""
+
+import builtins
+import io
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.sums import close
+from statetrim.artifacts.statistics import Statistics
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.placement import Placement
+from statetrim.runtime.sequential import LayerWalk, behind_the_layers
+from statetrim.storage.text import Sequences
+
+Load = Callable[[str], Path]
+FROM_DISK = Placement(layerwise=True)
+METHODS = ["drrqr", "s_wanda", "readout_greedy"]
+QUIET: Any = {"batch_size": 4, "progress": False}
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+def data(rows: int = 12, length: int = 20) -> Sequences:
+    generator = torch.Generator().manual_seed(2)
+    ids = torch.randint(1, tiny.VOCABULARY, (rows, length), generator=generator).int()
+    return Sequences(ids, {"digest": "walk"})
+
+
+def in_memory(live: LiveModel) -> set[str]:
+    return {name for name, value in live.module.named_parameters() if not value.is_meta}
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@torch.no_grad()
+def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) -> None:
+    """Streamed by an ordinary call, and after a walk; batches of two shapes; bit for bit."""
+    whole, streamed, walked = (
+        load_live(checkpoint(model_type), placement) for placement in (None, FROM_DISK, FROM_DISK)
+    )
+    assert not in_memory(walked)
+    batches = [whole.random_ids(2, 24), whole.random_ids(3, 17)]
+    walk = LayerWalk(walked, batches)
+    layer_names = {f"layers.{number}." for number in range(len(walked.decoder_layers))}
+    for turn in walk.turns():
+        assert list(turn.run()) == [0, 1]
+        here = [n for n in layer_names if any(n in name for name in in_memory(walked))]
+        assert f"layers.{turn.number}." in here
+        assert len(here) == 1 or model_type == "zamba2", "its layers share a block, which stays"
+    for step, ids in enumerate(batches):
+        expected = whole.logits(ids)
+        assert torch.equal(streamed.logits(ids), expected)
+        with behind_the_layers(walked, walk.hidden.read(step), walk.hidden.values):
+            assert torch.equal(walked.logits(ids), expected)
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
+    model_type: str, checkpoint: Load
+) -> None:
+    model = st.open(checkpoint(model_type))
+    model.digest  # noqa: B018  (reads all files, to know the model again)
+    with reads_of(model) as read:
+        found = st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)
+    close(st.calibrate(model, data(), methods=METHODS, **QUIET), found, 1e-12)
+    assert len(set(read)) == len(read), "no tensor was read twice"
+    last = max(model.geometry.layers)
+    live = load_live(model, FROM_DISK)
+    assert live.weights is not None
+    wanted = live.weights.sources_of(*live.decoder_layers[: last + 1])
+    assert wanted <= set(read)
+    rest = set(read) - wanted
+    assert all("embed" in name or "ple" in name for name in rest), rest
+
+
+@contextmanager
+def reads_of(model: st.Checkpoint) -> Iterator[list[str]]:
+    """The names of the tensors whose bytes were read, by what was read of the files; nothing may be
+    mapped into memory instead."""
+    places = {
+        (str(shard.path), info.start, info.nbytes): name
+        for name, (shard, info) in model.tensors.items()
+    }
+    found: list[str] = []
+    opened = io.open
+
+    class Counted(io.BufferedReader):
+        def readinto(self, buffer: Any) -> int:
+            found.append(places[self.raw.name, self.tell(), len(buffer)])  # type: ignore[attr-defined]
+            return super().readinto(buffer)
+
+    def watched(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if str(file).endswith(".safetensors") and mode == "rb":
+            return Counted(io.FileIO(str(file)))
+        return opened(file, mode, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "open", watched)
+        patch.setattr(builtins, "open", watched)
+        patch.setattr("transformers.modeling_utils.safe_open", None)
+        yield found
+
+
+def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) -> None:
+    """By SIGKILL: within the first layer, and twice within the third."""
+    model = st.open(checkpoint("qwen3_next"))
+    asked: Any = {"methods": METHODS, "layerwise": True, **QUIET}
+    whole = st.calibrate(model, data(), **asked)
+    out = tmp_path / "s.safetensors"
+    for passes, begins in ((2, 0), (7, 0), (2, 2)):
+        assert layers_begun(lambda: st.calibrate(model, data(), out=out, **asked), passes) == begins
+        assert not out.exists()
+    st.calibrate(model, data(), out=out, **asked)
+    close(whole, Statistics.load(out), 0.0)
+    assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors"]
+
+
+def layers_begun(work: Callable[[], object], passes: int) -> int:
+    """In a process that is killed after so many passes of a batch through a layer; the first layer
+    that it walked."""
+    end, begin = os.pipe()
+    child = os.fork()
+    if child == 0:
+        real, count = LayerWalk.pass_through, 0
+
+        def counted(self: LayerWalk, turn: Any, step: int) -> None:
+            nonlocal count
+            if not count:
+                os.write(begin, json.dumps(turn.number).encode())
+            if count == passes:
+                os.kill(os.getpid(), signal.SIGKILL)
+            count += 1
+            real(self, turn, step)
+
+        LayerWalk.pass_through = counted  # type: ignore[method-assign]
+        try:
+            work()
+        finally:
+            os._exit(1)
+    _, status = os.waitpid(child, 0)
+    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL
+    os.close(begin)
+    with os.fdopen(end) as file:
+        return int(json.load(file))
+
+
+def test_a_missing_tensor_is_an_error(checkpoint: Load, tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    source = checkpoint("delta_net")
+    tensors = {k: v for file in source.glob("*.safetensors") for k, v in load_file(file).items()}
+    del tensors["model.layers.1.attn.q_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    (tmp_path / "config.json").write_text((source / "config.json").read_text())
+    with pytest.raises(
+        st.StatetrimError, match=r"1 missing tensors, the first is model\.layers\.1"
+    ):
+        load_live(tmp_path, FROM_DISK)
