@@ -310,8 +310,8 @@ def inside(directory: Path, name: str) -> Path:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError):
         raise StatetrimError(f"{path} is missing") from None
-    if not real.is_file():
-        raise StatetrimError(f"{path} is not a file but a pipe, a device or a directory")
     if not real.is_relative_to(root):
         raise StatetrimError(f"{path} leads out of the checkpoint's directory, so it is not read")
+    if not real.is_file():
+        raise StatetrimError(f"{path} is not a file but a pipe, a device or a directory")
     return path

@@ -17,8 +17,8 @@ def read_object(path: Path, most_bytes: int, *, constants: bool = False) -> dict
     only with `constants`, as in configs that Python wrote."""
     try:
         if not path.is_file():
-            kind = "not a file" if path.exists() else "missing"
-            raise StatetrimError(f"{path} is {kind}")
+            other = ": what is there is not a file" if path.exists() else ""
+            raise StatetrimError(f"{path} is missing{other}")
         if path.stat().st_size > most_bytes:
             raise StatetrimError(
                 f"{path} is larger than {most_bytes // MIB} MiB, so it is not read"
