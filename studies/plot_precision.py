@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
+from matplotlib.lines import Line2D
 
 Row = dict[str, Any]
 COLOURS = {  # Okabe and Ito's
@@ -68,8 +69,8 @@ def draw(rows: list[Row], path: Path) -> None:
             axis.set_xlabel("bytes of the state, %")
             axis.set_ylabel(f"change of {FIGURES[name][0]}")
         axes[0][column].set_title(model)
-    dots = [plt.Line2D([], [], color=c, marker="o", linestyle="none") for c in COLOURS.values()]
-    kinds = [plt.Line2D([], [], color="#555555", marker=m, linestyle="none")
+    dots = [Line2D([], [], color=c, marker="o", linestyle="none") for c in COLOURS.values()]
+    kinds = [Line2D([], [], color="#555555", marker=m, linestyle="none")
              for m in MARKERS.values()]  # fmt: skip
     figure.legend([*dots, *kinds], [*COLOURS, *(f"shape {part}" for part in MARKERS)],
                   loc="lower center", ncols=8, frameon=False)  # fmt: skip
