@@ -25,6 +25,7 @@ HEAVY_ALLOWED = {
     "progress/plain_console": {"rich"},
     "reporting/html": {"jinja2", "markupsafe"},
     "runtime/loading": {"accelerate", "transformers", "fla"},
+    "runtime/stored_weights": {"accelerate", "transformers"},
     "verification/drivers/ask_mlx": {"mlx", "mlx_lm"},  # run by the engine's own Python
     "verification/drivers/ask_vllm": {"vllm"},
     "verification/drivers/ask_llamacpp": {"conversion", "xllamacpp"},

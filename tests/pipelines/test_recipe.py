@@ -82,7 +82,7 @@ def test_options_given_beside_a_recipe_count(checkpoint: Load, text: Path, tmp_p
     (tmp_path / "here" / "words.txt").write_text("words")
     file.write_text(
         f"model: {checkpoint('qwen3_next')}\ntext: words.txt\noutput: small\nkeep: 6\n"
-        "tokens: 2k\ntasks: [text]\nbenchmark: false\ndata: null\n"
+        "tokens: 2k\nrecall: 0\ntasks: [text]\nbenchmark: false\ndata: null\n"
     )
     code, err, printed = run(["trim", "--recipe", str(file), "--dry-run", "--json"])
     assert not code, err

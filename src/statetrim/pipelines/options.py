@@ -3,12 +3,14 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
 from ..errors import refuse_unknown
 from ..maths.units import Amount, token_count
-from ..runtime.placement import Placement
+
+if TYPE_CHECKING:
+    from ..runtime.placement import Placement
 
 ASKED = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
@@ -93,11 +95,14 @@ class TrimOptions:
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.recover):
             token_count(tokens)  # refuses what is none
-        self.placement  # noqa: B018  (the same)
+        if any(getattr(self, name) is not None for name in (*PLACES, "dtype")):
+            self.placement  # noqa: B018  (the same)
 
     @property
-    def placement(self) -> Placement:
+    def placement(self) -> "Placement":
         """Where models run, and in which precision."""
+        from ..runtime.placement import Placement  # torch comes when a model is to run
+
         if self.layerwise:
             return Placement(self.device, dtype=self.dtype, layerwise=True)
         return Placement(self.device, self.device_map, self.max_memory, self.dtype)
