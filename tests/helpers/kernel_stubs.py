@@ -123,7 +123,6 @@ def selective_state_update(
     state_batch_indices: Tensor | None = None,
 ) -> Tensor:
     CALLS["selective_state_update"] += 1
-    assert z is None
     step = dt.double() + (0.0 if dt_bias is None else dt_bias.double())
     step = functional.softplus(step) if dt_softplus else step
     b, c = (m.double().repeat_interleave(x.shape[1] // m.shape[1], dim=1) for m in (B, C))
@@ -131,7 +130,8 @@ def selective_state_update(
     new = new + step[..., None] * b[:, :, None] * x.double()[..., None]
     state.copy_(new)
     read = torch.einsum("bhpn,bhn->bhp", new, c)
-    return (read if D is None else read + x.double() * D.double()).to(x.dtype)
+    read = read if D is None else read + x.double() * D.double()
+    return (read if z is None else read * functional.silu(z.double())).to(x.dtype)
 
 
 def mamba_split_conv1d_scan_combined(*args: Any, **kwargs: Any) -> Any:
