@@ -18,10 +18,10 @@ from pathlib import Path
 
 import statetrim as st
 from statetrim.cli import app
+from statetrim.serving.engine_names import ENGINES
 from statetrim.serving.engines import Shape, verdicts
-from statetrim.serving.target import ENGINES
 
-LAYOUTS = ("qwen3_next-128", "qwen3_5_text-128")
+LAYOUTS = ("qwen3_next-128", "qwen3_5_text-128", "qwen3_5-128")  # MLX-LM takes no bare text type
 RUN_BY = {"mlx": "mlx", "llamacpp": "llamacpp", "vllm-cpu": "vllm"}  # --for -> environment
 OPTIONS = {"vllm": {"kv_cache_memory_bytes": 2**28}}
 
