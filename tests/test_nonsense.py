@@ -52,10 +52,10 @@ def command(name: str, place: Path, *more: str) -> list[str]:
 @pytest.mark.parametrize(
     ("name", "more", "says"),
     [
-        ("calibrate", ["--batch-size", "0"], "a batch of 0"),
-        ("analyze", ["--batch-size", "0"], "a batch of 0"),
+        ("calibrate", ["--batch-size", "0"], "--batch-size cannot be 0"),
+        ("analyze", ["--batch-size", "0"], "--batch-size cannot be 0"),
         ("recover", ["--batch-size", "0"], "must be positive"),
-        ("trim", ["--limit", "0"], "limit of 2 or more"),
+        ("trim", ["--limit", "0"], "--limit cannot be 0"),
         ("recover", ["--batch-size", "4", "--rank", "100000000"], "larger than any matrix"),
         ("benchmark", ["--memory-gib", "inf"], "positive number of GiB"),
         ("benchmark", ["--memory-gib", "nan"], "positive number of GiB"),

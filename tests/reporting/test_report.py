@@ -261,10 +261,10 @@ def hostile(artifacts: Path, folder: Path) -> list[Path]:
     }
     (folder / "plan.json").write_text(json.dumps(plan))
     write_scores(folder / "scores.json", name=NASTY, task=NASTY)
-    point = {"keep": NASTY, "keep_values": NASTY, "method": NASTY, "state_bytes": 10}
+    point = {"keep": 1, "keep_values": 1, "method": NASTY, "state_bytes": 10}
     points = [
-        point | {"scores": {NASTY: measured(1.0, NASTY, 2.0, NASTY), "x": measured("1", 0, 1, "")}},
-        point | {"state_bytes": "x", "scores": {}},
+        point | {"scores": {NASTY: measured(1.0, 0.5, 2.0, NASTY), "x": measured(1.0, 0, 1, "")}},
+        point | {"state_bytes": 5, "scores": {}},
     ]
     sweep = {"format": "statetrim sweep", "version": 1, "model": NASTY, "points": points}
     (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))

@@ -109,7 +109,7 @@ def test_what_cannot_be_meant_is_refused(
 def test_squares_in_python_as_on_the_command_line(checkpoint: Any, qwen: st.Checkpoint) -> None:
     report = st.inspect(qwen, square=64)
     assert report.after and (report.after.head_k_dim, report.after.head_v_dim) == (64, 64)
-    plan = st.select(st.open(checkpoint("qwen3_5_text")), "l1", square=4)
+    plan = st.select(st.open(checkpoint("qwen3_5_text")), "l1", square=4, value_method="readout_l1")
     assert (plan.keep, plan.keep_values, plan.requested) == (4, 4, "4")
     with pytest.raises(st.StatetrimError, match="leave out the other two"):
         st.select(st.open(checkpoint("qwen3_5_text")), "l1", 6, square=4)

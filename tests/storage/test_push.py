@@ -138,6 +138,7 @@ def test_trim_and_push_from_the_command_line(
     assert done.returncode == 0, done.stderr
     assert f"files are at {hub.url}/{REPO}; only you" in done.stdout
     assert "left out" in done.stderr and "trim.json" in done.stderr and REPO in hub.pushed
+    (tmp_path / "x.jsonl").write_text("")
     missing = run("trim", "someone/else", "--keep", "0.5", "--text", "x.jsonl", "-o", "out")
     assert missing.returncode == 2
     assert missing.stderr.startswith("statetrim: someone/else is neither a directory here nor")

@@ -38,4 +38,5 @@ class Contents(Protocol):
 
 def sections(found: Findings) -> list[Section]:
     modules: list[Contents] = [import_module(f".{name}", __package__) for name in ORDER]
-    return [Section(module.TITLE, list(module.blocks(found))) for module in modules]
+    made = [Section(module.TITLE, list(module.blocks(found))) for module in modules]
+    return [section for section in made if section.blocks]

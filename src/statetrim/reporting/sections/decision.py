@@ -3,9 +3,8 @@
 from collections.abc import Iterator
 
 from ...maths.paired import Interval
-from ..document import Block, Missing, Table, Text, sentence
+from ..document import Block, Table, Text, sentence
 from ..findings import Findings
-from ..names import names
 
 TITLE = "Why this shape"
 
@@ -13,11 +12,6 @@ TITLE = "Why this shape"
 def blocks(found: Findings) -> Iterator[Block]:
     decision = found.decision
     if decision is None:
-        words = names(found)
-        yield Missing(
-            "Nothing compared this shape with others of as many bytes.",
-            [f"statetrim trim {words.model} --state 0.5 --text text.jsonl -o OUT"],
-        )
         return
     yield Text(sentence(decision.sentence))
     measured = {one.name: one for one in decision.measured}
