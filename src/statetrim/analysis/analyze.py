@@ -24,7 +24,7 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.sequential import LayerWalk
-from ..runtime.states import MOST_STATES, walk
+from ..runtime.states import walk
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
@@ -172,22 +172,18 @@ class _Tally:
     def add(self, call: KernelCall) -> None:
         if self.ranks.device != call.key.device:  # the layer's, known when it first runs
             self._make(call.key.device)
-        first, waiting = 0, list[Tensor]()
+        first = 0
         for block in walk(call, self.family, self.every):
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
-            waiting.append(block.states)
-            if sum(states.shape[1] for states in waiting) >= MOST_STATES:
-                first = self._add(first, waiting)
-        self._add(first, waiting)
+            first = self._add(first, block.states)
 
-    def _add(self, first: int, waiting: list[Tensor]) -> int:
-        """Decompose the states [batch, samples, heads, head_k_dim, head_v_dim] that wait, all at
+    def _add(self, first: int, states: Tensor) -> int:
+        """Decompose the states [batch, samples, heads, head_k_dim, head_v_dim] of a block, all at
         once; returns the number of the next sample."""
-        if not waiting:
+        if states.shape[1] == 0:
             return first
-        singular = torch.linalg.svdvals(torch.cat(waiting, 1))  # [batch, samples, heads, rank]
-        waiting.clear()
+        singular = torch.linalg.svdvals(states)  # [batch, samples, heads, rank]
         samples = slice(first, first + singular.shape[1])
         ranks = (singular / singular[..., :1]).square().sum(-1)  # nan for a zero state
         self.ranks[:, samples] += ranks.nansum(0).T
