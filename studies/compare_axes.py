@@ -57,20 +57,20 @@ class AxesJudge(Judge):
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, Tensor]:
         """Float64 [windows] of NLL and KL, and [sequences] of recall by the number of pairs."""
+        found = self.on_text(live)
+        for pairs in RECALL_PAIRS:
+            found[f"recall {pairs}"] = recalled(live, pairs, ROWS, seed=1234)
+        return found
+
+    def on_text(self, live: Any) -> dict[str, Tensor]:
+        """Float64 [windows] of NLL and KL."""
         nll, kl = [], []
         for batch, original in zip(self.batches, self.hidden, strict=True):
             ours = log_p(live, original if live is self.original else hidden(live, batch))
             theirs = log_p(self.original, original)
             nll.append(functional.nll_loss(ours.mT, batch[:, 1:], reduction="none").mean(1))
             kl.append((theirs.exp() * (theirs - ours)).sum(-1).mean(1))
-        found = {"nll": torch.cat(nll).double(), "kl": torch.cat(kl).double()}
-        for pairs in RECALL_PAIRS:
-            ids, asked = mqar.batch(
-                live.config.vocab_size, pairs, ROWS, torch.Generator().manual_seed(1234)
-            )
-            right = mqar.asked_logits(live, ids, asked).argmax(-1) == ids[:, asked + 1]
-            found[f"recall {pairs}"] = right.double().mean(1)
-        return found
+        return {"nll": torch.cat(nll).double(), "kl": torch.cat(kl).double()}
 
     def figures(self, live: Any) -> Row:
         samples = self.dense if live is self.original else self.samples(live)
@@ -81,6 +81,14 @@ class AxesJudge(Judge):
             row[name] = [round(float(after.mean()), 5), round(change.low, 5), round(change.high, 5)]
         row["perplexity"] = round(exp(row["nll"][0]), 2)
         return row
+
+
+def recalled(live: Any, pairs: int, rows: int, seed: int) -> Tensor:
+    """Float64 [rows]: the share of a sequence's pairs that the model recalls."""
+    generator = torch.Generator().manual_seed(seed)
+    ids, asked = mqar.batch(live.config.vocab_size, pairs, rows, generator)
+    right = mqar.asked_logits(live, ids, asked).argmax(-1) == ids[:, asked + 1]
+    return right.double().mean(1)
 
 
 def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:

@@ -21,9 +21,8 @@ from typing import Any
 
 import torch
 
-import mqar
 import statetrim as st
-from compare_axes import AxesJudge
+from compare_axes import AxesJudge, recalled
 from statetrim.maths.paired import Pairs, difference_interval
 
 ROWS = 64  # recall sequences for each number of pairs
@@ -41,14 +40,8 @@ class ShapesJudge(AxesJudge):
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, torch.Tensor]:
         """Float64 [windows] of NLL and KL, and [sequences] of recall."""
-        found = {k: v for k, v in super().samples(live).items() if not k.startswith("recall")}
-        recalled = []
-        for pairs in self.pairs:
-            generator = torch.Generator().manual_seed(4321)
-            ids, asked = mqar.batch(live.config.vocab_size, pairs, ROWS, generator)
-            right = mqar.asked_logits(live, ids, asked).argmax(-1) == ids[:, asked + 1]
-            recalled.append(right.double().mean(1))
-        return found | {"recall": torch.stack(recalled).mean(0)}
+        recall = torch.stack([recalled(live, pairs, ROWS, seed=4321) for pairs in self.pairs])
+        return self.on_text(live) | {"recall": recall.mean(0)}
 
     def figures(self, live: Any) -> Row:
         """Mean, and estimate and bounds of its change from the original, by measure."""

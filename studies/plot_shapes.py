@@ -83,10 +83,10 @@ def agreement_table(cases: Cases) -> str:
 def lost_table(cases: Cases) -> str:
     lines = []
     for (model, share), rows in cases.items():
-        if share != 0.5:
+        before = rows[0]["original"]["recall"][0]
+        if share != 0.5 or before < 0.5:  # a model that hardly recalls has nothing to lose
             continue
         chosen = next(row for row in rows if row["chosen"])
-        before = rows[0]["original"]["recall"][0]
         loss = f"{100 * (exp(chosen['nll'][1]) - 1):.1f} %"
         recall = f"{before:.2f} -> {chosen['recall'][0]:.2f}"
         lines.append([model, chosen["shape"], loss, recall])

@@ -15,6 +15,7 @@ import os
 import re
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -51,10 +52,15 @@ class _Watch:
     states: Callable[[], None] | None
     count: int = 0
     busy: bool = False
+    lock: threading.RLock = field(default_factory=threading.RLock)
 
     def event(self, path: Any) -> None:
-        if self.busy or not self._ours(path):
-            return
+        """One at a time: prune syncs its files in a thread. Listing the disk makes no events."""
+        with self.lock:
+            if not self.busy and self._ours(path):
+                self._count(path)
+
+    def _count(self, path: Any) -> None:
         self.count += 1
         if self.states is not None:
             self.busy = True
@@ -81,7 +87,7 @@ _watch: list[_Watch] = []
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if not _watch or _watch[0].busy:
+    if not _watch:
         return
     if event in _CHANGES:
         # A new name is at the end of these; what is removed or changed, at the beginning.
@@ -274,7 +280,13 @@ def tree(root: Path) -> dict[str, str]:
 
 def tree_hash(root: Path) -> str:
     """The same for the same state, whatever the random part of a scratch name is."""
-    state = sorted((_SCRATCH.sub("scratch", name), what) for name, what in tree(root).items())
+    while True:
+        try:
+            seen = tree(root)
+            break
+        except FileNotFoundError:  # another thread renamed it on the way
+            continue
+    state = sorted((_SCRATCH.sub("scratch", name), what) for name, what in seen.items())
     return hashlib.sha256(repr(state).encode()).hexdigest()
 
 

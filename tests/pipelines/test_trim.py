@@ -293,7 +293,7 @@ def test_other_weights_under_the_same_name_are_another_job(
     save_file(weights, shard, {"format": "pt"})
     with pytest.raises(st.StatetrimError, match="exists already"):
         st.trim(model, keep=6, out=tmp_path / "out", **quick)
-    with pytest.raises(st.StatetrimError, match=r"exists already|made for another model"):
+    with pytest.raises(st.StatetrimError, match="made for another model"):
         st.prune(st.open(model), plan, tmp_path / "pruned")
 
 

@@ -135,8 +135,8 @@ class HubModel:
         home = self._cached_config(why).parent
         index = home / INDEX
         named = read_object(index, MOST_INDEX_BYTES).get("weight_map") if index.exists() else None
-        files = set(named.values()) if isinstance(named, dict) else {SINGLE}
-        missing = sorted(str(file) for file in files if not (home / str(file)).exists())
+        files = {str(file) for file in named.values()} if isinstance(named, dict) else {SINGLE}
+        missing = sorted(file for file in files if not (home / file).exists())
         if missing:
             raise StatetrimError(
                 f"{len(missing)} weight files of {self} are not in the local hub cache, the first "
