@@ -114,3 +114,21 @@ def test_a_log_never_touches_another_file(tmp_path: Path) -> None:
     done = run("inspect", "M", "--log", tmp_path / "none" / "a.log")
     check_refusal(done.returncode, done.stderr, done.stdout, "cannot be written")
     assert mine.read_text() == "mine"
+
+
+def test_a_log_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
+    """The complaint goes to the log too, which cannot take it."""
+    program = (
+        "import os, resource, signal, sys; from statetrim.cli import main; "
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (20, 20)); main()"
+    )
+    words = ["inspect", "nowhere", "--log", str(tmp_path / "a.log")]
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True)
+    assert done.returncode in (1, 2) and "Traceback" not in done.stderr
+    assert done.stderr.count("statetrim: ") == 1
+
+
+def test_a_log_holds_nothing_that_a_terminal_obeys(tmp_path: Path) -> None:
+    run("inspect", tmp_path / "a\x1b[2Jb", "--log", tmp_path / "a.log")
+    assert "\x1b" not in (tmp_path / "a.log").read_text()

@@ -1,11 +1,13 @@
 """Every command that writes, on a tiny model, with what it needs; all runs take about a second."""
 
+import importlib
 import shutil
 from pathlib import Path
 from typing import Any
 
 import statetrim as st
 from helpers import tiny
+from helpers.engine import InProcess
 
 OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
@@ -45,12 +47,18 @@ COMMANDS: dict[str, list[str]] = {
         "benchmark", "small", "--baseline", "model", "--batch-sizes", "1", "--lengths", "8",
         "--rounds", "1", "-o", OUT,
     ],
+    "verify": [
+        "verify", "small", "--baseline", "model", "--engine", "mlx", "--engine-python", "python",
+        *_TEXT, "--count", "2", "--length", "24", "--generate", "2", "-o", OUT,
+    ],
 }  # fmt: skip
 KILLED = tuple(COMMANDS)[:9]
 
 
 def prepare(root: Path) -> Path:
-    """What the commands read, in `root`."""
+    """What the commands read, in `root`; verify's engine answers in its process."""
+    verification: Any = importlib.import_module("statetrim.verification.verify")
+    verification.ask = InProcess()
     tiny.build("delta_net", root / "model")
     tiny.write_text(root / "text.jsonl", 6000)
     model, text = st.open(root / "model"), root / "text.jsonl"

@@ -10,7 +10,7 @@ MODULES = (
     "statetrim.console.trim", "statetrim.evaluation.evaluate", "statetrim.pipelines.sweep",
     "statetrim.pipelines.trim", "statetrim.portable.causal_lm", "statetrim.recovery.trainer",
     "statetrim.recovery.distillation", "statetrim.reporting.report", "statetrim.selection.select",
-    "statetrim.surgery.prune", "statetrim.surgery.refit",
+    "statetrim.surgery.prune", "statetrim.surgery.refit", "statetrim.verification.verify",
 )  # fmt: skip
 
 

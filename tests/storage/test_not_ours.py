@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from helpers import raw
+from helpers import raw, tiny
 from helpers.refusal import check_refusal, fingerprint, run
 
 
@@ -65,3 +65,42 @@ def test_an_interrupted_evaluation_goes_on_beside_what_is_yours(
             progress=False,
         )  # fmt: skip
     assert (tmp_path / "scores.json.partial" / "mine").read_text() == "mine"
+
+
+SENSITIVITY: dict[str, Any] = {
+    "widths": [0.5], "axes": ["key"], "method": "l1", "value_method": "readout_l1",
+    "calibration_tokens": 256, "windows": 2, "rows": 2, "progress": False,
+}  # fmt: skip
+
+
+def test_a_picture_of_yours_stays(checkpoint: Any, tmp_path: Path) -> None:
+    """`analyze --sensitivity --figures` once replaced it."""
+    pytest.importorskip("matplotlib")
+    text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "sensitivity.png").write_text("mine")
+    places = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
+    with pytest.raises(st.StatetrimError, match="not overwritten"):
+        st.sensitivity(model, text, **places, **SENSITIVITY)
+    assert (tmp_path / "figures" / "sensitivity.png").read_text() == "mine"
+
+
+def test_pictures_come_with_a_result_that_was_interrupted(
+    checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A kill between the two once made the rerun refuse."""
+    pytest.importorskip("matplotlib")
+    from statetrim.reporting import figure_files
+
+    def stop(*args: Any) -> None:
+        raise KeyboardInterrupt
+
+    text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
+    places = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
+    monkeypatch.setattr(figure_files, "write_text", stop)  # the PNG is there, the SVG is not
+    with pytest.raises(KeyboardInterrupt):
+        st.sensitivity(model, text, **places, **SENSITIVITY)
+    monkeypatch.undo()
+    st.sensitivity(model, text, **places, **SENSITIVITY)
+    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"text.jsonl", "found.json", "sensitivity.png", "sensitivity.svg"}

@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess, gone, stand_in
+from helpers.refusal import run
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.cli import app
+from statetrim.storage.output import output
 from statetrim.verification.engine import EngineFailed, Request, ask
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
@@ -339,3 +341,16 @@ def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
     read = _Read(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
     found = _agreement("m", Chosen("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [read], [read])
     assert found.agreed == [1] and found.largest_difference == 0.5
+
+
+def test_its_output_is_that_of_one_process_and_asked_for_first(
+    pair: tuple[Path, Path], text: Path, engine: InProcess, tmp_path: Path
+) -> None:
+    command = ["verify", str(pair[1]), "--baseline", str(pair[0]), "--engine", "mlx"]
+    command += ["--engine-python", sys.executable, "--text", str(text), "-o"]
+    with output(tmp_path / "found.json", "job.json", {"format": "another"}):
+        code, err, _ = run([*command, str(tmp_path / "found.json")])
+    assert code == 2 and "another process is writing" in err
+    code, err, _ = run([*command, str(text / "found.json")])
+    assert code == 2 and "cannot be written" in err
+    assert not engine.asked and not (tmp_path / "found.json").exists()

@@ -6,7 +6,7 @@ that is cut alone is given what the original gives it, so its own error needs no
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -64,6 +64,8 @@ def sensitivity(
     batch_size: int = 8,
     placement: Placement | None = None,
     out: str | Path | None = None,
+    pictures: Mapping[str, Path] | None = None,
+    draw: Callable[[Sensitivity, Path], Any] | None = None,
     resume: bool = False,
     progress: OnProgress = ignore,
 ) -> Sensitivity:
@@ -74,7 +76,7 @@ def sensitivity(
     errors of the layers' outputs take about two more. Where the weights are on disk, each
     reads them again for every batch. With `out` the result is written there, and every cut on the
     way to `OUT.partial`, from which the same call goes on after an interruption (`resume` is not
-    needed any more).
+    needed any more). `draw` writes `pictures` into a directory, from which they go to their places.
     """
     variants = list(_variants(with_weights(model), plans))
     tokenizer = load_tokenizer(model)
@@ -88,14 +90,18 @@ def sensitivity(
         "rows": rows,
         "plans": _digest(variants),
     }
-    record = {"format": "statetrim sensitivity job", **lineage}
+    places = sorted(str(path) for path in (pictures or {}).values())
+    record = {"format": "statetrim sensitivity job", "pictures": places, **lineage}
 
     def measured(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
         experiment = _Experiment(live, data, rows, batch_size)
-        return _measured(experiment, variants, _SoFar(directory), lineage, progress)
+        found = _measured(experiment, variants, _SoFar(directory), lineage, progress)
+        if draw is not None and directory is not None:
+            draw(found, directory)
+        return found
 
-    return saved(out, record, measured, Sensitivity.load, ours=[_SO_FAR])
+    return saved(out, record, measured, Sensitivity.load, ours=[_SO_FAR], beside=pictures)
 
 
 def _measured(

@@ -6,6 +6,7 @@ import shlex
 import shutil
 import sys
 import textwrap
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -97,7 +98,8 @@ def complain(text: str) -> None:
     if _state["log"]:
         from ..console import terminal
 
-        terminal.keep(f"statetrim: {sentence}")
+        with suppress(OSError):  # its disk may be what is complained of
+            terminal.keep(f"statetrim: {sentence}")
 
 
 class _Notes(logging.Handler):

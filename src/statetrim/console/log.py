@@ -3,9 +3,10 @@
 import time
 from pathlib import Path
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
 from ..errors import StatetrimError
+from ..progress.plain_console import PlainConsole
 
 _FIRST_LINE = "# statetrim log"
 _WIDTH = 120
@@ -25,10 +26,11 @@ class Log:
             raise StatetrimError(f"{path} cannot be written: {error.strerror}") from None
         if not self.file.tell():
             self.file.write(f"{_FIRST_LINE}\n")
-        self.console = Console(file=self.file, width=_WIDTH, markup=False, no_color=True)
+        self.console = PlainConsole(file=self.file, width=_WIDTH, markup=False, no_color=True)
 
     def line(self, text: str) -> None:
-        self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {text}\n")
+        shown = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+        self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shown}\n")
 
     def table(self, table: RenderableType) -> None:
         self.console.print(table)

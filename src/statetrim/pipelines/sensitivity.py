@@ -1,7 +1,8 @@
 """Which layer carries what? Calibrate, choose channels at a few widths, cut each layer alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 from ..analysis import sensitivity as analysis
 from ..artifacts.plan import Plan
@@ -17,6 +18,8 @@ from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
+from ..storage.output import partial_of, refuse_existing
+from ..storage.space import check_writable
 
 WIDTHS = (0.5, 0.25)
 
@@ -40,6 +43,7 @@ def sensitivity(
     max_memory: MaxMemory | None = None,
     layerwise: bool = False,
     out: str | Path | None = None,
+    figures: str | Path | None = None,
     resume: bool = False,
     progress: ShowProgress = True,
 ) -> Sensitivity:
@@ -48,9 +52,13 @@ def sensitivity(
     `axes` None are keys, and values at the widths that the model's config can hold. Channels are
     chosen on `calibration_tokens` of `text` after `skip`; the `windows` of 256 tokens that are
     measured follow them, and `rows` recall sequences of each load. That is one evaluation of so
-    much for each layer, width and axis, and a few more. With `out` it can be killed and resumed.
+    much for each layer, width and axis, and a few more. With `out` it can be killed and resumed,
+    and its picture drawn into the directory `figures`.
     """
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
+    pictures, draw = _pictures(out, figures)
+    if out is not None:
+        _check_places(Path(out), *pictures.values())
     checkpoint = with_weights(opened(model))
     needed = [name for name in (method, value_method) if find_method(name).needs]
     statistics = None
@@ -81,9 +89,35 @@ def sensitivity(
             batch_size=batch_size,
             placement=placement,
             out=out,
+            pictures=pictures,
+            draw=draw,
             resume=resume,
             progress=report,
         )
+
+
+def _check_places(out: Path, *pictures: Path) -> None:
+    """Before calibration, which takes long."""
+    for place in (out, *pictures):
+        check_writable(place)
+    if not partial_of(out).exists():
+        refuse_existing(out, *pictures)
+
+
+def _pictures(
+    out: str | Path | None, figures: str | Path | None
+) -> tuple[dict[str, Path], Callable[[Sensitivity, Path], Any] | None]:
+    """Where they go, by their place while they are drawn; and how that is done."""
+    if figures is None:
+        return {}, None
+    if out is None:
+        raise StatetrimError("figures are drawn beside a result; give out as well")
+    from ..reporting.figure_files import SUFFIXES, save  # matplotlib may be absent
+    from ..reporting.sensitivity_pictures import sheet
+
+    names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]
+    places = {f"figures/{name}": Path(figures) / name for name in names}
+    return places, lambda found, place: save(sheet(found), place / "figures" / "sensitivity")
 
 
 def _plans(

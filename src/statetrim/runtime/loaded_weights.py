@@ -28,7 +28,7 @@ def check_weights(module: Any, checkpoint: Checkpoint) -> int:
             files[shard.path] = os.open(shard.path, os.O_RDONLY)
             stack.callback(os.close, files[shard.path])
         for names, tensor in _live(module, checkpoint):
-            _check_finite(names, tensor, checkpoint)
+            check_finite(names, tensor, checkpoint)
             infos = [checkpoint.tensors[name][1] for name in names]
             sizes = [prod(info.shape) for info in infos]
             readable = all(info.dtype in DTYPES for info in infos)
@@ -71,12 +71,23 @@ def _shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
     return checkpoint.tensors[name][1].shape
 
 
-def _check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> None:
-    if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
-        raise StatetrimError(
-            f"{checkpoint.path} has NaN or infinity in {names[0][:200]!r}, so what it computes "
-            f"means nothing; use sound weights"
-        )
+def check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> None:
+    """Refuse a live tensor, made of those of these names, that has NaN or infinity."""
+    if _is_finite(tensor):
+        return
+    stored = [name for name in names if checkpoint.tensors[name][1].dtype in DTYPES]
+    found = [name for name in stored if not _is_finite(checkpoint.tensor(name))]
+    raise StatetrimError(
+        f"{checkpoint.path} has NaN or infinity in {[*found, *names][0][:200]!r}, so what it "
+        f"computes means nothing; use sound weights"
+    )
+
+
+def _is_finite(tensor: Tensor) -> bool:
+    """Without a copy of the tensor; packed formats are not asked."""
+    if not tensor.is_floating_point() or not tensor.numel() or tensor.element_size() < 2:
+        return True
+    return all(bool(end.isfinite()) for end in torch.aminmax(tensor))  # NaN is at both ends
 
 
 def _stored(

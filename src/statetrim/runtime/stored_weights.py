@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
+from .loaded_weights import check_finite
 
 
 class StoredWeights:
@@ -30,6 +31,7 @@ class StoredWeights:
         self._sources = _sources(module, checkpoint)
         self._twins = _twins(module)
         self._absent = set(self._names)
+        self._finite = set[str]()
         self._hooks: dict[int, tuple[RemovableHandle, ...]] = {}
         self._paused = False
         _check_complete(module, checkpoint.path, (n for n in self._names if not self._stored(n)))
@@ -185,6 +187,9 @@ class StoredWeights:
         path = self.checkpoint.path
         _check_complete(self.module, path, (n for n in names if n in info.missing_keys))
         _check_complete(self.module, path, (n for n, *_ in info.mismatched_keys), "mismatched")
+        for name in set(names) - self._finite:  # once: layers come again with every batch
+            check_finite(self._sources[name], getattr(*self._owner(name)), self.checkpoint)
+            self._finite.add(name)
 
 
 class _OnDisk:

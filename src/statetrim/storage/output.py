@@ -184,7 +184,8 @@ def output(
             work.done = True
             yield work
             return
-    check_writable(work.path)
+    for place in (work.path, *(files or {}).values()):
+        check_writable(place)
     with locked(work.path), explained(work.path):
         try:
             work._claim()
@@ -206,16 +207,19 @@ def saved(
     make: Callable[[Path | None], Artifact],
     load: Callable[[Path], Artifact],
     ours: Sequence[str] = (),
+    beside: Mapping[str, Path] | None = None,
 ) -> Artifact:
     """What `make` gives, saved as the file `out`; loaded, where a killed process had just done it.
 
-    `make` is given a directory where it may keep what it has so far, under the names of `ours`.
-    Nothing is saved where `out` is None, and there is no such directory.
+    `make` is given a directory where it may keep what it has so far, under the names of `ours`,
+    and files that appear with the result, each in its place, under those of `beside`. Nothing is
+    saved where `out` is None, and there is no such directory.
     """
     if out is None:
         return make(None)
     out = Path(out)
-    with output(out, "job.json", record, files={"result": out}, ours=ours) as work:
+    files = {"result": out, **(beside or {})}
+    with output(out, "job.json", record, files=files, ours=ours) as work:
         if work.done:
             return load(out)
         artifact = make(work.path)

@@ -177,11 +177,9 @@ def _sensitivity(
     from ...console.progress import shown
     from ...pipelines.sensitivity import sensitivity as run
 
-    if figures:
-        from ...reporting.figure_files import save_all
-        from ...reporting.sensitivity_pictures import sheet
     opened = arguments.open_model(model, family)
+    options |= {"out": output, "figures": figures}
     with shown("cutting one layer after the other") as progress:
-        found = run(opened, text, widths=widths, out=output, progress=progress, **options)
-    drawn = save_all({"sensitivity": sheet(found)}, figures) if figures else []
+        found = run(opened, text, widths=widths, progress=progress, **options)
+    drawn = [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
     show_sensitivity(found, str(output), drawn, as_json=as_json)

@@ -2,7 +2,7 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -52,27 +52,42 @@ def verify(
     options = arguments.named_values(
         engine_option or [], "--engine-option", "tensor_parallel_size=2"
     )
+    from ...artifacts.verification import Verification
     from ...console.measures.verify import show_verification
     from ...console.progress import shown
+    from ...storage.output import saved
     from ...verification.verify import verify as run
 
-    with shown() as progress:
-        found = run(
-            [arguments.open_model(model, family) for model in models],
-            baseline=arguments.open_model(baseline, family),
-            engine=engine,
-            python=engine_python,
-            text=text,
-            count=count,
-            length=length,
-            generate=generate,
-            skip=arguments.count(skip),
-            dtype=dtype,
-            options=options,
-            seconds=seconds,
-            progress=progress,
-        )
-    found.save(output)
+    cuts = [arguments.open_model(model, family) for model in models]
+    before = arguments.open_model(baseline, family)
+    settings: dict[str, Any] = {
+        "engine": engine,
+        "text": text,
+        "count": count,
+        "length": length,
+        "generate": generate,
+        "skip": arguments.count(skip),
+        "dtype": dtype,
+        "options": options,
+    }
+
+    def verified(directory: Path | None) -> Verification:
+        with shown() as progress:
+            return run(
+                cuts,
+                baseline=before,
+                python=engine_python,
+                seconds=seconds,
+                progress=progress,
+                **settings,
+            )
+
+    record = {
+        "format": "statetrim verify",
+        "models": [model.digest for model in (before, *cuts)],
+        **settings,
+    }
+    found = saved(output, record, verified, Verification.load)
     show_verification(found, str(output), as_json=as_json)
     if found.faults:
         sys.exit(1)
