@@ -126,6 +126,57 @@ def test_a_pipe_is_no_file(name: str, place: Path) -> None:
     assert code == 2 and "leads out" not in err and err.count("statetrim: ") == 1
 
 
+PIPES = {
+    "select": ["select", "model", "--keep", "8", "--statistics", "pipe", "-o", "o"],
+    "merge": ["merge", "pipe", "pipe", "-o", "o"],
+    "refit": ["refit", "model", "--statistics", "pipe", "-o", "o"],
+    "prune": ["prune", "model", "pipe", "-o", "o"],
+    "report": ["report", "model", "pipe.json", "-o", "o"],
+    "recipe": ["trim", "model", "--recipe", "pipe", "-o", "o"],
+    "evaluate": ["evaluate", "copy", "--baseline", "model", "--tasks", "squad", "--data", ".",
+                 "-o", "o"],
+}  # fmt: skip
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("name", PIPES)
+def test_a_pipe_is_no_artifact(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    shutil.copytree("model", "copy")
+    Path("squad").mkdir()
+    for pipe in ("pipe", "pipe.json", "squad/a.jsonl"):
+        os.mkfifo(pipe)
+    code, err, _ = run(PIPES[name])
+    assert code == 2 and err.count("statetrim: ") == 1
+
+
+def test_a_tokenizer_file_that_links_nowhere(place: Path) -> None:
+    """Without it the tokenizer might be another, in silence."""
+    (place / "model" / "tokenizer_config.json").unlink()
+    (place / "model" / "tokenizer_config.json").symlink_to("gone.json")
+    check_refusal(*run(command("calibrate", place)), "tokenizer_config.json is missing")
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "content"),
+    [
+        ("wikitext", "wikitext-2-raw/wiki.test.raw", ""),
+        ("squad", "squad/a.jsonl", '{"text": "", "value": "", "answers": [[5]]}'),
+        ("piqa", "piqa/piqa_val.jsonl", '{"goal": 1, "sol1": [], "sol2": null, "label": "x"}'),
+        ("piqa", "piqa/piqa_val.jsonl", '{"goal": "", "sol1": "", "sol2": "", "label": -9}'),
+        ("hellaswag", "hellaswag/hellaswag_val.jsonl", '{"ctx_a": null}'),
+    ],
+)
+def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, place: Path) -> None:
+    shutil.copytree(place / "model", place / "copy")
+    (place / name).parent.mkdir()
+    (place / name).write_text(content + "\n")
+    words = command("evaluate", place, "--data", str(place), "--limit", "2")
+    words[words.index("mqar")] = task
+    code, err, _ = run(words)
+    assert code == 2 and err.count("statetrim: ") == 1 and "Traceback" not in err
+
+
 def test_memory_that_ran_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from statetrim.runtime import live
 

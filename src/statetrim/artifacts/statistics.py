@@ -124,6 +124,8 @@ class Statistics:
 
     @staticmethod
     def load(path: str | Path) -> "Statistics":
+        if not Path(path).is_file():  # a pipe would wait for ever
+            raise StatetrimError(f"{path} is missing, or not a file")
         try:
             with safe_open(path, framework="pt") as file:
                 about = json.loads((file.metadata() or {}).get("statetrim", "{}"))

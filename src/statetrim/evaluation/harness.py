@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..artifacts.scores import Score, Unit
-from ..errors import StatetrimError
+from ..errors import StatetrimError, out_of_memory
 from ..storage.text import datasets_library
 from ..tasks import Task
 
@@ -153,11 +153,11 @@ def run(
     except Exception as error:
         reason = " ".join(str(error).split())[:200]
         raise StatetrimError(f"lm-eval cannot open the task {task.name}: {reason}") from None
-    lm.cache_hook = _Counter(built, limit, report)
     if built.get_config("num_fewshot") is None:
         built.set_config(key="num_fewshot", value=0)
     # simple_evaluate does this and asks git where it runs; nothing here is drawn at random.
     try:
+        lm.cache_hook = _Counter(built, limit, report)
         found: Any = lm_eval.evaluate(
             lm=lm,
             task_dict=loaded,
@@ -165,7 +165,11 @@ def run(
             log_samples=True,
             bootstrap_iters=0,  # the intervals are ours, paired
         )
-    except (IndexError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, StatetrimError):
+        raise
+    except Exception as error:  # a row may hold anything, and so may a tokenizer
+        if out_of_memory(error):
+            raise
         reason = " ".join(str(error).split())[:200]
         raise StatetrimError(
             f"lm-eval stopped in {task.name}: {reason or type(error).__name__}; a row may lack a "

@@ -67,6 +67,8 @@ def recipe_text(recipe: Mapping[str, Any], name: str) -> str:
 
 def _parsed(path: Path) -> dict[Any, Any]:
     try:
+        if path.exists() and not path.is_file():
+            raise StatetrimError(f"{path} is not a file, so it is no recipe")
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
     except OSError as error:

@@ -19,7 +19,8 @@ _WEIGHTS = {
 def companions(model: Checkpoint) -> dict[str, Path]:
     """Files beside the weights, by their names relative to the checkpoint: tokenizer and the like.
 
-    Refuses links that lead out of the directory.
+    Refuses links that lead out of the directory, or nowhere: a tokenizer without one of its files
+    may be another.
     """
     top = sorted(p for p in model.path.iterdir() if not p.name.startswith("."))
     templates = model.path / "additional_chat_templates"
@@ -27,7 +28,7 @@ def companions(model: Checkpoint) -> dict[str, Path]:
     names = [
         str(path.relative_to(model.path))
         for path in (*top, *inner)
-        if path.is_file()
+        if (path.is_file() or (path.is_symlink() and not path.is_dir()))
         and path.suffix.lower() not in _WEIGHTS
         and path.name not in (CONFIG, ARTIFACTS)
         and not path.name.endswith(".index.json")

@@ -46,7 +46,7 @@ class Task:
 
     def file(self, data: Path) -> Path:
         """The one file below `data` that holds this task's rows."""
-        found = sorted(data.glob(self.files))
+        found = sorted(path for path in data.glob(self.files) if path.is_file())  # no pipe
         if len(found) != 1:
             state = f"{len(found)} files" if found else "no file"
             raise StatetrimError(
@@ -141,7 +141,7 @@ def prepare_rows(
         if task.question is None:
             return [_key_values(row, spans) for row in rows]
         questions = [task.question(row) for row in rows]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError) as error:
         raise StatetrimError(
             f"a row of {source or task.hub} is not what {task.name} expects: {error!r}"
         ) from None
@@ -159,7 +159,8 @@ def pages(path: Path) -> Iterator[str]:
                 yield "\n".join(lines)
             lines = []
         lines.append(line)
-    yield "\n".join(lines)
+    if "".join(lines).strip():
+        yield "\n".join(lines)
 
 
 def define(task: Task, rows: list[Row], directory: Path, stock: Path) -> None:
