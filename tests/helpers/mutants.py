@@ -124,15 +124,44 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (root / "sweep" / "sweep.json", mutate_json, [["report", model, sweep, *out]]),
         (root / "small" / "README.md", mutate_bytes, refitted),
         (root / "pairs.safetensors", mutate_header, refitted),
+        *_read_by_running(root, out),
     ]  # fmt: skip
+    measured = [("verification.json", model), ("sensitivity.json", model)]
+    found += [
+        (root / name, mutate_json, [["report", of, str(root / name), *out]])
+        for name, of in measured
+    ]
     found += [
         (path, mutate_json, reported)
         for path in sorted((root / "small" / "statetrim").glob("*.json"))
     ]
     shard = sorted((root / "model").glob("*.safetensors"))[0]
     found += [(shard, mutate_header, inspected)]
-    found += [(path, mutate_bytes, readers) for path, _, readers in found if path.suffix != ".md"]
+    found += [
+        (path, mutate_bytes, readers)
+        for path, mutate, readers in found
+        if mutate is not mutate_bytes
+    ]
     return found
+
+
+def _read_by_running(root: Path, out: list[str]) -> Iterator[tuple[Path, Mutate, list[list[str]]]]:
+    """Texts, tokenizers, recipes and rows of tasks."""
+    model, small = str(root / "model"), str(root / "small")
+    sizes = ["--tokens", "512", "--length", "32", "--recall", "0", *out]
+    for name in ("few.jsonl", "few.parquet"):
+        read = ["calibrate", model, "--text", str(root / name), *sizes]
+        yield root / name, mutate_rows if name == "few.jsonl" else mutate_bytes, [read]
+        if name == "few.jsonl":
+            for path in sorted((root / "model").glob("*config.json")):
+                yield path, mutate_json, [read]
+            yield root / "model" / "tokenizer.json", mutate_json, [read]
+    recipe = root / "recipe.yaml"
+    yield recipe, mutate_json, [["trim", "--dry-run", "--recipe", str(recipe), *out]]
+    tasks = ["--data", str(root / "data"), "--limit", "2", *out]
+    scored = ["evaluate", small, "--baseline", model, "--tasks"]
+    yield root / "data" / "squad" / "a.jsonl", mutate_rows, [[*scored, "squad", *tasks]]
+    yield root / "data" / "piqa" / "piqa_val.jsonl", mutate_rows, [[*scored, "piqa", *tasks]]
 
 
 def prepare(root: Path) -> Path:
@@ -145,7 +174,7 @@ def prepare(root: Path) -> Path:
         "text": text, "tokens": 256, "length": 32, "batch_size": 4, "limit": 2, "control": False,
         "benchmark": False, "tasks": ("mqar",), "progress": False,
     }  # fmt: skip
-    st.trim(model, keep=0.5, keep_values=0.5, recover=512 * 16, out=root / "small", **shared)
+    st.trim(model, state=0.5, recover=512 * 16, out=root / "small", **shared)
     st.sweep(model, ["8"], out=root / "sweep", **shared)
     small = st.open(root / "small")
     st.calibrate(
@@ -164,7 +193,36 @@ def prepare(root: Path) -> Path:
         small, baseline=model, batches=[1], lengths=[8], rounds=1, out=root / "timings.json",
         progress=False,
     )  # fmt: skip
+    st.sensitivity(
+        model, text, widths=[0.5], method="l1", value_method="readout_l1", calibration_tokens=256,
+        windows=2, rows=2, out=root / "sensitivity.json", progress=False,
+    )  # fmt: skip
+    st.verify(
+        small, baseline=model, engine="mlx", python=sys.executable, text=text, count=2, length=24,
+        generate=2,
+    ).save(root / "verification.json")  # fmt: skip
+    _write_inputs(root)
     return root
+
+
+def _write_inputs(root: Path) -> None:
+    """Those that no command makes."""
+    from datasets import Dataset
+
+    few = tiny.write_text(root / "few.jsonl", 600)
+    rows = [json.loads(row) for row in few.read_text().splitlines()]
+    Dataset.from_list(rows).to_parquet(root / "few.parquet")
+    asked = {"text": "w1 w2\nQuestion: w3", "value": "w2", "answers": ["w2", "w4"]}
+    choice = {"goal": "w1 w2", "sol1": "w3", "sol2": "w4", "label": 1}
+    for name, row in (("squad/a.jsonl", asked), ("piqa/piqa_val.jsonl", choice)):
+        path = root / "data" / name
+        path.parent.mkdir(parents=True)
+        path.write_text(f"{json.dumps(row)}\n" * 2)
+    recipe = {
+        "model": str(root / "model"), "keep": 8, "text": str(few), "tokens": 512, "tasks": ["mqar"],
+        "limit": 2, "length": 32, "batch_size": 2, "control": False, "benchmark": False, "seed": 0,
+    }  # fmt: skip
+    (root / "recipe.yaml").write_text(json.dumps(recipe))  # JSON is YAML
 
 
 def check(arguments: list[str]) -> str | None:
