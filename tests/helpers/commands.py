@@ -8,6 +8,7 @@ from typing import Any
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess
+from helpers.warm import freeze
 
 OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
@@ -72,6 +73,9 @@ def prepare(root: Path) -> Path:
     st.evaluate(
         [small], baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
     )
+    st.report([model, small, root / "scores.json"], root / "page")  # its templates are compiled
+    shutil.rmtree(root / "page")
+    freeze()
     return root
 
 

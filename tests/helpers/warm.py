@@ -1,19 +1,26 @@
 """Import what every command needs, before a fork: it is paid for once, and starts no thread."""
 
+import gc
 import importlib
+import pkgutil
 
-MODULES = (
+import statetrim
+
+LIBRARIES = (
     "accelerate", "datasets", "peft", "torch", "torch._dynamo", "transformers",
     "transformers.trainer", "transformers.models.auto.modeling_auto", "matplotlib.pyplot",
-    "statetrim.analysis.analyze", "statetrim.benchmarking.benchmark",
-    "statetrim.calibration.calibrate", "statetrim.cli", "statetrim.console.progress",
-    "statetrim.console.trim", "statetrim.evaluation.evaluate", "statetrim.pipelines.sweep",
-    "statetrim.pipelines.trim", "statetrim.portable.causal_lm", "statetrim.recovery.trainer",
-    "statetrim.recovery.distillation", "statetrim.reporting.report", "statetrim.selection.select",
-    "statetrim.surgery.prune", "statetrim.surgery.refit", "statetrim.verification.verify",
+    "matplotlib.backends.backend_agg", "pydantic.type_adapter", "rich.progress", "rich.table",
 )  # fmt: skip
 
 
 def warm() -> None:
-    for name in MODULES:
+    own = [found.name for found in pkgutil.walk_packages(statetrim.__path__, "statetrim.")]
+    own = [name for name in own if ".drivers." not in name and not name.endswith("__main__")]
+    for name in (*LIBRARIES, *own):
         importlib.import_module(name)
+
+
+def freeze() -> None:
+    """A collection in a child would touch, and so copy, all that its parent has."""
+    gc.collect()
+    gc.freeze()
