@@ -176,7 +176,7 @@ def test_the_command_line_fills_every_option(
     words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
     words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
     words += " --gradient-checkpointing --layerwise --seed 10 --save-every 11 --report-to x"
-    words += " --device cpu --dtype bfloat16"
+    words += " --device cpu --dtype bfloat16 --recall 0.5 --patience 2 --layers 0 --whole"
     arguments = ["recover", model, "--text", "t", "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.recovery.recover.recover", arguments)
     defaults = plain(st.RecoverOptions())

@@ -13,31 +13,30 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import torch
 import torch.distributed as dist
 
 import statetrim as st
 from statetrim.recovery import trainer as training
 from statetrim.recovery.fsdp import is_shard
 from statetrim.runtime.stored_weights import StoredWeights
-from statetrim.storage.text import Sequences
 
 STEPS, BATCH, LENGTH = 8, 4, 24
 STOP_AFTER = 5
 
 
-def data() -> Sequences:
-    generator = torch.Generator().manual_seed(3)
-    ids = torch.randint(1, 64, (STEPS * BATCH, LENGTH), generator=generator).int()
-    return Sequences(ids, {"digest": "worker"})
-
-
-def options(model: str) -> dict[str, Any]:
+def options(model: str, directory: Path) -> dict[str, Any]:
+    """On DIRECTORY/words.jsonl; one row of every batch is a recall sequence, so that of two
+    processes only one has it."""
     # Ten times the default; at a hundred times, Adam's first steps make whole steps of rounding.
     return {
-        "teacher": st.open(model), "text": data(), "batch_size": BATCH, "learning_rate": 1e-3,
-        "save_every": 2,
+        "teacher": st.open(model), "text": directory / "words.jsonl", "batch_size": BATCH,
+        "tokens": STEPS * BATCH * LENGTH, "length": LENGTH, "learning_rate": 1e-3,
+        "recall": 1 / BATCH, "save_every": 2,
     }  # fmt: skip
+
+
+def few_held_out() -> Any:
+    return patch("statetrim.recovery.data.MOST_HELD_OUT_ROWS", 4)
 
 
 class Stopped(Exception):
@@ -46,7 +45,7 @@ class Stopped(Exception):
 
 def main() -> None:
     model, small, directory = sys.argv[1], st.open(sys.argv[2]), Path(sys.argv[3])
-    st.recover(small, out=directory / "ddp", **options(model))
+    st.recover(small, out=directory / "ddp", **options(model, directory))
 
     counts: dict[str, Any] = {}
     real_trained, real_log = training.RecoveryTrainer.trained, training.RecoveryTrainer.log
@@ -81,7 +80,7 @@ def main() -> None:
         patch.object(StoredWeights, "settle", settled),
         patch.object(training.RecoveryTrainer, "trained", count),
     ):
-        st.recover(small, out=directory / "fsdp", shard=True, **options(model))
+        st.recover(small, out=directory / "fsdp", shard=True, **options(model, directory))
     (directory / f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
 
     def stop(self: Any, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -91,11 +90,14 @@ def main() -> None:
 
     try:
         with patch.object(training.RecoveryTrainer, "log", stop):
-            st.recover(small, out=directory / "resumed", **options(model))
+            st.recover(small, out=directory / "resumed", **options(model, directory))
     except Stopped:
         # The state was saved without sharding; it does not matter.
-        st.recover(small, out=directory / "resumed", resume=True, shard=True, **options(model))
+        st.recover(
+            small, out=directory / "resumed", resume=True, shard=True, **options(model, directory)
+        )
 
 
 if __name__ == "__main__":
-    main()
+    with few_held_out():
+        main()

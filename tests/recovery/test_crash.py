@@ -37,7 +37,16 @@ def place(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def command(place: Path, out: Path, *more: str) -> list[str]:
     models = [str(place / "SMALL"), "--teacher", str(place / "MODEL")]
     data = ["--text", str(place / "words.jsonl"), "--tokens", "1536", "--length", "32"]
-    training = ["--batch-size", "4", "--learning-rate", "1e-2", "--save-every", "2"]
+    training = [
+        "--batch-size",
+        "4",
+        "--learning-rate",
+        "1e-2",
+        "--save-every",
+        "2",
+        "--recall",
+        "0.5",
+    ]
     return ["recover", *models, *data, *training, "-o", str(out), *more]
 
 

@@ -39,7 +39,9 @@ def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("runs")
     model = st.open(checkpoint("qwen3_5_text"))
     small = st.prune(model, st.select(model, "l1", 6), out=root / "small")
-    st.recover(small, out=root / "one", **recovery_worker.options(str(model.path)))
+    tiny.write_text(root / "words.jsonl", 2000)
+    with recovery_worker.few_held_out():
+        st.recover(small, out=root / "one", **recovery_worker.options(str(model.path), root))
     done = launch(WORKER, model.path, small.path, root)
     assert done.returncode == 0, done.stderr[-3000:]
     return root
@@ -48,7 +50,8 @@ def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def losses(run: Path) -> torch.Tensor:
     curve = json.loads((run / "statetrim" / "recover.json").read_text())["curve"]
     assert [line["step"] for line in curve] == list(range(1, recovery_worker.STEPS + 1))
-    return torch.tensor([[line["loss"], line["ce"], line["kl"]] for line in curve])
+    names = ("loss", "ce", "kl", "text_ce", "text_kl", "recall_ce", "recall_kl")
+    return torch.tensor([[line[name] for name in names] for line in curve])
 
 
 @pytest.mark.parametrize("run", ["ddp", "fsdp", "resumed"])
@@ -59,6 +62,18 @@ def test_the_curve_is_that_of_one_process(run: str, runs: Path) -> None:
         ours, theirs = load_file(runs / run / file.name), load_file(file)
         for name, value in theirs.items():
             torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3)
+
+
+def test_held_out_recall_is_that_of_one_process(runs: Path) -> None:
+    one, *others = (
+        json.loads((runs / run / "statetrim" / "recover.json").read_text())["held_out"]
+        for run in ("one", "ddp", "fsdp", "resumed")
+    )
+    assert [line["step"] for line in one] == list(range(recovery_worker.STEPS + 1))
+    for other in others:
+        assert [line["step"] for line in other] == [line["step"] for line in one]
+        for ours, theirs in zip(other, one, strict=True):  # a tie may fall otherwise
+            assert ours["recall"] == pytest.approx(theirs["recall"], abs=2e-3)
 
 
 def test_models_and_optimizer_are_really_sharded(runs: Path) -> None:

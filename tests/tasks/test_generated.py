@@ -16,11 +16,11 @@ from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import sequences
 from statetrim.tasks import recall
 from statetrim.tasks.generated import (
-    FIRST_SEED,
     echo_sequences,
     plain_tokens,
     random_sequences,
     recall_sequences,
+    seed_of,
 )
 
 
@@ -61,11 +61,32 @@ def test_no_generated_sequence_is_ever_tested() -> None:
         seen |= made
 
 
-def test_one_of_the_tested_seeds_would_be_noticed() -> None:
-    assert halves(recall.associations(4096, 63, 4)[0]) == halves(
-        recall.associations(4096, 63, 4, seed=0)[0]
+@pytest.mark.parametrize("use", ["calibration", "recovery", "held out"])
+def test_no_generated_sequence_is_tested_on_the_same_tokens(use: str) -> None:
+    """Also where the tested vocabulary is that of the plain tokens, so that only seeds differ."""
+    plain = plain_tokens(Words())
+    seen = halves(*(plain[recall.associations(len(plain), 63, 256, seed=s)[0]] for s in range(20)))
+    for seed in range(20):
+        made = halves(recall_sequences(Words(), 63 * 4 * 256, seed, use=use).ids)
+        assert len(made) == 256 and not made & seen
+        seen |= made
+
+
+def test_seeds_are_told_apart_by_the_generator() -> None:
+    """torch keeps 32 bits of a seed."""
+    first = torch.Generator().manual_seed(7)
+    assert torch.rand(4, generator=torch.Generator().manual_seed(2**32 + 7)).equal(
+        torch.rand(4, generator=first)
     )
-    assert FIRST_SEED > 2**31
+    seeds = {seed_of(f"{use} {n} 0") for use in ("calibration", "recovery") for n in range(1000)}
+    assert len(seeds) == 2000 and min(seeds) >= 2**31 and max(seeds) < 2**32
+
+
+def test_more_rows_than_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = recall_sequences(Words(), 63 * 4 * 8).ids
+    monkeypatch.setattr("statetrim.tasks.generated.MOST_AT_ONCE", 8)
+    parts = recall_sequences(Words(), 63 * 4 * 20).ids
+    assert parts[:8].equal(whole) and len(halves(parts)) == 20
 
 
 def test_generated_tokens_are_plain_ones() -> None:

@@ -111,6 +111,14 @@ def shares(pairs: list[str]) -> dict[str, float] | None:
     return found or None
 
 
+def whole_numbers(text: str) -> list[int]:
+    """0,4 as [0, 4]."""
+    found = names(text)
+    if not all(name.isdecimal() and len(name) < 6 for name in found):
+        raise StatetrimError(f"{text[:40]!r} are no numbers of layers; write them as 0,4")
+    return [int(name) for name in found]
+
+
 def names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 

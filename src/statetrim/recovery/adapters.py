@@ -3,7 +3,7 @@
 Each trained tensor knows under which names it is stored, so that it can be written back there.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -83,17 +83,21 @@ def attach(
     rank: int,
     alpha: int,
     also: Sequence[str] = (),
+    layers: Collection[int] = (),
+    whole: bool = False,
     around: Around | None = None,
 ) -> Adapters:
     """Freeze `live` and make what recovery trains trainable, in float32.
 
-    Each decoder layer is adapted within `around(layer)`. Refuses when a linear module of a
-    linear-attention layer would be left out.
+    Of linear attention `layers` only, or all, and their weights `whole` or by LoRA. Each decoder
+    layer is adapted within `around(layer)`. Refuses when a linear module of a linear-attention
+    layer would be left out.
     """
     live.module.requires_grad_(False)
     model = live.checkpoint
     names = {id(module): name for name, module in live.module.named_modules()}
     found = Adapters()
+    chosen = named_mixers(live, layers)
     for number, layer in enumerate(live.decoder_layers):
         with nullcontext() if around is None else around(layer):
             inside = live.mixers.get(number)
@@ -103,12 +107,27 @@ def attach(
                 if kind in also and parts:
                     _adapt(layer, names[id(layer)], parts, model, found, rank, alpha)
                 _count(found.coverage, kind, len(parts), kind in also)
-            if inside is not None:
-                attach_to_mixer(inside, names[id(inside)], model, found, rank=rank, alpha=alpha)
+            if inside is not None and number in chosen:
+                name = names[id(inside)]
+                if whole:
+                    attach_whole(inside, name, model, found)
+                else:
+                    attach_to_mixer(inside, name, model, found, rank=rank, alpha=alpha)
     found.coverage.all_parameters = model.parameters
     trained = (p for p in live.module.parameters() if p.requires_grad)
     found.coverage.trained_parameters = sum(p.numel() for p in trained)
     return found
+
+
+def named_mixers(live: LiveModel, layers: Collection[int]) -> dict[int, nn.Module]:
+    """The mixers of these layers, or of all."""
+    unknown = sorted(set(layers) - set(live.mixers))
+    if unknown:
+        known = ", ".join(map(str, live.mixers))
+        raise StatetrimError(
+            f"layer {unknown[0]} has no linear attention to train; choose from {known[:80]}"
+        )
+    return {layer: mixer for layer, mixer in live.mixers.items() if not layers or layer in layers}
 
 
 def _linear_beside(layer: nn.Module, mixer: nn.Module | None) -> list[str]:
@@ -130,7 +149,7 @@ def attach_to_mixer(
     mixer: nn.Module, name: str, model: Checkpoint, found: Adapters, *, rank: int, alpha: int
 ) -> None:
     """Adapt all of one linear-attention layer, `name` in the live model; adds to `found`."""
-    linear = [part for part, module in mixer.named_modules() if isinstance(module, nn.Linear)]
+    linear = _linear_of(mixer)
     missed = sorted(set(linear) - set(model.family.projections))
     if missed or not linear:
         family = type(model.family).__name__
@@ -149,6 +168,21 @@ def attach_to_mixer(
             found.coverage.convolutions += 1
     found.coverage.layers += 1
     found.coverage.projections += len(linear)
+
+
+def attach_whole(mixer: nn.Module, name: str, model: Checkpoint, found: Adapters) -> None:
+    """Train every weight of one linear-attention layer, norms and decays too; adds to `found`."""
+    for path, _ in list(mixer.named_parameters()):
+        home, _, leaf = path.rpartition(".")
+        place = f"{name}.{home}" if home else name
+        found.updates.append(_unfreeze(mixer.get_submodule(home), place, leaf, model))
+    found.coverage.layers += 1
+    found.coverage.projections += len(_linear_of(mixer))
+    found.coverage.convolutions += sum(isinstance(m, nn.Conv1d) for m in mixer.modules())
+
+
+def _linear_of(mixer: nn.Module) -> list[str]:
+    return [part for part, module in mixer.named_modules() if isinstance(module, nn.Linear)]
 
 
 def _adapt(

@@ -18,9 +18,13 @@ class RecoverOptions:
     and falls to `last_learning_rate`, a tenth unless given. `control` trains the teacher itself, by
     the same data and steps: what it gains is no merit of recovery. `layerwise` repairs one mixer at
     a time against the teacher's, with weights streamed from disk; `shard` splits both models over
-    the processes of a torchrun launch. `device` and `dtype` are those of `load`. The training state
-    is saved every `save_every` steps, and trackers named in `report_to` (of transformers' Trainer)
-    are told of each.
+    the processes of a torchrun launch. `recall` is the part of the tokens that are recall sequences
+    made for it, of which only the answers count; recall of held-out ones is measured on the way,
+    and after `patience` such checks without a gain training stops (0: never). `layers` names the
+    linear-attention layers that are trained (none: all); `whole` trains all weights of their mixers
+    instead of LoRA. `device` and `dtype` are those of `load`. The training state is saved every
+    `save_every` steps, and trackers named in `report_to` (of transformers' Trainer) are told of
+    each.
     """
 
     tokens: int | str = 2**26
@@ -45,6 +49,10 @@ class RecoverOptions:
     seed: int = 0
     save_every: int = 100
     report_to: Sequence[str] = ()
+    recall: float = 0.0
+    patience: int = 0
+    layers: Sequence[int] = ()
+    whole: bool = False
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.skip):
@@ -72,6 +80,10 @@ class RecoverOptions:
             "layerwise": self.layerwise,
             "seed": self.seed,
             **({"dtype": self.dtype} if self.dtype else {}),
+            # Only where they are given: records made before there were any still fit.
+            **({"recall": self.recall, "patience": self.patience} if self.recall else {}),
+            **({"layers": sorted(set(self.layers))} if self.layers else {}),
+            **({"whole": True} if self.whole else {}),
         }
 
 
@@ -100,3 +112,7 @@ class RecoverFields(TypedDict, total=False):
     seed: int
     save_every: int
     report_to: Sequence[str]
+    recall: float
+    patience: int
+    layers: Sequence[int]
+    whole: bool

@@ -19,9 +19,8 @@ from torch import Tensor
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
 from ..errors import StatetrimError, refuse_unknown
-from ..maths.units import token_count
 from ..progress import OnProgress, ShowProgress, showing
-from ..runtime.loading import load_live, load_tokenizer
+from ..runtime.loading import load_live
 from ..runtime.placement import Placement, own_device
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
@@ -39,9 +38,10 @@ from ..storage.output import (
 )
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
-from ..storage.text import Sequences, documents, sequences
+from ..storage.text import Sequences
 from ..version import __version__
 from .adapters import Adapters, Coverage, attach, refuse_unknown_groups
+from .data import TrainingRows, training_rows
 from .fsdp import Sharder, refuse_unmet_requests
 from .options import RecoverFields, RecoverOptions
 
@@ -78,7 +78,7 @@ def recover(
     small = opened(small)
     _check(options, small, teacher)
     check_writable(out)
-    data = _data(small, teacher, text, options)
+    data = training_rows(small, teacher, text, options)
     record = {
         **header("recover"),
         "statetrim": __version__,
@@ -107,7 +107,7 @@ class _Job:
 
     student: Checkpoint
     teacher: Checkpoint | None
-    data: Sequences
+    data: TrainingRows
     options: RecoverOptions
     record: dict[str, Any]
     out: Path
@@ -147,14 +147,21 @@ class _Job:
             _wait()  # nobody renames it while another still reads
             if not finished:
                 model, adapters = self._live(args.device)
-                trainer = training.trainer(model, args, self.data.ids, options.shard, self.progress)
+                trainer = training.trainer(
+                    model,
+                    args,
+                    self.data,
+                    sharded=options.shard,
+                    patience=options.patience,
+                    progress=self.progress,
+                )
                 if lead:
                     self.announce(adapters.coverage)
                 saved = training.checkpoints(self.partial / TRAINING)
                 trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
                 trained = trainer.trained()
                 if lead:
-                    self.write(adapters, trained, trainer.curve)
+                    self.write(adapters, trained, trainer.curve, trainer.held_out)
             if work is not None:
                 self._publish(work)
             _wait()
@@ -173,8 +180,10 @@ class _Job:
             warm_up=options.warm_up,
             mixed_precision=options.mixed_precision,
             seed=options.seed,
+            layers=tuple(options.layers),
+            whole=options.whole,
+            patience=options.patience,
         )
-        batches = self.data.batches(self.options.batch_size)
         with self._place() as work:
             if work.done:
                 return
@@ -182,9 +191,9 @@ class _Job:
                 directory = self.partial / TRAINING
                 place = Placement(options.device, dtype=options.dtype, layerwise=True)
                 job = Layerwise(self.student, self.teacher, directory, recipe, place)
-                result = job.run(batches, self.progress)
+                result = job.run(self.data, options.batch_size, self.progress)
                 self.announce(result.adapters.coverage)
-                self.write(result.adapters, result.trained, result.curve)
+                self.write(result.adapters, result.trained, result.curve, result.held_out)
             self._publish(work)
 
     @contextmanager
@@ -211,6 +220,8 @@ class _Job:
             rank=options.rank,
             alpha=options.alpha,
             also=options.also,
+            layers=options.layers,
+            whole=options.whole,
             around=None if sharder is None else bound(sharder.layer, student),
         )
         if options.gradient_checkpointing:
@@ -242,6 +253,7 @@ class _Job:
             teacher_head,
             options.temperature,
             frozen_mode,
+            None if self.data.recall is None else self.data.recall.asked,
         )
         return model, adapters
 
@@ -250,7 +262,11 @@ class _Job:
         return "curve" in read_object(self.partial / ARTIFACTS / RECORD, MOST_RECORD_BYTES)
 
     def write(
-        self, adapters: Adapters, trained: Mapping[str, Tensor], curve: list[dict[str, Any]]
+        self,
+        adapters: Adapters,
+        trained: Mapping[str, Tensor],
+        curve: list[dict[str, Any]],
+        held_out: list[dict[str, Any]],
     ) -> None:
         """The checkpoint's files with the trained tensors replaced; the record last."""
         replacements: dict[str, Callable[[Tensor], Tensor]] = {}
@@ -267,6 +283,7 @@ class _Job:
             "trained_tensors": sorted(replacements),
             "coverage": adapters.coverage.as_json(),
             "curve": curve,
+            **({"held_out": held_out} if held_out else {}),
         }
         original = copy_unchanged(self.student, self.partial, RECORD)
         name = self.student.path.resolve().name
@@ -312,6 +329,14 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
         )
     if not options.temperature > 0 or not 0 <= options.warm_up < 1:
         raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
+    if not 0 <= options.recall < 1:
+        raise StatetrimError(
+            f"recall is a part of the tokens, from 0 to below 1, not {options.recall:g}"
+        )
+    if options.patience < 0 or (options.patience and not options.recall):
+        raise StatetrimError(
+            "patience is a number of checks of held-out recall; give --recall with it, or 0"
+        )
     alone = not dist.is_torchelastic_launched()
     if options.layerwise and (teacher is None or options.shard or options.also or not alone):
         raise StatetrimError(
@@ -326,35 +351,6 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
         )
     refuse_unknown_groups(options.also)
     refuse_unmet_requests(options.shard)
-
-
-def _data(
-    small: Checkpoint,
-    teacher: Checkpoint | None,
-    text: str | Path | Sequences,
-    options: RecoverOptions,
-) -> Sequences:
-    """Whole batches only: every step then weighs every token alike."""
-    batch_size, length = options.batch_size, options.length
-    tokens, skip = token_count(options.tokens), token_count(options.skip)
-    if isinstance(text, Sequences):
-        steps = len(text.ids) // batch_size
-        if not steps:
-            raise StatetrimError(f"{len(text.ids)} sequences do not fill a batch of {batch_size}")
-        return Sequences(text.ids[: steps * batch_size], text.lineage)
-    steps = tokens // (batch_size * length)
-    if not steps:
-        raise StatetrimError(
-            f"{tokens} tokens do not fill a batch of {batch_size} sequences of {length} tokens; "
-            f"ask for more tokens, or smaller or shorter batches"
-        )
-    tokenizer = load_tokenizer(small)
-    if teacher is not None and teacher is not small:
-        sample = next(documents(text), "")[:10_000]
-        if load_tokenizer(teacher)(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
-            raise StatetrimError("teacher and student have different tokenizers")
-    whole = steps * batch_size * length
-    return sequences(text, tokenizer, tokens=whole, length=length, skip=skip)
 
 
 def _share_batch(args: Any, batch_size: int, micro_batch: int | None) -> None:

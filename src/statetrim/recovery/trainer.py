@@ -24,8 +24,10 @@ from ..progress import OnProgress, Progress
 from ..storage.atomic import replacing, sync_directory
 from ..storage.json_file import read_object
 from ..storage.safetensors_file import write_tensors
+from .data import TrainingRows
 from .distillation import Distillation
 from .fsdp import check_sharded, like, whole
+from .held_out import due, stalled
 
 STATE = "trainer_state.json"  # the name the Trainer looks for
 TENSORS = "training.safetensors"
@@ -74,39 +76,42 @@ def arguments(
 
 
 class RecoveryTrainer(Trainer):  # type: ignore[misc]
-    """Adds the parts of the loss to the log, and writes its own checkpoints."""
+    """Adds the parts of the loss and held-out recall to the log, and writes its own checkpoints."""
 
     def __init__(
         self,
         model: Distillation,
         args: TrainingArguments,
-        ids: Tensor,
+        data: TrainingRows,
         *,
         sharded: bool,
+        patience: int,
         progress: OnProgress,
     ) -> None:
+        tokens_per_step = _global_batch(args) * data.ids.shape[1]
         super().__init__(
             model=model,
             args=args,
-            train_dataset=_Rows(ids),
-            data_collator=lambda rows: {"input_ids": torch.stack(rows).long()},
-            callbacks=[_Watch(progress, _global_batch(args) * ids.shape[1], sharded)],
+            train_dataset=_Rows(data),
+            data_collator=_collated,
+            callbacks=[_Watch(progress, tokens_per_step, sharded)],
         )
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = False
         self.loss_is_scaled_for_ga = False  # every micro-batch has as many tokens
         # Gradients of sharded parameters are reduced by FSDP2: no DDP around them.
         self.is_distributed_loading_by_transformers = sharded
-        self.tokens_per_step = _global_batch(args) * ids.shape[1]
-        self.parts = torch.zeros(2, dtype=torch.float64, device=args.device)
-        self.batches = 0
+        self.tokens_per_step = tokens_per_step
+        self.sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
+        self.recall = data.recall
+        if self.recall is not None:
+            self.add_callback(_HeldOut(self, patience))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
         found = model(**inputs)
-        self.parts += torch.stack([found["ce"], found["kl"]]).double()
-        self.batches += 1
+        self.sums += found["sums"]
         return (found["loss"], found) if return_outputs else found["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
@@ -116,17 +121,42 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
                     f"the loss of step {self.state.global_step} is not a number; lower the "
                     f"learning rate, or look at the text"
                 )
-            means = self.accelerator.reduce(self.parts.float() / self.batches, reduction="mean")
-            logs |= {"ce": float(means[0]), "kl": float(means[1])}
+            sums = self.accelerator.reduce(self.sums.float(), reduction="sum").cpu()
+            rows, cross_entropy, divergence = sums.sum(0).tolist()
+            logs |= {"ce": cross_entropy / rows, "kl": divergence / rows}
+            for name, (rows, cross_entropy, divergence) in zip(
+                ("text", "recall"), sums.tolist(), strict=True
+            ):
+                if rows and self.recall is not None:
+                    logs |= {f"{name}_ce": cross_entropy / rows, f"{name}_kl": divergence / rows}
             logs["tokens"] = self.state.global_step * self.tokens_per_step
-            self.parts.zero_()
-            self.batches = 0
+            self.sums.zero_()
         super().log(logs, start_time)
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        names = ("step", "tokens", "loss", "ce", "kl", "learning_rate")
-        return [{n: line[n] for n in names} for line in self.state.log_history if "loss" in line]
+        """Of every step; the parts of the loss by source where there are several."""
+        sources = ("text_ce", "text_kl", "recall_ce", "recall_kl")
+        names = ("step", "tokens", "loss", "ce", "kl", *sources, "learning_rate")
+        lines = [line for line in self.state.log_history if "loss" in line]
+        return [{name: line[name] for name in names if name in line} for line in lines]
+
+    @property
+    def held_out(self) -> list[dict[str, float]]:
+        """Recall of sequences that are not trained on, by tokens trained."""
+        names = ("step", "tokens", "recall")
+        lines = [line for line in self.state.log_history if "recall" in line]
+        return [{name: line[name] for name in names} for line in lines]
+
+    def check_held_out(self) -> None:
+        """Every process measures the same, so that all of them stop or none."""
+        assert self.recall is not None
+        model = self.accelerator.unwrap_model(self.model)
+        rows = torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
+        found = [model.recall(part.long().to(self.args.device)) * len(part) for part in rows]
+        recall = sum(found) / len(self.recall.held_out)
+        tokens = self.state.global_step * self.tokens_per_step
+        self.log({"recall": recall, "tokens": tokens})
 
     def trained(self) -> dict[str, Tensor]:
         """Every trained tensor, whole; all processes must ask."""
@@ -209,13 +239,17 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
 def trainer(
     model: Distillation,
     args: TrainingArguments,
-    ids: Tensor,
+    data: TrainingRows,
+    *,
     sharded: bool,
+    patience: int,
     progress: OnProgress,
 ) -> RecoveryTrainer:
     """A trainer; trackers that are unknown or not installed are the user's mistake."""
     try:
-        return RecoveryTrainer(model, args, ids, sharded=sharded, progress=progress)
+        return RecoveryTrainer(
+            model, args, data, sharded=sharded, patience=patience, progress=progress
+        )
     except (ImportError, RuntimeError, ValueError) as error:
         if not args.report_to:
             raise
@@ -223,15 +257,40 @@ def trainer(
         raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
 
 
-class _Rows(torch.utils.data.Dataset[Tensor]):
-    def __init__(self, ids: Tensor) -> None:
-        self.ids = ids
+class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+    def __init__(self, data: TrainingRows) -> None:
+        self.ids, self.made = data.ids, None if data.recall is None else data.recall.made
 
     def __len__(self) -> int:
         return len(self.ids)
 
-    def __getitem__(self, row: int) -> Tensor:
-        return self.ids[row]
+    def __getitem__(self, row: int) -> dict[str, Tensor]:
+        found = {"input_ids": self.ids[row].long()}
+        return found if self.made is None else found | {"made": self.made[row]}
+
+
+def _collated(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+class _HeldOut(TrainerCallback):  # type: ignore[misc]
+    """Measures held-out recall on the way, and ends the training when it gains no more."""
+
+    def __init__(self, trainer: RecoveryTrainer, patience: int) -> None:
+        self.trainer, self.patience = trainer, patience
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if not state.global_step:
+            self.trainer.check_held_out()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if due(state.global_step, state.max_steps):
+            logged = control.should_log
+            self.trainer.check_held_out()
+            control.should_log = logged  # any log takes it back, and the step's own is to come
+            if stalled([line["recall"] for line in self.trainer.held_out], self.patience):
+                control.should_training_stop = True
+                control.should_save = False  # a run that is resumed comes to the same decision
 
 
 class _Watch(TrainerCallback):  # type: ignore[misc]

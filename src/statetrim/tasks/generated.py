@@ -1,7 +1,7 @@
 """Sequences that are made, not read: they ask a model for what plain text seldom asks.
 
 Three kinds: recall (pairs of tokens, then every key again), random tokens, and passages of a text
-that are repeated. Seeds begin where those of the tested sequences end, so that no sequence that
+that are repeated. Seeds are other ones than those of the tested sequences, so that no sequence that
 chooses, fits or trains anything is ever tested.
 """
 
@@ -18,25 +18,63 @@ from .recall import associations
 Kind = Literal["recall", "random", "echo"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PAIRS = 63  # of a recall sequence, where the vocabulary has as many keys
-FIRST_SEED = 2**32  # tested sequences take smaller ones
+FIRST_SEED = 2**31  # tested sequences take smaller ones
+MOST_AT_ONCE = 1024  # sequences: drawing one takes memory for a quarter of the vocabulary
 
 
-def recall_sequences(tokenizer: Any, tokens: int, seed: int = 0) -> Sequences:
-    """Multi-query associative recall, over the tokenizer's plain tokens."""
+def recall_sequences(
+    tokenizer: Any,
+    tokens: int,
+    seed: int = 0,
+    *,
+    length: int | None = None,
+    use: str = "calibration",
+) -> Sequences:
+    """Multi-query associative recall, over the tokenizer's plain tokens; others for another `use`.
+
+    With `length`, rows of so many tokens: as many such sequences as fit, one after the other, and
+    random tokens where none fits any more.
+    """
     plain = plain_tokens(tokenizer)
-    pairs = min(PAIRS, len(plain) // 4, tokens // 4)
     if len(plain) < 4:
         raise StatetrimError(f"{len(plain)} plain tokens are too few to make recall sequences")
-    rows = _rows("recall", tokens, 4 * pairs)
-    places, asked = associations(len(plain), pairs, rows, seed=FIRST_SEED + seed)
+    pairs = max(1, min(PAIRS, len(plain) // 4, (length or tokens) // 4))
+    once = 4 * pairs
+    length = length or once
+    if length < once:
+        raise StatetrimError(f"{length} tokens do not fill one recall sequence of {once}")
+    rows, each = _rows("recall", tokens, length), length // once
+    places, asked = _associations(len(plain), pairs, rows * each, f"{use} {seed}")
+    generator = torch.Generator().manual_seed(seed_of(f"{use} {seed} rest"))
+    rest = torch.randint(len(plain), (rows, length - each * once), generator=generator)
+    ids = torch.cat([plain[places].reshape(rows, each * once), plain[rest]], 1)
+    answerable = torch.cat([asked + once * number for number in range(each)])
     about = {"generated": "recall", "pairs": pairs, "seed": seed}
-    return _sequences(plain[places], asked, about)
+    return _sequences(ids, answerable, about)
+
+
+def _associations(vocabulary: int, pairs: int, rows: int, name: str) -> tuple[Tensor, Tensor]:
+    """Some at a time, each time by a seed of its own."""
+    parts = [
+        associations(
+            vocabulary, pairs, min(MOST_AT_ONCE, rows - start), seed=seed_of(f"{name} {start}")
+        )
+        for start in range(0, rows, MOST_AT_ONCE)
+    ]
+    return torch.cat([ids for ids, _ in parts]), parts[0][1]
+
+
+def seed_of(name: str) -> int:
+    """From `FIRST_SEED` to below 2**32: of a larger seed torch's generator would use the last 32
+    bits only, and could come to one that is tested."""
+    drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
+    return FIRST_SEED + drawn % FIRST_SEED
 
 
 def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) -> Sequences:
     """Tokens drawn uniformly; nothing in them can be answered, but every key is new."""
     plain = plain_tokens(tokenizer)
-    generator = torch.Generator().manual_seed(FIRST_SEED + seed)
+    generator = torch.Generator().manual_seed(seed_of(f"random {seed}"))
     shape = (_rows("random", tokens, length), length)
     drawn = torch.randint(len(plain), shape, generator=generator)
     return _sequences(plain[drawn], None, {"generated": "random", "seed": seed})

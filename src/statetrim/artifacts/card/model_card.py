@@ -131,15 +131,22 @@ def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
         "distilled from the original model" if record["teacher"] else "trained without a teacher"
     )
     how = "one mixer at a time, " if options["layerwise"] else ""
+    what = (
+        f"all weights of {coverage['layers']} linear-attention layers"
+        if options.get("whole")
+        else f"LoRA of rank {options['rank']} on {coverage['projections']} projections of "
+        f"{coverage['layers']} linear-attention layers, {coverage['convolutions']} convolutions "
+        f"trained whole; merged into the weights"
+    )
+    recall = options.get("recall", 0)
+    made = f" ({recall:.0%} of them recall sequences)" if recall else ""
     lines = [
         _without_measurements(original) or f"# {plain(name)}",
         "",
         "## Recovery",
         "",
         f"This checkpoint was then {teacher}, {how}with `statetrim recover`: "
-        f"{last['tokens']:,} tokens, LoRA of rank {options['rank']} on {coverage['projections']} "
-        f"projections of {coverage['layers']} linear-attention layers, {coverage['convolutions']} "
-        f"convolutions trained whole; merged into the weights. All other tensors are unchanged, "
+        f"{last['tokens']:,} tokens{made}, {what}. All other tensors are unchanged, "
         f"byte for byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the whole "
         f"curve is in `statetrim/recover.json`.",
     ]

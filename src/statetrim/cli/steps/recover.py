@@ -55,6 +55,22 @@ SaveEvery = Annotated[int, typer.Option(help="Steps between two saved states.")]
 ReportTo = Annotated[
     str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
 ]
+Recall = Annotated[
+    float,
+    typer.Option(
+        help="The part of the tokens that are recall sequences made for it, such as 0.5.",
+        callback=checks.part,
+    ),
+]
+Patience = Annotated[
+    int, typer.Option(help="Stop when held-out recall gains nothing in so many checks of 20.")
+]
+Layers = Annotated[
+    str, typer.Option(help="Linear-attention layers to train, such as 0,4; else all.")
+]
+Whole = Annotated[
+    bool, typer.Option("--whole", help="Train all weights of the mixers instead of LoRA.")
+]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
 ]
@@ -86,6 +102,10 @@ def recover(
     seed: Seed = 0,
     save_every: SaveEvery = 100,
     report_to: ReportTo = "",
+    recall: Recall = 0.0,
+    patience: Patience = 0,
+    layers: Layers = "",
+    whole: Whole = False,
     resume: Resume = False,
     family: FamilyFile = None,
     as_json: Json = False,
@@ -118,6 +138,10 @@ def recover(
         seed=seed,
         save_every=save_every,
         report_to=arguments.names(report_to),
+        recall=recall,
+        patience=patience,
+        layers=arguments.whole_numbers(layers),
+        whole=whole,
     )
     opened = arguments.open_model(model, family)
     with shown("recovering") as progress:

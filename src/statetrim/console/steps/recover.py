@@ -44,6 +44,9 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
             table.add_row(name, f"{curve[0][name]:.4f}", f"{curve[-1][name]:.4f}")
+    checks = record.get("held_out", [])
+    if checks and "recall" in checks[0]:
+        table.add_row("held-out recall", *(f"{checks[n]['recall']:.4f}" for n in (0, -1)))
     terminal.show(table)
     trained = len(record["trained_tensors"])
     terminal.say(

@@ -1,6 +1,6 @@
 """What was trained or fitted after the cut."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ...maths.formatting import evenly
@@ -51,6 +51,33 @@ def blocks(found: Findings) -> Iterator[Block]:
                 for when, point in (("first", curve[0]), ("last", curve[-1]))
             ],
         )
+    yield from _held_out(dicts(record.get("held_out")))
+
+
+def _held_out(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
+    """What the recall sequences that were not trained on say, by tokens."""
+    known = [p for p in checks if is_number(p.get("tokens"))]
+    whole = [Point(float(p["tokens"]), float(p["recall"])) for p in known if _has(p, "recall")]
+    chart = line_chart(
+        [Series("recall", whole)], "Held-out recall by tokens", x="tokens", y="answers given"
+    )
+    if whole and chart:
+        yield Picture(chart, "Part of the answers of held-out recall sequences, while training.")
+    errors: dict[str, list[Point]] = {}
+    for p in known:
+        if _has(p, "recall_error") and is_number(p.get("layer")):
+            point = Point(float(p["tokens"]), float(p["recall_error"]))
+            errors.setdefault(f"layer {p['layer']}", []).append(point)
+    series = [Series(name, points) for name, points in errors.items()]
+    chart = line_chart(series, "Error on held-out recall", x="tokens", y="part of the output")
+    if series and chart:
+        yield Picture(
+            chart, "Part of a layer's output missed at the answers of held-out recall sequences."
+        )
+
+
+def _has(line: Mapping[str, Any], name: str) -> bool:
+    return is_number(line.get(name))
 
 
 def _refitted(record: Mapping[str, Any]) -> Iterator[Block]:

@@ -1,0 +1,17 @@
+"""When to look at recall sequences that are not trained on, and when that says to stop."""
+
+from collections.abc import Sequence
+
+CHECKS = 20  # in a run, besides the one before it
+
+
+def due(step: int, steps: int) -> bool:
+    """Whether to measure after `step` of `steps`."""
+    return step % max(1, steps // CHECKS) == 0 or step == steps
+
+
+def stalled(figures: Sequence[float], patience: int) -> bool:
+    """Whether the last `patience` figures bring nothing above the best before them."""
+    if not patience or len(figures) <= patience:
+        return False
+    return max(figures[-patience:]) <= max(figures[:-patience])

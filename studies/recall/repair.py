@@ -1,0 +1,183 @@
+"""What training brings back of a uniform cut: NLL and recall beside a dense control.
+
+    python studies/recall/repair.py MODEL --text train.jsonl --test wiki.valid.raw --work DIRECTORY
+
+Cuts MODEL by the defaults on text and recall sequences, refits it on the same mix, then trains it
+in stages: the first layer's mixer to the original's output, then all mixers end to end. The control
+is the original after the second stage. One JSON line a model; what was done is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import statetrim as st
+from judge import LOADS, Judge
+from masking import Masked
+from mixes import SHAPES
+from statetrim import defaults
+from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.storage.json_file import read_object
+
+Row = dict[str, Any]
+CALIBRATED = 2**15
+SEEN = 2**17  # tokens of text that calibration may have read
+
+
+class Study:
+    """One model, its cuts on disk below `work`, and the original's figures."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.model = options, st.open(options.model)
+        tokenizer = load_tokenizer(self.model)
+        live = load_live(self.model)
+        sizes = options.windows, options.rows
+        self.judge = Judge(Masked(live), options.test, tokenizer, *sizes)
+        self.samples: dict[str, dict[str, Tensor]] = {}
+
+    def cut(self, shape: str) -> st.Checkpoint:
+        keys, values = SHAPES[shape]
+        options = self.options
+        mix: dict[str, Any] = {"recall": defaults.RECALL, "seed": options.seed}
+        mix |= {"length": 256, "tokens": CALIBRATED, "skip": options.seed * SEEN}
+        stem = f"{self.model.path.name}-seed{options.seed}"
+        sums = options.work / f"{stem}.safetensors"
+        if not sums.exists():
+            methods = [defaults.KEY_METHOD, defaults.VALUE_METHOD]
+            st.calibrate(self.model, options.text, methods=methods, out=sums, **mix)
+        geometry = self.model.geometry
+        plan = st.select(
+            self.model,
+            defaults.KEY_METHOD,
+            keys if keys < geometry.head_k_dim else None,
+            keep_values=values if values < geometry.head_v_dim else None,
+            value_method=defaults.VALUE_METHOD,
+            statistics=sums,
+        )
+        name = f"{stem}-{keys}x{values}"
+        small = st.prune(self.model, plan, options.work / name)
+        fitted = options.work / f"{name}-refit"
+        if fitted.exists():
+            return st.open(fitted)
+        sums_of_fit = st.calibrate(small, options.text, original=self.model, **mix)
+        return st.refit(small, sums_of_fit, out=fitted)
+
+    def train(self, small: st.Checkpoint, stage: Row, **more: Any) -> tuple[st.Checkpoint, Row]:
+        """One stage, or what an earlier run made of it."""
+        mark = "-".join(f"{key[:3]}{value}" for key, value in stage.items() if key != "name")
+        mark += "-control" if more else ""
+        out = self.options.work / f"{small.path.name}-{mark}".replace(" ", "")
+        given = {key.replace(" ", "_"): value for key, value in stage.items() if key != "name"}
+        start = time.process_time()
+        done = st.recover(
+            small, teacher=self.model, text=self.options.text, out=out, length=256, batch_size=8,
+            skip=2 * SEEN, whole=True, save_every=10**6, progress=False, **given, **more,
+        )  # fmt: skip
+        record = read_object(out / "statetrim" / "recover.json", 2**26)
+        curve, checks = record["curve"], record.get("held_out", [])
+        found = {
+            "held out": [
+                [c["tokens"], round(c.get("recall", c.get("recall_error")), 4)] for c in checks
+            ]
+        }
+        losses = [round(line["loss"], 4) for line in (curve[0], curve[-1])]
+        return done, found | {"losses": losses, "cpu": round(time.process_time() - start)}
+
+    def figures(self, name: str, model: st.Checkpoint, against: str | None) -> Row:
+        """Beside the original, and beside another that was measured before."""
+        self.judge.model = Masked(load_live(model))
+        self.samples[name] = samples = self.judge.samples(None)
+        row: Row = self.judge.figures_of(samples)
+        if against is not None:
+            row["against control"] = {
+                key: [round(x, 5) for x in (change.estimate, change.low, change.high)]
+                for key in ("nll", *(f"recall {pairs}" for pairs in LOADS))
+                for change in [
+                    difference_interval([Pairs(self.samples[against][key], samples[key])])
+                ]
+            }
+        return row
+
+
+def stages(options: argparse.Namespace) -> list[Row]:
+    """The first layer alone, then all of them end to end."""
+    shared = {"recall": options.recall}
+    first = {"layerwise": True, "layers": [options.layer], "tokens": options.first_tokens}
+    rates = {"learning rate": options.first_rate}, {"learning rate": options.rate}
+    second = {"tokens": options.tokens}
+    return [
+        {"name": "first layer"} | first | rates[0] | shared,
+        {"name": "all layers"} | second | rates[1] | shared,
+    ]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument(
+        "--shapes", nargs="+", choices=SHAPES, default=["1/2 balanced", "1/4 balanced"]
+    )
+    parser.add_argument("--recall", type=float, default=0.5, help="of the training tokens")
+    parser.add_argument("--layer", type=int, default=0, help="which is repaired first")
+    parser.add_argument("--first-tokens", type=int, default=2**21)
+    parser.add_argument("--first-rate", type=float, default=1e-3)
+    parser.add_argument("--tokens", type=int, default=2**19)
+    parser.add_argument("--rate", type=float, default=5e-4)
+    parser.add_argument("--windows", type=int, default=128)
+    parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--seed", type=int, default=0, help="of the calibration")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.work.mkdir(exist_ok=True, parents=True)
+    done = (
+        [json.loads(line) for line in options.results.read_text().splitlines()]
+        if options.results.exists()
+        else []
+    )
+    study = Study(options)
+    first, last = stages(options)
+    base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
+
+    def add(row: Row, model: st.Checkpoint, about: Row, against: str | None = None) -> None:
+        """Measure and write; what is known is measured again only for what follows it."""
+        row = base | row
+        result = row | study.figures(row["kind"], model, against) | about
+        if not any(row.items() <= old.items() for old in done):
+            with options.results.open("a") as results:
+                results.write(json.dumps(result) + "\n")
+        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
+        print(
+            row["kind"], row.get("shape", ""), f"{result['increase'][0]:+.4f}", recall, flush=True
+        )
+        if against:
+            print("   against control", result["against control"], flush=True)
+
+    add({"kind": "original"}, study.model, {})
+    control, about = study.train(study.model, last, control=True)
+    add({"kind": "control", "training": [last]}, control, about)
+    for shape in options.shapes:
+        row: Row = {"shape": shape, "seed": options.seed}
+        small = study.cut(shape)
+        add(row | {"kind": "cut"}, small, {})
+        for number, stage in enumerate((first, last)):
+            small, about = study.train(small, stage)
+            kind = stage["name"]
+            training = [first, last][: number + 1]
+            against = "control" if stage is last else None
+            add(row | {"kind": kind, "training": training}, small, about, against)
+
+
+if __name__ == "__main__":
+    main()

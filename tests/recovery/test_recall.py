@@ -1,0 +1,331 @@
+"""Recovery on text and recall: which tokens count, which layers are trained, what is written."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from torch.nn import functional
+
+import statetrim as st
+from helpers import tiny
+from statetrim.recovery import held_out
+from statetrim.recovery.adapters import attach
+from statetrim.recovery.data import TrainingRows, training_rows
+from statetrim.recovery.distillation import Distillation
+from statetrim.recovery.logit_head import head_of
+from statetrim.recovery.options import RecoverOptions
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.tasks.generated import plain_tokens, recall_sequences
+from statetrim.tasks.recall import associations
+
+LENGTH = 64
+OPTIONS: dict[str, Any] = {
+    "tokens": 1024, "length": LENGTH, "batch_size": 4, "learning_rate": 1e-2, "recall": 0.5,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Few sequences held out, and no bars."""
+    from transformers.utils import logging
+
+    monkeypatch.setattr("statetrim.recovery.data.MOST_HELD_OUT_ROWS", 4)
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "words.jsonl", 4000)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
+    return st.open(checkpoint("delta_net"))
+
+
+@pytest.fixture(scope="module")
+def small(model: st.Checkpoint, tmp_path_factory: pytest.TempPathFactory) -> st.Checkpoint:
+    plan = st.select(model, "l1", 6)
+    return st.prune(model, plan, tmp_path_factory.mktemp("pruned") / "small")
+
+
+def tensors(directory: Path) -> dict[str, Tensor]:
+    files = sorted(directory.glob("*.safetensors"))
+    return {name: value for file in files for name, value in load_file(file).items()}
+
+
+def record(directory: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
+    return found
+
+
+def rows_of(small: st.Checkpoint, text: Path, **changed: Any) -> TrainingRows:
+    return training_rows(small, None, text, RecoverOptions(**OPTIONS | changed))
+
+
+def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) -> None:
+    data = rows_of(small, text)
+    recall = data.recall
+    assert data.ids.shape == (16, LENGTH) and recall is not None
+    assert [int(made.sum()) for _, made in data.batches(4)] == [2, 2, 2, 2]
+    made = data.ids[recall.made].tolist()
+    for row in made:  # 15 pairs, all asked again, and four tokens besides
+        pairs = dict(zip(row[:30:2], row[1:30:2], strict=True))
+        assert all(row[place + 1] == pairs[row[place]] for place in recall.asked.tolist())
+    assert len(recall.asked) == 15
+    plain = rows_of(small, text, recall=0.0)
+    assert plain.recall is None and data.ids[~recall.made].equal(plain.ids[:8])
+
+
+def test_trained_held_out_calibrated_and_tested_sequences_differ(
+    small: st.Checkpoint, text: Path
+) -> None:
+    recall = rows_of(small, text, tokens=2**12).recall
+    trained = rows_of(small, text, tokens=2**12).ids
+    assert recall is not None
+    tokenizer = load_tokenizer(small)
+    pairs = len(recall.asked)
+    places, _ = associations(len(plain_tokens(tokenizer)), pairs, 256)
+    tested = plain_tokens(tokenizer)[places]
+    calibrated = recall_sequences(tokenizer, 4 * pairs * 256, length=4 * pairs).ids
+    kinds = [trained[recall.made], recall.held_out, calibrated, tested]
+    seen = [{tuple(row[: 2 * pairs]) for row in ids.tolist()} for ids in kinds]
+    assert [len(rows) for rows in seen] == [32, 4, 256, 256]
+    assert len(set.union(*seen)) == 32 + 4 + 256 + 256
+
+
+def test_long_rows_hold_several_sequences(small: st.Checkpoint, text: Path) -> None:
+    data = rows_of(small, text, length=200, tokens=4000)
+    assert data.recall is not None and len(data.recall.asked) == 3 * 15
+    for row in data.ids[data.recall.made].tolist():
+        for start in (0, 60, 120):
+            here = row[start : start + 60]
+            pairs = dict(zip(here[:30:2], here[1:30:2], strict=True))
+            assert all(here[n + 1] == pairs[here[n]] for n in range(30, 60, 2))
+
+
+def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
+    model: st.Checkpoint, small: st.Checkpoint, text: Path
+) -> None:
+    data = rows_of(small, text)
+    student, teacher = load_live(small), load_live(model)
+    assert data.recall is not None
+    ids, made = data.ids[:3].long(), data.recall.made[:3]
+    assert made.tolist() == [False, True, False]
+    heads = head_of(student), head_of(teacher)
+    distillation = Distillation(
+        student.module, heads[0], teacher.module, heads[1], 2.0, asked=data.recall.asked
+    )
+    student.module.requires_grad_(True)
+    embedding = student.module.get_input_embeddings().weight  # its head is a copy, as heads are
+    found = distillation(ids, made)
+    found["loss"].backward()
+    gradient, embedding.grad = embedding.grad, None
+
+    hidden, taught = (live.hidden(ids) for live in (student, teacher))
+    ours, theirs = (
+        functional.linear(h, head.weight.detach(), head.bias)
+        for h, head in zip((hidden, taught), heads, strict=True)
+    )
+    expected = torch.zeros(2, 3, dtype=torch.float64)
+    total: Any = 0.0
+    for row in range(3):
+        places = data.recall.asked.tolist() if made[row] else list(range(LENGTH - 1))
+        for place in places:
+            q, p = (functional.log_softmax(x[row, place] / 2.0, -1) for x in (ours, theirs))
+            answer = -functional.log_softmax(ours[row, place], -1)[ids[row, place + 1]]
+            divergence = (p.exp() * (p - q)).sum()
+            total = total + (answer + 4 * divergence) / len(places) / 3
+            parts = torch.stack([torch.ones(()), answer.detach(), divergence.detach()])
+            expected[int(made[row])] += parts.double() / len(places)
+    total.backward()
+    torch.testing.assert_close(found["sums"], expected.float(), rtol=1e-4, atol=1e-6)
+    assert found["loss"].item() == pytest.approx(total.item(), rel=1e-5)
+    torch.testing.assert_close(gradient, embedding.grad, rtol=1e-3, atol=1e-6)
+
+
+def test_end_to_end_on_recall_is_recorded_and_stock(
+    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **OPTIONS)
+    found = record(out.path)
+    assert found["options"]["recall"] == 0.5 and found["data"]["recall"]["pairs"] == 15
+    assert len(found["curve"]) == 4
+    for line in found["curve"]:  # half of the rows each
+        for part in ("ce", "kl"):
+            halves = (line[f"text_{part}"] + line[f"recall_{part}"]) / 2
+            assert line[part] == pytest.approx(halves, rel=1e-6)
+    assert [line["tokens"] for line in found["held_out"]] == [0, 256, 512, 768, 1024]
+    ids, asked = rows_of(small, text).recall.held_out.long(), rows_of(small, text).recall.asked
+    for place, checkpoint in ((0, small), (-1, out)):
+        with torch.no_grad():
+            best = st.load(checkpoint)(ids).logits.argmax(-1)
+        right = (best[:, asked] == ids[:, asked + 1]).double().mean()
+        assert found["held_out"][place]["recall"] == pytest.approx(float(right), abs=1e-3)
+    plain = RecoverOptions(**OPTIONS | {"recall": 0.0})
+    assert not {"recall", "patience", "layers", "whole"} & set(plain.deciding)  # as in 0.1
+
+
+def test_micro_batches_with_uneven_parts_change_nothing(
+    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    for name, micro in (("one", 4), ("parts", 1)):
+        options = OPTIONS | {"micro_batch": micro}
+        st.recover(small, teacher=model, text=text, out=tmp_path / name, **options)
+    one, parts = (record(tmp_path / name)["curve"] for name in ("one", "parts"))
+    for before, after in zip(one, parts, strict=True):
+        assert after == pytest.approx(before, rel=1e-4)
+
+
+def test_recall_that_gains_no_more_ends_the_run(
+    model: st.Checkpoint,
+    small: st.Checkpoint,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    figures = iter([0.1, 0.3, 0.2, 0.3, 0.9])  # of all four rows at once
+    monkeypatch.setattr(Distillation, "recall", lambda self, ids: next(figures))
+    options = OPTIONS | {"patience": 2, "tokens": 2048}
+    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+    assert [line["recall"] for line in record(out.path)["held_out"]] == [0.1, 0.3, 0.2, 0.3]
+    assert len(record(out.path)["curve"]) == 3 and next(figures) == 0.9
+
+
+def test_a_mixer_that_gains_no_more_is_left_as_it_is(
+    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    rates = {"learning_rate": 1e-30, "last_learning_rate": 1e-30}  # nothing is learned
+    options = OPTIONS | rates | {"layerwise": True, "patience": 2, "tokens": 2048}
+    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+    steps = [line["layer"] for line in record(out.path)["curve"]]
+    assert {layer: steps.count(layer) for layer in steps} == dict.fromkeys(set(steps), 2)
+
+
+def test_stalled() -> None:
+    assert not held_out.stalled([0.5, 0.4, 0.4], 0)
+    assert not held_out.stalled([0.4, 0.5], 2)
+    assert not held_out.stalled([0.4, 0.3, 0.5], 2)
+    assert held_out.stalled([0.4, 0.3, 0.4], 2)
+    assert [step for step in range(1, 104) if held_out.due(step, 103)][-3:] == [95, 100, 103]
+
+
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_whole_mixers_of_every_family_can_be_written_back(
+    model_type: str, checkpoint: Callable[[str], Path]
+) -> None:
+    live = load_live(st.open(checkpoint(model_type)))
+    layer = max(live.mixers)
+    found = attach(live, rank=1, alpha=1, layers=[layer], whole=True)
+    trained = {name for name, value in live.module.named_parameters() if value.requires_grad}
+    mixer = {id(value) for value in live.mixers[layer].parameters()}
+    named = dict(live.module.named_parameters())
+    assert {id(named[name]) for name in trained} == mixer
+    assert {name for update in found.updates for name in update.parameters} == trained
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_named_layers_whole_and_nothing_else(
+    layerwise: bool, model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    layers = {"layerwise": layerwise, "layers": [1], "whole": True}
+    options = OPTIONS | layers | {"tokens": 4096}
+    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+    before, after = tensors(small.path), tensors(out.path)
+    changed = {name for name in before if not before[name].equal(after[name])}
+    assert changed == set(record(out.path)["trained_tensors"])
+    assert changed and all(name.startswith("model.layers.1.attn.") for name in changed)
+    assert {name.split(".")[4] for name in changed} >= {"q_proj", "k_proj", "v_proj", "o_proj"}
+    update = (
+        after["model.layers.1.attn.o_proj.weight"] - before["model.layers.1.attn.o_proj.weight"]
+    )
+    assert int(torch.linalg.matrix_rank(update)) > 16  # more than LoRA of that rank can do
+    curve = record(out.path)["curve"]
+    assert curve[-1]["loss"] < curve[0]["loss"]
+    if layerwise:
+        assert {line["layer"] for line in curve} == {1}
+        errors = [line["recall_error"] for line in record(out.path)["held_out"]]
+        assert len(errors) == 17 and errors[-1] < errors[0]
+    with torch.no_grad():
+        assert st.load(out)(torch.arange(1, 20)[None]).logits.isfinite().all()
+
+
+def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
+    model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
+) -> None:
+    """The first step's loss, before anything is learned, by a plain recomputation."""
+    options = OPTIONS | {"layerwise": True, "layers": [0]}
+    out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
+    data = rows_of(small, text)
+    assert data.recall is not None
+    (ids, made), asked = data.batches(4)[0], data.recall.asked
+    held = data.recall.held_out.long()
+    original, cut = st.load(model), st.load(small)
+    with torch.no_grad():
+        before = [
+            original.model.layers[0].attn_norm(original.model.embeddings(x)) for x in (ids, held)
+        ]
+        (theirs, ours), (wanted, given) = (
+            [live.model.layers[0].attn(x) for live in (original, cut)] for x in before
+        )
+
+    def missed(answer: Tensor, target: Tensor) -> float:
+        return float((answer - target).square().sum() / target.square().sum())
+
+    text_part = missed(ours[~made], theirs[~made])
+    recall_part = missed(ours[made][:, asked], theirs[made][:, asked])
+    found = record(out.path)
+    assert found["curve"][0]["loss"] == pytest.approx((text_part + recall_part) / 2, rel=1e-4)
+    error = missed(given[:, asked], wanted[:, asked])
+    assert found["held_out"][0] == {
+        "layer": 0,
+        "tokens": 0,
+        "recall_error": pytest.approx(error, rel=1e-4),
+    }
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"recall": 1.0}, "from 0 to below 1"),
+        ({"recall": -0.1}, "from 0 to below 1"),
+        ({"recall": 0.0, "patience": 3}, "give --recall with it"),
+        ({"layers": [9]}, "layer 9 has no linear attention"),
+        ({"layerwise": True, "layers": [9]}, "layer 9 has no linear attention"),
+    ],
+)
+def test_refused(
+    model: st.Checkpoint,
+    small: st.Checkpoint,
+    text: Path,
+    tmp_path: Path,
+    changed: dict[str, Any],
+    message: str,
+) -> None:
+    with pytest.raises(st.StatetrimError, match=message):
+        st.recover(small, teacher=model, text=text, out=tmp_path / "out", **OPTIONS | changed)
+
+
+def test_the_report_shows_held_out_recall() -> None:
+    from statetrim.reporting.document import Picture
+    from statetrim.reporting.findings import Findings
+    from statetrim.reporting.sections.recovery import blocks
+
+    whole = [{"step": n, "tokens": 64 * n, "recall": 0.2 * n} for n in range(4)]
+    errors = [
+        {"layer": m, "tokens": 64 * n, "recall_error": 0.5 / (1 + n)}
+        for m in (0, 3)
+        for n in range(3)
+    ]
+    for checks, words in ((whole, "answers"), (errors, "missed")):
+        found = blocks(Findings(recovery={"held_out": checks}))
+        pictures = [block for block in found if isinstance(block, Picture)]
+        assert len(pictures) == 1 and words in pictures[0].caption
+    assert not [b for b in blocks(Findings(recovery={"held_out": "?"})) if isinstance(b, Picture)]
