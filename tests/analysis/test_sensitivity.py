@@ -14,11 +14,13 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers import tiny
+from helpers.reads import reads_of
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.runtime.mixers import find_mixers
+from statetrim.runtime.placement import Placement
 from statetrim.storage.text import sequences
 from statetrim.tasks.recall import associations
 
@@ -137,6 +139,23 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
             error = found.find(layer, "key", plan.keep).error
             assert error["text"] == pytest.approx(expected, rel=1e-4)
             assert set(error) == {"text", "random", "recall"}
+
+
+@pytest.mark.parametrize("model_type", ["delta_net", "qwen3_next"])
+def test_from_disk_it_is_the_same_and_weights_are_read_once_for_a_cut(
+    checkpoint: Callable[[str], Path], model_type: str, text: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    plan = st.select(model, "rand", 0.5, keep_values=4, value_method="rand")
+    options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS, "batch_size": 1}
+    whole = sensitivity(model, [plan], text, **options)
+    with reads_of(model) as read:
+        streamed = sensitivity(model, [plan], text, placement=Placement(layerwise=True), **options)
+    assert streamed == whole
+    first = f"layers.{model.geometry.layers[0]}."
+    of_the_first = {name: read.count(name) for name in read if first in name}
+    errors = 3  # sources
+    assert set(of_the_first.values()) == {1 + errors + len(whole.cuts)}
 
 
 class Killed(Exception):

@@ -1,12 +1,10 @@
 """A walk over the layers: the same as the whole model, with every weight read once."""
 
-import builtins
-import io
 import json
 import os
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.reads import reads_of
 from helpers.sums import close
 from statetrim.artifacts.statistics import Statistics
 from statetrim.runtime.live import LiveModel
@@ -83,34 +82,6 @@ def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
     assert all("embed" in name or "ple" in name for name in rest), rest
 
 
-@contextmanager
-def reads_of(model: st.Checkpoint) -> Iterator[list[str]]:
-    """The names of the tensors whose bytes were read, by what was read of the files; nothing may be
-    mapped into memory instead."""
-    places = {
-        (str(shard.path), info.start, info.nbytes): name
-        for name, (shard, info) in model.tensors.items()
-    }
-    found: list[str] = []
-    opened = io.open
-
-    class Counted(io.BufferedReader):
-        def readinto(self, buffer: Any) -> int:
-            found.append(places[self.raw.name, self.tell(), len(buffer)])  # type: ignore[attr-defined]
-            return super().readinto(buffer)
-
-    def watched(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        if str(file).endswith(".safetensors") and mode == "rb":
-            return Counted(io.FileIO(str(file)))
-        return opened(file, mode, *args, **kwargs)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(io, "open", watched)
-        patch.setattr(builtins, "open", watched)
-        patch.setattr("transformers.modeling_utils.safe_open", None)
-        yield found
-
-
 def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) -> None:
     """By SIGKILL: within the first layer, and twice within the third."""
     model = st.open(checkpoint("qwen3_next"))
@@ -152,6 +123,24 @@ def layers_begun(work: Callable[[], object], passes: int) -> int:
     os.close(begin)
     with os.fdopen(end) as file:
         return int(json.load(file))
+
+
+def test_no_weight_is_copied_to_a_temporary_folder(
+    checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither while a model is walked nor afterwards, by two stages one after the other."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    real, seen = LayerWalk.pass_through, list[Path]()
+
+    def watched(self: LayerWalk, turn: Any, step: int) -> None:
+        real(self, turn, step)
+        seen.extend(tmp_path.iterdir())
+
+    monkeypatch.setattr(LayerWalk, "pass_through", watched)
+    model = st.open(checkpoint("qwen3_next"))
+    for _ in range(2):
+        st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)
+    assert not seen and not [*tmp_path.iterdir()]
 
 
 def test_a_missing_tensor_is_an_error(checkpoint: Load, tmp_path: Path) -> None:

@@ -24,9 +24,10 @@ from ..progress import OnProgress, counter, ignore
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
-from ..runtime.logits import LogitReader, compared
-from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.logits import compared
 from ..runtime.placement import Placement
+from ..runtime.reading import Reading
+from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
 from ..storage.output import saved
@@ -74,7 +75,7 @@ def sensitivity(
     An evaluation reads `windows` windows of `text`, after `skip` tokens, and `rows` sequences of
     each recall load. There is one for the original and one for each layer, plan and axis; the
     errors of the layers' outputs take about two more. Where the weights are on disk, each
-    reads them again for every batch. With `out` the result is written there, and every cut on the
+    evaluation reads them once. With `out` the result is written there, and every cut on the
     way to `OUT.partial`, from which the same call goes on after an interruption (`resume` is not
     needed any more). `draw` writes `pictures` into a directory, from which they go to their places.
     """
@@ -153,76 +154,79 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
 
 
 class _Experiment:
-    """The same sequences for every cut; the original's final hidden states are kept."""
+    """The same sequences for every cut; what the original makes of them is kept."""
 
     def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
         self.live, self.batch_size = live, batch_size
-        self.reader = LogitReader(live)
         self.text = data.batches(batch_size)
-        vocabulary = self.reader.vocabulary
+        vocabulary = int(live.module.get_output_embeddings().weight.shape[0])
         loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
         if not loads:
             raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
         self.recall = {pairs: associations(vocabulary, pairs, rows) for pairs in loads}
         generator = torch.Generator().manual_seed(0)
         self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
-        with torch.inference_mode():
-            self.before = [self.reader.at(batch) for batch in self.text]
+        asked = [part for ids, _ in self.recall.values() for part in self._batches(ids)]
+        self.batches = [*self.text, *asked]
+        self.before = Reading(live, self.batches)
+
+    def _batches(self, ids: Tensor) -> list[Tensor]:
+        return list(torch.split(ids, self.batch_size))
+
+    def _read(self, variant: _Variant | None) -> Reading:
+        if variant is None:
+            return self.before
+        with self._cut(variant):
+            return Reading(self.live, self.batches)
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
         nll, kl = [], []
-        with self._cut(variant):
-            for batch, before in zip(self.text, self.before, strict=True):
-                after = before if variant is None else self.reader.at(batch)
-                both = compared(before, after, batch)
-                nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
-                kl += both.kl.tolist()
-            right = {pairs: self._recall(*asked) for pairs, asked in self.recall.items()}
+        read = self._read(variant)
+        for number, batch in enumerate(self.text):
+            after = read.at(number)
+            before = after if variant is None else self.before.at(number)
+            both = compared(before, after, batch)
+            nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
+            kl += both.kl.tolist()
+        right: dict[int, list[float]] = {}
+        number = len(self.text)
+        for pairs, (ids, asked) in self.recall.items():
+            shares = []
+            for part in self._batches(ids):
+                shares.append(recalled(part, asked, read.at(number)(asked)))
+                number += 1
+            right[pairs] = [float(share) for share in torch.cat(shares)]
         return Samples(nll, kl, right)
-
-    def _recall(self, ids: Tensor, asked: Tensor) -> list[float]:
-        parts = torch.split(ids, self.batch_size)
-        shares = [recalled(part, asked, self.reader.at(part)(asked)) for part in parts]
-        return [float(share) for share in torch.cat(shares)]
 
     @torch.inference_mode()
     def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
         """Squared error over squared output of every variant's layer, by source."""
         sources = {
             "text": self.text,
-            "random": list(torch.split(self.random, self.batch_size)),
-            "recall": list(torch.split(self.recall[max(self.recall)][0], self.batch_size)),
+            "random": self._batches(self.random),
+            "recall": self._batches(self.recall[max(self.recall)][0]),
         }
         found: list[dict[str, float]] = [{} for _ in variants]
         for name, batches in sources.items():
-            missed = torch.zeros(len(variants), dtype=torch.float64)
-            square = torch.zeros_like(missed)
-            for batch in batches:
-                self._add_errors(batch, variants, missed, square)
+            missed, square = self._errors(batches, variants).T
             for number, error in enumerate((missed / square.clamp_min(1e-300)).tolist()):
                 found[number][name] = error
         return found
 
-    def _add_errors(
-        self, batch: Tensor, variants: Sequence[_Variant], missed: Tensor, square: Tensor
-    ) -> None:
-        """The original runs; then each layer's mixer gets the same again, cut."""
-        calls: list[MixerCall] = []
-        with hook_mixers(self.live.mixers, calls.append):
-            self.live.hidden(batch)
-        by_layer = {call.layer: call for call in calls}
-        new = list[Tensor]()
-        for variant in variants:
-            call = by_layer[variant.layer]
+    def _errors(self, batches: Sequence[Tensor], variants: Sequence[_Variant]) -> Tensor:
+        """[variants, 2]: the original runs, and each layer's mixer gets the same again, cut."""
+        sums: dict[int, Tensor] = {}
+        for call in mixer_calls(self.live, batches):
             before = call.output.double()
-            with self._cut(variant):
-                after = call.repeat(self.live.mixers[variant.layer]).double()
-            sums = [(after - before).square().sum(), before.square().sum()]
-            new.append(torch.stack(sums).to(self.live.device))
-        both = torch.stack(new).cpu()
-        missed += both[:, 0]
-        square += both[:, 1]
+            for number, variant in enumerate(variants):
+                if variant.layer == call.layer:
+                    with self._cut(variant):
+                        after = call.repeat(self.live.mixers[call.layer]).double()
+                    new = torch.stack([(after - before).square().sum(), before.square().sum()])
+                    sums[number] = sums[number] + new if number in sums else new
+        here = [sums[number].to(self.live.device) for number in range(len(variants))]
+        return torch.stack(here).cpu()
 
     def _cut(self, variant: _Variant | None) -> AbstractContextManager[None]:
         if variant is None:

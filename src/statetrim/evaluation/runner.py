@@ -16,11 +16,11 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.logits import Logits, compared
 from ..runtime.placement import Placement
+from ..runtime.reading import Reading
 from ..runtime.stored_states import StateStorage, StoredReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall
 from . import harness
-from .reading import Reading
 from .samples import MQAR_ROWS, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..storage.atomic import finish, scratch_for
 from ..storage.safetensors_file import write_tensors
 from .live import LiveModel
-from .mixers import hidden_of
+from .mixers import MixerCall, hidden_of, hook_mixers
 
 
 class Turn:
@@ -80,6 +80,25 @@ class LayerWalk:
         ):
             self.live.hidden(self.batches[step])
         self.hidden.write(step, end.hidden.cpu(), end.values)
+
+
+def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCall]:
+    """How the model calls its mixers on these batches. When a call is told of, that mixer's weights
+    are in memory; those on disk are read once for all batches."""
+    calls: list[MixerCall] = []
+    if live.weights is None:
+        for batch in batches:
+            with torch.inference_mode(), hook_mixers(live.mixers, calls.append):
+                live.hidden(batch)
+            yield from calls
+            calls.clear()
+        return
+    for turn in LayerWalk(live, batches).turns(max(live.mixers) + 1):
+        for step in range(len(batches)):
+            with hook_mixers(live.mixers, calls.append):
+                list(turn.run([step]))
+            yield from calls
+            calls.clear()
 
 
 @contextmanager

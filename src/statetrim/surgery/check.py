@@ -5,7 +5,7 @@ the kernel is called, and the cut model must decode, token by token, what it say
 whole text at once. That stock code loads it is seen on the way.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,9 +16,9 @@ from ..errors import StatetrimError
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.mixers import MixerCall, hook_mixers
+from ..runtime.mixers import MixerCall
 from ..runtime.placement import Placement
-from ..runtime.sequential import LayerWalk
+from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint
 
 TOKENS = 64
@@ -70,7 +70,7 @@ def check_cut(
 def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor) -> float:
     """The original runs; then both mixers of a layer get what that layer was given."""
     gaps = {
-        call.layer: _mixer_gap(plan, before, after, call) for call in _calls(before, after, ids)
+        call.layer: _mixer_gap(plan, before, after, call) for call in mixer_calls(before, [ids])
     }
     for layer, gap in zip(gaps, torch.stack([gap.cpu() for gap in gaps.values()]), strict=True):
         if not gap <= TOLERANCE:
@@ -80,22 +80,6 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
                 f"statetrim, please report it"
             )
     return max(float(gap) for gap in gaps.values())
-
-
-def _calls(before: LiveModel, after: LiveModel, ids: Tensor) -> Iterator[MixerCall]:
-    """How the original calls each of its mixers; both models have that mixer's weights then."""
-    calls: list[MixerCall] = []
-    if before.weights is None or after.weights is None:
-        with torch.inference_mode(), hook_mixers(before.mixers, calls.append):
-            before.hidden(ids)
-        yield from calls
-        return
-    for turn in LayerWalk(before, [ids]).turns(max(before.mixers) + 1):
-        with hook_mixers(before.mixers, calls.append):
-            for _ in turn.run():
-                pass
-        while calls:
-            yield calls.pop()
 
 
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:

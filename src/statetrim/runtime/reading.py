@@ -11,17 +11,20 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..runtime.live import LiveModel
-from ..runtime.logits import LogitReader, Logits, probe
-from ..runtime.mixers import hidden_of
-from ..runtime.sequential import LayerWalk, behind_the_layers
+from .live import LiveModel
+from .logits import LogitReader, Logits, probe
+from .mixers import hidden_of
+from .sequential import LayerWalk, behind_the_layers
 
 
 class Reading:
     """Batches of ids [rows, time] that a model has read; `report` is told of each batch."""
 
     def __init__(
-        self, live: LiveModel, batches: Sequence[Tensor], report: Callable[[int], None]
+        self,
+        live: LiveModel,
+        batches: Sequence[Tensor],
+        report: Callable[[int], None] = lambda batch: None,
     ) -> None:
         self.live = live
         vocabulary = int(live.module.get_output_embeddings().weight.shape[0])

@@ -1,0 +1,39 @@
+"""Which tensors of a checkpoint were read."""
+
+import builtins
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+
+import statetrim as st
+
+
+@contextmanager
+def reads_of(model: st.Checkpoint) -> Iterator[list[str]]:
+    """The names of the tensors whose bytes were read, by what was read of the files; nothing may be
+    mapped into memory instead."""
+    places = {
+        (str(shard.path), info.start, info.nbytes): name
+        for name, (shard, info) in model.tensors.items()
+    }
+    found: list[str] = []
+    opened = io.open
+
+    class Counted(io.BufferedReader):
+        def readinto(self, buffer: Any) -> int:
+            found.append(places[self.raw.name, self.tell(), len(buffer)])  # type: ignore[attr-defined]
+            return super().readinto(buffer)
+
+    def watched(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
+        if str(file).endswith(".safetensors") and mode == "rb":
+            return Counted(io.FileIO(str(file)))
+        return opened(file, mode, *args, **kwargs)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(io, "open", watched)
+        patch.setattr(builtins, "open", watched)
+        patch.setattr("transformers.modeling_utils.safe_open", None)
+        yield found
