@@ -4,7 +4,8 @@ process of its own.
     python tests/helpers/kernel_worker.py stubs OUT [MODEL_TYPE...]    stand-ins for fla and others
     python tests/helpers/kernel_worker.py kernels OUT [MODEL_TYPE...]  the `kernels` package
 
-Writes OUT/MODEL_TYPE.safetensors, the statistics, and prints what the checks found as JSON.
+Writes OUT/MODEL_TYPE.safetensors, the statistics, and logits of states in bfloat16, and prints what
+the checks found as JSON.
 """
 
 import json
@@ -21,10 +22,12 @@ if __name__ == "__main__" and sys.argv[1] == "stubs":
     kernel_stubs.install()
 
 import torch
+from safetensors.torch import save_file
 
 import statetrim as st
 from helpers import tiny
 from statetrim.runtime.loading import load_live
+from statetrim.runtime.stored_states import StateStorage, stored_states
 from statetrim.storage.text import Sequences
 from statetrim.surgery.check import check_cut
 
@@ -42,6 +45,14 @@ def calibrated(model: Path) -> st.Statistics:
     return st.calibrate(model, sequences(), methods=METHODS, batch_size=2, progress=False)
 
 
+@torch.inference_mode()
+def stored_logits(model: Path) -> torch.Tensor:
+    """[rows, time, vocabulary], with the state in bfloat16 after every 16 tokens."""
+    live = load_live(model)
+    with stored_states(live, StateStorage("bfloat16", piece=16)):
+        return live.logits(sequences().ids[:2].long())
+
+
 def main(kind: str, out: Path, model_types: list[str]) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for model_type in model_types or TYPES:
@@ -57,6 +68,8 @@ def main(kind: str, out: Path, model_types: list[str]) -> dict[str, Any]:
             plan = st.select(model, "drrqr", KEEP, statistics=statistics)
             small = st.prune(model, plan, Path(folder) / "small", progress=False)
             checks = check_cut(model, plan, small)
+            logits = stored_logits(model.path)
+            save_file({"logits": logits}, out / f"{model_type}-stored.safetensors")
             report[model_type] = {
                 "sliced": checks.sliced_against_masked,
                 "decoded": checks.prefill_against_decode,

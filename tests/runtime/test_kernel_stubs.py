@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import statetrim as st
 from helpers import kernel_stubs, tiny
-from helpers.kernel_worker import TYPES, calibrated
+from helpers.kernel_worker import TYPES, calibrated, stored_logits
 
 WORKER = Path(__file__).parents[1] / "helpers" / "kernel_worker.py"
 QUICK = ("qwen3_next", "olmo_hybrid", "mamba2", "nemotron_h")
@@ -50,6 +51,9 @@ def test_calibrate_and_check_pass_with_the_real_signatures(
         step = "selective_state_update" if mamba else "fused_recurrent_gated_delta_rule"
         assert {scan, step, "causal_conv1d_fn", "causal_conv1d_update"} <= set(found["calls"])
         assert found["sliced"] < 1e-5
+        stored = load_file(tmp_path / f"{model_type}-stored.safetensors")["logits"]
+        expected = stored_logits(checkpoint(model_type))
+        assert (stored - expected).abs().max() < 1e-2 * expected.abs().max(), "of bfloat16"
         ours = calibrated(checkpoint(model_type))
         theirs = st.Statistics.load(tmp_path / f"{model_type}.safetensors")
         for layer, expected in ours.layers.items():

@@ -173,7 +173,7 @@ class _Recorder:
             self.on_input(MixerInput(layer, hidden.detach()))
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        signature = _signature(kernel)
+        signature = signature_of(kernel)
         order, defaults = _parameters(signature)
         order = order or self.family.positional.get(name, ())
 
@@ -253,7 +253,7 @@ def _times(result: Any, factor: Tensor | float) -> Any:
     return (output, *rest) if isinstance(result, tuple) else output
 
 
-def _signature(kernel: Callable[..., Any]) -> inspect.Signature:
+def signature_of(kernel: Callable[..., Any]) -> inspect.Signature:
     """With the `kernels` package a kernel is a module: its `__call__` says nothing, its `forward`
     has the signature of the function it stands for."""
     return inspect.signature(kernel.forward if isinstance(kernel, nn.Module) else kernel)

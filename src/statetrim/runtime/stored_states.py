@@ -6,8 +6,6 @@ where the engine ends a piece of it. Scales, where a dtype needs them, are per h
 channel: one for the keys of each.
 """
 
-import functools
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,7 +18,7 @@ from ..errors import StatetrimError
 from ..families.recurrences import Recurrence
 from ..maths.stored import FORMATS, stored
 from ..portable.deferred import DeferredState
-from .kernel_hooks import wrapped_kernels
+from .kernel_hooks import signature_of, wrapped_kernels
 from .live import LiveModel
 from .logits import LogitReader, Logits
 from .states import unit
@@ -90,27 +88,36 @@ class _Rounding:
         self.calls = 0
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        signature = inspect.signature(kernel)
-        names = signature.parameters
+        signature = signature_of(kernel)
+        names = list(signature.parameters)
 
-        @functools.wraps(kernel)
         def rounded(*args: Any, **kwargs: Any) -> Any:
             self.calls += 1
             bound = signature.bind(*args, **kwargs)
             if "state" in names:  # Mamba-2 writes its one step in place
-                result = kernel(*bound.args, **bound.kwargs)
+                result = kernel(*args, **kwargs)
                 bound.arguments["state"].copy_(self._stored(bound.arguments["state"]))
                 return result
             bound.apply_defaults()
+            given = bound.arguments
             first = next(name for name in _STATES if name in names)
             wanted = next(name for name in _WANTED if name in names)
             recurrence = self.family.recurrence(name)
-            if self.storage.piece == 1 and recurrence and bound.arguments[first] is None:
-                output, state = self._by_token(bound.arguments, recurrence)
-                asked = bound.arguments[wanted] or first == "initial_state"
+            if self.storage.piece == 1 and recurrence and given[first] is None:
+                output, state = self._by_token(given, recurrence)
+                asked = given[wanted] or first == "initial_state"
                 return (output, state) if asked else output
-            return self._in_pieces(kernel, bound, first, wanted)
+            # As they were handed over: the kernel behind a wrapper may order them otherwise.
+            by_place = names[: len(args)]
+            changed = {first, wanted, "chunk_size"} & {*names} - {*by_place}
 
+            def call() -> Any:
+                by_name = kwargs | {n: given[n] for n in given if n in {*kwargs, *changed}}
+                return kernel(*(given[n] for n in by_place), **by_name)
+
+            return self._in_pieces(call, given, first, wanted)
+
+        rounded.__signature__ = signature  # type: ignore[attr-defined]
         return rounded
 
     def _by_token(self, given: Mapping[str, Any], recurrence: Recurrence) -> tuple[Tensor, Tensor]:
@@ -144,10 +151,11 @@ class _Rounding:
         return output.to(dtype), state if self.axis == -2 else state.mT
 
     def _in_pieces(
-        self, kernel: Callable[..., Any], bound: inspect.BoundArguments, first: str, wanted: str
+        self, call: Callable[[], Any], given: dict[str, Any], first: str, wanted: str
     ) -> Any:
-        """The kernel, called for a few tokens at a time, from the state as it was stored."""
-        given, asked = bound.arguments, bound.arguments[wanted]
+        """The kernel, called for a few tokens at a time, from the state as it was stored; `call`
+        calls it with what is `given`."""
+        asked = given[wanted]
         key = next(given[key] for _, key in self.family.query_and_key if key in given)
         whole, time = tuple(key.shape[:2]), key.shape[1]
         in_time = {
@@ -165,7 +173,7 @@ class _Rounding:
             if "chunk_size" in given:  # else a short piece is padded to a whole chunk
                 fitting = 1 << (part.stop - part.start - 1).bit_length()
                 given["chunk_size"] = min(given["chunk_size"], fitting)
-            output, state = kernel(*bound.args, **bound.kwargs)
+            output, state = call()
             outputs.append(output)
             if isinstance(state, DeferredState):
                 latest = state.tensor()
