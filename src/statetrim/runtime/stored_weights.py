@@ -31,7 +31,6 @@ class StoredWeights:
         self._sources = _sources(module, checkpoint)
         self._twins = _twins(module)
         self._absent = set(self._names)
-        self._finite = set[str]()
         self._hooks: dict[int, tuple[RemovableHandle, ...]] = {}
         self._paused = False
         _check_complete(module, checkpoint.path, (n for n in self._names if not self._stored(n)))
@@ -187,9 +186,6 @@ class StoredWeights:
         path = self.checkpoint.path
         _check_complete(self.module, path, (n for n in names if n in info.missing_keys))
         _check_complete(self.module, path, (n for n, *_ in info.mismatched_keys), "mismatched")
-        for name in set(names) - self._finite:  # once: layers come again with every batch
-            check_finite(self._sources[name], getattr(*self._owner(name)), self.checkpoint)
-            self._finite.add(name)
 
 
 class _OnDisk:
@@ -201,7 +197,9 @@ class _OnDisk:
     def __getitem__(self, everything: Any) -> Tensor:
         shard, info = self.checkpoint.tensors[self.name]
         if info.dtype in DTYPES:
-            return self.checkpoint.tensor(self.name)
+            stored = self.checkpoint.tensor(self.name)
+            check_finite([self.name], stored, self.checkpoint)  # here a GPU need not wait for it
+            return stored
         from safetensors import safe_open
 
         with safe_open(shard.path, framework="pt") as file:
