@@ -30,7 +30,7 @@ interface:
 
 # Every command on pretended GPUs, for all model types; CI takes a sample of them.
 devices:
-    pytest -n 2 -m "slow or not slow" tests/runtime/test_devices.py
+    pytest -m "slow or not slow" tests/runtime/test_devices.py tests/runtime/test_gradients_elsewhere.py tests/runtime/test_placement.py
 
 # The documentation site, in site/; `mkdocs serve` shows it while you write.
 docs:
@@ -147,7 +147,7 @@ compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
 
-# Kill nine commands at every filesystem event they make, run each again, compare (SECURITY.md).
+# Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event *COMMANDS:
     cd tests && TQDM_DISABLE=1 python -m helpers.kills {{COMMANDS}}
 

@@ -53,7 +53,9 @@ COMMANDS: dict[str, list[str]] = {
         *_TEXT, "--count", "2", "--length", "24", "--generate", "2", "-o", OUT,
     ],
 }  # fmt: skip
-KILLED = tuple(COMMANDS)[:9]
+KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
+    "layerwise": [*COMMANDS["calibrate"], "--layerwise"]
+}
 
 
 def prepare(root: Path) -> Path:

@@ -17,6 +17,8 @@ from helpers import faults
 from helpers.commands import COMMANDS, KILLED, clean, prepare
 from helpers.warm import warm
 
+_WORDS = COMMANDS | KILLED
+
 
 @dataclass
 class Undisturbed:
@@ -29,7 +31,7 @@ class Undisturbed:
 
 def undisturbed(name: str, root: Path) -> Undisturbed:
     clean(root)
-    ended = faults.run(COMMANDS[name], root, record=True)
+    ended = faults.run(_WORDS[name], root, record=True)
     assert ended.code == 0, ended.err
     left = faults.tree(root)
     clean(root)
@@ -40,10 +42,10 @@ def undisturbed(name: str, root: Path) -> Undisturbed:
 def trial(name: str, root: Path, event: int, left: dict[str, str]) -> str | None:
     """What is wrong after a kill at `event` and a second run; None where nothing is."""
     clean(root)
-    killed = faults.run(COMMANDS[name], root, at=event)
+    killed = faults.run(_WORDS[name], root, at=event)
     if killed.code != -9:
         return f"was not killed: {killed.code} {killed.err[-300:]}"
-    again = faults.run(COMMANDS[name], root)
+    again = faults.run(_WORDS[name], root)
     found = faults.tree(root)
     clean(root)
     differing = sorted(p for p in {*found, *left} if found.get(p) != left.get(p))
@@ -72,5 +74,5 @@ if __name__ == "__main__":
     warm()
     faults.install()
     with tempfile.TemporaryDirectory(prefix="statetrim-kills-") as folder:
-        for line in every_event(sys.argv[1:] or KILLED, prepare(Path(folder))):
+        for line in every_event(sys.argv[1:] or tuple(KILLED), prepare(Path(folder))):
             print(line, flush=True)

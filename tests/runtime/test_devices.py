@@ -1,8 +1,9 @@
 """Every command on pretended GPUs: one card, weights on disk, and a model spread over two cards.
 
-What autograd does there (`grad`, `recover`) is not covered: pretended tensors have none.
+Pretended tensors have no autograd: `grad` and `recover` are in test_gradients_elsewhere.py.
 """
 
+import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +15,10 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import Cards, DevicesMixed, on_the_host, pretended_cuda
+from helpers.refusal import run
 from helpers.sums import close
+from statetrim.pipelines import demo_model
+from statetrim.runtime import loading
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 from statetrim.storage.text import Sequences
@@ -64,9 +68,32 @@ def data() -> Sequences:
     return Sequences(ids, {"digest": "pretended"})
 
 
-def cut(model: st.Checkpoint, out: Path) -> tuple[st.Plan, st.Checkpoint]:
-    plan = st.select(model, "rand", 0.5)
-    return plan, st.prune(model, plan, out, progress=False)
+class Shared:
+    """What the modes of a model type have in common, made once."""
+
+    def __init__(self, checkpoint: Load, root: Path) -> None:
+        self.checkpoint, self.root = checkpoint, root
+        self.text = tiny.write_text(root / "words.jsonl", 3000)
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def once(self, model_type: str, what: str, make: Callable[[], Any]) -> Any:
+        if (model_type, what) not in self._made:
+            self._made[model_type, what] = make()
+        return self._made[model_type, what]
+
+    def cut(self, model_type: str) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
+        def make() -> Any:
+            model = st.open(self.checkpoint(model_type))
+            plan = st.select(model, "rand", 0.5)
+            return model, plan, st.prune(model, plan, self.root / model_type, progress=False)
+
+        found: tuple[st.Checkpoint, st.Plan, st.Checkpoint] = self.once(model_type, "cut", make)
+        return found
+
+
+@pytest.fixture(scope="module")
+def shared(checkpoint: Load, tmp_path_factory: pytest.TempPathFactory) -> Shared:
+    return Shared(checkpoint, tmp_path_factory.mktemp("shared"))
 
 
 def copies_of_its_own(model: st.Checkpoint, cards: Cards, where: dict[str, Any]) -> int:
@@ -98,17 +125,21 @@ def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
 @every_type
 @every_mode
 def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
-    model_type: str, mode: str, checkpoint: Load
+    model_type: str, mode: str, shared: Shared
 ) -> None:
     """Spread or streamed, the sums are those of one card; on the CPU some kernels are others."""
-    model = st.open(checkpoint(model_type))
+    model, _, _ = shared.cut(model_type)
     asked: Any = {"methods": METHODS, "batch_size": BATCH, "progress": False}
     where = options(mode, model)
+
+    def on_one_card() -> st.Statistics:
+        with cards_for("one card"):
+            return st.calibrate(model, data(), **asked)
+
     if mode == "one card":
         expected, tolerance = st.calibrate(model, data(), **asked), ROUNDING
     else:
-        with cards_for("one card"):
-            expected, tolerance = st.calibrate(model, data(), **asked), 1e-12
+        expected, tolerance = shared.once(model_type, "calibrated", on_one_card), 1e-12
     with cards_for(mode) as cards:
         own = copies_of_its_own(model, cards, where)
         before = cards.copies
@@ -124,19 +155,23 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
 
 @every_type
 @every_mode
-def test_refit_sums_check_and_analysis(
-    model_type: str, mode: str, checkpoint: Load, tmp_path: Path
-) -> None:
-    model = st.open(checkpoint(model_type))
-    plan, small = cut(model, tmp_path / "small")
-    text = tiny.write_text(tmp_path / "words.jsonl", 2000)
+def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Shared) -> None:
+    model, plan, small = shared.cut(model_type)
     where, quiet = options(mode, model), {"batch_size": BATCH, "progress": False}
     reads = model_type not in tiny.VISION_TYPES  # their tokenizer here knows few words
     spans: Any = {"tokens": 256, "length": 128, "burn_in": 32}
-    pairs = st.calibrate(small, data(), original=model, **quiet)
-    looked = st.analyze(model, text, **spans, **quiet) if reads else None
+    pairs = shared.once(
+        model_type, "pairs", lambda: st.calibrate(small, data(), original=model, **quiet)
+    )
+    looked = None
+    if reads:
+        looked = shared.once(
+            model_type, "looked", lambda: st.analyze(model, shared.text, **spans, **quiet)
+        )
     with cards_for(mode) as cards:
-        own = sum(copies_of_its_own(each, cards, where) for each in (model, small))
+        own = 0
+        if mode != "layerwise":
+            own = sum(copies_of_its_own(each, cards, where) for each in (model, small))
         before = cards.copies
         close(pairs, st.calibrate(small, data(), original=model, **quiet, **where), ROUNDING)
         if mode != "layerwise":
@@ -144,7 +179,7 @@ def test_refit_sums_check_and_analysis(
         found = check_cut(model, plan, small, placement=Placement(**where))
         assert found.sliced_against_masked < 1e-4
         if looked is not None:
-            again = st.analyze(model, text, **spans, **quiet, **where)
+            again = st.analyze(model, shared.text, **spans, **quiet, **where)
             for layer, expected in looked.layers.items():
                 for part in ("effective_rank", "spectrum", "key_condition"):
                     got = getattr(again.layers[layer], part)
@@ -153,15 +188,17 @@ def test_refit_sums_check_and_analysis(
 
 @every_type
 @every_mode
-def test_evaluation(model_type: str, mode: str, checkpoint: Load, tmp_path: Path) -> None:
+def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
     if model_type in tiny.VISION_TYPES:
         pytest.skip("the tokenizer of its tiny checkpoint knows few words")
-    model = st.open(checkpoint(model_type))
-    _, small = cut(model, tmp_path / "small")
-    text = tiny.write_text(tmp_path / "words.jsonl", 3000)
-    asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 3, "batch_size": 2}
+    model, _, small = shared.cut(model_type)
+    asked: Any = {"tasks": ["text", "mqar"], "text": shared.text, "limit": 3, "batch_size": 4}
     where = options(mode, model)
-    whole = st.evaluate([small], baseline=model, progress=False, **asked)
+    whole = shared.once(
+        model_type,
+        "evaluated",
+        lambda: st.evaluate([small], baseline=model, progress=False, **asked),
+    )
     with cards_for(mode):
         found = st.evaluate([small], baseline=model, progress=False, **asked, **where)
     for expected, got in zip(whole.scores, found.scores, strict=True):
@@ -177,9 +214,8 @@ def test_evaluation(model_type: str, mode: str, checkpoint: Load, tmp_path: Path
         for name in tiny.MODEL_TYPES
     ],
 )
-def test_benchmark(model_type: str, mode: str, checkpoint: Load, tmp_path: Path) -> None:
-    model = st.open(checkpoint(model_type))
-    _, small = cut(model, tmp_path / "small")
+def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
+    model, _, small = shared.cut(model_type)
     with cards_for(mode):
         found = st.benchmark(
             [small],
@@ -191,3 +227,19 @@ def test_benchmark(model_type: str, mode: str, checkpoint: Load, tmp_path: Path)
             **options(mode, model),
         )
     assert found.lineage["device"] == "pretended" and found.lineage["clock"] == "CUDA events"
+
+
+@pytest.mark.slow
+def test_the_demo_where_fla_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its model is float32, which fla's DeltaNet refuses; training is not what is tried here."""
+    demo_model.train(tmp_path / "trained", lambda progress: None, steps=3)
+
+    def train(out: Path, progress: Any) -> None:
+        shutil.copytree(tmp_path / "trained", out, dirs_exist_ok=True)
+
+    monkeypatch.setattr(demo_model, "train", train)
+    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
+    with cards_for("one card"):
+        code, said, _ = run(["demo", "-o", str(tmp_path / "demo")])
+    assert code is None, said
+    assert (tmp_path / "demo" / "report" / "report.html").is_file()

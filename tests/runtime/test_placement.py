@@ -1,10 +1,12 @@
 """Where a model goes: what may be said of it, and what each process of a launch takes."""
 
+import gc
 import importlib.util
 import json
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,12 +15,14 @@ import pytest
 import torch
 
 import statetrim as st
-from helpers import tiny
+from helpers import launched_worker, tiny
 from helpers.pretended_cuda import pretended_cuda
+from helpers.sums import close
 from statetrim.artifacts.scores import Scores
 from statetrim.benchmarking.benchmark import _cache_bytes
 from statetrim.evaluation.runner import Setting
 from statetrim.pipelines.estimate import free_memory
+from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement, own_device
 
@@ -80,23 +84,76 @@ def test_every_process_of_a_launch_has_its_own_card(
         assert live.device == torch.device("cuda", rank) and cards.used == {f"cuda:{rank}"}
 
 
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_an_evaluation_has_one_model_in_memory(
+    layerwise: bool, checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whenever one is loaded, no decoder layer of another is there; head and norm may be."""
+    model = st.open(checkpoint("delta_net"))
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
+    text = tiny.write_text(tmp_path / "words.jsonl", 2000)
+    loaded: list[weakref.ref[LiveModel]] = []
+
+    def load(*arguments: Any) -> LiveModel:
+        gc.collect()
+        others = [live for live in (there() for there in loaded) if live is not None]
+        weights = [w for live in others for w in live.decoder_layers.parameters()]
+        assert all(weight.is_meta for weight in weights)
+        live = load_live(*arguments)
+        loaded.append(weakref.ref(live))
+        return live
+
+    monkeypatch.setattr("statetrim.evaluation.runner.load_live", load)
+    asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2, "layerwise": layerwise}
+    st.evaluate([small], baseline=model, progress=False, **asked)
+    assert len(loaded) >= 2
+
+
+def launched(*arguments: object) -> subprocess.CompletedProcess[str]:
+    """Two processes of torchrun."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        port = str(listener.getsockname()[1])
+    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
+    command = [sys.executable, "-m", *launch, "--master-port", port, *map(str, arguments)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    return ended
+
+
 def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
     small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
     text, out = tiny.write_text(tmp_path / "words.jsonl", 2000), tmp_path / "scores.json"
     asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
     alone = st.evaluate([small], baseline=model, progress=False, **asked)
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command = [sys.executable, "-m", *launch, "--master-port", port, "-m", "statetrim", "evaluate"]
-    command += [str(small.path), "--baseline", str(model.path), "--tasks", "text,mqar"]
-    command += ["--text", str(text), "--limit", "2", "--json", "-o", str(out)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    ended = launched(
+        "-m", "statetrim", "evaluate", small.path, "--baseline", model.path,
+        "--tasks", "text,mqar", "--text", text, "--limit", "2", "--json", "-o", out,
+    )  # fmt: skip
     assert Scores.load(out).scores == alone.scores
     assert len(json.loads(ended.stdout)), "one process speaks"
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+def test_two_torchrun_processes_use_a_card_each(checkpoint: Load, tmp_path: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
+    text = tiny.write_text(tmp_path / "words.jsonl", 4000)
+    launched(launched_worker.__file__, model.path, small.path, text, tmp_path)
+    for rank in (0, 1):
+        used = json.loads((tmp_path / f"cards-{rank}.json").read_text())
+        assert used == {"calibrate": [f"cuda:{rank}"], "evaluate": [f"cuda:{rank}"]}
+    alone = st.calibrate(model, text, progress=False, **launched_worker.CALIBRATION)
+    close(alone, st.Statistics.load(tmp_path / "sums.safetensors"), 1e-4)  # of a float32 model
+    scores = st.evaluate(
+        [small], baseline=model, text=text, progress=False, **launched_worker.EVALUATION
+    )
+    for expected, got in zip(
+        scores.scores, Scores.load(tmp_path / "scores.json").scores, strict=True
+    ):
+        assert got.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
 
 
 def test_the_bytes_of_flas_cache_are_counted() -> None:

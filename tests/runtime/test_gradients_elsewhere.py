@@ -1,0 +1,149 @@
+"""What needs autograd, on the `meta` device: pretended cards have none.
+
+Nothing is computed there, but every operation is seen, in the backward pass too, and one that mixes
+two devices is an error. What the Trainer of transformers does around it is not covered.
+"""
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+import statetrim as st
+from helpers import tiny
+from helpers.pretended_cuda import DevicesMixed
+from statetrim.calibration.calibrate import _backward, _train_projections_only
+from statetrim.calibration.hooks import hooks_for
+from statetrim.calibration.sums import Sums
+from statetrim.recovery.adapters import Adapters, attach, attach_to_mixer
+from statetrim.recovery.distillation import Distillation
+from statetrim.recovery.logit_head import head_of
+from statetrim.recovery.mixer_repair import Recipe, _MixerTraining
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live
+from statetrim.runtime.logits import LogitReader
+from statetrim.runtime.mixers import MixerCall, hook_mixers
+from statetrim.runtime.placement import Placement
+
+META = torch.device("meta")
+BF16 = Placement(dtype="bfloat16")  # which grouped experts take there
+RECIPE = Recipe(4, 8, 1e-3, 1e-4, 0.1, mixed_precision=False, seed=0)
+Load = Callable[[str], Path]
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+IN_CI = ("delta_net", "qwen3_next")
+every_type = pytest.mark.parametrize(
+    "model_type",
+    [
+        name if name in IN_CI else pytest.param(name, marks=pytest.mark.slow)
+        for name in tiny.MODEL_TYPES
+    ],
+)
+
+
+_aten = torch.ops.aten
+_READ = (_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero.default)
+
+
+class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Within, an operation on tensors of two devices is an error. What is read on the host is
+    made up: ones, and tensors of zeros."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in _READ and args[0].is_meta:
+            return 1.0 if args[0].is_floating_point() else 1
+        if func is _aten._to_copy.default and args[0].is_meta and _to_the_host(kwargs):
+            return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
+        moves = func in (_aten.copy_.default, _aten._to_copy.default)
+        tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+        found = {str(x.device) for x in tensors if x.dim()}
+        if len(found) > 1 and not moves:
+            raise DevicesMixed(f"tensors on {sorted(found)} in {func}")
+        return func(*args, **kwargs)
+
+
+def _to_the_host(kwargs: Any) -> bool:
+    return kwargs.get("device") is not None and kwargs["device"].type == "cpu"
+
+
+def moved(live: LiveModel) -> LiveModel:
+    live.module.to(META)
+    return replace(live, device=META)
+
+
+def test_a_mix_is_seen_in_the_backward_pass_too() -> None:
+    class Mixing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+            return gradient.matmul(torch.ones(3, 3))
+
+    x = torch.ones(3, 3, device=META, requires_grad=True)
+    with OneDevice():
+        loss: Any = Mixing.apply(x).sum()  # type: ignore[no-untyped-call]
+        with pytest.raises(DevicesMixed):
+            loss.backward()
+
+
+@every_type
+def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
+    live = load_live(checkpoint(model_type), BF16)
+    sums = Sums(live.checkpoint, ["query_gradient", "key_gradient", "output_square"])
+    _train_projections_only(live)
+    live = moved(live)
+    batch = torch.arange(40).reshape(2, 20) % tiny.VOCABULARY
+    with OneDevice():
+        reader = LogitReader(live)
+        with hooks_for([live], sums):
+            _backward(reader, batch, None)
+            sums.on_gradients(live.mixers)
+    for parts in sums._sums.values():
+        assert len(parts) == 3 and all(value.device == META for value in parts.values())
+
+
+@every_type
+def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
+    model = st.open(checkpoint(model_type))
+    small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
+    student, teacher = load_live(small, BF16), load_live(model, BF16)
+    attach(student, rank=4, alpha=8, also=())
+    heads = [head_of(each) for each in (student, teacher)]
+    student, teacher = moved(student), moved(teacher)
+    learned = [p for p in student.module.parameters() if p.requires_grad]
+    loss = Distillation(student.module, heads[0], teacher.module, heads[1])
+    with OneDevice():
+        loss(torch.ones(2, 12, dtype=torch.long, device=META))["loss"].backward()
+    assert learned and all(p.grad is not None and p.grad.is_meta for p in learned)
+
+
+@every_type
+def test_a_step_of_a_mixer_alone(
+    model_type: str, checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # not for meta
+    model = st.open(checkpoint(model_type))
+    small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
+    student, teacher = load_live(small, BF16), moved(load_live(model, BF16))
+    student.module.requires_grad_(False)
+    layer, mixer = next(iter(student.mixers.items()))
+    name = next(name for name, part in student.module.named_modules() if part is mixer)
+    attach_to_mixer(mixer, name, small, found := Adapters(), rank=4, alpha=8)
+    moved(student)
+    calls: list[MixerCall] = []
+    with OneDevice():
+        with torch.no_grad(), hook_mixers({layer: teacher.mixers[layer]}, calls.append):
+            teacher.hidden(torch.ones(2, 12, dtype=torch.long))
+        training = _MixerTraining(layer, name, mixer, found, RECIPE, 4)
+        training.step(calls[0], 24)
+    assert all(p.grad is not None and p.grad.is_meta for p in training.trained.values())
