@@ -1,26 +1,39 @@
-"""Peak memory of `statetrim calibrate --layerwise` on a synthetic model larger than its budget.
+"""`calibrate` layerwise: a synthetic model larger than the memory it may use, and its time.
 
-    python benchmarks/bench_layerwise.py DIRECTORY TOKENIZER TEXT [--gigabytes 6]
+    python benchmarks/bench_layerwise.py DIRECTORY TOKENIZER TEXT [--gigabytes 6 --limit 1.95]
 
 Writes a random bf16 checkpoint in the Qwen3.5 layout below DIRECTORY, calibrates it with the
-tokenizer folder and text file given, prints Markdown, and removes the checkpoint.
+tokenizer folder and text file given, in a process that may allocate no more than the limit (GB),
+and counts what that process reads. Then a model that fits in memory: its calibration from disk
+beside its bare forward pass, in turn, in CPU seconds. Prints Markdown, removes the checkpoints.
 """
+
+from __future__ import annotations
 
 import argparse
 import json
+import resource
 import shutil
+import statistics
+import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from bench_prune import timed
+import statetrim as st
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.storage.text import Sequences, sequences
 
 WIDTH = {"hidden_size": 2560, "intermediate_size": 9728}
 HEADS = {"num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 256}
 LINEAR = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
+METHODS = ("drrqr", "s_wanda")
+FITS, FEW = 0.5, 4096  # GB, and tokens, of the model that is timed
 
 
 def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> float:
@@ -59,22 +72,85 @@ def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> floa
     return size / 1e9
 
 
+def bytes_read() -> int:
+    """By this process, through read(); mapped files do not count, and none are mapped here."""
+    lines = Path("/proc/self/io").read_text().splitlines()
+    return int(next(line for line in lines if line.startswith("rchar")).split()[1])
+
+
+def limited(model: Path, text: Path, tokens: int, limit: float) -> None:
+    """In a process of its own: calibrate within `limit` GB, and print what that took."""
+    most = int(limit * 1e9)
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    opened = st.open(model)
+    opened.digest  # noqa: B018  (reads all files, to know the model again)
+    before, began = bytes_read(), time.perf_counter()
+    asked: Any = {"methods": METHODS, "tokens": tokens, "recall": 0.0, "progress": False}
+    st.calibrate(opened, text, layerwise=True, out=model.parent / "sums.safetensors", **asked)
+    took = {
+        "seconds": time.perf_counter() - began,
+        "read": (bytes_read() - before) / 1e9,
+        "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
+    }
+    print(json.dumps(took))
+
+
+def beside_bare(model: Path, text: Path, tokens: int, rounds: int) -> tuple[float, float, float]:
+    """CPU seconds of the bare model and of a calibration from disk on the same batches, medians;
+    and the median of the ratios."""
+    opened = st.open(model)
+    opened.digest  # noqa: B018
+    data: Sequences = sequences(text, load_tokenizer(opened), tokens=tokens, length=512)
+    live = load_live(opened)
+    bare, walked = [], []
+    for number in range(rounds + 1):  # the first is not counted
+        began = time.process_time()
+        with torch.inference_mode():
+            for batch in data.batches(8):
+                live.hidden(batch)
+        bare.append(time.process_time() - began)
+        began = time.process_time()
+        st.calibrate(opened, data, methods=METHODS, layerwise=True, progress=False)
+        walked.append(time.process_time() - began)
+        print(f"round {number}: {bare[-1]:.1f} s, {walked[-1]:.1f} s", file=sys.stderr, flush=True)
+    ratios = [w / b for w, b in zip(walked[1:], bare[1:], strict=True)]
+    return statistics.median(bare[1:]), statistics.median(walked[1:]), statistics.median(ratios)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("directory", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("--gigabytes", type=float, default=6)
+    parser.add_argument("--limit", type=float, default=1.95)
+    parser.add_argument("--tokens", type=int, default=1024)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.child:
+        limited(options.directory, options.text, options.tokens, options.limit)
+        return
     root = options.directory / "bench-layerwise"
-    gigabytes = write_checkpoint(root / "model", options.tokenizer, options.gigabytes)
-    out = root / "statistics.safetensors"
-    command = [sys.executable, "-m", "statetrim", "calibrate", root / "model", "--layerwise"]
-    command += ["--text", options.text, "--tokens", "1k", "--for", "drrqr,s_wanda", "-o", out]
-    seconds, megabytes = timed(*command)
-    peak = megabytes / 1e3
-    print("| weights | tokens | peak memory | time |\n|---:|---:|---:|---:|")
-    print(f"| {gigabytes:.1f} GB | 1,024 | {peak:.2f} GB | {seconds:.0f} s |")
+    gigabytes = write_checkpoint(root / "large" / "model", options.tokenizer, options.gigabytes)
+    places = [root / "large" / "model", options.tokenizer, options.text]
+    more = ["--limit", str(options.limit), "--tokens", str(options.tokens), "--child"]
+    command = [sys.executable, __file__, *map(str, places), *more]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    took = json.loads(done.stdout.splitlines()[-1])
+    print("| weights | tokens | may allocate | peak memory | read | time |")
+    print("|---:|---:|---:|---:|---:|---:|")
+    print(
+        f"| {gigabytes:.2f} GB | {options.tokens:,} | {options.limit:g} GB | {took['peak']:.2f} GB "
+        f"| {took['read']:.2f} GB | {took['seconds']:.0f} s |\n",
+        flush=True,
+    )
+    shutil.rmtree(root / "large")
+    small = write_checkpoint(root / "model", options.tokenizer, FITS)
+    bare, walked, ratio = beside_bare(root / "model", options.text, FEW, options.rounds)
+    print("| weights | tokens | bare forward | calibrated from disk | ratio |")
+    print("|---:|---:|---:|---:|---:|")
+    print(f"| {small:.2f} GB | {FEW:,} | {bare:.1f} s | {walked:.1f} s | {ratio:.2f} |")
     shutil.rmtree(root)
 
 

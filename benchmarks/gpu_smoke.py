@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import json
 import platform
+import signal
 import subprocess
 import sys
 import time
@@ -90,6 +91,14 @@ def steps(root: Path, model: str, text: str, cards: int) -> Iterator[tuple[str, 
     for name, more in (("recover", []), ("recover, layerwise", ["--layerwise"])):
         out = root / f"recovered{'-layerwise' if more else ''}"
         yield name, ["recover", str(fitted), *train, *more, "-o", str(out)]
+    yield "report", [
+        "report", str(fitted), str(root / "scores.json"), str(root / "timings.json"),
+        str(root / "analysis.json"), "-o", str(root / "report"),
+    ]  # fmt: skip
+    yield "trim", [
+        "trim", model, "--square", "0.5", "--text", text, "--tokens", "4096", "--limit", "4",
+        "--tasks", "text,mqar", "--no-benchmark", "-o", str(root / "trimmed"),
+    ]  # fmt: skip
     if importlib.util.find_spec("vllm") is not None:
         yield "engine", [
             "benchmark", str(fitted), "--baseline", model, "--engine", "vllm",
@@ -224,7 +233,9 @@ def run(arguments: list[str], root: Path) -> dict[str, Any]:
         return {"error": f"not done after {LIMIT_SECONDS:.0f} s"}
     if ended.returncode:
         told = (ended.stderr or ended.stdout).strip().replace(str(root), "OUT")
-        return {"exit code": ended.returncode, "error": told[-1500:]}
+        if ended.returncode < 0:  # memory that ran out, as a rule
+            told += f"\nkilled by {signal.Signals(-ended.returncode).name}"
+        return {"exit code": ended.returncode, "error": told[-1500:] or "ended without a word"}
     found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
     return found
 
