@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 MEMORY = 80 * 2**30
 _aten = torch.ops.aten
-_INDEXED = {
+INDEXED = {
     _aten.index.Tensor,
     _aten.index_put_.default,
     _aten.index_put.default,
@@ -167,7 +167,7 @@ def _unwrapped(values: Any) -> Any:
 
 def _check(func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
     """A tensor without dimensions may be anywhere; indices of a GPU tensor may be on the CPU."""
-    if func in _INDEXED:
+    if func in INDEXED:
         if not isinstance(args[0], PretendedTensor):
             raise DevicesMixed(f"a tensor on the CPU indexed with indices on a GPU in {func}")
         homes = {str(x.device) for x in tensors if x.dim() > 0 and x.device.type == "cuda"}

@@ -4,7 +4,7 @@ Nothing is computed there, but every operation is seen, in the backward pass too
 two devices is an error. What the Trainer of transformers does around it is not covered.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.fx.experimental import _config
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import statetrim as st
 from helpers import tiny
-from helpers.pretended_cuda import DevicesMixed
+from helpers.pretended_cuda import INDEXED, DevicesMixed
 from statetrim.calibration.calibrate import _backward, _train_projections_only
 from statetrim.calibration.hooks import hooks_for
 from statetrim.calibration.sums import Sums
@@ -63,6 +64,7 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if func is _aten._to_copy.default and args[0].is_meta and _to_the_host(kwargs):
             return torch.zeros(args[0].shape, dtype=kwargs.get("dtype") or args[0].dtype)
         moves = func in (_aten.copy_.default, _aten._to_copy.default)
+        moves |= func in INDEXED and args[0].is_meta  # whose indices may be on the host
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
         found = {str(x.device) for x in tensors if x.dim()}
         if len(found) > 1 and not moves:
@@ -72,6 +74,13 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 def _to_the_host(kwargs: Any) -> bool:
     return kwargs.get("device") is not None and kwargs["device"].type == "cpu"
+
+
+@pytest.fixture(autouse=True)
+def masks_keep_everything() -> Iterator[None]:
+    """Nobody knows on `meta` how much they keep."""
+    with _config.patch(meta_nonzero_assume_all_nonzero=True):
+        yield
 
 
 def moved(live: LiveModel) -> LiveModel:
@@ -121,9 +130,10 @@ def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -
     heads = [head_of(each) for each in (student, teacher)]
     student, teacher = moved(student), moved(teacher)
     learned = [p for p in student.module.parameters() if p.requires_grad]
-    loss = Distillation(student.module, heads[0], teacher.module, heads[1])
+    asked, made = torch.arange(3), torch.zeros(2, dtype=torch.bool, device=META)
+    loss = Distillation(student.module, heads[0], teacher.module, heads[1], asked=asked)
     with OneDevice():
-        loss(torch.ones(2, 12, dtype=torch.long, device=META))["loss"].backward()
+        loss(torch.ones(2, 12, dtype=torch.long, device=META), made)["loss"].backward()
     assert learned and all(p.grad is not None and p.grad.is_meta for p in learned)
 
 
@@ -144,6 +154,7 @@ def test_a_step_of_a_mixer_alone(
     with OneDevice():
         with torch.no_grad(), hook_mixers({layer: teacher.mixers[layer]}, calls.append):
             teacher.hidden(torch.ones(2, 12, dtype=torch.long))
-        training = _MixerTraining(layer, name, mixer, found, RECIPE, 4)
-        training.step(calls[0], 24)
+        asked, made = torch.arange(3), torch.tensor([False, True])
+        training = _MixerTraining(layer, name, mixer, found, RECIPE, 4, asked)
+        training.step(calls[0], made, 24)
     assert all(p.grad is not None and p.grad.is_meta for p in training.trained.values())
