@@ -71,6 +71,30 @@ def test_loss_and_gradient(
     torch.testing.assert_close(ours, hidden.grad, rtol=1e-4, atol=1e-6)
 
 
+def test_positions_count_by_their_weights() -> None:
+    student, teacher = head(0), head(1)
+    torch.manual_seed(3)
+    hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
+    taught = torch.randn(POSITIONS, HIDDEN)
+    targets = torch.randint(0, VOCABULARY, (POSITIONS,))
+    weights = torch.rand(POSITIONS, 2)
+    loss, parts = chunked_loss(hidden, targets, student, taught, teacher, 2.0, 7, weights)
+    loss.backward()  # type: ignore[no-untyped-call]
+    ours, hidden.grad = hidden.grad, None
+    expected = torch.zeros(2, 2)
+    total = torch.zeros(())
+    for n in range(POSITIONS):
+        here = slice(n, n + 1)
+        alone, ce, kl = plain_loss(hidden[here], targets[here], student, taught[here], teacher, 2.0)
+        total = total + alone * weights[n].sum()
+        expected += torch.stack([ce.detach(), kl.detach()])[:, None] * weights[n]
+    total.backward()  # type: ignore[no-untyped-call]
+    assert ours is not None and hidden.grad is not None
+    torch.testing.assert_close(parts, expected.float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(loss.detach(), total.detach().float(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(ours, hidden.grad, rtol=1e-4, atol=1e-5)
+
+
 def test_without_a_gradient_nothing_is_differentiated() -> None:
     hidden, targets = torch.randn(POSITIONS, HIDDEN), torch.randint(0, VOCABULARY, (POSITIONS,))
     loss, _ = chunked_loss(hidden, targets, head(0))
