@@ -26,3 +26,11 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         return directory if directory.exists() else tiny.build(model_type, directory)
 
     return get
+
+
+LONGEST = ("test_readme.py", "test_adversary.py")
+"""Files of minutes; begun last, one of them would run alone while the other worker is idle."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: item.path.name not in LONGEST)
