@@ -158,3 +158,12 @@ mutants COUNT="5000" SEED="0":
 # `trim` in a real terminal of 80 and 120 columns, interrupted and run again, and in a pipe; needs tmux.
 record-trim MODEL TEXT OUT:
     tools/record_trim.sh {{MODEL}} {{TEXT}} {{OUT}}
+
+# One width for all layers, or width where the memory lives: measure MODEL, then docs/uneven.md.
+compare-uneven MODEL TEXT TEST WORK *OPTIONS:
+    python studies/compare_uneven.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
+    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json docs/uneven.md
+
+# Sequences in vLLM's cache with layers of different widths, by its own functions (docs/uneven.md).
+uneven-capacity ENGINES *CONFIGS:
+    {{ENGINES}}/vllm/bin/python tools/engines/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json

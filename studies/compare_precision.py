@@ -24,7 +24,7 @@ import statetrim as st
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.stored import FORMATS, stored_bytes
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.runtime.stored_states import StoredReader
+from statetrim.runtime.states.stored import StoredReader
 from statetrim.storage.text import sequences
 from statetrim.tasks import recall
 

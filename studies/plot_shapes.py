@@ -93,6 +93,16 @@ def lost_table(cases: Cases) -> str:
     return table(["model, half of the bytes", "shape", "perplexity lost", "recall"], lines)
 
 
+def fill(pages: list[Path], made: dict[str, str]) -> None:
+    """Put what was made into its places in Markdown files."""
+    for page in pages:
+        text = page.read_text()
+        for name, content in made.items():
+            place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+            text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
+        page.write_text(text)
+
+
 def draw(cases: Cases, path: Path) -> None:
     figure, axes = plt.subplots(1, 2, figsize=(10, 4.2))
     colours = dict(zip(dict.fromkeys(model for model, _ in cases), COLOURS, strict=False))
@@ -133,12 +143,7 @@ def main() -> None:
         "agreement": agreement_table(cases),
         "lost": lost_table(cases),
     }
-    for page in options.pages:
-        text = page.read_text()
-        for name, content in made.items():
-            place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-            text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
-        page.write_text(text)
+    fill(options.pages, made)
     draw(cases, options.results.with_suffix(".png"))
 
 

@@ -36,7 +36,7 @@ from .recovery.options import RecoverOptions as RecoverOptions
 from .recovery.recover import recover as recover
 from .reporting.report import report as report
 from .runtime.loading import load as load
-from .runtime.stored_states import StateStorage as StateStorage
+from .runtime.states.stored import StateStorage as StateStorage
 from .selection.select import select as select
 from .serving.inspect import StateReport as StateReport
 from .serving.inspect import inspect as inspect

@@ -3,6 +3,7 @@
 Nothing here knows a model family or reads a weight.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -36,6 +37,10 @@ class Geometry:
     GLA the states of `shared_values` heads are written with the same values.
     `conv_key_heads` and `conv_value_heads` count the heads' worth of channels in the short
     convolution, which keeps its last `conv_width` inputs.
+
+    Stock models have one shape for all layers, and no `widths`. In an uneven model `widths` lists
+    the keys and values per head of each of `layers`, and `head_k_dim` and `head_v_dim` are the
+    widest of them.
     """
 
     layers: tuple[int, ...]
@@ -47,17 +52,46 @@ class Geometry:
     conv_value_heads: int = 0
     conv_width: int = 0
     shared_values: int = 1
+    widths: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def shapes(self) -> dict[int, tuple[int, int]]:
+        """Keys and values per head of every layer."""
+        alike = ((self.head_k_dim, self.head_v_dim),) * len(self.layers)
+        return dict(zip(self.layers, self.widths or alike, strict=True))
+
+    @property
+    def shape(self) -> str:
+        """Keys x values per head; of an uneven model each shape with its number of layers."""
+        if not self.widths:
+            return f"{self.head_k_dim} x {self.head_v_dim}"
+        counts = Counter(self.widths)
+        return ", ".join(f"{n} of {k} x {v}" for (k, v), n in sorted(counts.items(), reverse=True))
 
     @property
     def state_numel(self) -> int:
         """Elements of recurrent state per sequence, over all layers."""
-        return len(self.layers) * self.num_v_heads * self.head_k_dim * self.head_v_dim
+        return self.num_v_heads * sum(keys * values for keys, values in self.shapes.values())
 
     @property
     def conv_numel(self) -> int:
         """Elements of convolution state per sequence, over all layers."""
-        channels = self.conv_key_heads * self.head_k_dim + self.conv_value_heads * self.head_v_dim
-        return len(self.layers) * channels * self.conv_width
+        return self.conv_width * sum(
+            self.conv_key_heads * keys + self.conv_value_heads * values
+            for keys, values in self.shapes.values()
+        )
+
+    def of(self, layer: int) -> "Geometry":
+        """As if every layer had the shape of this one."""
+        keys, values = self.shapes[layer]
+        return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
+
+    def uneven(self, shapes: Mapping[int, tuple[int, int]]) -> "Geometry":
+        """With these keys and values per head in each layer; plain where all are alike."""
+        widths = tuple(shapes[layer] for layer in self.layers)
+        keys, values = (max(axis) for axis in zip(*widths, strict=True))
+        alike = len(set(widths)) == 1
+        return replace(self, head_k_dim=keys, head_v_dim=values, widths=() if alike else widths)
 
     def heads(self, axis: Axis) -> int:
         """Heads that choose their channels along one axis of the state."""
@@ -68,10 +102,12 @@ class Geometry:
         return self.head_k_dim if axis == "key" else self.head_v_dim
 
     def resized(self, head_k_dim: int | None = None, head_v_dim: int | None = None) -> "Geometry":
+        """With these widths in every layer."""
         return replace(
             self,
             head_k_dim=head_k_dim or self.head_k_dim,
             head_v_dim=head_v_dim or self.head_v_dim,
+            widths=(),
         )
 
 

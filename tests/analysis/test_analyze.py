@@ -25,7 +25,7 @@ from statetrim.maths.linalg import rank_utilization
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.runtime.states import walk
+from statetrim.runtime.states.walk import walk
 from statetrim.storage.text import sequences
 
 KDA = families()["kda"]

@@ -86,7 +86,7 @@ add(
     plan(lambda p: p["kept"]["0"].append(p["kept"]["0"][0])),
     "2 heads of 8",
 )
-add("a layer of 4", plan(lambda p: p["kept"].update({"2": [[0, 1, 2, 3]] * 2})), "heads of 8")
+add("a layer of 4", plan(lambda p: p["kept"].update({"2": [[0, 1, 2, 3]] * 2})), "different widths")
 for value in (7, 9, 0, -8, 8.0, "8", None, True, [8], 10**400):
     add(f"plan keep = {value!r:.20}", plan(lambda p, v=value: p.update(keep=v)), "says keep")
 for value in (4, 0, "x", []):

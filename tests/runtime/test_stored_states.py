@@ -13,7 +13,7 @@ from statetrim.maths.stored import FORMATS, stored, stored_bytes
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.stored_states import StateStorage, StoredReader, stored_states
+from statetrim.runtime.states.stored import StateStorage, StoredReader, stored_states
 
 FAMILIES = ("qwen3_5_text", "delta_net", "kda", "mamba2")
 DTYPES = tuple(FORMATS)[1:]

@@ -24,7 +24,7 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.sequential import LayerWalk
-from ..runtime.states import walk
+from ..runtime.states.walk import walk
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
@@ -98,7 +98,7 @@ def _analyze_one(
     """Run one model on all of `data`, tallying every linear layer; `count` adds up the tokens."""
     length = data.ids.shape[1]
     tallies = {
-        i: _Tally(model.geometry, model.family, length, every, burn_in)
+        i: _Tally(model.geometry.of(i), model.family, length, every, burn_in)
         for i in model.geometry.layers
     }
     live = load_live(model, placement)

@@ -206,11 +206,10 @@ def _cut(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None
 
 def _columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
     """The entries of a layer's read-out that a plan keeps."""
-    claims = model.family.channels(model.config, model.geometry)
-    tables = [claim.rows for claim in claims if claim.role == "o_proj"]
     found = {}
     for name, plan in plans.items():
         for layer in model.geometry.layers:
+            tables = [claim.rows for claim in model.channels(layer) if claim.role == "o_proj"]
             kept = None if plan.kept_values is None else plan.kept_values[layer]
             rows = tables if kept is None else [table.gather(1, kept) for table in tables]
             found[name, layer] = torch.cat([table.flatten() for table in rows])

@@ -141,7 +141,7 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
         for axis, table in tables.items():
             for layer, kept in table.items():
                 variant = _Variant(layer, axis, kept)
-                if kept.shape[1] == model.geometry.channels(axis):
+                if kept.shape[1] == model.geometry.of(layer).channels(axis):
                     continue
                 if variant.identity in known:
                     raise StatetrimError(

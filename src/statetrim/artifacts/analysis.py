@@ -75,8 +75,8 @@ class Analysis:
         shape, used = self.geometry, _percent(self.mean_utilization)
         before = self.baseline and f", {_percent(self.baseline.mean_utilization)} before"
         return (
-            f"<Analysis of {len(self.layers)} layers: {used} of the state of {shape.head_k_dim} x "
-            f"{shape.head_v_dim} is used{before or ''}>"
+            f"<Analysis of {len(self.layers)} layers: {used} of the state of {shape.shape} "
+            f"is used{before or ''}>"
         )
 
     def _repr_html_(self) -> str:
@@ -108,13 +108,15 @@ class Analysis:
 
     @property
     def widest(self) -> int:
-        """The largest rank a state can have."""
-        return min(self.geometry.head_k_dim, self.geometry.head_v_dim)
+        """The largest rank a state can have, in the widest layer."""
+        return max(min(shape) for shape in self.geometry.shapes.values())
 
     @cached_property
     def utilization(self) -> Tensor:
         """[layers, value heads, samples]: effective rank over the largest possible."""
-        return torch.stack([x.effective_rank for x in self.layers.values()]) / self.widest
+        ranks = [min(self.geometry.shapes[layer]) for layer in self.layers]
+        found = torch.stack([x.effective_rank for x in self.layers.values()])
+        return found / torch.tensor(ranks).view(-1, 1, 1)
 
     @property
     def curve(self) -> Tensor:
@@ -142,7 +144,7 @@ class Analysis:
         mean = self.mean_utilization
         return {
             "lineage": dict(self.lineage),
-            "geometry": asdict(self.geometry) | {"layers": list(self.geometry.layers)},
+            "geometry": _stored(self.geometry),
             "burn_in": self.burn_in,
             "positions": self.positions.tolist(),
             "mean_utilization": _number(mean.nanmean()),
@@ -263,10 +265,16 @@ def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Ana
     if not isinstance(fields.get("lineage"), dict):
         raise StatetrimError(f"{path} has no valid 'lineage'")
     layers = {
-        layer: _layer(geometry, len(positions), f"{part}.{layer}.", arrays, path)
+        layer: _layer(geometry.of(layer), len(positions), f"{part}.{layer}.", arrays, path)
         for layer in geometry.layers
     }
     return Analysis(layers, geometry, torch.tensor(positions), burn_in, fields["lineage"])
+
+
+def _stored(geometry: Geometry) -> dict[str, Any]:
+    """Stock models have no widths by layer, and older versions know none."""
+    fields = asdict(geometry) | {"layers": list(geometry.layers)}
+    return {name: value for name, value in fields.items() if name != "widths" or value}
 
 
 def _geometry(fields: Any, path: Path) -> Geometry:
@@ -275,8 +283,9 @@ def _geometry(fields: Any, path: Path) -> Geometry:
     sizes |= {"conv_key_heads": MOST_TOKENS, "conv_value_heads": MOST_TOKENS}
     sizes |= {"shared_values": MOST_HEADS}
     if isinstance(fields, dict):
-        fields = {"shared_values": 1} | fields  # written before there was such a field
-    if not isinstance(fields, dict) or set(fields) != {*sizes, "layers"}:
+        # written before there were such fields
+        fields = {"shared_values": 1, "widths": []} | fields
+    if not isinstance(fields, dict) or set(fields) != {*sizes, "layers", "widths"}:
         raise StatetrimError(f"{path} has no valid 'geometry'")
     for name, most in sizes.items():
         least = 0 if name.startswith("conv") else 1
@@ -285,7 +294,19 @@ def _geometry(fields: Any, path: Path) -> Geometry:
     layers = fields["layers"]
     if not _increasing(layers, least=0) or len(layers) > MOST_LAYERS:
         raise StatetrimError(f"{path} has no valid list of layers")
-    return Geometry(**fields | {"layers": tuple(layers)})
+    geometry = Geometry(**fields | {"layers": tuple(layers), "widths": ()})
+    return _uneven(geometry, fields["widths"], path) if fields["widths"] else geometry
+
+
+def _uneven(geometry: Geometry, widths: Any, path: Path) -> Geometry:
+    fits = isinstance(widths, list) and len(widths) == len(geometry.layers)
+    if not fits or not all(integers(w) and len(w) == 2 and min(w) >= 1 for w in widths):
+        raise StatetrimError(f"{path} has no valid 'widths'")
+    shapes = dict(zip(geometry.layers, ((keys, values) for keys, values in widths), strict=True))
+    uneven = geometry.uneven(shapes)
+    if uneven.resized() != geometry:
+        raise StatetrimError(f"{path} has 'widths' other than its 'head_k_dim' and 'head_v_dim'")
+    return uneven
 
 
 def _layer(

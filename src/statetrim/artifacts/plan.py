@@ -40,17 +40,33 @@ class Plan:
 
     @property
     def keep(self) -> int:
-        """Channels kept in every key head."""
-        return next(iter(self.kept.values())).shape[1]
+        """Channels kept in every key head; of an uneven plan, in the widest layer."""
+        return max(_widths(self.kept))
 
     @property
     def keep_values(self) -> int | None:
-        """Channels kept in every value head, or None when values are not cut."""
-        return next(iter(self.kept_values.values())).shape[1] if self.kept_values else None
+        """Channels kept in every value head, or None when values are not cut; of an uneven plan, in
+        the widest layer."""
+        return max(_widths(self.kept_values)) if self.kept_values else None
+
+    @property
+    def keys(self) -> str:
+        """Channels kept in every key head, from the narrowest layer to the widest."""
+        return _range(self.kept)
+
+    @property
+    def values(self) -> str | None:
+        """The same of value heads; None when values are not cut."""
+        return _range(self.kept_values) if self.kept_values else None
+
+    @property
+    def uneven(self) -> bool:
+        """Whether layers keep different numbers of channels, which no stock config can say."""
+        return any(len(set(_widths(kept))) > 1 for kept in (self.kept, self.kept_values or {}))
 
     def __repr__(self) -> str:
-        values = f", {self.keep_values} in every value head" if self.kept_values else ""
-        keys = self.keep if self.kept else 0
+        values = f", {self.values} in every value head" if self.kept_values else ""
+        keys = self.keys if self.kept else 0
         return (
             f"<Plan by {self._methods}: keeps {keys} channels in every key head{values}, "
             f"{len(self.kept)} layers>"
@@ -63,12 +79,12 @@ class Plan:
         """What a person wants to know of it first."""
         rows = {
             "method": self._methods,
-            "channels of a key head": f"{self.keep}, asked for {short(self.requested)}",
+            "channels of a key head": f"{self.keys}, asked for {short(self.requested)}",
             "layers x key heads": _layers_and_heads(self.kept),
         }
         if self.kept_values:
             asked = short(self.requested_values)
-            rows["channels of a value head"] = f"{self.keep_values}, asked for {asked}"
+            rows["channels of a value head"] = f"{self.values}, asked for {asked}"
             rows["layers x value heads"] = _layers_and_heads(self.kept_values)
         rows |= {"seed": str(self.seed), "model": short(self.lineage.get("source"), 16)}
         return Table("Plan", (), list(rows.items()))
@@ -92,10 +108,17 @@ class Plan:
         self._fit(geometry, "key", self.kept)
         if self.kept_values is not None:
             self._fit(geometry, "value", self.kept_values)
-        after = geometry.resized(self.keep, self.keep_values)
+        after = geometry.uneven({layer: self._shape(geometry, layer) for layer in self.kept})
         if after == geometry:
             raise StatetrimError("the plan keeps every channel, so nothing would change")
         return after
+
+    def _shape(self, geometry: Geometry, layer: int) -> tuple[int, int]:
+        """Keys and values per head that stay in one layer."""
+        values = geometry.shapes[layer][1]
+        if self.kept_values is not None:
+            values = self.kept_values[layer].shape[1]
+        return self.kept[layer].shape[1], values
 
     def _fit(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
         if set(kept) != set(geometry.layers):
@@ -103,11 +126,11 @@ class Plan:
             raise StatetrimError(
                 f"the plan and the model differ in their linear-attention layers: {odd}"
             )
-        heads, channels = geometry.heads(axis), geometry.channels(axis)
-        keep = next(iter(kept.values())).shape[1]
+        heads = geometry.heads(axis)
         for layer, table in kept.items():
             where = f"the plan's {axis} channels of layer {layer}"
-            if tuple(table.shape) != (heads, keep):
+            channels, keep = geometry.of(layer).channels(axis), table.shape[1]
+            if len(table) != heads:
                 raise StatetrimError(
                     f"{where} are {list(table.shape)}, not {heads} heads of {keep} channels"
                 )
@@ -166,6 +189,17 @@ class Plan:
 def _with_options(method: str, options: Mapping[str, Any]) -> str:
     told = (f"{name}={value}" for name, value in options.items())
     return short(method, 40) + (f" ({listed(told)})" if options else "")
+
+
+def _widths(channels: Channels) -> list[int]:
+    """Channels kept in each layer."""
+    return [table.shape[1] for table in channels.values()]
+
+
+def _range(channels: Channels) -> str:
+    """The channels kept, from the narrowest layer to the widest."""
+    widths = _widths(channels)
+    return str(widths[0]) if len(set(widths)) == 1 else f"{min(widths)} to {max(widths)}"
 
 
 def _layers_and_heads(channels: Channels) -> str:

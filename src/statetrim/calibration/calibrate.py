@@ -275,7 +275,7 @@ def _backward(reader: LogitReader, batch: Tensor, asked: Tensor | None) -> None:
 def _train_projections_only(live: LiveModel) -> None:
     model = live.checkpoint
     live.module.requires_grad_(False)
-    for claim in model.family.channels(model.config, model.geometry):
+    for claim in model.channels(model.geometry.layers[0]):
         if claim.role in ("q_proj", "k_proj"):
             for mixer in live.mixers.values():
                 mixer.get_parameter(claim.tensor).requires_grad_(True)

@@ -58,8 +58,11 @@ def check_cut_from(before: Checkpoint, after: Checkpoint) -> None:
         before.config.get("model_type") != after.config.get("model_type")
         or (old.layers, old.num_k_heads, old.num_v_heads)
         != (new.layers, new.num_k_heads, new.num_v_heads)
-        or old.head_k_dim < new.head_k_dim
-        or old.head_v_dim < new.head_v_dim
+        or any(
+            narrow > wide
+            for layer in old.layers
+            for wide, narrow in zip(old.shapes[layer], new.shapes[layer], strict=True)
+        )
     ):
         raise StatetrimError(
             f"{after.path} was not cut from {before.path}: their layers or heads differ"

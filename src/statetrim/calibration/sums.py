@@ -40,9 +40,8 @@ class Sums:
         self._add(seen.layer, "input_square", seen.hidden.flatten(0, -2).double().square().sum(0))
 
     def on_readout(self, seen: Readout) -> None:
-        claims = self.model.family.channels(self.model.config, self.model.geometry)
         values = seen.values.flatten(0, -2).double()
-        for claim in claims:
+        for claim in self.model.channels(seen.layer):
             if claim.role == "o_proj":
                 rows = values[:, claim.rows.to(values.device)].transpose(0, 1)
                 self._add(seen.layer, "readout_gram", _gram(rows))
@@ -56,8 +55,8 @@ class Sums:
 
     def on_gradients(self, mixers: Mapping[int, nn.Module]) -> None:
         """Take the gradients of the projection weights, by the family's row tables."""
-        claims = self.model.family.channels(self.model.config, self.model.geometry)
         for layer, mixer in mixers.items():
+            claims = self.model.channels(layer)
             for side, role in (("query", "q_proj"), ("key", "k_proj")):
                 copies = [_gradient(mixer, claim) for claim in claims if claim.role == role]
                 self._add(layer, f"{side}_gradient", torch.stack(copies, dim=2))

@@ -37,6 +37,12 @@ Square = Annotated[
         help="Keep as many of keys and of values: a square state.", callback=checks.amount
     ),
 ]
+Widths = Annotated[
+    str | None,
+    typer.Option(
+        help="Keys x values of every layer, for an uneven cut: 0=64x64,others=32x32.",
+    ),
+]
 
 Share = Annotated[
     list[str] | None,

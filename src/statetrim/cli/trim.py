@@ -20,6 +20,7 @@ from .arguments import (
     MaxMemory,
     Model,
     Square,
+    Widths,
 )
 
 if TYPE_CHECKING:
@@ -141,6 +142,7 @@ def trim(
     keep: Keep = None,
     keep_values: KeepValues = None,
     square: Square = None,
+    widths: Widths = None,
     state_mib_per_sequence: StateMibPerSequence = None,
     sequences: Sequences = None,
     memory_gib: MemoryGib = None,
@@ -180,6 +182,7 @@ def trim(
         keep=keep,
         keep_values=keep_values,
         square=square,
+        widths=widths,
         state_mib_per_sequence=state_mib_per_sequence,
         sequences=sequences,
         memory_gib=memory_gib,
@@ -200,8 +203,7 @@ def trim(
         control=not no_control,
         benchmark=not no_benchmark,
         seed=seed,
-        # Whether weights are streamed is decided here and now, unless the recipe says.
-        layerwise=True if layerwise else (context.default_map or {}).get("layerwise"),
+        layerwise=layerwise or (context.default_map or {}).get("layerwise"),  # None: if it must
         device=device,
         device_map=device_map,
         max_memory=max_memory,
@@ -211,8 +213,7 @@ def trim(
     if sweep is None:
         _trim(opened, options, output, dry_run=dry_run, as_json=as_json)
     else:
-        shapes = [shape.strip() for shape in sweep.split(",")]
-        _sweep(opened, shapes, options, output, dry_run=dry_run, as_json=as_json)
+        _sweep(opened, sweep, options, output, dry_run=dry_run, as_json=as_json)
 
 
 def _trim(
@@ -238,7 +239,7 @@ def _trim(
 
 def _sweep(
     model: Any,
-    shapes: list[str],
+    sweep: str,
     options: "TrimOptions",
     output: Path,
     *,
@@ -251,6 +252,7 @@ def _sweep(
     from ..pipelines.estimate import Machine
     from ..pipelines.steps import sweep_steps
 
+    shapes = [shape.strip() for shape in sweep.split(",")]
     jobs = sweeping.jobs_of(model, shapes, options)
     for job in jobs.values():
         job.check()

@@ -121,6 +121,12 @@ def _show_shape(job: Job) -> None:
     """What becomes of the state, and who will not serve it."""
     before, after = job.model.geometry, job.after
     terminal.note(state_sentence(before, after))
+    if after.widths:
+        terminal.warn(
+            "warning: layers of different widths are loaded by statetrim, and by vLLM with its "
+            "plugin; stock libraries and engines refuse them"
+        )
+        return
     shape, asked = Shape.of(after), [job.options.keep, job.options.keep_values, job.options.square]
     said = [str(one) for one in asked if one is not None]
     if str(shape) not in ("x".join(said), f"{said[0]}x{said[0]}" if said else ""):

@@ -19,7 +19,7 @@ from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.loading import load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.processes import Ranks
-from ..runtime.stored_states import StateStorage
+from ..runtime.states.stored import StateStorage
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened, short_names
 from ..storage.output import output

@@ -17,7 +17,7 @@ from ..runtime.loading import load_live
 from ..runtime.logits import Logits, compared
 from ..runtime.placement import Placement
 from ..runtime.reading import Reading
-from ..runtime.stored_states import StateStorage, StoredReader, stored_states
+from ..runtime.states.stored import StateStorage, StoredReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall
 from . import harness

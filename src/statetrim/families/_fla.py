@@ -1,7 +1,7 @@
 """What fla's layers share: separate q, k, v projections and convolutions, packed head by head."""
 
 import math
-from typing import ClassVar
+from typing import ClassVar, TypedDict
 
 from torch import Tensor
 
@@ -63,9 +63,15 @@ def linear_layers(config: Config, default: int) -> tuple[int, ...]:
     return linear
 
 
+class ConvFields(TypedDict, total=False):
+    conv_key_heads: int
+    conv_value_heads: int
+    conv_width: int
+
+
 def conv_fields(
     config: Config, key_heads: int, value_heads: int, *, default: bool = True
-) -> dict[str, int]:
+) -> ConvFields:
     """Geometry's convolution fields; empty where the model has no short convolution."""
     if not flag(config, "use_short_conv", default):
         return {}

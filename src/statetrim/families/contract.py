@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from ..errors import StatetrimError
@@ -48,8 +48,9 @@ class Family(ABC):
     kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by the square
     root of the width it sees; `state_key_axis` is the axis of keys in its states. `projections` are
     the linear modules of a mixer, which recovery adapts. `joined` names parameters that the live
-    model makes of several tensors, one after the other. `fused_training` tells that a mixer in
-    training mode hands its weights to one kernel, past any adapter on them.
+    model makes of several tensors, one after the other. `row_buffers` names buffers that the model
+    gives every mixer alike, with a number for each row of a tensor. `fused_training` tells that a
+    mixer in training mode hands its weights to one kernel, past any adapter on them.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -63,6 +64,7 @@ class Family(ABC):
     state_key_axis: ClassVar[int] = -2
     projections: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    row_buffers: ClassVar[Mapping[str, str]] = {}
     fused_training: ClassVar[bool] = False
 
     @abstractmethod
@@ -110,10 +112,53 @@ class Family(ABC):
         return None
 
 
+WIDTHS = "statetrim_widths"
+"""The config field of an uneven model: layer -> [keys, values] per head. No stock code reads it;
+the other fields say the widest, so that stock code finds weights that do not fit, and refuses."""
+
+
+def geometry_of(family: Family, config: Config) -> Geometry:
+    """The state's shape, of every layer where they differ."""
+    geometry = family.geometry(config)
+    widths = config.get(WIDTHS)
+    if widths is None:
+        return geometry
+    layers = {str(layer): layer for layer in geometry.layers}
+    if not isinstance(widths, dict) or set(widths) != set(layers):
+        raise StatetrimError(f"config field {WIDTHS!r} must list every linear-attention layer")
+    if not all(integers(shape) and len(shape) == 2 for shape in widths.values()):
+        raise StatetrimError(f"config field {WIDTHS!r} must list [keys, values] for every layer")
+    if not all(number >= 1 for shape in widths.values() for number in shape):
+        raise StatetrimError(f"config field {WIDTHS!r} must hold numbers from 1")
+    uneven = geometry.uneven({layers[name]: (k, v) for name, (k, v) in widths.items()})
+    if not uneven.widths or uneven != replace(geometry, widths=uneven.widths):
+        raise StatetrimError(
+            f"config field {WIDTHS!r} must differ between layers, and the widest must be "
+            f"{geometry.head_k_dim} keys and {geometry.head_v_dim} values"
+        )
+    return uneven
+
+
 def resized_config(family: Family, config: Config, after: Geometry) -> Config:
-    """The config with its state resized, once it is certain to read back as that very size."""
+    """The config with its state resized, once it is certain to read back as that very size, and
+    that each layer's own shape is one that a stock config can express."""
+    plain = {name: value for name, value in config.items() if name != WIDTHS}
+    for shape in {after.of(layer) for layer in after.layers}:
+        _resized(family, plain, shape)
+    edited = _resized(family, plain, after)
+    if after.widths:
+        edited[WIDTHS] = {str(layer): [*shape] for layer, shape in after.shapes.items()}
+    return edited
+
+
+def layer_config(family: Family, config: Config, geometry: Geometry, layer: int) -> Config:
+    """The config of a stock model whose layers all have the shape of this one."""
+    return resized_config(family, config, geometry.of(layer)) if geometry.widths else config
+
+
+def _resized(family: Family, config: Config, after: Geometry) -> Config:
     edited = family.resized(config, after)
-    if family.geometry(edited) != after:
+    if family.geometry(edited) != replace(after, widths=()):
         raise StatetrimError(
             f"a stock {config.get('model_type')} config cannot express {after.head_k_dim} key and "
             f"{after.head_v_dim} value channels per head; try a multiple of 16"

@@ -116,6 +116,7 @@ class Mamba2(Family):
     )
     kernels = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     query_and_key = (("C", "B"),)  # C reads and B writes
+    row_buffers = {"mup_vector": "in_proj.weight"}  # noqa: RUF012
     positional = {  # noqa: RUF012
         "mamba2_chunk_scan": ("hidden_states", "dt", "A", "B", "C"),
         "mamba2_selective_state_update": ("state", "hidden_states", "dt", "A", "B", "C", "D"),

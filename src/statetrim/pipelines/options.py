@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ASKED = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
-    "for_",
+    "for_", "widths",
 )  # fmt: skip
 """The options that together say what to keep."""
 GENERATED = ("recall", "random")
@@ -29,7 +29,7 @@ class TrimOptions:
 
     What to keep is said once: as a share of the state's bytes (`state`), by channels (`keep`,
     `keep_values`, `square`), by the memory of one sequence (`state_mib_per_sequence`), or by that
-    of several (`sequences` in `memory_gib`).
+    of several (`sequences` in `memory_gib`), or layer by layer (`widths`).
     """
 
     state: float | None = None
@@ -40,6 +40,9 @@ class TrimOptions:
     """The same of value heads."""
     square: Amount | None = None
     """As many of keys and of values."""
+    widths: str | None = None
+    """Keys x values of every layer (0=64x64,others=32x32): an uneven cut, for `statetrim.load` and
+    vLLM with our plugin only."""
     state_mib_per_sequence: float | None = None
     """The most that a sequence's state may take."""
     sequences: int | None = None
@@ -120,6 +123,7 @@ class TrimFields(TypedDict, total=False):
     keep: Amount | None
     keep_values: Amount | None
     square: Amount | None
+    widths: str | None
     state_mib_per_sequence: float | None
     sequences: int | None
     memory_gib: float | None

@@ -196,7 +196,8 @@ class Run:
 
         def make() -> None:
             with self.watch.progress("pruning") as progress:
-                prune(self.job.model, plan, out, progress=progress)
+                uneven = bool(self.job.after.widths)
+                prune(self.job.model, plan, out, uneven=uneven, progress=progress)
 
         self._stage("evaluate" if name == CONTROL else "prune", f"prune ({name})", out, make)
         return open_checkpoint(out, self.job.model.family)

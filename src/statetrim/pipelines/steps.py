@@ -34,7 +34,7 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     found = [_calibrate(job, machine)] if job.calibrated_methods else []
     found.append(_select(job))
     found += _comparing(job, machine) if job.candidates else []
-    shape = "as chosen" if job.candidates else f"{after.head_k_dim} x {after.head_v_dim}"
+    shape = "as chosen" if job.candidates else after.shape
     found.append(
         Step("prune", f"state {shape}", cost.copying(nbytes), 64 * 2**20, nbytes),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,10 +38,15 @@ def refuse_unsupported(config: PreTrainedConfig) -> None:
 
 
 class Block(GradientCheckpointingLayer):
-    def __init__(self, config: PreTrainedConfig, mixer: Mixer) -> None:
+    def __init__(
+        self,
+        config: PreTrainedConfig,
+        layer_idx: int,
+        mixer: Callable[[PreTrainedConfig, int], Mixer],
+    ) -> None:
         super().__init__()
         self.attn_norm = RMSNorm(config.hidden_size, config.norm_eps)
-        self.attn = mixer
+        self.attn = mixer(config, layer_idx)
         self.mlp_norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.mlp = GatedMLP(config.hidden_size, config.hidden_ratio, config.intermediate_size)
 
@@ -81,7 +87,7 @@ class PortableModel(PortablePreTrainedModel):
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
-            Block(config, self.mixer(config, i)) for i in range(config.num_hidden_layers)
+            Block(config, i, self.mixer) for i in range(config.num_hidden_layers)
         )
         self.norm = RMSNorm(config.hidden_size, config.norm_eps)
         self.gradient_checkpointing = False

@@ -9,7 +9,7 @@ from ..geometry import Geometry
 from ..maths.formatting import change, size
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
-from ..serving.engines import Compatibility, Shape, serve_command, verdicts
+from ..serving.engines import Compatibility, serve_command, verdicts_on
 from .document import Fact, Opening
 from .findings import Findings
 from .names import names, trim_command
@@ -49,7 +49,7 @@ def title(found: Findings) -> str:
     if not name:
         name = found.sweep.model if found.sweep else Path(next(iter(found.sources.values()))).stem
     if before and after and before != after:
-        return f"{name}: state {_shape(before)} → {_shape(after)}"
+        return f"{name}: state {before.shape} → {after.shape}"
     return f"{name}: what a smaller state costs"
 
 
@@ -114,7 +114,7 @@ def _engines(found: Findings) -> Iterator[Fact]:
     model, shape = found.after or found.before, found.geometry_after
     if model is None or shape is None:
         return
-    known = [x for x in verdicts(str(model.config.get("model_type")), Shape.of(shape)) if x.current]
+    known = [x for x in verdicts_on(str(model.config.get("model_type")), shape) if x.current]
     serving = _first_of_each([line for line in known if line.serves])
     refusing = sorted({line.engine for line in known if line.verdict in ("refused", "wrong")})
     refusing = [name for name in refusing if name not in serving]
@@ -131,7 +131,3 @@ def _first_of_each(lines: list[Compatibility]) -> dict[str, Compatibility]:
     for line in lines:
         found.setdefault(line.engine, line)
     return found
-
-
-def _shape(geometry: Geometry) -> str:
-    return f"{geometry.head_k_dim} x {geometry.head_v_dim}"

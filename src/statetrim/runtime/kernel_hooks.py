@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
+from ..geometry import Axis
 from ..storage.checkpoint import Checkpoint
 from .live import LiveModel
 
@@ -141,7 +142,8 @@ def _shrunk_readouts(live: LiveModel, only: Mapping[int, Tensor]) -> Iterator[No
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
             if layer in only:
-                factor = (only[layer].shape[1] / live.checkpoint.geometry.head_v_dim) ** 0.5
+                whole = live.checkpoint.geometry.of(layer).head_v_dim
+                factor = (only[layer].shape[1] / whole) ** 0.5
                 hook = module.register_forward_pre_hook(
                     lambda _, args, factor=factor: (args[0] * factor, *args[1:])
                 )
@@ -187,9 +189,9 @@ class _Recorder:
                 kwargs = {n: given[n] for n in kwargs}
             result = kernel(*args, **kwargs)
             if self.layer in self.only and self.family.scales_queries:
-                result = _times(result, self._scale(self.only, self.geometry.head_k_dim))
+                result = _times(result, self._scale(self.only, self._width("key")))
             if self.layer in self.only_values:
-                width = self.geometry.head_v_dim
+                width = self._width("value")
                 mask = _mask(self.only_values[self.layer], width)  # type: ignore[index]
                 result = _times(result, mask * self._scale(self.only_values, width))
             output = result[0] if isinstance(result, tuple) else result
@@ -229,6 +231,11 @@ class _Recorder:
         """x [..., heads, channels], in which transformers may have repeated the key heads."""
         mask = _mask(self.only[self.layer], x.shape[-1]).to(x)  # type: ignore[index]
         return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
+
+    def _width(self, axis: Axis) -> int:
+        """Of the layer that is running."""
+        assert self.layer is not None
+        return self.geometry.of(self.layer).channels(axis)
 
     def _scale(self, only: Mapping[int, Tensor], width: int) -> float:
         """Of keys: the kernel divided by the root of the width it saw, not of the kept one. Of

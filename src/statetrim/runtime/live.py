@@ -44,8 +44,8 @@ class LiveModel:
     @property
     def output_projections(self) -> dict[int, nn.Module]:
         """The output projection of every mixer, by the family's claims."""
-        family, checkpoint = self.checkpoint.family, self.checkpoint
-        claims = family.channels(checkpoint.config, checkpoint.geometry)
+        family, layers = self.checkpoint.family, self.checkpoint.geometry.layers
+        claims = self.checkpoint.channels(layers[0])
         name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
         if name is None:
             raise StatetrimError(

@@ -19,6 +19,7 @@ from ..storage.models import ModelLike, opened
 from ..storage.safetensors_file import DTYPES
 from .live import LiveModel, Runtime
 from .loaded_weights import check_weights
+from .own_widths import fit_buffers, own_widths
 from .placement import Dtype, MaxMemory, Placement, own_device
 from .staging import stage, staged_tokenizer
 from .stored_weights import StoredWeights, empty_model
@@ -107,7 +108,10 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
         _register(checkpoint.family, runtime)
         stage(checkpoint, Path(shown))
         try:
-            return make(checkpoint, Path(shown), placement, runtime)
+            with own_widths(checkpoint, Path(shown)):
+                live = make(checkpoint, Path(shown), placement, runtime)
+            fit_buffers(live.module, checkpoint)
+            return live
         except StatetrimError:
             raise
         except Exception as error:  # a config may say anything

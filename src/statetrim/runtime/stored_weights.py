@@ -208,7 +208,10 @@ class _OnDisk:
 
 
 def empty_model(
-    checkpoint: Checkpoint, shown: Path, dtype: torch.dtype | None, device: torch.device
+    checkpoint: Checkpoint,
+    shown: Path,
+    dtype: torch.dtype | None = None,
+    device: torch.device | None = None,
 ) -> Any:
     """The model as `from_pretrained` would make it of the directory `shown`, with its parameters on
     `meta`; buffers that no checkpoint holds are there."""
@@ -223,7 +226,7 @@ def empty_model(
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:
-                part._buffers[name] = buffer.to(device)
+                part._buffers[name] = buffer.to(device or "cpu")
     return module.eval()
 
 

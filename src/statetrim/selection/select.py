@@ -13,12 +13,13 @@ from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
 from ..defaults import KEY_METHOD, VALUE_METHOD
 from ..errors import StatetrimError, refuse_unknown
-from ..geometry import Axis
+from ..geometry import Axis, Geometry
 from ..maths.units import Amount
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, Method, Select, ValueEvidence
 from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..serving.target import Target, target_of
+from ..serving.widths import Widths
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, loaded, opened
 from ..version import __version__
@@ -31,6 +32,7 @@ def select(
     *,
     keep_values: Amount | None = None,
     square: Amount | None = None,
+    widths: Widths | None = None,
     value_method: str | Select = VALUE_METHOD,
     value_options: Mapping[str, Any] | None = None,
     seed: int = 0,
@@ -40,7 +42,8 @@ def select(
     **options: Any,
 ) -> Plan:
     """Choose the channels that stay: `keep` per key head, `keep_values` per value head, or `square`
-    of both, each a number or a fraction; the axis that is left out keeps all it has.
+    of both, each a number or a fraction; the axis that is left out keeps all it has. `widths` says
+    it layer by layer instead ("0=64x64,others=32x32"), for an uneven cut.
 
     `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
     `value_options` are the same for the value axis. `statistics` come from `calibrate`, or from
@@ -52,7 +55,7 @@ def select(
     with showing(progress, "selecting") as report:
         return choose(
             model,
-            target_of(model, keep, keep_values, square),
+            target_of(model, keep, keep_values, square, widths),
             method,
             options,
             value_method=value_method,
@@ -90,14 +93,14 @@ def choose(
     geometry, after = model.geometry, target.after
     keys = values = None
     if target.keep is not None:
-        keys = _Choice(model, "key", method, options, after.head_k_dim, statistics)
+        keys = _Choice(model, "key", method, options, after, statistics)
     if target.keep_values is not None:
-        values = _Choice(model, "value", value_method, value_options, after.head_v_dim, statistics)
+        values = _Choice(model, "value", value_method, value_options, after, statistics)
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
     for number, layer in enumerate(geometry.layers, start=1):
         sums = statistics.layers[layer] if statistics else None
-        kept[layer] = torch.arange(geometry.head_k_dim).repeat(geometry.num_k_heads, 1)
+        kept[layer] = torch.arange(geometry.shapes[layer][0]).repeat(geometry.num_k_heads, 1)
         if keys:
             evidence = Evidence(*model.projections(layer), _generator(seed, layer), sums)
             kept[layer] = keys.channels(evidence, layer)
@@ -133,7 +136,7 @@ def choose(
 
 
 class _Choice:
-    """A method, checked against axis, options and statistics, and how many channels it keeps."""
+    """A method, checked against axis, options and statistics, and the state that it leaves."""
 
     def __init__(
         self,
@@ -141,10 +144,11 @@ class _Choice:
         axis: Axis,
         method: str | Select,
         options: Mapping[str, Any],
-        keep: int,
+        after: Geometry,
         statistics: Statistics | None,
     ) -> None:
-        self.method, self.options, self.keep = find_method(method), dict(options), keep
+        self.method, self.options = find_method(method), dict(options)
+        self.axis, self.after = axis, after
         if axis not in self.method.axes:
             raise StatetrimError(
                 f"method {self.method.name!r} does not choose {axis} channels; choose one of "
@@ -161,7 +165,11 @@ class _Choice:
         """The kept channels [heads, keep] of one layer."""
         _check_finite(evidence, layer)
         _check_sums(evidence, self.method, layer)
-        return _select_layer(evidence, self.method, self.keep, self.options)
+        keep = self.after.of(layer).channels(self.axis)
+        heads, channels = evidence.shape
+        if keep == channels:  # of an uneven plan: this layer stays whole
+            return torch.arange(channels).repeat(heads, 1)
+        return _select_layer(evidence, self.method, keep, self.options)
 
 
 def _select_layer(

@@ -90,7 +90,7 @@ def pages(
     """None for a model without softmax layers: then nothing is aligned."""
     if not kept.layers or not kept.numel:
         return None
-    layers = len(geometry.layers)
+    layers, geometry = len(geometry.layers), geometry.resized()  # all padded to the widest
     # vLLM keeps one input less than the convolution is wide: the present one is at hand.
     taps = max(geometry.conv_width - 1, 0)
     convolution = geometry.conv_numel // layers // max(geometry.conv_width, 1) * taps
@@ -155,7 +155,7 @@ def capacity(
     one = sequence_bytes(geometry, kept, context=context, dtype=dtype, state_dtype=state_dtype)
     layout = pages(geometry, kept, dtype=dtype, state_dtype=state_dtype, alignment=alignment)
     return Capacity(
-        shape=f"{geometry.head_k_dim}x{geometry.head_v_dim}",
+        shape=geometry.shape.replace(" x ", "x"),
         state_dtype=state_dtype,
         state_bytes=one.state,
         convolution_bytes=one.convolution,

@@ -11,7 +11,7 @@ from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from .capacity import Capacity, capacity
-from .engines import Compatibility, Shape, engines_for, propose, serve_command, verdicts
+from .engines import Compatibility, engines_for, propose, serve_command, verdicts_on
 
 GIB = 2**30
 DEFAULT_CONTEXT = 4096
@@ -43,10 +43,10 @@ def deployment(
     context: int | None = None,
 ) -> Deployment:
     """For the state `after` a cut, or for the present one where there is no cut."""
-    model_type, shape = str(model.config.get("model_type")), Shape.of(after or model.geometry)
-    lines = verdicts(model_type, shape)
+    model_type, shape = str(model.config.get("model_type")), after or model.geometry
+    lines = verdicts_on(model_type, shape)
     return Deployment(
-        shape=str(shape),
+        shape=shape.shape.replace(" x ", "x"),
         engines=lines,
         commands=_commands(lines, MODEL if after else "MODEL"),
         everywhere=_everywhere(model_type, model.geometry, after),
@@ -61,7 +61,7 @@ def deployment(
 def serving_engines(model: Checkpoint) -> list[str] | None:
     """The engines whose current versions take the model's shape; None where none is known for its
     type, or for its shape."""
-    lines = verdicts(str(model.config.get("model_type")), Shape.of(model.geometry))
+    lines = verdicts_on(str(model.config.get("model_type")), model.geometry)
     known = [line for line in lines if line.current and line.verdict != "unknown"]
     if not known:
         return None

@@ -8,7 +8,7 @@ import json
 import re
 import shlex
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any, Literal, get_args
@@ -160,6 +160,24 @@ def verdicts(model_type: str, shape: Shape) -> list[Compatibility]:
             place = (row.engine, hardware, "" if row.current else row.versions)
             found.setdefault(place, _unknown(row, hardware))
     return sorted(found.values(), key=lambda line: (order.index(line.engine), not line.current))
+
+
+def verdicts_on(model_type: str, geometry: Geometry) -> list[Compatibility]:
+    """The same for a model's state; no stock engine takes layers of different widths."""
+    lines = verdicts(model_type, Shape.of(geometry))
+    if not geometry.widths:
+        return lines
+    plugin = "served with the plugin of statetrim (docs/uneven.md)"
+    return [
+        replace(
+            line,
+            verdict="refused",
+            flag="",
+            error="one width for all layers",
+            note=plugin if line.engine == "vLLM" and line.current else "",
+        )
+        for line in lines
+    ]
 
 
 def propose(

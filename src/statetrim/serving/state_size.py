@@ -16,6 +16,7 @@ class StateSize:
 
     head_k_dim: int
     head_v_dim: int
+    shape: str  # keys x values of a head; of every kind of layer where they differ
     state_bytes: int  # recurrent state, fp32 in every engine by default
     conv_bytes: int  # convolution state, in the model's dtype
 
@@ -28,6 +29,7 @@ class StateSize:
         return StateSize(
             geometry.head_k_dim,
             geometry.head_v_dim,
+            geometry.shape,
             geometry.state_numel * FP32,
             geometry.conv_numel * _CONV_BYTES[conv_dtype],
         )

@@ -12,6 +12,7 @@ from .engine_names import engine_name
 from .engines import Shape, engines_for, propose
 from .shapes import Candidate, candidates, serves
 from .state_size import StateSize, stored_dtype
+from .widths import Widths, read_widths, written
 
 
 @dataclass(frozen=True)
@@ -28,9 +29,14 @@ def target_of(
     keep: Amount | None = None,
     keep_values: Amount | None = None,
     square: Amount | None = None,
+    widths: Widths | None = None,
 ) -> Target:
-    """Channels to keep of keys and of values, or of both to a `square`; certain to be a state that
-    the model's config can hold."""
+    """Channels to keep of keys and of values, or of both to a `square`, or by layer; certain to be
+    a state that the model's config can hold."""
+    if widths is not None:
+        if not keep is keep_values is square is None:
+            raise StatetrimError("--widths says what every layer keeps; leave out the others")
+        return _by_layer(model, widths)
     if square is not None:
         if keep is not None or keep_values is not None:
             raise StatetrimError("--square says what to keep of both axes; leave out the other two")
@@ -47,6 +53,17 @@ def target_of(
     )
     resized_config(model.family, model.config, after)
     return Target(after, keep, keep_values)
+
+
+def _by_layer(model: Checkpoint, widths: Widths) -> Target:
+    before, after = model.geometry, read_widths(widths, model.geometry)
+    pairs = [(before.shapes[layer], after.shapes[layer]) for layer in before.layers]
+    keys, values = (any(old[axis] != new[axis] for old, new in pairs) for axis in (0, 1))
+    if values:
+        check_values(model)
+    resized_config(model.family, model.config, after)
+    asked = written(after)
+    return Target(after, asked if keys else None, asked if values else None)
 
 
 def targets_within(
@@ -78,25 +95,31 @@ def target_for(
     sequences: int | None = None,
     memory_gib: float | None = None,
     for_: str | None = None,
+    widths: str | None = None,
 ) -> Target:
     """The same, or from what a sequence's state may take; with `for_`, a state of no more than
     that which this engine serves. Where both axes were given, that state or none."""
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
     by_axis = None if keep is None and keep_values is None else (keep, keep_values)
-    wishes = (by_axis, square, state_mib_per_sequence, sequences)
+    wishes = (by_axis, square, state_mib_per_sequence, sequences, widths)
     said = sum(wish is not None for wish in wishes)
     if said != 1:
         raise StatetrimError(
             "say once what to keep: --state 0.5, --keep 64 (and --keep-values), --square 64, "
-            "--state-mib-per-sequence 40, or --sequences 64 --memory-gib 24"
+            "--state-mib-per-sequence 40, --sequences 64 --memory-gib 24, or --widths by layer"
+        )
+    if widths is not None and for_ is not None:
+        raise StatetrimError(
+            f"no engine serves layers of different widths by itself, {engine_name(for_)} neither; "
+            f"leave out --for, or --widths"
         )
     if state_mib_per_sequence is not None:
         asked = _within(model, state_mib_per_sequence * MIB)
     elif sequences is not None and memory_gib is not None:
         asked = _within(model, share_of(memory_gib, sequences))
     else:
-        asked = target_of(model, keep, keep_values, square)
+        asked = target_of(model, keep, keep_values, square, widths)
     if for_ is None:
         return asked
     exact = square is not None or (keep is not None and keep_values is not None)

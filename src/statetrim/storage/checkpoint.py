@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..families import family_of
-from ..families.contract import Config, Family
-from ..geometry import Geometry, Role
+from ..families.contract import Config, Family, geometry_of, layer_config
+from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import short, size
 from ..maths.table import Table
 from ..progress import ShowProgress
@@ -45,7 +45,7 @@ class Checkpoint:
         weights = f"{self.parameters:,} parameters" if self.shards else "no weights"
         return (
             f"<Checkpoint {short(self.path, 100)}: {self._type}, {len(shape.layers)} "
-            f"linear-attention layers, state {shape.head_k_dim} x {shape.head_v_dim} in each of "
+            f"linear-attention layers, state {shape.shape} in each of "
             f"{shape.num_v_heads} heads, {weights}>"
         )
 
@@ -59,7 +59,7 @@ class Checkpoint:
             "model type": self._type,
             "linear-attention layers": str(len(shape.layers)),
             "key heads, value heads": f"{shape.num_k_heads}, {shape.num_v_heads}",
-            "state per head, keys x values": f"{shape.head_k_dim} x {shape.head_v_dim}",
+            "state per head, keys x values": shape.shape,
             "recurrent state per sequence, float32": size(4 * shape.state_numel),
             "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
             "path": str(self.path),
@@ -109,6 +109,14 @@ class Checkpoint:
             for name, (_, tensor) in self.tensors.items()
         ]
         return resolve(self.family, self.config, self.geometry, tensors)
+
+    def layer_config(self, layer: int) -> Config:
+        """The config of a stock model whose layers are all like this one."""
+        return layer_config(self.family, self.config, self.geometry, layer)
+
+    def channels(self, layer: int) -> list[ChannelRows]:
+        """What the family says of one layer's mixer."""
+        return self.family.channels(self.layer_config(layer), self.geometry.of(layer))
 
     def projections(self, layer: int) -> tuple[Tensor, Tensor]:
         """Query and key projection weights, each [heads, channels, copies, hidden], float64.
@@ -185,7 +193,7 @@ def open_checkpoint(
     # Nemotron-H and Mamba-Codestral have "time_step_limit": [0.0, Infinity].
     config = read_object(file, MOST_CONFIG_BYTES, constants=True)
     family = family or family_of(config)
-    bare = Checkpoint(file.parent, config, family, family.geometry(config))
+    bare = Checkpoint(file.parent, config, family, geometry_of(family, config))
     if hub is not None and weights and family.refusal(config) is None and not _quantized(config):
         path = hub.download(progress)
     if not path.is_dir():
@@ -212,7 +220,7 @@ def with_weights(model: Checkpoint) -> Checkpoint:
 def check_values(model: Checkpoint) -> Checkpoint:
     """`model`, once it is certain that its value channels can be cut."""
     reason = model.family.value_refusal(model.config)
-    claimed = {claim.axis for claim in model.family.channels(model.config, model.geometry)}
+    claimed = {claim.axis for claim in model.channels(model.geometry.layers[0])}
     if reason is None and "value" not in claimed:
         reason = f"family {type(model.family).__name__} does not say where they lie"
     if reason:

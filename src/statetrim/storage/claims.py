@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from ..errors import StatetrimError
-from ..families.contract import Config, Family
+from ..families.contract import Config, Family, layer_config
 from ..geometry import ChannelRows, Geometry, Role
 from .safetensors_file import DTYPES, TensorInfo
 
@@ -39,14 +39,12 @@ def resolve(
 ) -> dict[str, LayerClaims]:
     """Tensor name -> its claims. Names are matched whole and anchored; whatever the family did not
     foresee is refused."""
-    layers = set(geometry.layers)
-    by_name: dict[str, list[ChannelRows]] = {}
-    for claim in family.channels(config, geometry):
-        by_name.setdefault(claim.tensor, []).append(claim)
+    by_layer = _claims(family, config, geometry)
     # DOTALL: a name with a line break in it is still a name under the mixer.
     anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers), re.DOTALL)
     stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers), re.DOTALL)
-    telling = (set(by_name) | set(family.untouched)) - _SOFTMAX
+    named = {name for by_name in by_layer.values() for name in by_name}
+    telling = (named | set(family.untouched)) - _SOFTMAX
 
     found: dict[str, LayerClaims] = {}
     seen: dict[tuple[int, str], str] = {}
@@ -63,7 +61,7 @@ def resolve(
             continue
         number, leaf = (part for part in match.groups() if part)
         layer = int(number)
-        if layer not in layers:
+        if layer not in by_layer:
             if leaf in telling:
                 raise StatetrimError(
                     f"tensor {name[:200]!r} belongs to a linear-attention layer, but the config "
@@ -75,22 +73,36 @@ def resolve(
                 f"layer {layer} has {leaf!r} twice: {name} and {seen[layer, leaf]}"
             )
         seen[layer, leaf] = name
-        if leaf in by_name:
-            for claim in by_name[leaf]:
+        if leaf in by_layer[layer]:
+            for claim in by_layer[layer][leaf]:
                 _check_fit(claim, tensor, geometry)
-            found[name] = LayerClaims(layer, by_name[leaf])
+            found[name] = LayerClaims(layer, by_layer[layer][leaf])
         elif leaf not in family.untouched:
             raise StatetrimError(
                 f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
                 f"refusing to guess whether it holds key channels"
             )
-    for layer in geometry.layers:
+    for layer, by_name in by_layer.items():
         for leaf, claims in by_name.items():
             if (layer, leaf) not in seen and not claims[0].optional:
                 raise StatetrimError(
                     f"layer {layer} lacks the tensor {leaf!r} that its config implies"
                 )
     return found
+
+
+def _claims(
+    family: Family, config: Config, geometry: Geometry
+) -> dict[int, dict[str, list[ChannelRows]]]:
+    """Layer -> tensor of its mixer -> claims; layers of one shape share them."""
+    by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
+    for layer in geometry.layers:
+        shape = geometry.of(layer)
+        if shape not in by_shape:
+            by_name = by_shape.setdefault(shape, {})
+            for claim in family.channels(layer_config(family, config, geometry, layer), shape):
+                by_name.setdefault(claim.tensor, []).append(claim)
+    return {layer: by_shape[geometry.of(layer)] for layer in geometry.layers}
 
 
 def _anchored(mixer: str) -> str:

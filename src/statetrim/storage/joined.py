@@ -10,7 +10,7 @@ from itertools import accumulate
 
 import torch
 
-from ..families.contract import Config, Family
+from ..families.contract import Config, Family, layer_config
 from ..geometry import Geometry
 from .safetensors_file import TensorInfo
 
@@ -31,13 +31,14 @@ def saved_in_equal_parts(
     found: dict[str, Part] = {}
     if not family.joined:
         return found
-    claimed = {claim.tensor: claim.size for claim in family.channels(config, geometry)}
-    for leaves in family.joined.values():
-        sizes = [claimed[leaf] for leaf in leaves]
-        parts = [len(part) for part in torch.arange(sum(sizes)).chunk(len(sizes))]
-        starts = accumulate(sizes[:-1], initial=0)
-        places = list(zip(leaves, starts, sizes, strict=True))
-        for layer in geometry.layers:
+    for layer in geometry.layers:
+        own = layer_config(family, config, geometry, layer)
+        claimed = {c.tensor: c.size for c in family.channels(own, geometry.of(layer))}
+        for leaves in family.joined.values():
+            sizes = [claimed[leaf] for leaf in leaves]
+            parts = [len(part) for part in torch.arange(sum(sizes)).chunk(len(sizes))]
+            starts = accumulate(sizes[:-1], initial=0)
+            places = list(zip(leaves, starts, sizes, strict=True))
             for mixer in family.mixers:
                 home = mixer.format(layer=layer)
                 names = tuple(f"{home}.{leaf}" for leaf in leaves)

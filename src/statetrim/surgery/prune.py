@@ -51,8 +51,7 @@ class Surgery:
     cuts: dict[str, Cut]
 
     def __repr__(self) -> str:
-        shapes = (self.model.geometry, self.geometry)
-        before, after = (f"{shape.head_k_dim} x {shape.head_v_dim}" for shape in shapes)
+        before, after = self.model.geometry.shape, self.geometry.shape
         return f"<Surgery: state {before} -> {after}, {len(self.cuts)} tensors cut>"
 
     @cached_property
@@ -92,7 +91,7 @@ class Surgery:
         }
 
 
-def prepare(model: ModelLike, plan: Plan | str | Path) -> Surgery:
+def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) -> Surgery:
     """Check plan, config and every header against each other; write nothing."""
     model, plan = with_weights(opened(model)), loaded(Plan.load, plan)
     if not model.is_source(plan.lineage.get("source")):
@@ -103,6 +102,11 @@ def prepare(model: ModelLike, plan: Plan | str | Path) -> Surgery:
     if plan.kept_values is not None:
         check_values(model)
     after = plan.resized(model.geometry)
+    if after.widths and not uneven:
+        raise StatetrimError(
+            "the plan leaves layers of different widths, which no stock code loads; say --uneven "
+            "(in Python: uneven=True) if that is meant"
+        )
     config = resized_config(model.family, model.config, after)
     cuts = {
         name: Cut(masks)
@@ -140,13 +144,15 @@ def prune(
     plan: Plan | str | Path,
     out: str | Path,
     *,
+    uneven: bool = False,
     progress: ShowProgress = True,
 ) -> Checkpoint:
     """Write the smaller checkpoint to `out` and open it.
 
-    `progress` is told of the bytes of weights that are written.
+    `uneven` allows a plan whose layers differ in width: only statetrim and vLLM with its plugin run
+    the result, stock code refuses it. `progress` is told of the bytes of weights that are written.
     """
-    surgery = prepare(model, plan)
+    surgery = prepare(model, plan, uneven=uneven)
     with output(out, RECORD, surgery.record) as work, showing(progress, "pruning") as report:
         if not work.done:
             partial = work.path

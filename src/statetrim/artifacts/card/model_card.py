@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from ...families.contract import WIDTHS
 from ...geometry import Geometry
 from ...maths.formatting import change, score_text, size
 from ...storage.checkpoint import Checkpoint
@@ -33,7 +34,13 @@ def model_card(
     before = model.geometry
     name, base = _source(model.path.resolve())
     front = [*_carried(original), *base, "tags:", "- statetrim", "- pruned"]
-    shapes = [f"{x.head_k_dim} x {x.head_v_dim}" for x in (before, after)]
+    shapes = [before.shape, after.shape]
+    loads = (
+        f"**Stock libraries cannot load it**: its layers differ in width (`{WIDTHS}` in its "
+        f"config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."
+        if after.widths
+        else "It loads in stock libraries; no code of statetrim is needed."
+    )
     lines = [
         "---",
         *front,
@@ -42,8 +49,7 @@ def model_card(
         f"# {plain(name)}, state {shapes[0]} -> {shapes[1]}",
         "",
         f"This is {code(name)} with a smaller recurrent state. In each of its {len(after.layers)} "
-        f"linear-attention layers, {_kept(before, after)}; the heads keep different ones. It loads "
-        f"in stock libraries; no code of statetrim is needed.",
+        f"linear-attention layers, {_kept(before, after)}; the heads keep different ones. {loads}",
         "",
         "| | before | after | change |",
         "|---|---:|---:|---:|",
@@ -174,14 +180,20 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
 def _kept(before: Geometry, after: Geometry) -> str:
     """What every head keeps, of the axes that were cut."""
     axes = (
-        ("key", "key/query", before.head_k_dim, after.head_k_dim),
-        ("value", "value", before.head_v_dim, after.head_v_dim),
+        ("key", "key/query", before.head_k_dim, _range(after, 0)),
+        ("value", "value", before.head_v_dim, _range(after, 1)),
     )
     return " and ".join(
         f"every {head} head keeps {new} of {old} {channels} channels"
         for head, channels, old, new in axes
-        if new != old
+        if new != str(old)
     )
+
+
+def _range(geometry: Geometry, axis: int) -> str:
+    """Channels of a head along an axis, from the narrowest layer to the widest."""
+    widths = {shape[axis] for shape in geometry.shapes.values()}
+    return str(min(widths)) if len(widths) == 1 else f"{min(widths)} to {max(widths)}"
 
 
 def _chosen(plan: Plan) -> Iterator[str]:

@@ -99,7 +99,7 @@ def evaluate(
     from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
     from ...progress import is_lead
-    from ...runtime.stored_states import StateStorage
+    from ...runtime.states.stored import StateStorage
     from ...serving.deployment import ship_verdicts
 
     with shown() as progress:

@@ -18,6 +18,13 @@ def prune(
         typer.Argument(help="A plan made by select for this very model.", callback=checks.there),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    uneven: Annotated[
+        bool,
+        typer.Option(
+            "--uneven",
+            help="Allow layers of different widths, which stock libraries cannot load.",
+        ),
+    ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything, write nothing.")
     ] = False,
@@ -31,8 +38,8 @@ def prune(
     from ...surgery.prune import prune as run
 
     opened = arguments.open_model(model, family)
-    surgery = prepare(opened, plan)
+    surgery = prepare(opened, plan, uneven=uneven)
     if not dry_run:
         with shown("pruning") as progress:
-            run(opened, plan, output, progress=progress)
+            run(opened, plan, output, uneven=uneven, progress=progress)
     show_surgery(surgery, str(output), done=not dry_run, as_json=as_json)

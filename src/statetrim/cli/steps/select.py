@@ -8,7 +8,7 @@ import typer
 from ...defaults import KEY_METHOD, VALUE_METHOD
 from .. import arguments, checks
 from ..app import app
-from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Share, Square
+from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Share, Square, Widths
 
 
 @app.command()
@@ -18,6 +18,7 @@ def select(
     keep: Keep = None,
     keep_values: KeepValues = None,
     square: Square = None,
+    widths: Widths = None,
     statistics: Annotated[
         Path | None,
         typer.Option(help="What calibrate wrote, for methods that need it.", callback=checks.there),
@@ -69,6 +70,7 @@ def select(
                 keep,
                 keep_values=keep_values,
                 square=square,
+                widths=widths,
                 value_method=value_method,
                 value_options=value_options,
                 seed=seed,
@@ -81,7 +83,7 @@ def select(
     record = {
         "format": "statetrim select",
         "source": opened.digest,
-        "keep": [keep, keep_values, square],
+        "keep": [keep, keep_values, square, *([widths] if widths else [])],
         "methods": [method, options, value_method, value_options, seed],
         "statistics": [str(statistics), dict(shares or {})],
     }

@@ -37,9 +37,7 @@ def _show_state(report: StateReport) -> None:
         table.add_column("change", justify="right")
     _row(table, "linear-attention layers", f"{report.layers}{of}")
     _row(table, "key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
-    _compare(
-        table, "state per head, keys x values", report, lambda s: f"{s.head_k_dim} x {s.head_v_dim}"
-    )
+    _compare(table, "state per head, keys x values", report, lambda s: s.shape)
     _compare(
         table,
         "recurrent state per sequence, float32",

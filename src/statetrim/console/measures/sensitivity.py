@@ -6,7 +6,11 @@ from pathlib import Path
 from rich.table import Table
 
 from ...artifacts.sensitivity import LayerCut, Sensitivity
+from ...errors import StatetrimError
+from ...selection.allocate import allocate
 from .. import terminal
+
+SHARES = (0.5, 0.25)
 
 
 def show_sensitivity(
@@ -34,7 +38,21 @@ def show_sensitivity(
     terminal.say(found.sentence)
     loads = ", ".join(map(str, found.loads)) or "none"
     terminal.say(f"NLL in nats per token; recall in points, mean over {loads} pairs")
+    for share in SHARES:
+        _say_widths(found, share)
     terminal.say(f"written to {where}" + (f", and {len(figures)} pictures" if figures else ""))
+
+
+def _say_widths(found: Sensitivity, share: float) -> None:
+    """Shapes by layer, for those who can serve them; nothing where none fit."""
+    try:
+        best = allocate(found, share)
+    except StatetrimError:
+        return
+    terminal.say(
+        f"{best.share:.0%} of the bytes by layer (docs/uneven.md): --widths {best}, which would "
+        f"cost {best.cost:.3f} (nats and recall), if costs of layers add up"
+    )
 
 
 def _cell(found: Sensitivity, cut: LayerCut) -> str:

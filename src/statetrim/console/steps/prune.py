@@ -29,21 +29,13 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
     for name in ("", "before", "after", "change"):
         table.add_column(name, justify="right" if name else "left")
     rows = [
-        (
-            "state per head, keys x values",
-            before.head_k_dim * before.head_v_dim,
-            after.head_k_dim * after.head_v_dim,
-        ),
+        ("state per head, keys x values", before.state_numel, after.state_numel),
         ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
         ("in bfloat16, which needs no cut", before.state_numel * 2, after.state_numel * 2),
         ("weights", surgery.bytes_before, surgery.bytes_after),
         ("parameters", surgery.model.parameters, surgery.parameters_after),
     ]
-    widths = (
-        f"{before.head_k_dim} x {before.head_v_dim}",
-        f"{after.head_k_dim} x {after.head_v_dim}",
-    )
-    table.add_row(rows[0][0], *widths, change(rows[0][1], rows[0][2]))
+    table.add_row(rows[0][0], before.shape, after.shape, change(rows[0][1], rows[0][2]))
     for name, old, new in rows[1:4]:
         table.add_row(name, size(old), size(new), change(old, new))
     name, old, new = rows[4]

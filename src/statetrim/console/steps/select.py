@@ -24,15 +24,15 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
         return
     table = Table(title="Plan", title_justify="left", show_header=False)
     layers = len(plan.kept)
-    if plan.keep < before.head_k_dim:
+    if plan.method != "none":
         table.add_row("method", _with_options(plan.method, plan.options))
         table.add_row("asked to keep", plan.requested)
-        table.add_row("keeps per key head", f"{plan.keep} of {before.head_k_dim} channels")
+        table.add_row("keeps per key head", f"{plan.keys} of {before.head_k_dim} channels")
         table.add_row("layers x key heads", f"{layers} x {before.num_k_heads}")
     if plan.value_method is not None:
         table.add_row("method for values", _with_options(plan.value_method, plan.value_options))
         table.add_row("asked to keep", str(plan.requested_values))
-        table.add_row("keeps per value head", f"{plan.keep_values} of {before.head_v_dim} channels")
+        table.add_row("keeps per value head", f"{plan.values} of {before.head_v_dim} channels")
         table.add_row("layers x value heads", f"{layers} x {before.heads('value')}")
     table.add_row("seed", str(plan.seed))
     table.add_row("written to", where)

@@ -34,13 +34,13 @@ def blocks(found: Findings) -> Iterator[Block]:
         ("its options", options),
         ("seed", str(plan.seed)),
         ("asked to keep", plan.requested),
-        ("key/query channels kept per head", str(plan.keep)),
+        ("key/query channels kept per head", plan.keys),
     ]
-    if plan.keep_values is not None:
+    if plan.values is not None:
         chosen = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
         rows += [
             ("method for values", f"{plan.value_method}{f' ({chosen})' if chosen else ''}"),
-            ("value channels kept per head", str(plan.keep_values)),
+            ("value channels kept per head", plan.values),
         ]
     rows.append(("linear-attention layers", str(len(plan.kept))))
     yield Table(("", "the plan"), rows)

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ...artifacts.verification import Verification
 from ...artifacts.verification.agreement import Kind
-from ...serving.engines import Compatibility, Shape, serve_command, verdicts
+from ...serving.engines import Compatibility, serve_command, verdicts_on
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
 from ..names import names
@@ -31,15 +31,13 @@ def blocks(found: Findings) -> Iterator[Block]:
         )
         return
     lines = [
-        line
-        for line in verdicts(str(model.config.get("model_type")), Shape.of(shape))
-        if line.current
+        line for line in verdicts_on(str(model.config.get("model_type")), shape) if line.current
     ]
     if not lines:
         yield Text("No engine is known to serve or refuse this model type.")
         return
     yield Text(
-        f"A head's state is {Shape.of(shape)} (keys x values). How it is known: run, a model "
+        f"A head's state is {shape.shape} (keys x values). How it is known: run, a model "
         f"generated; kernel, one kernel ran; compiled, ahead of time only; source, read in the "
         f"code; report, somebody's public report."
     )

@@ -68,8 +68,8 @@ def blocks(found: Findings) -> Iterator[Block]:
 def _sizes(found: Findings, before: Geometry, after: Geometry) -> Iterator[tuple[str, ...]]:
     yield (
         "state of a head, keys x values",
-        f"{before.head_k_dim} x {before.head_v_dim}",
-        f"{after.head_k_dim} x {after.head_v_dim}",
+        before.shape,
+        after.shape,
         change(before.state_numel, after.state_numel),
     )
     model = found.before or found.after

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import StatetrimError
-from ..families.contract import Family
-from .kernel_hooks import L2_EPS, KernelCall
+from ...errors import StatetrimError
+from ...families.contract import Family
+from ..kernel_hooks import L2_EPS, KernelCall
 
 BLOCK = 256
 """Tokens walked at once; what is held does not grow with the sequence."""
@@ -34,7 +34,7 @@ def walk(call: KernelCall, family: Family, every: int) -> Iterator[Block]:
 
     `every` is a power of two; the last sample is the final state, whatever the length.
     """
-    from ..portable.delta_rule import chunk_states
+    from ...portable.delta_rule import chunk_states
 
     given = call.arguments
     if any(given.get(name) is not None for name in ("initial_state", "initial_states")):

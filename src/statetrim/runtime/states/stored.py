@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import StatetrimError
-from ..families.recurrences import Recurrence
-from ..maths.stored import FORMATS, stored
-from ..portable.deferred import DeferredState
-from .kernel_hooks import signature_of, wrapped_kernels
-from .live import LiveModel
-from .logits import LogitReader, Logits
-from .states import unit
+from ...errors import StatetrimError
+from ...families.recurrences import Recurrence
+from ...maths.stored import FORMATS, stored
+from ...portable.deferred import DeferredState
+from ..kernel_hooks import signature_of, wrapped_kernels
+from ..live import LiveModel
+from ..logits import LogitReader, Logits
+from .walk import unit
 
 PIECE = 64  # tokens: the chunk of the prefill kernels
 _STATES = ("initial_state", "initial_states")

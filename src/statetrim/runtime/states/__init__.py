@@ -1,0 +1,1 @@
+"""Recurrent states of a running model: looked at token by token, or stored in fewer bits."""

@@ -1,0 +1,105 @@
+"""Sensitivity -> widths by layer: the least damage for a share of the state's bytes.
+
+Each layer was cut alone, on each axis alone. What a whole cut costs is taken to be the sum over
+layers and axes; under that assumption the choice is exact, a knapsack with one choice per layer.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import product
+from math import gcd
+
+from ..artifacts.sensitivity import Sensitivity
+from ..errors import StatetrimError
+from ..geometry import Axis
+
+Shapes = dict[int, tuple[int, int]]
+"""Layer -> keys and values per head."""
+Costs = Mapping[int, Mapping[tuple[int, int], float]]
+"""Layer -> shape -> what it costs to leave the layer with that shape."""
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """Shapes by layer, the cost they are predicted to have, and their part of the state's bytes."""
+
+    shapes: Shapes
+    cost: float
+    share: float
+
+    def __str__(self) -> str:
+        """As `--widths` takes it."""
+        return ",".join(f"{layer}={k}x{v}" for layer, (k, v) in sorted(self.shapes.items()))
+
+
+def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -> Allocation:
+    """The shapes of at most `share` of the bytes with the least predicted cost.
+
+    A layer keeps, of each axis, all it has or one of the widths that were measured; with `squares`
+    it stays whole or becomes the widest square that was measured below it. The cost of a cut is its
+    increase of NLL in nats plus the share of recall answers it loses.
+    """
+    costs = measured_costs(sensitivity, squares=squares)
+    whole = sensitivity.widths["key"] * sensitivity.widths["value"]
+    return cheapest(costs, share, whole)
+
+
+def measured_costs(
+    sensitivity: Sensitivity, *, squares: bool = False
+) -> dict[int, dict[tuple[int, int], float]]:
+    """What each layer's shapes cost, by the cuts of each axis alone."""
+    axes: tuple[Axis, ...] = ("key", "value")
+    if not set(axes) <= set(sensitivity.widths):
+        raise StatetrimError("shapes are allocated on both axes; measure keys and values")
+    whole = sensitivity.widths["key"], sensitivity.widths["value"]
+    measured = {axis: {k for a, k in sensitivity.variants if a == axis} for axis in axes}
+    keys, values = ({wide} | measured[a] for wide, a in zip(whole, axes, strict=True))
+    choices = list(product(keys, values))
+    if squares:
+        sides = [k for k, v in choices if k == v and (k, v) != whole]
+        if not sides:
+            raise StatetrimError("no width was measured on both axes, so there is no square")
+        choices = [whole, (max(sides), max(sides))]
+    return {
+        layer: {
+            shape: sum(_cost(sensitivity, layer, a, n) for a, n in zip(axes, shape, strict=True))
+            for shape in choices
+        }
+        for layer in sensitivity.layers
+    }
+
+
+def cheapest(costs: Costs, share: float, whole: int) -> Allocation:
+    """The exact choice: of every number of elements the least cost, layer after layer."""
+    if not 0 < share <= 1:
+        raise StatetrimError(f"a share of the state lies between 0 and 1, not {share}")
+    unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
+    budget = int(share * whole * len(costs) + 1e-9) // unit
+    best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
+    for shapes in costs.values():
+        grown: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
+        for used, (cost, chosen) in best.items():
+            for shape, more in shapes.items():
+                size = used + shape[0] * shape[1] // unit
+                found = (cost + more, (*chosen, shape))
+                if size <= budget and (size not in grown or found[0] < grown[size][0]):
+                    grown[size] = found
+        best = grown
+    if not best:
+        raise StatetrimError(
+            f"the narrowest widths that were measured take more than {share:.0%} of the state; "
+            f"measure narrower ones with --widths"
+        )
+    size, (cost, chosen) = min(best.items(), key=lambda item: (item[1][0], -item[0]))
+    taken = size * unit / (whole * len(costs))
+    return Allocation(dict(zip(costs, chosen, strict=True)), cost, taken)
+
+
+def _cost(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> float:
+    """Of one axis of one layer; noise below zero is no gain."""
+    if keep == sensitivity.widths[axis]:
+        return 0.0
+    cut = sensitivity.find(layer, axis, keep)
+    drop = sensitivity.recall_drop(cut)
+    lost = max(0.0, drop.estimate) if drop else 0.0
+    return max(0.0, sensitivity.nll_increase(cut).estimate) + lost

@@ -1,0 +1,56 @@
+"""Shapes by layer, as a user writes them: `0=64x64,others=32x32`."""
+
+import re
+from collections.abc import Mapping
+
+from ..errors import StatetrimError
+from ..geometry import Geometry
+from ..maths.formatting import short
+
+OTHERS = "others"
+Widths = str | Mapping[int, tuple[int, int]]
+"""Text, or layer -> keys and values per head; layers that are left out keep all they have."""
+
+_ENTRY = re.compile(rf"(\d{{1,6}}|{OTHERS})=(\d{{1,6}})x(\d{{1,6}})")
+
+
+def read_widths(widths: Widths, geometry: Geometry) -> Geometry:
+    """`geometry` with these keys and values per head in each layer."""
+    named = _entries(widths) if isinstance(widths, str) else {str(k): v for k, v in widths.items()}
+    known = {str(layer) for layer in geometry.layers}
+    odd = sorted(set(named) - known - {OTHERS})
+    if odd:
+        layers = ", ".join(map(str, geometry.layers))
+        raise StatetrimError(
+            f"layer {short(odd[0])} has no linear attention; layers that have: {short(layers)}"
+        )
+    shapes = {}
+    for layer, whole in geometry.shapes.items():
+        shapes[layer] = named.get(str(layer), named.get(OTHERS, whole))
+        if not all(1 <= n <= most for n, most in zip(shapes[layer], whole, strict=True)):
+            keys, values = shapes[layer]
+            raise StatetrimError(
+                f"layer {layer} has {whole[0]} x {whole[1]} channels, so it cannot keep "
+                f"{keys} x {values}"
+            )
+    if shapes == geometry.shapes:
+        raise StatetrimError("these widths leave every layer whole, so nothing would change")
+    return geometry.uneven(shapes)
+
+
+def written(geometry: Geometry) -> str:
+    """The text that `read_widths` reads as the shapes of `geometry`."""
+    return ",".join(f"{layer}={keys}x{values}" for layer, (keys, values) in geometry.shapes.items())
+
+
+def _entries(text: str) -> dict[str, tuple[int, int]]:
+    named: dict[str, tuple[int, int]] = {}
+    for entry in text.replace(" ", "").split(","):
+        match = _ENTRY.fullmatch(entry)
+        if match is None or match[1] in named:
+            raise StatetrimError(
+                f"cannot read the widths {short(entry)!r}; write keys x values per head by layer, "
+                f"each once, such as 0=64x64,others=32x32"
+            )
+        named[match[1]] = int(match[2]), int(match[3])
+    return named

@@ -1,0 +1,133 @@
+"""Tables and figure from the lines that compare_uneven.py wrote, and vLLM's capacity.
+
+    python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json docs/uneven.md
+
+Fills the places `<!-- uneven -->`, `<!-- allocation -->` and `<!-- capacity -->` (each up to its
+`<!-- end -->`) of the Markdown file and draws `uneven.png` beside the lines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+
+from plot_methods import table
+from plot_shapes import fill, interval
+
+Row = dict[str, Any]
+KINDS = {"uniform": "#8a8a8a", "squares": "#c2571a", "free": "#1f5fa8"}
+
+
+def shapes(widths: str) -> str:
+    """`64x64, 3 of 16x16` of `0=64x64,1=16x16,...`, in the order of layers."""
+    each = [entry.partition("=")[2] for entry in widths.split(",")]
+    return ", ".join(f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(each).items())
+
+
+def uneven_table(rows: list[Row]) -> str:
+    lines = []
+    for row in sorted(rows, key=lambda r: (r["model"], -r["share"], r["seed"], -r["taken"])):
+        pairs = [name for name in row if name.startswith("recall ")]
+        recall = " / ".join(f"{row[name][0]:.3f}" for name in pairs)
+        before = " / ".join(f"{row['original'][name][0]:.3f}" for name in pairs)
+        lines.append(
+            [
+                row["model"], f"{row['taken']:.0%}", str(row["seed"]), row["kind"],
+                shapes(row["widths"]), interval(row["nll"], 1, 4), f"{recall} ({before})",
+            ]
+        )  # fmt: skip
+    header = [
+        "model",
+        "of the bytes",
+        "seed",
+        "kind",
+        "shapes",
+        "NLL",
+        "recall at 16 / 32 / 63 pairs (original)",
+    ]
+    return table(header, lines)
+
+
+def allocation_sentence(rows: list[Row]) -> str:
+    """How much worse the predicted cost of greedy choices is than that of the exact ones."""
+    both = [(row["predicted"], row["greedy"]) for row in rows if row.get("greedy") is not None]
+    same = sum(greedy <= exact + 1e-9 for exact, greedy in both)
+    worst = max(greedy - exact for exact, greedy in both)
+    return (
+        f"The choice is exact under the assumption that costs add up (a knapsack, milliseconds); a "
+        f"greedy one finds the same cost in {same} of {len(both)} cases, and costs at most "
+        f"{worst:.4f} more."
+    )
+
+
+def capacity_table(found: Row) -> str:
+    lines = []
+    for model, cases in found["models"].items():
+        for case in cases:
+            counts = [f"{count:.0f}" for count in case["sequences"].values()]
+            name = model.replace("--", "/")
+            lines.append(
+                [
+                    name,
+                    case["layout"],
+                    case["kind"],
+                    str(case["groups"]),
+                    str(case["blocks"]),
+                    *counts,
+                ]
+            )
+    return table(["model", "layout", "state", "groups", "blocks", "1K", "8K", "32K"], lines)
+
+
+def draw(rows: list[Row], path: Path) -> None:
+    models = sorted({row["model"] for row in rows})
+    figure, axes = plt.subplots(
+        2, len(models), figsize=(4 * len(models), 6), sharex=True, squeeze=False
+    )
+    for column, model in enumerate(models):
+        points: dict[str, list[Row]] = defaultdict(list)
+        for row in rows:
+            if row["model"] == model:
+                points[row["kind"]].append(row)
+        for kind, colour in KINDS.items():
+            for axis, measure, scale in zip(
+                axes[:, column], ("nll", "recall"), (1, -100), strict=True
+            ):
+                x = [100 * row["taken"] for row in points[kind]]
+                y = [scale * row[measure][1] for row in points[kind]]
+                half = [abs(scale) * (r[measure][3] - r[measure][2]) / 2 for r in points[kind]]
+                axis.errorbar(x, y, half, fmt="o", color=colour, label=kind, capsize=3, alpha=0.8)
+        axes[0, column].set_title(model, fontsize=10)
+        axes[1, column].set_xlabel("% of the state's bytes")
+    axes[0, 0].set_ylabel("increase of NLL, nats")
+    axes[1, 0].set_ylabel("recall lost, points")
+    axes[0, 0].legend()
+    figure.tight_layout()
+    figure.savefig(path, dpi=120)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("results", type=Path)
+    parser.add_argument("capacity", type=Path)
+    parser.add_argument("page", type=Path)
+    options = parser.parse_args()
+    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    fill(
+        [options.page],
+        {
+            "uneven": uneven_table(rows),
+            "allocation": allocation_sentence(rows),
+            "capacity": capacity_table(json.loads(options.capacity.read_text())),
+        },
+    )
+    draw(rows, options.results.with_suffix(".png"))
+
+
+if __name__ == "__main__":
+    main()

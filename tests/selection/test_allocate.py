@@ -1,0 +1,75 @@
+"""Widths by layer: the choice is the best of all there are, and says what it cannot do."""
+
+from itertools import product
+
+import pytest
+import torch
+
+import statetrim as st
+from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
+from statetrim.geometry import Axis
+from statetrim.selection.allocate import allocate, cheapest
+
+SHAPES = [(k, v) for k in (16, 8, 4) for v in (16, 8, 4)]
+
+
+def random_costs(layers: int, seed: int) -> dict[int, dict[tuple[int, int], float]]:
+    generator = torch.Generator().manual_seed(seed)
+    return {
+        layer: {shape: float(torch.rand(1, generator=generator)) for shape in SHAPES}
+        for layer in range(layers)
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("share", [0.5, 0.3, 0.25])
+def test_no_other_choice_costs_less(seed: int, share: float) -> None:
+    costs = random_costs(4, seed)
+    found = cheapest(costs, share, 16 * 16)
+    budget = share * 4 * 16 * 16
+    every = (
+        sum(costs[layer][shape] for layer, shape in enumerate(choice))
+        for choice in product(SHAPES, repeat=4)
+        if sum(k * v for k, v in choice) <= budget
+    )
+    assert found.cost == pytest.approx(min(every))
+    assert found.share <= share
+    assert found.share * 4 * 256 == sum(k * v for k, v in found.shapes.values())
+
+
+def cut(layer: int, axis: Axis, keep: int, nll: float, recall: float) -> LayerCut:
+    samples = Samples([1 + nll] * 4, [nll] * 4, {16: [recall] * 4})
+    return LayerCut(layer, axis, keep, samples, {"text": 0.1, "random": 0.1, "recall": 0.1})
+
+
+def measured() -> Sensitivity:
+    """Layer 0 carries all recall; layer 2 costs a little."""
+    cuts = [
+        cut(layer, axis, keep, 0.01 * layer, 0.2 if layer == 0 else 1.0)
+        for layer in range(3)
+        for axis in ("key", "value")
+        for keep in (8, 4)
+    ]
+    original = Samples([1.0] * 4, [0.0] * 4, {16: [1.0] * 4})
+    return Sensitivity(original, cuts, {"key": 16, "value": 16})
+
+
+def test_the_layer_that_recalls_stays_whole() -> None:
+    found = allocate(measured(), 0.5)
+    assert found.shapes[0] == (16, 16)
+    assert str(found).startswith("0=16x16,1=")
+    squares = allocate(measured(), 0.5, squares=True)
+    assert squares.shapes == {0: (16, 16), 1: (8, 8), 2: (8, 8)}
+    assert squares.cost == pytest.approx(2 * 0.01 + 2 * 0.02)
+
+
+def test_what_cannot_be_allocated() -> None:
+    with pytest.raises(st.StatetrimError, match="take more than 1% of the state"):
+        allocate(measured(), 0.01)
+    with pytest.raises(st.StatetrimError, match="between 0 and 1"):
+        allocate(measured(), 1.5)
+    keys = [one for one in measured().cuts if one.axis == "key"]
+    only = Sensitivity(measured().original, keys, {"key": 16, "value": 16})
+    assert all(v == 16 for _, v in allocate(only, 0.5).shapes.values())
+    with pytest.raises(st.StatetrimError, match="no square"):
+        allocate(only, 0.5, squares=True)

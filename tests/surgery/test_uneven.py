@@ -1,0 +1,152 @@
+"""Layers of different widths: cut, run by us, refused by stock code and without the flag."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from statetrim.families.contract import WIDTHS
+from statetrim.runtime.placement import Placement
+from statetrim.surgery.check import check_cut
+
+Load = Callable[[str], Path]
+NO_VALUES = ("kda",)  # its values cannot be cut
+
+
+def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
+    """The first layer whole, the others at half of each axis that can be cut."""
+    model = st.open(path)
+    keys, values = model.geometry.head_k_dim, model.geometry.head_v_dim
+    narrow = values if model.config["model_type"] in NO_VALUES else values // 2
+    widths = f"{model.geometry.layers[0]}={keys}x{values},others={keys // 2}x{narrow}"
+    return model, st.select(model, "rand", widths=widths, value_method="rand")
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+def test_every_family_is_cut_and_runs(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
+    model, plan = uneven_plan(checkpoint(model_type))
+    small = st.prune(model, plan, tmp_path / "small", uneven=True)
+    found = check_cut(model, plan, small)
+    assert found.sliced_against_masked < 1e-4
+    assert found.prefill_against_decode <= max(1e-4, 2 * found.prefill_against_decode_before)
+    first, *others = small.geometry.layers
+    assert small.geometry.shapes[first] == model.geometry.shapes[first]
+    assert all(small.geometry.shapes[layer] == plan_shape(plan, layer) for layer in others)
+    from_disk = check_cut(model, plan, small, placement=Placement(layerwise=True))
+    assert from_disk.sliced_against_masked < 1e-4
+
+
+def plan_shape(plan: st.Plan, layer: int) -> tuple[int, int]:
+    values = plan.kept_values or {layer: torch.empty(0, 24)}
+    return plan.kept[layer].shape[1], values[layer].shape[1]
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5", "mamba2", "delta_net"])
+def test_stock_transformers_refuses_it(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
+    model, plan = uneven_plan(checkpoint(model_type))
+    st.prune(model, plan, tmp_path / "small", uneven=True)
+    with pytest.raises(RuntimeError, match="mismatch"):
+        tiny.stock_class(model_type).from_pretrained(tmp_path / "small")
+
+
+def test_only_on_an_explicit_flag(checkpoint: Load, tmp_path: Path) -> None:
+    model, plan = uneven_plan(checkpoint("delta_net"))
+    with pytest.raises(st.StatetrimError, match="no stock code loads; say --uneven"):
+        st.prune(model, plan, tmp_path / "small")
+    assert not (tmp_path / "small").exists()
+
+
+def test_the_config_and_the_card_say_so(checkpoint: Load, tmp_path: Path) -> None:
+    model, plan = uneven_plan(checkpoint("delta_net"))
+    small = st.prune(model, plan, tmp_path / "small", uneven=True)
+    assert small.config[WIDTHS] == {"0": [12, 8], "1": [6, 4]}
+    card = (small.path / "README.md").read_text()
+    assert "**Stock libraries cannot load it**" in card
+    assert small.geometry.state_numel == model.geometry.state_numel * 5 // 8
+    engines = st.inspect(small).deployment.engines
+    assert engines and not any(line.serves for line in engines)
+
+
+@pytest.mark.parametrize(
+    ("widths", "message"),
+    [
+        ({"0": [12, 8]}, "must list every linear-attention layer"),
+        ({"0": [12, 8], "1": [6]}, r"must list \[keys, values\]"),
+        ({"0": [12, 8], "1": [6, True]}, r"must list \[keys, values\]"),
+        ({"0": [12, 8], "1": [0, 4]}, "numbers from 1"),
+        ({"0": [12, 8], "1": [12, 8]}, "must differ between layers"),
+        ({"0": [10, 8], "1": [6, 4]}, "the widest must be 12 keys"),
+        ([12, 8], "must list every linear-attention layer"),
+    ],
+)
+def test_a_config_that_lies_is_refused(
+    widths: object, message: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    model, plan = uneven_plan(checkpoint("delta_net"))
+    small = st.prune(model, plan, tmp_path / "small", uneven=True)
+    file = small.path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {WIDTHS: widths}))
+    with pytest.raises(st.StatetrimError, match=message):
+        st.open(small.path)
+
+
+@pytest.mark.parametrize(
+    ("widths", "message"),
+    [
+        ("0=64", "cannot read the widths"),
+        ("0=12x8,0=6x4", "each once"),
+        ("7=6x4", "layer 7 has no linear attention"),
+        ("0=13x8", "so it cannot keep"),
+        ("others=12x8", "nothing would change"),
+    ],
+)
+def test_widths_that_cannot_be(widths: str, message: str, checkpoint: Load) -> None:
+    with pytest.raises(st.StatetrimError, match=message):
+        st.select(checkpoint("delta_net"), "rand", widths=widths, value_method="rand")
+
+
+def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_path: Path) -> None:
+    model = st.open(checkpoint("delta_net"))
+    plan = st.select(model, "rand", widths="others=6x4", value_method="rand")
+    small = st.prune(model, plan, tmp_path / "small")
+    assert WIDTHS not in small.config and not small.geometry.widths
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("model_type", ["delta_net", "qwen3_5_text", "mamba2"])
+def test_the_other_stages_take_it(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
+    """Refit, analyze, a second cut, evaluate by perplexity, recover; each on the uneven model."""
+    model, plan = uneven_plan(checkpoint(model_type))
+    small = st.prune(model, plan, tmp_path / "small", uneven=True)
+    text = tiny.write_text(tmp_path / "text.jsonl", 4000)
+    sums = st.calibrate(small, text, original=model, tokens=2048, length=64)
+    refitted = st.refit(small, sums, out=tmp_path / "refit")
+    assert refitted.geometry == small.geometry
+    analysis = st.analyze(refitted, text, tokens=512, length=64, burn_in=16, baseline=model)
+    analysis.save(tmp_path / "analysis.json")
+    again = st.Analysis.load(tmp_path / "analysis.json")
+    assert again.geometry == small.geometry
+    assert torch.equal(again.utilization.nan_to_num(), analysis.utilization.nan_to_num())
+    even = st.select(refitted, "l1", 4, keep_values=4, value_method="readout_l1")
+    assert not st.prune(refitted, even, tmp_path / "even").geometry.widths
+    text = tiny.write_text(tmp_path / "more.jsonl", 4000, seed=1)
+    repaired = st.recover(
+        refitted, teacher=model, text=text, tokens=1024, length=64, out=tmp_path / "repaired"
+    )
+    assert repaired.geometry == small.geometry
+    scores = st.evaluate(
+        repaired, baseline=model, tasks=["mqar"], limit=2, out=tmp_path / "scores.json"
+    )
+    assert len(scores.models) == 2
+    st.benchmark(
+        repaired, baseline=model, batches=[1], lengths=[8], rounds=1, out=tmp_path / "timings.json"
+    )
+    names = ["analysis.json", "scores.json", "timings.json", "repaired"]
+    page = st.report([model.path, *(tmp_path / name for name in names)], tmp_path / "report")
+    assert small.geometry.shape in page.read_text()
