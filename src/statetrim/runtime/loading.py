@@ -192,8 +192,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The model's own tokenizer; never another's, and never remote code."""
     from transformers import AutoTokenizer
 
+    runtime, _ = _runtime_and_dtype(checkpoint, None, own_device())  # the model's own
     with _own_kernels_only():
-        _register(checkpoint.family, runtime_for(checkpoint.family, checkpoint.config))
+        _register(checkpoint.family, runtime)
     try:
         with staged_tokenizer(checkpoint) as directory:
             return AutoTokenizer.from_pretrained(
