@@ -167,3 +167,8 @@ compare-uneven MODEL TEXT TEST WORK *OPTIONS:
 # Sequences in vLLM's cache with layers of different widths, by its own functions (docs/uneven.md).
 uneven-capacity ENGINES *CONFIGS:
     {{ENGINES}}/vllm/bin/python tools/engines/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
+
+# Layers of different widths in real MLX-LM and vLLM, with the plugins (docs/uneven.md).
+check-uneven ENGINES MODELS TEXT WORK:
+    {{ENGINES}}/vllm/bin/python -m pip install --no-deps ./plugins/vllm
+    python tools/engines/check_uneven.py {{ENGINES}} {{MODELS}} --text {{TEXT}} --work {{WORK}}

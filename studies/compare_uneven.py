@@ -128,7 +128,7 @@ def measured(
     if path.exists():
         return st.Sensitivity.load(path)
     return st.sensitivity(
-        model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path
+        model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path, resume=True
     )
 
 

@@ -27,7 +27,7 @@ def register() -> None:
         ) -> None:
             own = own_config(config, vllm_config.model_config.hf_config, prefix)
             super().__init__(own, vllm_config, prefix, *args, **kwargs)
-            self.narrowed = own is not config
+            self.narrowed = own is not config and widths_of(own) != widths_of(config)
 
         def get_kv_cache_spec(self, vllm_config: Any) -> Any:
             """vLLM pads every state to one page size; where blocks are outermost it can pack pages
@@ -42,6 +42,11 @@ def register() -> None:
 
     if _REPLACED not in op_registry_oot:  # vLLM may ask twice in one process
         PluggableLayer.register_oot(UnevenGatedDeltaNetAttention, name=_REPLACED)
+
+
+def widths_of(config: Any) -> tuple[int, int]:
+    """Keys and values per head."""
+    return config.linear_key_head_dim, config.linear_value_head_dim
 
 
 def own_config(config: Any, whole: Any, prefix: str) -> Any:

@@ -71,5 +71,5 @@ def test_what_cannot_be_allocated() -> None:
     keys = [one for one in measured().cuts if one.axis == "key"]
     only = Sensitivity(measured().original, keys, {"key": 16, "value": 16})
     assert all(v == 16 for _, v in allocate(only, 0.5).shapes.values())
-    with pytest.raises(st.StatetrimError, match="no square"):
+    with pytest.raises(st.StatetrimError, match="was not measured on both axes"):
         allocate(only, 0.5, squares=True)

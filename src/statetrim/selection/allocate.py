@@ -36,7 +36,7 @@ def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -
     """The shapes of at most `share` of the bytes with the least predicted cost.
 
     A layer keeps, of each axis, all it has or one of the widths that were measured; with `squares`
-    it stays whole or becomes the widest square that was measured below it. The cost of a cut is its
+    it stays whole or becomes half as wide on both. The cost of a cut is its
     increase of NLL in nats plus the share of recall answers it loses.
     """
     costs = measured_costs(sensitivity, squares=squares)
@@ -56,10 +56,10 @@ def measured_costs(
     keys, values = ({wide} | measured[a] for wide, a in zip(whole, axes, strict=True))
     choices = list(product(keys, values))
     if squares:
-        sides = [k for k, v in choices if k == v and (k, v) != whole]
-        if not sides:
-            raise StatetrimError("no width was measured on both axes, so there is no square")
-        choices = [whole, (max(sides), max(sides))]
+        half = whole[0] // 2, whole[1] // 2
+        if half not in choices:
+            raise StatetrimError("half of the channels was not measured on both axes")
+        choices = [whole, half]
     return {
         layer: {
             shape: sum(_cost(sensitivity, layer, a, n) for a, n in zip(axes, shape, strict=True))

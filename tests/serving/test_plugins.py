@@ -1,0 +1,128 @@
+"""The plugins of engines give each layer its own widths; the engines themselves are stand-ins here
+(`just check-uneven` runs the real ones)."""
+
+import importlib.util
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+PLUGINS = Path(__file__).parents[2] / "plugins"
+WIDTHS = {"0": [128, 128], "1": [64, 64]}
+
+
+def plugin(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, PLUGINS / path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """As much of vLLM as the plugin touches."""
+
+    class PluggableLayer:
+        registered: dict[str, type] = {}  # noqa: RUF012
+
+        @classmethod
+        def register_oot(cls, layer: type, name: str) -> None:
+            cls.registered[name] = layer
+
+    class QwenGatedDeltaNetAttention:
+        def __init__(self, config: Any, vllm_config: Any, prefix: str = "") -> None:
+            self.widths = config.linear_key_head_dim, config.linear_value_head_dim
+
+        def get_kv_cache_spec(self, vllm_config: Any) -> Any:
+            return Spec(4096)
+
+    parts = {
+        "custom_op": {
+            "PluggableLayer": PluggableLayer,
+            "op_registry_oot": PluggableLayer.registered,
+        },
+        "models.utils": {"extract_layer_index": lambda prefix: int(prefix.split(".")[2])},
+        "layers.mamba.gdn.qwen_gdn_linear_attn": {
+            "QwenGatedDeltaNetAttention": QwenGatedDeltaNetAttention
+        },
+    }
+    for name, content in parts.items():
+        whole = f"vllm.model_executor.{name}"
+        for end in range(1, whole.count(".") + 2):
+            part = ".".join(whole.split(".")[:end])
+            monkeypatch.setitem(sys.modules, part, ModuleType(part))
+        vars(sys.modules[whole]).update(content)
+    return PluggableLayer
+
+
+@dataclass(frozen=True)
+class Spec:
+    page_size_padded: int | None
+
+
+def asked(widths: dict[str, list[int]] | None, outermost: bool) -> Any:
+    layout = SimpleNamespace(is_block_outermost=outermost)
+    return SimpleNamespace(
+        model_config=SimpleNamespace(hf_config=SimpleNamespace(statetrim_widths=widths)),
+        cache_config=SimpleNamespace(get_resolved_kv_cache_layout=lambda: layout),
+    )
+
+
+def test_vllm_layers_have_their_own_widths(vllm: Any) -> None:
+    found = plugin("vllm/statetrim_vllm.py")
+    found.register()
+    found.register()  # a second time changes nothing
+    layer = vllm.registered["QwenGatedDeltaNetAttention"]
+    config = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=128)
+    made = [layer(config, asked(WIDTHS, True), f"model.layers.{i}.linear_attn") for i in (0, 1)]
+    assert [one.widths for one in made] == [(128, 128), (64, 64)]
+    assert layer(config, asked(None, True), "model.layers.1.linear_attn").widths == (128, 128)
+    assert config.linear_key_head_dim == 128, "the model's own config stays"
+    with pytest.raises(ValueError, match="does not list layer 2"):
+        layer(config, asked(WIDTHS, True), "model.layers.2.linear_attn")
+
+
+@pytest.mark.parametrize(("outermost", "padded"), [(True, None), (False, 4096)])
+def test_vllm_pads_only_where_pages_cannot_be_packed(
+    vllm: Any, outermost: bool, padded: int | None
+) -> None:
+    plugin("vllm/statetrim_vllm.py").register()
+    layer = vllm.registered["QwenGatedDeltaNetAttention"]
+    config = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=128)
+    uneven, even = asked(WIDTHS, outermost), asked(None, outermost)
+    narrow = layer(config, uneven, "model.layers.1.linear_attn")
+    assert narrow.get_kv_cache_spec(uneven) == Spec(padded)
+    whole = layer(config, uneven, "model.layers.0.linear_attn")
+    assert whole.get_kv_cache_spec(uneven) == Spec(4096)
+    assert layer(config, even, "model.layers.1.linear_attn").get_kv_cache_spec(even) == Spec(4096)
+
+
+def test_mlx_layers_have_their_own_widths(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Args:
+        linear_key_head_dim: int = 128
+        linear_value_head_dim: int = 128
+
+        @classmethod
+        def from_dict(cls, config: dict[str, Any]) -> "Args":
+            return cls()
+
+    class Layer:
+        def __init__(self, args: Args, layer_idx: int) -> None:
+            self.widths = args.linear_key_head_dim, args.linear_value_head_dim
+
+    stock: Any = ModuleType("qwen3_next")
+    stock.ModelArgs, stock.Qwen3NextDecoderLayer = Args, Layer
+    stock.Model = lambda args: [stock.Qwen3NextDecoderLayer(args, i) for i in range(3)]
+    models: Any = ModuleType("mlx_lm.models")
+    models.qwen3_next, models.qwen3_5 = stock, ModuleType("qwen3_5")
+    monkeypatch.setitem(sys.modules, "mlx_lm", ModuleType("mlx_lm"))
+    monkeypatch.setitem(sys.modules, "mlx_lm.models", models)
+    found = plugin("mlx/statetrim_mlx.py")
+    args = found.ModelArgs.from_dict({"model_type": "qwen3_next", "statetrim_widths": WIDTHS})
+    assert [layer.widths for layer in found.Model(args)] == [(128, 128), (64, 64), (128, 128)]
+    assert stock.Qwen3NextDecoderLayer is Layer, "the stock class is back"

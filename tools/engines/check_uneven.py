@@ -1,0 +1,86 @@
+"""Layers of different widths in real engines: cut, served with our plugins, compared, counted.
+
+    python tools/engines/check_uneven.py ENGINES MODELS --text TEXT --work FOLDER
+
+Of each model `NAME-128` below MODELS (tools/engines/make_models.py) the first linear layer stays at
+128 x 128 and the others become 64 x 64, refitted. MLX-LM and vLLM run the original, the uniform
+64 x 64 and the uneven cut, and `statetrim verify` compares what each chooses with what statetrim's
+own run of that model chooses; then vLLM counts what fits into its cache. `plugins/vllm` must be
+installed in `ENGINES/vllm`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import statetrim as st
+
+NAMES = ("qwen3_next", "qwen3_5_text")
+PLUGIN = Path(__file__).parents[2] / "plugins" / "mlx" / "statetrim_mlx.py"
+OPTIONS: dict[str, dict[str, Any]] = {
+    "mlx": {"model_config": {"model_file": PLUGIN.name}, "trust_remote_code": True},
+    "vllm": {"kv_cache_memory_bytes": 2**28},
+}
+
+
+def uneven(model: st.Checkpoint, text: Path, out: Path) -> st.Checkpoint:
+    if out.exists():
+        return st.open(out)
+    first = model.geometry.layers[0]
+    sums = st.calibrate(model, text, tokens=2**14, methods=["product", "readout_greedy"])
+    plan = st.select(model, widths=f"{first}=128x128,others=64x64", statistics=sums)
+    small = st.prune(model, plan, out.with_name(f"{out.name}-cut"), uneven=True)
+    return st.refit(small, st.calibrate(small, text, original=model, tokens=2**15), out=out)
+
+
+def with_model_file(model: st.Checkpoint, folder: Path) -> st.Checkpoint:
+    """A copy that MLX-LM builds with `plugins/mlx`."""
+    copy = folder / model.path.name
+    if not copy.exists():
+        shutil.copytree(model.path, copy)
+        shutil.copy(PLUGIN, copy)
+    return st.open(copy)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("engines", type=Path)
+    parser.add_argument("models", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--work", type=Path, required=True)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    options.work.mkdir(parents=True, exist_ok=True)
+    python = options.engines / "vllm" / "bin" / "python"
+    for name in NAMES:
+        original = st.open(options.models / f"{name}-128")
+        uniform = st.open(options.models / f"{name}-64x64-refitted")
+        small = uneven(original, options.text, options.work / f"{name}-uneven")
+        for engine in OPTIONS:
+            models = [original, uniform, small]
+            if engine == "mlx":
+                models = [with_model_file(model, options.work / "mlx") for model in models]
+            found = st.verify(
+                models[1:],
+                baseline=models[0],
+                engine=engine,
+                python=options.engines / engine / "bin" / "python",
+                text=options.text,
+                options=OPTIONS[engine],
+            )
+            print(f"# {name}: {found.version}, {found.dtype}", *found.lines(), sep="\n", flush=True)
+        counting = Path(__file__).with_name("vllm_cache.py")
+        for model in (original, uniform, small):
+            said = subprocess.run([python, counting, model.path], capture_output=True, text=True)
+            lines = [line for line in said.stdout.splitlines() if line.startswith("{")]
+            print(lines[-1] if lines else said.stderr[-300:], flush=True)
+
+
+if __name__ == "__main__":
+    main()
