@@ -30,7 +30,7 @@ from statetrim.defaults import KEY_METHOD, VALUE_METHOD
 from statetrim.selection.allocate import Allocation, Costs, cheapest, measured_costs
 
 WIDTHS = (48, 32, 24, 16, 8)
-SHARES = (1 / 2, 1 / 3, 1 / 4)
+SHARES = (1 / 2, 1 / 4, 1 / 3)
 CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512}
 
 Row = dict[str, Any]

@@ -16,6 +16,7 @@ _REPLACED = "QwenGatedDeltaNetAttention"
 
 def register() -> None:
     """Called by vLLM in each of its processes, before a model is made (`vllm.general_plugins`)."""
+    from vllm import envs
     from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
     from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import (
         QwenGatedDeltaNetAttention,
@@ -31,14 +32,11 @@ def register() -> None:
 
         def get_kv_cache_spec(self, vllm_config: Any) -> Any:
             """vLLM pads every state to one page size; where blocks are outermost it can pack pages
-            of several sizes, so that a narrow layer takes less."""
+            of several sizes, so that a narrow layer takes less. That layout must be asked for:
+            vLLM settles it only after it has seen these."""
             spec = super().get_kv_cache_spec(vllm_config)
-            layout = vllm_config.cache_config.get_resolved_kv_cache_layout()
-            return (
-                replace(spec, page_size_padded=None)
-                if self.narrowed and layout.is_block_outermost
-                else spec
-            )
+            packed = (envs.VLLM_KV_CACHE_LAYOUT or "").startswith("BL")
+            return replace(spec, page_size_padded=None) if self.narrowed and packed else spec
 
     if _REPLACED not in op_registry_oot:  # vLLM may ask twice in one process
         PluggableLayer.register_oot(UnevenGatedDeltaNetAttention, name=_REPLACED)

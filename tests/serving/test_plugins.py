@@ -56,6 +56,7 @@ def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
             part = ".".join(whole.split(".")[:end])
             monkeypatch.setitem(sys.modules, part, ModuleType(part))
         vars(sys.modules[whole]).update(content)
+    vars(sys.modules["vllm"])["envs"] = SimpleNamespace(VLLM_KV_CACHE_LAYOUT=None)
     return PluggableLayer
 
 
@@ -64,12 +65,9 @@ class Spec:
     page_size_padded: int | None
 
 
-def asked(widths: dict[str, list[int]] | None, outermost: bool) -> Any:
-    layout = SimpleNamespace(is_block_outermost=outermost)
-    return SimpleNamespace(
-        model_config=SimpleNamespace(hf_config=SimpleNamespace(statetrim_widths=widths)),
-        cache_config=SimpleNamespace(get_resolved_kv_cache_layout=lambda: layout),
-    )
+def asked(widths: dict[str, list[int]] | None) -> Any:
+    config = SimpleNamespace(statetrim_widths=widths)
+    return SimpleNamespace(model_config=SimpleNamespace(hf_config=config))
 
 
 def test_vllm_layers_have_their_own_widths(vllm: Any) -> None:
@@ -78,22 +76,23 @@ def test_vllm_layers_have_their_own_widths(vllm: Any) -> None:
     found.register()  # a second time changes nothing
     layer = vllm.registered["QwenGatedDeltaNetAttention"]
     config = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=128)
-    made = [layer(config, asked(WIDTHS, True), f"model.layers.{i}.linear_attn") for i in (0, 1)]
+    made = [layer(config, asked(WIDTHS), f"model.layers.{i}.linear_attn") for i in (0, 1)]
     assert [one.widths for one in made] == [(128, 128), (64, 64)]
-    assert layer(config, asked(None, True), "model.layers.1.linear_attn").widths == (128, 128)
+    assert layer(config, asked(None), "model.layers.1.linear_attn").widths == (128, 128)
     assert config.linear_key_head_dim == 128, "the model's own config stays"
     with pytest.raises(ValueError, match="does not list layer 2"):
-        layer(config, asked(WIDTHS, True), "model.layers.2.linear_attn")
+        layer(config, asked(WIDTHS), "model.layers.2.linear_attn")
 
 
-@pytest.mark.parametrize(("outermost", "padded"), [(True, None), (False, 4096)])
+@pytest.mark.parametrize(("layout", "padded"), [("BLHNC", None), ("LBHNC", 4096), (None, 4096)])
 def test_vllm_pads_only_where_pages_cannot_be_packed(
-    vllm: Any, outermost: bool, padded: int | None
+    vllm: Any, layout: str | None, padded: int | None
 ) -> None:
+    sys.modules["vllm"].envs.VLLM_KV_CACHE_LAYOUT = layout
     plugin("vllm/statetrim_vllm.py").register()
     layer = vllm.registered["QwenGatedDeltaNetAttention"]
     config = SimpleNamespace(linear_key_head_dim=128, linear_value_head_dim=128)
-    uneven, even = asked(WIDTHS, outermost), asked(None, outermost)
+    uneven, even = asked(WIDTHS), asked(None)
     narrow = layer(config, uneven, "model.layers.1.linear_attn")
     assert narrow.get_kv_cache_spec(uneven) == Spec(padded)
     whole = layer(config, uneven, "model.layers.0.linear_attn")

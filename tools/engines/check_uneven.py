@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from check_engines import lines
 
 import statetrim as st
 
@@ -74,12 +75,12 @@ def main() -> None:
                 text=options.text,
                 options=OPTIONS[engine],
             )
-            print(f"# {name}: {found.version}, {found.dtype}", *found.lines(), sep="\n", flush=True)
+            print(*lines(found), sep="\n", flush=True)
         counting = Path(__file__).with_name("vllm_cache.py")
         for model in (original, uniform, small):
             said = subprocess.run([python, counting, model.path], capture_output=True, text=True)
-            lines = [line for line in said.stdout.splitlines() if line.startswith("{")]
-            print(lines[-1] if lines else said.stderr[-300:], flush=True)
+            counts = [line for line in said.stdout.splitlines() if line.startswith("{")]
+            print(counts[-1] if counts else said.stderr[-300:], flush=True)
 
 
 if __name__ == "__main__":

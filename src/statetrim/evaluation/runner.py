@@ -25,6 +25,10 @@ from .samples import MQAR_ROWS, Samples
 
 LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
 
+VLLM_BATCH = 256
+"""Sequences handed to vLLM at a time, which schedules them itself; with "auto" lm-eval asks it for
+a bar, and vLLM divides by the time of a bar that is switched off."""
+
 Engine = Literal["hf", "vllm"]
 
 
@@ -151,7 +155,7 @@ class Runner:
 
     def _lm(self) -> Any:
         if self.lm is None and self.setting.engine == "vllm":
-            self.lm = harness.vllm_model(self.model.path, "auto", self.setting.for_engine)
+            self.lm = harness.vllm_model(self.model.path, VLLM_BATCH, self.setting.for_engine)
         elif self.lm is None:
             self.lm = harness.hf_model(
                 self._model().module, self.tokenizer, self.setting.batch_size
