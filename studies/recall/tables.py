@@ -1,4 +1,4 @@
-"""The tables of docs/recall.md, from the lines that mixes.py and layers.py wrote.
+"""The tables of docs/recall.md, from the lines that the other scripts here wrote.
 
 python studies/recall/tables.py results/recall docs/recall.md
 """
@@ -60,16 +60,92 @@ def layers_table(rows: list[Row]) -> str:
     return table(header, cells)
 
 
+PAIRS = f"recall at {' / '.join(map(str, LOADS))} pairs"
+
+
+def signed(change: list[float], digits: int = 4) -> str:
+    """An estimate and half of its interval."""
+    estimate, low, high = change
+    return f"{estimate:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
+
+
+def default_table(rows: list[Row]) -> str:
+    """The default against the one before it, paired."""
+    cells = []
+    for row in rows:
+        about = [row["model"], row["shape"].partition(" ")[0], str(row["seed"])]
+        values = [
+            " / ".join(f"{row[f'recall {p}'][when]:.3f}" for p in LOADS)
+            for when in ("earlier", "now")
+        ]
+        changes = [signed(row[name]["change"]) for name in ("nll", "recall 32", "recall 63")]
+        cells.append([*about, *values, *changes])
+    header = ["model", "of the bytes", "seed", "earlier", "now", "NLL", "recall at 32", "at 63"]
+    return table(header, cells)
+
+
+WHAT = {
+    "original": "original",
+    "control": "original, trained alike",
+    "cut": "cut and refitted",
+    "first layer": "then the first layer alone",
+    "all layers": "then all layers",
+}
+
+
+def repair_table(rows: list[Row]) -> str:
+    """What training brings back; like for like is against the original with the same training."""
+    cells = []
+    for row in rows:
+        part = row.get("shape", "").partition(" ")[0]
+        alike = row.get("against control", {})
+        against = [signed(alike[name]) if alike else "" for name in ("nll", "recall 32")]
+        change = "" if row["kind"] == "original" else loss(row)
+        cells.append([row["model"], part, WHAT[row["kind"]], change, recall(row), *against])
+    alike_header = ["NLL like for like", "recall at 32 like for like"]
+    return table(["model", "of the bytes", "what", "NLL", PAIRS, *alike_header], cells)
+
+
+def heads_table(rows: list[Row]) -> str:
+    cells = [[row["model"], row["part"], loss(row), recall(row)] for row in rows]
+    return table(["model", "of the heads", "NLL", PAIRS], cells)
+
+
+def beyond_table(rows: list[Row]) -> str:
+    """Only tasks that some original can do."""
+    tasks = [
+        name
+        for name in rows[0]
+        if isinstance(rows[0][name], list)
+        and any(row[name][0] > 0.02 for row in rows if row["name"] == row["model"])
+    ]
+    cells = []
+    for row in rows:
+        name = "original" if row["name"] == row["model"] else row["name"]
+        cells.append([row["model"], name, *(f"{row[task][0]:.3f}" for task in tasks)])
+    return table(["model", "what", *tasks], cells)
+
+
+TABLES = {
+    "mixes": mixes_table,
+    "layers": layers_table,
+    "default": default_table,
+    "repair": repair_table,
+    "heads": heads_table,
+    "beyond": beyond_table,
+}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("page", type=Path)
     options = parser.parse_args()
     text = options.page.read_text()
-    for name, content in (
-        ("mixes", mixes_table(lines_of(options.folder, "mixes"))),
-        ("layers", layers_table(lines_of(options.folder, "layers"))),
-    ):
+    for name, make in TABLES.items():
+        if f"<!-- {name} -->" not in text:
+            continue
+        content = make(lines_of(options.folder, name))
         place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
     options.page.write_text(text)

@@ -41,9 +41,10 @@ def blocks(found: Findings) -> Iterator[Block]:
         )
         for name in figures
     ]
-    chart = line_chart(series, "Loss by training step", x="step", y="nats per token")
+    unit = "part of the output" if options.get("layerwise") else "nats per token"
+    chart = line_chart(series, "Loss by training step", x="step", y=unit)
     if chart:
-        yield Picture(chart, "Loss while training after the cut, in nats per token.")
+        yield Picture(chart, f"Loss while training after the cut: {unit}.")
         yield Table(
             ("", *figures),
             [

@@ -1,0 +1,99 @@
+"""Recall that is no MQAR: copying random tokens and text, and finding one value among many.
+
+    python studies/recall/beyond.py ORIGINAL CUT ... --text valid.jsonl --results FILE
+
+Reads answers off the logits. The first checkpoint is the original that the others are paired with.
+One JSON line a checkpoint; those that are there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import statetrim as st
+from statetrim.maths.paired import Pairs, difference_interval
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.storage.text import sequences
+from statetrim.tasks.generated import plain_tokens
+
+Samples = dict[str, Tensor]
+BATCH = 16
+
+
+@torch.inference_mode()
+def right(live: LiveModel, ids: Tensor, places: Tensor) -> Tensor:
+    """Part of the tokens behind `places` [n] that are ranked first, float64 [rows]."""
+    found = []
+    for part in torch.split(ids, BATCH):
+        best = live.logits(part)[:, places].argmax(-1)
+        found.append((best == part[:, places + 1]).double().mean(-1))
+    return torch.cat(found)
+
+
+def samples(live: LiveModel, plain: Tensor, text: Tensor, rows: int) -> Samples:
+    """By task; text, int [rows, 128], is read twice."""
+    generator = torch.Generator().manual_seed(77)
+    found: Samples = {}
+    for length in (16, 64):
+        once = plain[torch.randint(len(plain), (rows, length), generator=generator)]
+        places = torch.arange(length, 2 * length - 1)
+        found[f"copy {length} random tokens"] = right(live, torch.cat([once, once], 1), places)
+    twice, half = torch.cat([text, text], 1).long(), text.shape[1]
+    found["text, first reading"] = right(live, twice, torch.arange(half - 1))
+    found["text, second reading"] = right(live, twice, torch.arange(half, 2 * half - 1))
+    for pairs in (8, 32):  # as lines "key : value", one of them asked for at the end
+        drawn = torch.rand(rows, len(plain), generator=generator).topk(2 * pairs + 2, -1).indices
+        drawn = plain[drawn]
+        colon, line = drawn[:, :1], drawn[:, 1:2]
+        keys, values = drawn[:, 2::2], drawn[:, 3::2]
+        lines = [
+            torch.cat([keys[:, n : n + 1], colon, values[:, n : n + 1], line], 1)
+            for n in range(pairs)
+        ]
+        asked = torch.randint(pairs, (rows, 1), generator=generator)
+        question = torch.cat([keys.gather(1, asked), colon, values.gather(1, asked)], 1)
+        ids = torch.cat([*lines, question], 1)
+        found[f"one value of {pairs}"] = right(live, ids, torch.tensor([4 * pairs + 1]))
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("models", type=Path, nargs="+")
+    parser.add_argument("--names", nargs="+", required=True, help="of the models, in the results")
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--rows", type=int, default=128)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = [json.loads(line) for line in lines]
+    before: Samples | None = None
+    for name, path in zip(options.names, options.models, strict=True):
+        row: dict[str, Any] = {"model": options.names[0], "name": name, "rows": options.rows}
+        if before is not None and any(row.items() <= old.items() for old in done):
+            continue
+        model = st.open(path)
+        tokenizer = load_tokenizer(model)
+        text = sequences(options.text, tokenizer, tokens=options.rows * 128, length=128).ids
+        found = samples(load_live(model), plain_tokens(tokenizer), text, options.rows)
+        before = before or found
+        for task, after in found.items():
+            change = difference_interval([Pairs(before[task], after)])
+            bounds = (float(after.mean()), change.low, change.high)
+            row[task] = [round(x, 4) for x in bounds]
+        print(json.dumps(row), flush=True)
+        if not any(row.items() <= old.items() for old in done):
+            with options.results.open("a") as results:
+                results.write(json.dumps(row) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The default beside the one before it: `product` on text and recall, `drrqr` on text alone.
+
+    python studies/recall/default_mix.py MODEL --text train.jsonl --test wiki.valid.raw \
+        --results results/recall/default-NAME.jsonl
+
+Both axes, refitted on the mix that chose the channels, masked on the live model. One JSON line a
+shape and seed, with intervals of the difference, paired by window and sequence. Lines that are
+there already are not measured again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from judge import LOADS
+from mixes import MIXES, SHAPES, Workshop
+from refitting import refit
+from statetrim.maths.paired import Pairs, difference_interval
+
+Row = dict[str, Any]
+EARLIER, NOW = ("drrqr", "text"), ("product", "recall .25")
+MEASURES = ("nll", *(f"recall {pairs}" for pairs in LOADS))
+
+
+def samples(workshop: Workshop, shape: str, method: str, mix: str) -> dict[str, Tensor]:
+    cut = workshop.cut({"shape": shape, "method": method, "mix": mix, "rule": "scores"})
+    shares = MIXES[mix]
+    found = workshop.moments(cut, f"{shape} {method} {mix}", shares)
+    cut.weights = refit({name: found[name] for name in shares}, shares)
+    return workshop.judge.samples(cut)
+
+
+def measured(workshop: Workshop, row: Row) -> Row:
+    earlier, now = (samples(workshop, row["shape"], *which) for which in (EARLIER, NOW))
+    result = dict(row)
+    for name in MEASURES:
+        change = difference_interval([Pairs(earlier[name], now[name])])
+        result[name] = {
+            "original": round(float(workshop.judge.dense[name].mean()), 5),
+            "earlier": round(float(earlier[name].mean()), 5),
+            "now": round(float(now[name].mean()), 5),
+            "change": [round(x, 5) for x in (change.estimate, change.low, change.high)],
+        }
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    shapes = ["1/2 balanced", "1/4 balanced"]
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes)
+    parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
+    parser.add_argument("--windows", type=int, default=96)
+    parser.add_argument("--rows", type=int, default=96, help="recall sequences a load")
+    parser.add_argument("--tokens", type=int, default=2**15)
+    parser.add_argument("--refit-tokens", type=int, default=2**13)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = [json.loads(line) for line in lines]
+    for seed in options.seeds:
+        base = {"model": options.model.name, "seed": seed, "windows": options.windows}
+        rows = [base | {"rows": options.rows, "shape": shape} for shape in options.shapes]
+        missing = [row for row in rows if not any(row.items() <= old.items() for old in done)]
+        if not missing:
+            continue
+        options.seed = seed
+        workshop = Workshop(options)
+        for row in missing:
+            result = measured(workshop, row)
+            with options.results.open("a") as results:
+                results.write(json.dumps(result) + "\n")
+            changes = {name: result[name]["change"] for name in MEASURES}
+            print(row["model"], row["shape"], seed, changes, flush=True)
+
+
+if __name__ == "__main__":
+    main()

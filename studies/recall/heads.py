@@ -1,0 +1,96 @@
+"""Why not whole heads? Heads removed, beside channels of both axes, of as many bytes.
+
+    python studies/recall/heads.py MODEL --text train.jsonl --test wiki.valid.raw \
+        --results results/recall/heads-NAME.jsonl
+
+In every layer the heads that stay are those whose refit misses the least of the layer's output, by
+trying all of them: no score could choose better by that measure. A head without a readout is a
+head that is not there, for the delta rule's heads do not know of each other. Masked on the live
+model, one JSON line a cut.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from judge import LOADS
+from masking import Cut
+from mixes import MIXES, Workshop
+from refitting import Moments, error, refit
+
+Row = dict[str, Any]
+MIX = "recall .25"
+
+
+def without(part: Moments, columns: Tensor) -> Moments:
+    """The moments of a layer whose other readout `columns`, bool [n], are nothing."""
+    gram = part.gram * columns[:, None] * columns[None, :]
+    return Moments(gram, part.target * columns, part.square, part.tokens)
+
+
+def best_heads(sums: dict[str, dict[int, Moments]], heads: int, keep: int) -> dict[int, Any]:
+    """Of every layer: the heads that stay, and the output projection fitted to them."""
+    found: dict[int, Any] = {}
+    shares = MIXES[MIX]
+    for layer in sums["text"]:
+        tried = []
+        for kept in itertools.combinations(range(heads), keep):
+            width = sums["text"][layer].gram.shape[0] // heads
+            mask = torch.zeros(heads, width, dtype=torch.bool)
+            mask[list(kept)] = True
+            here = {n: {layer: without(sums[n][layer], mask.flatten())} for n in shares}
+            weight = refit(here, shares)[layer]
+            missed = sum(s * error(weight, here[n][layer]) for n, s in shares.items())
+            tried.append((missed, kept, weight))
+        found[layer] = min(tried, key=lambda one: one[0])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--windows", type=int, default=96)
+    parser.add_argument("--rows", type=int, default=96, help="recall sequences a load")
+    parser.add_argument("--tokens", type=int, default=2**15)
+    parser.add_argument("--refit-tokens", type=int, default=2**13)
+    parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = [json.loads(line) for line in lines]
+    workshop = Workshop(options)
+    geometry = workshop.checkpoint.geometry
+    everything = torch.arange(geometry.head_v_dim).expand(geometry.num_v_heads, -1)
+    whole = Cut(values=dict.fromkeys(geometry.layers, everything))
+    base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
+    for part in (2, 4):
+        row = base | {"rows": options.rows, "part": f"1/{part}", "mix": MIX}
+        if any(row.items() <= old.items() for old in done):
+            continue
+        sums = workshop.moments(whole, "whole", MIXES[MIX])
+        keep = geometry.num_v_heads // part
+        chosen = best_heads(sums, geometry.num_v_heads, keep)
+        cut = Cut(weights={layer: weight for layer, (_, _, weight) in chosen.items()})
+        about = {"heads": {str(layer): list(kept) for layer, (_, kept, _) in chosen.items()}}
+        about["missed"] = {str(layer): round(x, 5) for layer, (x, _, _) in chosen.items()}
+        result = row | workshop.judge.figures(cut) | about
+        with options.results.open("a") as results:
+            results.write(json.dumps(result) + "\n")
+        recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
+        print(row["model"], row["part"], f"{result['increase'][0]:+.4f}", recall, flush=True)
+
+
+if __name__ == "__main__":
+    main()
