@@ -101,3 +101,15 @@ def test_every_result_has_its_command_date_and_commit() -> None:
         program, *words = command.split()
         known = {"just": lambda w: w in recipes, "python": lambda w: (ROOT / w).is_file()}
         assert program == "statetrim" or known[program](words[0]), command
+
+
+def test_every_guarantee_names_tests_that_exist() -> None:
+    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## What is not")[0]
+    rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")][2:]
+    assert len(rows) > 8
+    recipes = (ROOT / "justfile").read_text(encoding="utf-8")
+    for guarantee, held_by in rows:
+        named = re.findall(r"`(tests/[^`]+)`", held_by)
+        assert named and all(list(ROOT.glob(name)) for name in named), guarantee
+        for recipe in re.findall(r"`just ([\w-]+)`", held_by):
+            assert re.search(rf"^{recipe}\b", recipes, re.M), recipe

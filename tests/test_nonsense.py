@@ -3,6 +3,7 @@
 import io
 import json
 import os
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -60,6 +61,10 @@ def command(name: str, place: Path, *more: str) -> list[str]:
         ("benchmark", ["--memory-gib", "inf"], "positive number of GiB"),
         ("benchmark", ["--memory-gib", "nan"], "positive number of GiB"),
         ("inspect", ["--memory-gib", "inf"], "positive number of GiB"),
+        ("recover", ["--seed", "-1"], "--seed lies between"),
+        ("calibrate", ["--seed", str(2**64)], "--seed lies between"),
+        ("recover", ["--length", "0"], "--length cannot be 0"),
+        ("calibrate", ["--device", "meta"], "--device is cpu, cuda"),
     ],
 )
 def test_a_value_that_means_nothing(name: str, more: list[str], says: str, place: Path) -> None:
@@ -177,6 +182,29 @@ def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, pl
     assert code == 2 and err.count("statetrim: ") == 1 and "Traceback" not in err
 
 
+@pytest.mark.parametrize(
+    ("file", "field", "value", "says"),
+    [
+        ("config.json", "norm_eps", [], "does not run|does not load"),
+        ("tokenizer_config.json", "model_max_length", "x", "no tokenizer that loads"),
+    ],
+)
+def test_a_field_that_fails_only_when_it_is_used(
+    file: str, field: str, value: Any, says: str, place: Path
+) -> None:
+    path = place / "model" / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
+    code, err, _ = run(command("calibrate", place))
+    assert code == 2 and re.search(says, err) and err.count("statetrim: ") == 1
+
+
+@pytest.mark.parametrize("line", ["seed: x", "limit: 1.5", "state: .nan", "length: [1, 2]"])
+def test_a_recipe_with_a_value_of_another_kind(line: str, place: Path) -> None:
+    (place / "recipe.yaml").write_text(f"model: model\n{line}\n")
+    words = ["trim", "--recipe", str(place / "recipe.yaml"), "-o", str(place / "o")]
+    check_refusal(*run(words), "must be a number")
+
+
 def test_memory_that_ran_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from statetrim.runtime import live
 
@@ -216,7 +244,7 @@ def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
 def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Path) -> None:
     shown = io.StringIO()
     PlainConsole(file=shown, force_terminal=True, markup=False).print(f"name {ESCAPE}", style="red")
-    assert ESCAPE not in shown.getvalue() and "\x07" not in shown.getvalue()
+    assert not any(code in shown.getvalue() for code in ("\x1b[2J", "\x1b]0", "\x07"))
     model = shutil.copytree(checkpoint("delta_net"), tmp_path / f"model {ESCAPE}\nx: y")
     for arguments in (["inspect", str(model)], ["select", str(model), "--method", "l1", "--keep",
                       "8", "-o", str(tmp_path / f"plan{ESCAPE}.json")]):  # fmt: skip

@@ -236,7 +236,8 @@ def check(arguments: list[str]) -> str | None:
         return "took more than ten seconds"
     if code not in (None, 0, 2):
         return f"exit code {code}: {err[-300:]}"
-    own = [line for line in err.splitlines() if line.startswith("statetrim: ")]
+    # What is missing on the command line, as a recipe without a model leaves it, typer says.
+    own = [line for line in err.splitlines() if line.startswith(("statetrim: ", "Error: Missing "))]
     if code == 2 and (len(own) != 1 or len(own[0]) > 2000):
         return f"not one sentence: {err[-300:]!r}"
     if any(not line.isprintable() for line in (err + out).splitlines()):

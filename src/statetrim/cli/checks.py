@@ -36,6 +36,13 @@ def at_least_one(parameter: typer.CallbackParam, value: int | None) -> int | Non
     return value
 
 
+def seed(value: int) -> int:
+    """What torch, numpy and transformers all take."""
+    if not 0 <= value < 2**32:
+        raise StatetrimError(f"--seed lies between 0 and {2**32 - 1}, not {str(value)[:40]}")
+    return value
+
+
 def part(parameter: typer.CallbackParam, value: float | None) -> float | None:
     """Of a whole."""
     if value is not None and not 0 <= value < 1:

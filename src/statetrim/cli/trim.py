@@ -106,7 +106,9 @@ DryRun = Annotated[
 
 
 Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
-Seed = Annotated[int, typer.Option(help="Of everything that is drawn at random.")]
+Seed = Annotated[
+    int, typer.Option(help="Of everything that is drawn at random.", callback=checks.seed)
+]
 
 
 def _from_recipe(context: typer.Context, path: Path | None) -> Path | None:

@@ -5,12 +5,14 @@ A recipe names no Python file (a family's, or a method's): a file to read must n
 
 from collections.abc import Mapping
 from dataclasses import fields
+from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import yaml
 
 from ..errors import StatetrimError, refuse_unknown
+from ..maths.formatting import short
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
 from .options import TrimOptions
@@ -30,6 +32,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
     for name, value in said.items():
         if not _is_plain(value) and not (isinstance(value, list) and _is_short(value)):
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
+        if not _fits(name, value):
+            raise StatetrimError(f"{path}: {name!r} must be a number, not {short(value)!r}")
         if "method" in name and str(value).endswith(".py"):
             option = f"--{name.replace('_', '-')}"
             raise StatetrimError(
@@ -84,6 +88,15 @@ def _parsed(path: Path) -> dict[Any, Any]:
     if not isinstance(found, dict):
         raise StatetrimError(f"{path} must hold lines such as 'state: 0.5'")
     return found
+
+
+def _fits(name: str, value: Any) -> bool:
+    """Whether a number stands where only a number means anything."""
+    hint = get_type_hints(TrimOptions).get("for_" if name == "for" else name, str)
+    kinds = {*(get_args(hint) or (hint,))} - {type(None)}
+    if kinds == {int}:
+        return type(value) is int
+    return kinds != {float} or (type(value) in (int, float) and isfinite(value))
 
 
 def _is_plain(value: Any) -> bool:

@@ -314,8 +314,10 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
     with_weights(small)
     if teacher is not None:
         with_weights(teacher)
-    if options.rank < 1 or options.batch_size < 1 or not options.alpha > 0:
-        raise StatetrimError("rank, alpha and batch size must be positive")
+    if min(options.rank, options.batch_size, options.length) < 1 or not options.alpha > 0:
+        raise StatetrimError("rank, alpha, batch size and length must be positive")
+    if not 0 <= options.seed < 2**32:
+        raise StatetrimError(f"a seed lies between 0 and {2**32 - 1}, not {options.seed}")
     most = max(max(info.shape, default=1) for _, info in small.tensors.values())
     if options.rank > most:
         raise StatetrimError(

@@ -1,5 +1,7 @@
 """A model that runs, with the checkpoint it was loaded from."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -7,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import StatetrimError
+from ..errors import StatetrimError, out_of_memory
 from ..families.contract import RuntimeName
 from ..storage.checkpoint import Checkpoint
 from .mixers import find_mixers
@@ -83,14 +85,32 @@ class LiveModel:
         """Final hidden states [rows, time, hidden], without the head."""
         self.check_ids(ids)
         decoder: Any = self.module.base_model
-        states: Tensor = decoder(input_ids=ids.to(self.device), use_cache=False).last_hidden_state
+        with self._explained():
+            answer = decoder(input_ids=ids.to(self.device), use_cache=False)
+        states: Tensor = answer.last_hidden_state
         return states
 
     def logits(self, ids: Tensor) -> Tensor:
         """[rows, time, vocabulary], as the model's own forward pass gives them."""
         self.check_ids(ids)
-        logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
+        with self._explained():
+            logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
         return logits
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """A field of a config that loads may still be none that the model can compute with."""
+        try:
+            yield
+        except StatetrimError:
+            raise
+        except (TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
+            if out_of_memory(error):
+                raise
+            reason = str(error).partition("\n")[0][:200]
+            raise StatetrimError(
+                f"{self.checkpoint.path} loads but does not run: {reason}; its config may be wrong"
+            ) from error
 
     def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits [rows, 1, vocabulary] of the last token, and the cache after it; `cache` is what

@@ -197,9 +197,11 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         _register(checkpoint.family, runtime)
     try:
         with staged_tokenizer(checkpoint) as directory:
-            return AutoTokenizer.from_pretrained(
+            tokenizer = AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
+            tokenizer("a", add_special_tokens=False)  # its config may say anything
+            return tokenizer
     except StatetrimError:
         raise
     except Exception as error:

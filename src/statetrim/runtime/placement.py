@@ -105,6 +105,8 @@ def _checked(wanted: str | torch.device) -> torch.device:
         device = torch.device(wanted)
     except RuntimeError:
         raise StatetrimError(f"--device is cpu, cuda or cuda:1, not {str(wanted)[:40]!r}") from None
+    if device.type == "meta":  # where nothing is computed
+        raise StatetrimError("--device is cpu, cuda or cuda:1, not 'meta'")
     if device.type == "cpu":
         return torch.device("cpu")
     if device.type == "cuda":

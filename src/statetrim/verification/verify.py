@@ -52,6 +52,8 @@ def verify(
     has `seconds` for each model. What is wrong stands in the result's `faults`.
     """
     kind = find_engine(engine)
+    if not seconds > 0:
+        raise StatetrimError(f"an engine needs some seconds for a model, not {seconds:g}")
     if min(count, generate) < 1 or length < 4:
         raise StatetrimError(
             f"there is nothing to compare in {count} sequences of {length} tokens continued by "

@@ -58,7 +58,7 @@ Echo = Annotated[
         callback=checks.part,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the sequences that are made.")]
+Seed = Annotated[int, typer.Option(help="Of the sequences that are made.", callback=checks.seed)]
 Layerwise = Annotated[
     bool,
     typer.Option("--layerwise", help="Stream weights from disk, for huge models."),

@@ -22,13 +22,16 @@ Teacher = Annotated[
     str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
 ]
 Tokens = Annotated[str, typer.Option(help="How many tokens to train on.", callback=checks.tokens)]
-Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
+Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
 Skip = Annotated[
     str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
 ]
 BatchSize = Annotated[int, typer.Option(help="Sequences per step, in all processes.")]
 MicroBatch = Annotated[
-    int | None, typer.Option(help="Sequences run at a time in a process; less memory.")
+    int | None,
+    typer.Option(
+        help="Sequences run at a time in a process; less memory.", callback=checks.at_least_one
+    ),
 ]
 Rank = Annotated[int, typer.Option(help="Rank of the LoRA adapters.")]
 Alpha = Annotated[int, typer.Option(help="Their scale times their rank.")]
@@ -50,8 +53,12 @@ Layerwise = Annotated[
 Shard = Annotated[
     bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
 ]
-Seed = Annotated[int, typer.Option(help="Seed of the adapters' first values.")]
-SaveEvery = Annotated[int, typer.Option(help="Steps between two saved states.")]
+Seed = Annotated[
+    int, typer.Option(help="Seed of the adapters' first values.", callback=checks.seed)
+]
+SaveEvery = Annotated[
+    int, typer.Option(help="Steps between two saved states.", callback=checks.at_least_one)
+]
 ReportTo = Annotated[
     str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
 ]

@@ -30,7 +30,9 @@ def select(
             callback=checks.method,
         ),
     ] = KEY_METHOD,
-    seed: Annotated[int, typer.Option(help="Seed for methods that draw at random.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed for methods that draw at random.", callback=checks.seed)
+    ] = 0,
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the method, such as score=q.")
     ] = None,
