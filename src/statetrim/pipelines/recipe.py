@@ -32,10 +32,10 @@ def read_recipe(path: Path) -> dict[str, Any]:
     for name, value in said.items():
         if not _is_plain(value) and not (isinstance(value, list) and _is_short(value)):
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
+        option = f"--{name.replace('_', '-')}"
         if not _fits(name, value):
-            raise StatetrimError(f"{path}: {name!r} must be a number, not {short(value)!r}")
+            raise StatetrimError(f"{path}: {option} must be a number, not {short(value)!r}")
         if "method" in name and str(value).endswith(".py"):
-            option = f"--{name.replace('_', '-')}"
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
                 "yourself"
