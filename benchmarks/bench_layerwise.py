@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import statetrim as st
-from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.runtime.loading import _own_kernels_only, load_live, load_tokenizer
 from statetrim.storage.text import Sequences, sequences
 
 WIDTH = {"hidden_size": 2560, "intermediate_size": 9728}
@@ -37,20 +37,16 @@ FITS, FEW = 0.5, 4096  # GB, and tokens, of the model that is timed
 
 
 def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> float:
-    """One layer a shard; returns the size in GB."""
+    """At least so large, one layer a shard; returns the size in GB."""
     vocabulary = len(json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
     settings = {**WIDTH, **HEADS, **LINEAR, "vocab_size": vocabulary, "dtype": "bfloat16"}
-    total, layers = 0.0, 4
-    with torch.device("meta"):  # how large is a model of four layers?
+    layers, shapes = 0, dict[str, torch.Size]()
+    while sum(shape.numel() for shape in shapes.values()) * 2 / 1e9 < gigabytes:
+        layers += 4
         config = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=layers, **settings)
-        probe = AutoModelForCausalLM.from_config(config)
-        total = sum(p.numel() for p in probe.parameters()) * 2 / 1e9
-    layers = 4 * round(gigabytes / total + 0.5)
-    config = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=layers, **settings)
-    with torch.device("meta"):
-        shapes = {
-            k: v.shape for k, v in AutoModelForCausalLM.from_config(config).state_dict().items()
-        }
+        with _own_kernels_only(), torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     directory.mkdir(parents=True)
     config.save_pretrained(directory)
     for file in tokenizer.iterdir():
@@ -122,7 +118,7 @@ def main() -> None:
     parser.add_argument("directory", type=Path)
     parser.add_argument("tokenizer", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--gigabytes", type=float, default=6)
+    parser.add_argument("--gigabytes", type=float, default=6, help="0 leaves the first part out")
     parser.add_argument("--limit", type=float, default=1.95)
     parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--rounds", type=int, default=3)
@@ -132,8 +128,20 @@ def main() -> None:
         limited(options.directory, options.text, options.tokens, options.limit)
         return
     root = options.directory / "bench-layerwise"
-    gigabytes = write_checkpoint(root / "large" / "model", options.tokenizer, options.gigabytes)
-    places = [root / "large" / "model", options.tokenizer, options.text]
+    if options.gigabytes:
+        within_limit(root / "large" / "model", options)
+    small = write_checkpoint(root / "model", options.tokenizer, FITS)
+    bare, walked, ratio = beside_bare(root / "model", options.text, FEW, options.rounds)
+    print("| weights | tokens | bare forward | calibrated from disk | ratio |")
+    print("|---:|---:|---:|---:|---:|")
+    print(f"| {small:.2f} GB | {FEW:,} | {bare:.1f} s | {walked:.1f} s | {ratio:.2f} |")
+    shutil.rmtree(root)
+
+
+def within_limit(model: Path, options: argparse.Namespace) -> None:
+    """Write a model, calibrate it in a process of its own, print a table, remove it."""
+    gigabytes = write_checkpoint(model, options.tokenizer, options.gigabytes)
+    places = [model, options.tokenizer, options.text]
     more = ["--limit", str(options.limit), "--tokens", str(options.tokens), "--child"]
     command = [sys.executable, __file__, *map(str, places), *more]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
@@ -145,13 +153,7 @@ def main() -> None:
         f"| {took['read']:.2f} GB | {took['seconds']:.0f} s |\n",
         flush=True,
     )
-    shutil.rmtree(root / "large")
-    small = write_checkpoint(root / "model", options.tokenizer, FITS)
-    bare, walked, ratio = beside_bare(root / "model", options.text, FEW, options.rounds)
-    print("| weights | tokens | bare forward | calibrated from disk | ratio |")
-    print("|---:|---:|---:|---:|---:|")
-    print(f"| {small:.2f} GB | {FEW:,} | {bare:.1f} s | {walked:.1f} s | {ratio:.2f} |")
-    shutil.rmtree(root)
+    shutil.rmtree(model.parent)
 
 
 if __name__ == "__main__":
