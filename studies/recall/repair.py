@@ -138,6 +138,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=128)
     parser.add_argument("--rows", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0, help="of the calibration")
+    parser.add_argument("--first-only", action="store_true", help="no second stage, no control")
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.work.mkdir(exist_ok=True, parents=True)
@@ -165,13 +166,14 @@ def main() -> None:
             print("   against control", result["against control"], flush=True)
 
     add({"kind": "original"}, study.model, {})
-    control, about = study.train(study.model, last, control=True)
-    add({"kind": "control", "training": [last]}, control, about)
+    if not options.first_only:
+        control, about = study.train(study.model, last, control=True)
+        add({"kind": "control", "training": [last]}, control, about)
     for shape in options.shapes:
         row: Row = {"shape": shape, "seed": options.seed}
         small = study.cut(shape)
         add(row | {"kind": "cut"}, small, {})
-        for number, stage in enumerate((first, last)):
+        for number, stage in enumerate((first,) if options.first_only else (first, last)):
             small, about = study.train(small, stage)
             kind = stage["name"]
             training = [first, last][: number + 1]
