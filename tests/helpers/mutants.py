@@ -6,6 +6,7 @@ A command may read a mutant or refuse it: exit code 0, or 2 and one sentence; no
 that a terminal would obey, and no more than ten seconds.
 """
 
+import copy
 import json
 import random
 import shutil
@@ -63,7 +64,7 @@ def mutate_json(draw: random.Random, text: bytes) -> bytes:
         elif kind == 2 and isinstance(parent, list):
             parent.append(parent[0])
         else:
-            parent[path[-1]] = draw.choice(_NASTY)
+            parent[path[-1]] = copy.deepcopy(draw.choice(_NASTY))  # they would grow otherwise
     written = json.dumps(value)
     if draw.random() < 0.05:  # a number that Python reads only up to a length
         written = written.replace("1", "9" * 5000, 1)
