@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from rich.table import Table
 from safetensors.torch import load_file, save_file
 
 import statetrim as st
@@ -243,7 +244,14 @@ def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
 
 def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Path) -> None:
     shown = io.StringIO()
-    PlainConsole(file=shown, force_terminal=True, markup=False).print(f"name {ESCAPE}", style="red")
+    console, table = (
+        PlainConsole(file=shown, force_terminal=True, markup=False),
+        Table(title=ESCAPE),
+    )
+    table.add_column(ESCAPE)
+    table.add_row(ESCAPE)
+    console.print(table)
+    console.print(f"name {ESCAPE}", style="red", highlight=False)
     assert not any(code in shown.getvalue() for code in ("\x1b[2J", "\x1b]0", "\x07"))
     model = shutil.copytree(checkpoint("delta_net"), tmp_path / f"model {ESCAPE}\nx: y")
     for arguments in (["inspect", str(model)], ["select", str(model), "--method", "l1", "--keep",
