@@ -206,6 +206,20 @@ def test_a_recipe_with_a_value_of_another_kind(line: str, place: Path) -> None:
     check_refusal(*run(words), "must be a number")
 
 
+def test_a_token_beyond_any_vocabulary(place: Path) -> None:
+    path = place / "model" / "tokenizer.json"
+    words = json.loads(path.read_text())
+    words["model"]["vocab"]["w1"] = 2**31
+    path.write_text(json.dumps(words))
+    check_refusal(*run(command("calibrate", place)), "token 2147483648, which no model has")
+
+
+def test_a_recipe_with_a_name_that_is_too_long(place: Path) -> None:
+    (place / "recipe.yaml").write_text(f"model: {'x' * 300}\n")
+    words = ["trim", "--recipe", str(place / "recipe.yaml"), "-o", str(place / "o")]
+    check_refusal(*run(words), "'model' is no path: File name too long")
+
+
 def test_memory_that_ran_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from statetrim.runtime import live
 

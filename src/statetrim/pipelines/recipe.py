@@ -42,8 +42,11 @@ def read_recipe(path: Path) -> dict[str, Any]:
             )
     for name in ("model", "text", *_PATHS):
         place = path.absolute().parent / str(said.get(name))
-        if name in said and (name in _PATHS or place.exists()):
-            said[name] = str(place)
+        try:
+            if name in said and (name in _PATHS or place.exists()):
+                said[name] = str(place)
+        except OSError as error:
+            raise StatetrimError(f"{path}: {name!r} is no path: {error.strerror}") from None
     return said
 
 

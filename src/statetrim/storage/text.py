@@ -52,6 +52,8 @@ def sequences(
     separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     for document in documents(text):
         ids = tokenizer(document, add_special_tokens=False)["input_ids"] + separator
+        if max(ids, default=0) >= 2**31:
+            raise StatetrimError(f"the tokenizer gives token {max(ids)}, which no model has")
         parts.append(torch.tensor(ids, dtype=torch.int32))
         have += len(ids)
         if have >= need:
