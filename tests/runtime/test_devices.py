@@ -153,21 +153,32 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
         assert copies <= own + layers
 
 
+@pytest.fixture
+def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For some types transformers takes a tokenizer class of its own, which knows few words of
+    ours."""
+    from transformers import PreTrainedTokenizerFast
+
+    for stage in ("analysis.analyze", "evaluation.evaluate"):
+        monkeypatch.setattr(
+            f"statetrim.{stage}.load_tokenizer",
+            lambda model: PreTrainedTokenizerFast.from_pretrained(model.path),
+        )
+
+
 @every_type
 @every_mode
+@pytest.mark.usefixtures("own_tokenizer")
 def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Shared) -> None:
     model, plan, small = shared.cut(model_type)
     where, quiet = options(mode, model), {"batch_size": BATCH, "progress": False}
-    reads = model_type not in tiny.VISION_TYPES  # their tokenizer here knows few words
     spans: Any = {"tokens": 256, "length": 128, "burn_in": 32}
     pairs = shared.once(
         model_type, "pairs", lambda: st.calibrate(small, data(), original=model, **quiet)
     )
-    looked = None
-    if reads:
-        looked = shared.once(
-            model_type, "looked", lambda: st.analyze(model, shared.text, **spans, **quiet)
-        )
+    looked = shared.once(
+        model_type, "looked", lambda: st.analyze(model, shared.text, **spans, **quiet)
+    )
     with cards_for(mode) as cards:
         own = 0
         if mode != "layerwise":
@@ -178,19 +189,17 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
             assert cards.copies - before - own <= len(model.geometry.layers)
         found = check_cut(model, plan, small, placement=Placement(**where))
         assert found.sliced_against_masked < 1e-4
-        if looked is not None:
-            again = st.analyze(model, shared.text, **spans, **quiet, **where)
-            for layer, expected in looked.layers.items():
-                for part in ("effective_rank", "spectrum", "key_condition"):
-                    got = getattr(again.layers[layer], part)
-                    assert torch.allclose(got, getattr(expected, part), rtol=ROUNDING)
+        again = st.analyze(model, shared.text, **spans, **quiet, **where)
+    for layer, expected in looked.layers.items():
+        for part in ("effective_rank", "spectrum", "key_condition"):
+            got = getattr(again.layers[layer], part)
+            assert torch.allclose(got, getattr(expected, part), rtol=ROUNDING)
 
 
 @every_type
 @every_mode
+@pytest.mark.usefixtures("own_tokenizer")
 def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
-    if model_type in tiny.VISION_TYPES:
-        pytest.skip("the tokenizer of its tiny checkpoint knows few words")
     model, _, small = shared.cut(model_type)
     asked: Any = {"tasks": ["text", "mqar"], "text": shared.text, "limit": 3, "batch_size": 4}
     where = options(mode, model)
