@@ -166,7 +166,7 @@ compare-uneven MODEL TEXT TEST WORK *OPTIONS:
 
 # Sequences in vLLM's cache with layers of different widths, by its own functions (docs/uneven.md).
 uneven-capacity ENGINES *CONFIGS:
-    {{ENGINES}}/vllm/bin/python tools/engines/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
+    {{ENGINES}}/vllm/bin/python tools/engines/in_vllm/uneven_capacity.py {{CONFIGS}} -o results/uneven-capacity.json
 
 # Layers of different widths in real MLX-LM and vLLM, with the plugins (docs/uneven.md).
 check-uneven ENGINES MODELS TEXT WORK:

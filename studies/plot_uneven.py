@@ -60,8 +60,8 @@ def allocation_sentence(rows: list[Row]) -> str:
     worst = max(greedy - exact for exact, greedy in both)
     return (
         f"The choice is exact under the assumption that costs add up (a knapsack, milliseconds); a "
-        f"greedy one finds the same cost in {same} of {len(both)} cases, and costs at most "
-        f"{worst:.4f} more."
+        f"greedy one finds the same cost in {same} of {len(both)} cases"
+        + (f", and costs at most {worst:.4f} more." if same < len(both) else ".")
     )
 
 

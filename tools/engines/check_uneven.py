@@ -76,7 +76,7 @@ def main() -> None:
                 options=OPTIONS[engine],
             )
             print(*lines(found), sep="\n", flush=True)
-        counting = Path(__file__).with_name("vllm_cache.py")
+        counting = Path(__file__).with_name("in_vllm") / "vllm_cache.py"
         for model in (original, uniform, small):
             said = subprocess.run([python, counting, model.path], capture_output=True, text=True)
             counts = [line for line in said.stdout.splitlines() if line.startswith("{")]

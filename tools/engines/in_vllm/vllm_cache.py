@@ -1,6 +1,6 @@
 """Groups, blocks and sequences of one model, as vLLM counts them; run with vLLM's own Python.
 
-    python tools/engines/vllm_cache.py MODEL
+    python tools/engines/in_vllm/vllm_cache.py MODEL
 
 Prints one line of JSON, for contexts of 1K, 8K and 32K tokens in a cache of 256 MiB.
 """
