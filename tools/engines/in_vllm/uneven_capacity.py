@@ -1,6 +1,6 @@
 """How many sequences fit in vLLM's cache: whole, every state a quarter, or uneven squares.
 
-    VLLM/bin/python tools/engines/in_vllm/uneven_capacity.py CONFIG.json ... -o results/uneven-capacity.json
+    just uneven-capacity ENGINES CONFIG.json ...
 
 Runs in an environment with vLLM, for configs of Qwen3-Next and Qwen3.5 models. The specs of all
 layers are made by vLLM's own calculators, grouped, and turned into blocks and a "maximum
