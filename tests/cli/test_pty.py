@@ -4,6 +4,7 @@ import fcntl
 import os
 import re
 import select
+import signal
 import struct
 import subprocess
 import sys
@@ -74,7 +75,13 @@ def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, Screen, str]:
     # A session of its own takes the first terminal that it opens, and Ctrl-C comes from there.
     shell = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(theirs), sys.executable, "-m"]
     known = os.environ | {"TERM": "xterm-256color"}
-    process = subprocess.Popen([*shell, "statetrim", *words], start_new_session=True, env=known)
+    process = subprocess.Popen(
+        [*shell, "statetrim", *words],
+        start_new_session=True,
+        env=known,
+        # A suite that was started in the background ignores Ctrl-C, and so would this.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
+    )
     screen, sent, rest = Screen(), "", b""
     while True:
         while not (ready := _readable(ours)) and process.poll() is None:
