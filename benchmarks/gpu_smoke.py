@@ -246,7 +246,7 @@ def timings(root: Path) -> list[dict[str, Any]]:
     path = root / "timings.json"
     if not path.exists():
         return []
-    records = json.loads(path.read_text()).get("timings", [])
+    records = json.loads(path.read_text()).get("records", [])
     return [{k: v for k, v in record.items() if k != "model"} for record in records]
 
 
