@@ -29,8 +29,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 
 LONGEST = ("test_readme.py", "test_adversary.py")
-"""Files of minutes; begun last, one would run alone while the other worker is idle. Only with
-`--no-loadscope-reorder`: pytest-xdist begins with the files of most tests otherwise."""
+"""Files of minutes; begun last, one of them would run alone while the other worker is idle."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
