@@ -15,7 +15,7 @@ test:
 
 # Calibrate and check every type with stand-ins for GPU kernels, and with the real `kernels` package.
 gpu-kernels ENGINES OUT:
-    pytest -m "slow or not slow" tests/runtime/test_kernel_stubs.py
+    pytest -m "slow or not slow" tests/runtime/test_kernel_stubs.py tests/runtime/test_doctor.py
     mkdir -p {{OUT}}
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 

@@ -16,6 +16,7 @@ HEAVY_ALLOWED = {
     "cli": {"typer"},
     "console": {"rich"},
     "storage/text": {"datasets"},
+    "runtime/environment/packages": {"packaging"},
     "evaluation/harness": {"lm_eval", "datasets", "transformers"},
     "tasks/__init__": {"datasets"},
     "reporting/figure_files": {"matplotlib"},

@@ -186,9 +186,14 @@ MODULES = {
 }
 
 
-def install() -> None:
+PACKAGES = ("fla", "mamba_ssm", "causal_conv1d")
+
+
+def install(packages: tuple[str, ...] = PACKAGES) -> None:
     for path, functions in MODULES.items():
         parts = path.split(".")
+        if parts[0] not in packages:
+            continue
         for depth in range(1, len(parts) + 1):
             name = ".".join(parts[:depth])
             if name not in sys.modules:

@@ -10,7 +10,7 @@ from .steps import calibrate, merge, select, prune, refit
 from .measures import evaluate, analyze
 from .steps import recover
 from .measures import verify, benchmark, report
-from . import push, recipe, demo
+from . import push, recipe, doctor, demo
 from .app import app, main
 
 __all__ = ["app", "main"]

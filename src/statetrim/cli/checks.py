@@ -3,6 +3,7 @@
 Typer calls these while it parses. What depends on a model is asked later, by the functions.
 """
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -118,3 +119,11 @@ def one_of(*names: str) -> Callable[[typer.CallbackParam, str | None], str | Non
         return value
 
     return check
+
+
+def programs(values: list[Path] | None) -> list[Path] | None:
+    """Programs that can be started."""
+    for value in values or []:
+        if shutil.which(value) is None:
+            raise StatetrimError(f"{value} cannot be started: it is not a program")
+    return values

@@ -1,10 +1,9 @@
 """One process at a time in a directory; another is told who is at work there."""
 
-import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
@@ -20,13 +19,14 @@ def locked(partial: Path) -> Iterator[None]:
     """`partial`, made where it is not there; removed again where it stays empty."""
     if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
         raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
+    take = _exclusive_lock()
     new = [parent for parent in partial.parents if not parent.exists()]
     partial.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
             lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             stack.callback(os.close, lock)
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            take(lock)
             if not os.path.samestat(os.fstat(lock), partial.stat()):
                 raise FileNotFoundError  # the other process has just finished
         except (BlockingIOError, FileNotFoundError):
@@ -41,6 +41,18 @@ def locked(partial: Path) -> Iterator[None]:
             for parent in new:
                 with suppress(OSError):
                     parent.rmdir()
+
+
+def _exclusive_lock() -> Callable[[int], None]:
+    """Locks an open directory or raises BlockingIOError. Windows opens no directories."""
+    try:
+        import fcntl
+    except ImportError:
+        raise StatetrimError(
+            "on Windows statetrim only inspects models, because nothing locks a directory that "
+            "it writes there; run it in WSL, on Linux or on macOS"
+        ) from None
+    return lambda directory: fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
 def sign(partial: Path, job: str) -> None:

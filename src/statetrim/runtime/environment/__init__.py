@@ -1,0 +1,1 @@
+"""What is installed here, and what of it would be used."""

@@ -1,0 +1,244 @@
+"""`statetrim doctor`: this machine, pretended GPUs, and each kernel package as a stand-in."""
+
+import importlib.metadata
+import json
+import os
+import platform
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import kernel_stubs, tiny
+from helpers.pretended_cuda import pretended_cuda
+from helpers.refusal import run
+from statetrim.families import families
+from statetrim.runtime.environment import kernels as looked_at
+from statetrim.runtime.environment.packages import Package, packages
+
+ROOT = Path(__file__).parents[2]
+KERNELS = kernel_stubs.PACKAGES
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
+
+
+@pytest.fixture
+def bare(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No package with kernels but triton, whatever is installed."""
+    for name in (*KERNELS, "kernels"):
+        monkeypatch.setitem(sys.modules, name, None)
+
+
+def use_of(found: st.Environment, model_type: str) -> tuple[str | None, str, str]:
+    use = next(use for use in found.uses if model_type in use.model_types)
+    return use.runtime, use.recurrence, use.convolution
+
+
+def stub(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    monkeypatch.delitem(sys.modules, package)
+    before = set(sys.modules)
+    kernel_stubs.install((package,))
+    for name in set(sys.modules) - before:
+        monkeypatch.setitem(sys.modules, name, sys.modules.pop(name))
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+def test_this_machine() -> None:
+    found = st.doctor()
+    assert found.python == platform.python_version()
+    assert found.device == "cpu" and found.gpus == ()
+    versions = {one.name: one.version for one in found.packages}
+    for name in ("torch", "transformers", "safetensors", "peft"):
+        assert versions[name] == importlib.metadata.version(name)
+    assert {one.name for one in found.kernels if one.version} <= {"triton"}
+    assert not any(one.used for one in found.kernels)
+    assert use_of(found, "qwen3_next") == ("transformers", "PyTorch", "PyTorch")
+    assert use_of(found, "delta_net") == ("portable", "PyTorch", "PyTorch")
+    assert use_of(found, "gla") == (None, "", "")
+    listed = [name for use in found.uses for name in use.model_types]
+    assert sorted(listed) == sorted(families()), "every model type, once"
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+def test_text_and_json_say_the_same_and_nothing_private() -> None:
+    code, _, text = run(["doctor"])
+    assert code is None
+    code, _, printed = run(["doctor", "--json"])
+    assert code is None
+    found = json.loads(printed)
+    assert found == json.loads(json.dumps(st.doctor().as_json()))
+    for one in found["packages"]:
+        assert one["name"] in text and (one["version"] or "no") in text
+    for problem in found["problems"]:
+        assert f"problem: {problem}" in text
+    assert bool(found["problems"]) == ("no problem found" not in text)
+    for private in (socket.gethostname(), str(Path.home()), sys.prefix, str(ROOT)):
+        assert private not in text + printed
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+def test_pretended_gpus() -> None:
+    with pretended_cuda(2):
+        found = st.doctor()
+    assert found.device == "cuda:0"
+    assert [gpu.memory for gpu in found.gpus] == [80 * 2**30] * 2
+    assert found.gpus[0].capability == "9.0"
+    for name in KERNELS:
+        assert any(text.startswith(f"{name} is not installed, so") for text in found.problems)
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+@pytest.mark.parametrize("stubbed", KERNELS)
+def test_each_kernel_alone_on_a_gpu(stubbed: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(monkeypatch, stubbed)
+    with pretended_cuda(1):
+        found = st.doctor()
+    assert {one.name for one in found.kernels if one.used} - {"triton"} == {stubbed}
+    convolution = stubbed if stubbed == "causal_conv1d" else "PyTorch"
+    for model_type, wanted in (("qwen3_next", "fla"), ("mamba2", "mamba_ssm")):
+        recurrence = stubbed if stubbed == wanted else "PyTorch"
+        assert use_of(found, model_type) == ("transformers", recurrence, convolution)
+    named = [name for name in KERNELS for text in found.problems if text.startswith(f"{name} is")]
+    assert named == [name for name in KERNELS if name != stubbed]
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+def test_the_kernels_package_is_found_and_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    package = ModuleType("kernels")
+    package.__spec__ = ModuleSpec("kernels", None)
+    monkeypatch.setitem(sys.modules, "kernels", package)
+    with pretended_cuda(1):
+        found = next(one for one in st.doctor().kernels if one.name == "kernels")
+    assert found.version and not found.used
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+def test_a_kernel_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built for another torch, as it happens; transformers would go on in silence."""
+    (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "causal_conv1d")
+    assert not [one for one in st.doctor().kernels if one.broken], "not tried without a GPU"
+    with pretended_cuda(1):
+        found = st.doctor()
+    (problem,) = (text for text in found.problems if "does not import" in text)
+    assert "causal_conv1d" in problem and "undefined symbol: _ZN3c10" in problem
+    assert torch.__version__ in problem
+    assert use_of(found, "mamba2")[2] == "PyTorch"
+
+
+@without_gpu
+@pytest.mark.usefixtures("bare")
+def test_a_kernel_imported_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub(monkeypatch, "fla")
+    (problem,) = (text for text in st.doctor().problems if "fla" in text)
+    assert "fla was imported in this process before statetrim" in problem
+
+
+WORKER = """
+import json, sys
+sys.path.insert(0, "tests")
+from helpers import kernel_stubs
+wanted, model_type, model = sys.argv[1:]
+sys.modules.update({name: None for name in kernel_stubs.PACKAGES if name != wanted})
+kernel_stubs.install((wanted,))
+import statetrim as st
+import torch
+use = next(use for use in st.doctor().uses if model_type in use.model_types)
+with torch.inference_mode():
+    st.load(model)(torch.tensor([[1, 2, 3, 4]]))
+print(json.dumps([use.recurrence, use.convolution, sorted(kernel_stubs.CALLS)]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("stubbed", "model_type"),
+    [
+        ("causal_conv1d", "mamba2"),
+        pytest.param("fla", "qwen3_next", marks=pytest.mark.slow),
+        pytest.param("mamba_ssm", "mamba2", marks=pytest.mark.slow),
+    ],
+)
+def test_what_it_says_is_what_transformers_calls(
+    stubbed: str, model_type: str, tmp_path: Path
+) -> None:
+    model = tiny.build(model_type, tmp_path / "model")
+    ran = subprocess.run(
+        [sys.executable, "-c", WORKER, stubbed, model_type, model],
+        capture_output=True, text=True, cwd=ROOT, check=False,
+        env=os.environ | {"HF_HUB_OFFLINE": "1"},
+    )  # fmt: skip
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    recurrence, convolution, calls = json.loads(ran.stdout.splitlines()[-1])
+    scans = {"fla": "chunk_gated_delta_rule", "mamba_ssm": "mamba_chunk_scan_combined"}
+    assert (recurrence != "PyTorch") == bool(set(scans.values()) & set(calls))
+    assert (convolution == "causal_conv1d") == ("causal_conv1d_fn" in calls)
+    assert stubbed in (recurrence, convolution)
+
+
+def test_versions_out_of_range_and_missing_packages_are_problems() -> None:
+    old = Package("transformers", "5.18.0", ">=5.19,<6", "models")
+    assert old.problem and "transformers 5.18.0 is installed" in old.problem
+    assert "pip install 'transformers>=5.19,<6'" in old.problem
+    assert Package("transformers", "5.19.0", ">=5.19,<6", "models").problem is None
+    missing = Package("peft", None, ">=0.18", "recover").problem
+    assert missing and missing.endswith("pip install 'statetrim[recover]'")
+    assert Package("flash-linear-attention", None, ">=0.6", "fla").problem is None, "GPUs only"
+
+
+def test_the_ranges_are_those_of_the_project() -> None:
+    assert {"torch", "transformers", "lm-eval", "peft", "matplotlib"} <= {
+        p.name for p in packages()
+    }
+    assert all(one.problem is None for one in packages()), "this environment is a sound one"
+
+
+@pytest.fixture
+def foreign_python(tmp_path: Path) -> Iterator[Path]:
+    """The Python of an environment with vLLM: an empty package with its metadata."""
+    program = tmp_path / "bin" / "python"
+    metadata = tmp_path / "packages" / "vllm-9.9.9.dist-info"
+    metadata.mkdir(parents=True)
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 9.9.9\n")
+    program.parent.mkdir()
+    program.write_text(
+        f'#!/bin/sh\nexec {sys.executable} -c "import sys; '
+        f'sys.path.insert(0, \'{tmp_path / "packages"}\'); exec(sys.argv[1])" "$3"\n'
+    )
+    program.chmod(0o755)
+    yield program
+
+
+def test_engines_of_other_environments(foreign_python: Path, tmp_path: Path) -> None:
+    found = st.doctor([foreign_python])
+    assert found.engines["vLLM"] == "9.9.9"
+    broken = tmp_path / "broken"
+    broken.write_text("#!/bin/sh\necho 'Error: no such library'; exit 3\n")
+    broken.chmod(0o755)
+    (problem,) = (text for text in st.doctor([broken]).problems if "--engine-python" in text)
+    assert problem.endswith("does not answer: Error: no such library")
+
+
+def test_a_driver_without_cuda_in_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(torch.version, "cuda", None)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert any("built without CUDA" in text for text in st.doctor().problems)
+    monkeypatch.setattr(torch.version, "cuda", "12.8")
+    assert any("finds no GPU" in text for text in st.doctor().problems)
+    assert not looked_at.gpus()
