@@ -172,3 +172,16 @@ uneven-capacity ENGINES *CONFIGS:
 check-uneven ENGINES MODELS TEXT WORK:
     {{ENGINES}}/vllm/bin/python -m pip install --no-deps ./plugins/vllm
     python tools/engines/check_uneven.py {{ENGINES}} {{MODELS}} --text {{TEXT}} --work {{WORK}}
+
+# The paper's tables and figures on MODEL: quality, PCA, rotations, calibration; then docs/paper.md.
+paper MODEL TEXT TEST WORK:
+    python studies/paper/quality.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}}
+    python studies/paper/quality.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} --stages cut --keep 0.5 --scores q k
+    python studies/paper/pca.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
+    python studies/paper/rotation.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --tokens 8192
+    python studies/paper/calibration.py {{MODEL}} --text {{TEXT}} --test {{TEST}}
+    python studies/paper/ledger.py docs/paper.md --pictures results/paper
+
+# The scripts of studies/paper to the end, on tiny checkpoints; CI takes one of them.
+paper-scripts:
+    pytest -m "slow or not slow" tests/studies/test_paper.py

@@ -60,6 +60,7 @@ class Recipe:
     longest_decay_step: float = 0.1
     use_gate: bool = True
     gate_opening: float = 0.4
+    shared_filters: str = ""  # convolution filters tied within each "head", or in "all" of a layer
     seed: int = 0
 
 
@@ -95,11 +96,14 @@ def build(recipe: Recipe) -> PreTrainedModel:
     }
     if recipe.kind == "delta_net":
         expand = recipe.num_heads * recipe.head_dim / recipe.hidden_size
-        return portable.DeltaNetForCausalLM(
+        delta_net = portable.DeltaNetForCausalLM(
             portable.DeltaNetConfig(
                 num_heads=recipe.num_heads, expand_k=expand, expand_v=expand, **common
             )
         )
+        if recipe.shared_filters:
+            share_filters(delta_net, {"head": recipe.num_heads, "all": 1}[recipe.shared_filters])
+        return delta_net
     if recipe.kind == "gated_deltanet":
         model = portable.GatedDeltaNetForCausalLM(
             portable.GatedDeltaNetConfig(
@@ -116,6 +120,25 @@ def build(recipe: Recipe) -> PreTrainedModel:
     if recipe.kind in ("qwen3_5", "qwen3_next"):
         return qwen(recipe, common)
     raise ValueError(f"kind {recipe.kind!r} is not one of {', '.join(KINDS)}.")
+
+
+def share_filters(model: nn.Module, groups: int) -> None:
+    """One filter for all channels of each of `groups` equal parts of a convolution.
+
+    The checkpoint stays an ordinary one, with equal rows: they start equal, and all rows of a group
+    get the mean of their gradients, so that no step moves them apart.
+    """
+
+    def shared(filters: Tensor) -> Tensor:  # [channels, 1, width]
+        parts = filters.view(groups, -1, 1, filters.shape[-1])
+        return parts.mean(1, keepdim=True).expand_as(parts).flatten(0, 1)
+
+    for name, parameter in model.named_parameters():
+        if "_conv1d.weight" in name:
+            first = parameter.data.view(groups, -1, 1, parameter.shape[-1])[:, :1]
+            rows = len(parameter) // groups
+            parameter.data = first.expand(-1, rows, -1, -1).flatten(0, 1).clone()
+            parameter.register_hook(shared)  # type: ignore[no-untyped-call]
 
 
 def remember_longer(model: nn.Module, longest_step: float) -> None:

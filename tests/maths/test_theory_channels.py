@@ -1,6 +1,6 @@
 """The paper's statements about channels: turning, dropping, choosing.
 
-By their number in the table of `docs/the-maths.md`.
+By their number in the table of `docs/paper.md`.
 
 `test_statement_NN_...` holds under the condition its name or docstring gives, for any drawn input.
 `test_statement_NN_fails_...` stores a counterexample to what the paper says.

@@ -16,7 +16,7 @@ for path in sys.argv[1:]:
 
 def test_every_script_starts() -> None:
     """In one process of its own, since some set threads and the environment for themselves."""
-    folders = ("benchmarks", "studies", "tools", "tools/engines")
+    folders = ("benchmarks", "studies", "studies/paper", "tools", "tools/engines")
     paths = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
     names = [str(path) for path in paths]
     assert len(names) > 20

@@ -1,0 +1,95 @@
+"""How many tokens DRRQR needs, and what its tolerance and its swaps do.
+
+The paper takes 5k keys and queries of 128 sequences and one tolerance, and says neither how many
+swaps Algorithms `alg:drrqr_compact` and `alg:drrqr` make nor what they change.
+
+    python studies/paper/calibration.py MODEL --text train.jsonl --test wiki.valid.raw [--samples 3]
+
+Rows of `tokens` say what a cut by that much text costs, on several samples of it; rows of
+`tolerance` how many swaps are made, how far the volume of the kept channels grows, and how many
+kept channels change against no swap at all. NLL is measured where channels differ.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import statetrim as st
+from rotation import shared_part
+from samples import Judge, Row, Rows, parsed, parser, statistics
+
+SIZES = (2**9, 2**11, 5120, 2**14, 2**16)
+TOLERANCES = (1.0001, 1.01, 1.1, 1.5, 4.0)
+NO_SWAPS = 1e6
+KEEP = (0.5, 0.25)
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    """Other tolerances than the default are tried on as many tokens as the paper takes."""
+    found: list[Row] = [{"model": options.name, "method": "none", "keep": 1.0}]
+    for sample in range(options.samples):
+        for keep in options.keep:
+            plain = {"model": options.name, "method": "drrqr", "keep": keep, "sample": sample}
+            found += [plain | {"tokens": size, "tolerance": 1.5} for size in options.sizes]
+            found += [plain | {"tokens": 5120, "tolerance": t} for t in (*TOLERANCES, NO_SWAPS)]
+    return found
+
+
+class Study:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.model = options, st.open(options.model)
+        self.judge = Judge(self.model, options)
+        self.sums: dict[tuple[int, int], st.Statistics] = {}
+        self.known: dict[str, Row] = {}
+
+    def measured(self, row: Row) -> Row:
+        if row["method"] == "none":
+            return self.judge.of(self.model)
+        place = row["tokens"], row["sample"]
+        if place not in self.sums:
+            options = argparse.Namespace(**vars(self.options) | {"tokens": row["tokens"]})
+            options.calibration_length = min(options.calibration_length, row["tokens"])
+            self.sums[place] = statistics(self.model, options, row["sample"], ["drrqr"])
+        plan, plain = (
+            st.select(
+                self.model,
+                "drrqr",
+                row["keep"],
+                statistics=self.sums[place],
+                tolerance=tolerance,
+                progress=False,
+            )
+            for tolerance in (row["tolerance"], NO_SWAPS)
+        )
+        notes = [note for note in plan.notes.values() if "swaps" in note]
+        found: Row = {
+            "swaps": sum(sum(note["swaps"]) for note in notes),
+            "most swaps": max(max(note["swaps"]) for note in notes),
+            "heads": sum(len(note["swaps"]) for note in notes),
+            "best gain left": max(max(note["gain"]) for note in notes),
+            "channels changed": round(1 - shared_part(plan, plain), 5),
+        }
+        channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
+        if channels not in self.known:
+            with tempfile.TemporaryDirectory() as directory:
+                small = st.prune(self.model, plan, Path(directory) / "small")
+                self.known[channels] = self.judge.of(small)
+        return found | self.known[channels]
+
+
+def main() -> None:
+    arguments = parser(__doc__, "calibration.jsonl")
+    arguments.add_argument("--samples", type=int, default=3, help="of the calibration text")
+    arguments.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
+    arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
+    options = parsed(arguments)
+    rows, study = Rows(options.results), Study(options)
+    for row in rows.missing(cases(options)):
+        rows.add(row | study.measured(row))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,113 @@
+"""Figures with their intervals, from the rows that the scripts of this folder wrote.
+
+A comparison is made pair by pair (window, sequence, head, round), sample by sample; of several
+samples the mean is shown, and bounds that hold all their 95 % intervals, so that a verdict needs
+every sample.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any, Literal
+
+import torch
+
+from statetrim.maths.paired import Interval, Pairs, difference_interval
+
+Row = dict[str, Any]
+Verdict = Literal["confirmed here", "not confirmed", "contradicted", "needs its scale"]
+
+
+class Rows:
+    """The lines of one file; none where it is not there."""
+
+    def __init__(self, path: Path) -> None:
+        lines = path.read_text().splitlines() if path.exists() else []
+        self.rows: list[Row] = [json.loads(line) for line in lines]
+
+    def of(self, **wanted: Any) -> list[Row]:
+        """In the order of their samples; an error where there is none."""
+        found = [row for row in self.rows if wanted.items() <= row.items()]
+        if not found:
+            raise LookupError(f"no row has {wanted}")
+        return sorted(found, key=lambda row: int(row.get("sample", 0)))
+
+
+def interval(before: Sequence[float], after: Sequence[float]) -> Interval:
+    """95 % of the mean of after - before, paired."""
+    pair = [torch.tensor(values, dtype=torch.float64) for values in (before, after)]
+    return difference_interval([Pairs(*pair)])
+
+
+def joined(intervals: Sequence[Interval]) -> Interval:
+    """The mean, and bounds that hold every interval."""
+    return Interval(
+        fmean(each.estimate for each in intervals),
+        min(each.low for each in intervals),
+        max(each.high for each in intervals),
+    )
+
+
+def change(rows: list[Row], other: list[Row], measure: str = "nll") -> Interval:
+    """`rows` - `other`; a single sample on one side stands beside each of the other side."""
+    count = max(len(rows), len(other))
+    pairs = zip(_filled(rows, count), _filled(other, count), strict=True)
+    return joined([interval(theirs[measure], ours[measure]) for ours, theirs in pairs])
+
+
+def _filled(rows: list[Row], count: int) -> list[Row]:
+    if len(rows) not in (1, count):
+        raise LookupError(f"{len(rows)} samples cannot stand beside {count}")
+    return rows * count if len(rows) == 1 else rows
+
+
+def perplexity(rows: list[Row]) -> float:
+    return math.exp(fmean(fmean(row["nll"]) for row in rows))
+
+
+def mean(rows: list[Row], measure: str) -> float:
+    return fmean(fmean(row[measure]) for row in rows)
+
+
+def ratio(row: Row, other: Row, measure: str = "seconds") -> Interval:
+    """How many times as fast `row` is, in the mean of rounds."""
+    quotients = [theirs / ours for ours, theirs in zip(row[measure], other[measure], strict=True)]
+    return interval([0.0] * len(quotients), quotients)
+
+
+def verdict(found: Interval, expected: Literal["lower", "higher"], than: float = 0.0) -> Verdict:
+    """By the interval alone: all of it where the claim says, all of it elsewhere, or neither."""
+    below, above = found.high < than, found.low > than
+    if below or above:
+        return "confirmed here" if below == (expected == "lower") else "contradicted"
+    return "not confirmed"
+
+
+def worst(verdicts: Sequence[Verdict]) -> Verdict:
+    """Of a claim with several parts."""
+    order: tuple[Verdict, ...] = ("contradicted", "not confirmed", "needs its scale")
+    return next((each for each in order if each in verdicts), "confirmed here")
+
+
+def nats(found: Interval, digits: int = 3) -> str:
+    low, high = f"{found.low:+.{digits}f}", f"{found.high:+.{digits}f}"
+    return f"{found.estimate:+.{digits}f} ({low} to {high})"
+
+
+def percent(found: Interval) -> str:
+    """A change of NLL as a change of perplexity."""
+    middle, low, high = (100 * math.expm1(x) for x in (found.estimate, found.low, found.high))
+    return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
+
+
+def points(found: Interval) -> str:
+    middle, low, high = (100 * x for x in (found.estimate, found.low, found.high))
+    return f"{middle:+.1f} points ({low:+.1f} to {high:+.1f})"
+
+
+def times(found: Interval) -> str:
+    return f"{found.estimate:.2f}x ({found.low:.2f} to {found.high:.2f})"

@@ -1,0 +1,86 @@
+"""Fills the tables of docs/paper.md from committed rows, and draws its pictures.
+
+    python studies/paper/ledger.py docs/paper.md [--pictures results/paper]
+
+Places `<!-- claims NAME -->` and `<!-- table NAME -->` ... `<!-- end -->` are filled; a test holds
+the document against the rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from pathlib import Path
+
+from claims import Claim, Evidence, shown
+from claims_method import METHOD, SPEED
+from claims_pca import PCA
+from claims_quality import COUPLING, QUALITY
+from claims_state import RANK
+from ledger_pictures import draw
+from ledger_tables import TABLES, table
+
+SECTIONS: dict[str, list[Claim]] = {
+    "quality": QUALITY,
+    "coupling": COUPLING,
+    "pca": PCA,
+    "rank": RANK,
+    "speed": SPEED,
+    "method": METHOD,
+}
+
+
+def claims_table(claims: list[Claim], evidence: Evidence) -> str:
+    rows = []
+    for claim in claims:
+        ours, verdict = shown(claim, evidence)
+        what = f"{claim.says} ({claim.place})"
+        rows.append([what, claim.theirs, ours, f"**{verdict}**", claim.otherwise])
+    header = ["claim", "the paper", "here", "verdict", "what would have changed our mind"]
+    return table(header, rows, right=False)
+
+
+def counts(evidence: Evidence) -> str:
+    """How many claims came out how."""
+    found: dict[str, int] = {}
+    for claims in SECTIONS.values():
+        for claim in claims:
+            verdict = shown(claim, evidence)[1]
+            found[verdict] = found.get(verdict, 0) + 1
+    rows = [[name, str(count)] for name, count in sorted(found.items(), key=lambda x: -x[1])]
+    return table(["verdict", "measured claims"], rows)
+
+
+def section(kind: str, name: str, evidence: Evidence) -> str:
+    if kind == "claims":
+        return claims_table(SECTIONS[name], evidence)
+    return counts(evidence) if name == "counts" else TABLES[name](evidence)
+
+
+def filled(text: str, evidence: Evidence) -> str:
+    """The document with its places filled anew."""
+
+    def fill(place: re.Match[str]) -> str:
+        kind, name = place[1], place[2]
+        try:
+            body = section(kind, name, evidence)
+        except LookupError:
+            body = "Not measured yet."
+        return f"<!-- {kind} {name} -->\n\n{body}\n\n<!-- end -->"
+
+    return re.sub(r"<!-- (claims|table) (\S+) -->.*?<!-- end -->", fill, text, flags=re.DOTALL)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("document", type=Path)
+    parser.add_argument("--pictures", type=Path, help="a folder to draw them into")
+    options = parser.parse_args()
+    evidence = Evidence()
+    options.document.write_text(filled(options.document.read_text(), evidence))
+    if options.pictures:
+        draw(evidence, options.pictures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,98 @@
+"""What the paper leaves out, in figures of the other studies' rows."""
+
+from __future__ import annotations
+
+import math
+
+from claims import RESULTS
+from figures import Row, Rows
+
+
+def beyond_rows() -> list[list[str]]:
+    """Question, figures, document."""
+    return [_control(), _axes(), _refit(), _layers(), _precision()]
+
+
+def _control() -> list[str]:
+    rows = Rows(RESULTS / "recovery.jsonl")
+    plain: Row = {"model": "tiny-delta_net", "data": "text", "tokens": 196608}
+    dense = rows.of(**plain, method="none")[0]
+    cut = rows.of(**plain, method="grad", keep=0.5)[0]
+    before, after = ([math.exp(row[when]["nll"]) for row in (dense, cut)] for when in WHEN)
+    text = (
+        f"perplexity of the original {before[0]:.1f}, after the same recovery {after[0]:.1f}; of "
+        f"half the keys by grad {before[1]:.1f}, then {after[1]:.1f}: beside the untouched "
+        f"original {after[1] - before[0]:+.1f}, beside the control {after[1] - after[0]:+.1f} "
+        "(one run)"
+    )
+    return ["Is it recovery or the training text? A dense control", text, "[recovery](recovery.md)"]
+
+
+WHEN = ("before", "after")
+
+
+def _shape(kind: str, step: str, part: str = "1/4") -> Row:
+    rows = Rows(RESULTS / "two-axes.jsonl")
+    return rows.of(model="tiny-delta_net", part=part, shape=kind, step=step)[0]
+
+
+def _told(row: Row, dense: Row) -> str:
+    nll, low, high = row["nll"]
+    rise = nll - dense["nll"][0]
+    recall, low_recall, high_recall = row["recall 16"]
+    half = (high_recall - low_recall) / 2
+    return f"{rise:+.3f} ({low:+.3f} to {high:+.3f}) nats, recall {recall:.2f} ± {half:.2f}"
+
+
+def _dense() -> Row:
+    return Rows(RESULTS / "two-axes.jsonl").of(model="tiny-delta_net", shape="original")[0]
+
+
+def _axes() -> list[str]:
+    shapes = {"keys alone": "key", "values alone": "value", "a square": "square"}
+    told = "; ".join(f"{name} {_told(_shape(k, 'cut'), _dense())}" for name, k in shapes.items())
+    return ["Keys alone, or both axes? A quarter of the bytes", told, "[two axes](two-axes.md)"]
+
+
+def _refit() -> list[str]:
+    told = "; ".join(
+        f"{kind}: {_told(_shape(kind, 'cut'), _dense())}, refitted "
+        f"{_told(_shape(kind, 'refit'), _dense())}"
+        for kind in ("square", "value")
+    )
+    return ["A closed-form refit of the output projections", told, "[two axes](two-axes.md#refit)"]
+
+
+def _layers() -> list[str]:
+    parts = []
+    for model, name in MODELS.items():
+        rows = Rows(RESULTS / "recall" / f"layers-{model}.jsonl")
+        for kind in ("uniform", "first whole"):
+            row = rows.of(kind=kind, part=0.5, axis="keys", refit="text", mix="text")[0]
+            value, low, high = row["recall 32"]
+            parts.append(f"{name}, {kind}: {value:.2f} ({low:+.2f} to {high:+.2f})")
+    told = "recall at 32 pairs at half of the bytes, change from the original: " + "; ".join(parts)
+    return ["Where does recall live?", told, "[recall](recall.md), [uneven layers](uneven.md)"]
+
+
+MODELS = {"tiny-gated_deltanet6": "Gated DeltaNet", "tiny-qwen3_5_hybrid": "hybrid"}
+
+
+def _precision() -> list[str]:
+    rows, parts = Rows(RESULTS / "precision.jsonl"), []
+    for part, dtype in (("full", "bfloat16"), ("full", "int8"), ("values", "float32")):
+        row = _precise(rows, part, dtype)
+        _, change, low, high = row["recall 63"]
+        nll = row["nll"][1]
+        keys, values = row["shape"]
+        parts.append(
+            f"{keys} x {values} in {dtype} ({row['bytes']:.0%} of the bytes): {nll:+.3f} nats, "
+            f"recall at 63 pairs {change:+.1f} points ({low:+.1f} to {high:+.1f})"
+        )
+    told = "; ".join(parts)
+    return ["Fewer channels, or fewer bits?", told, "[precision](precision.md)"]
+
+
+def _precise(rows: Rows, part: str, dtype: str) -> Row:
+    shape = [64, 64] if part == "full" else [64, 32]
+    return rows.of(model="tiny-delta_net", dtype=dtype, shape=shape, stochastic=False)[0]

@@ -1,0 +1,209 @@
+"""PCA instead of channels: folded before the convolution, or applied after SiLU.
+
+Tables `table:adv_vs_non_adv` and `tab:shared-non-shared-comp-full`. "Proper" keeps the directions
+of the largest variance, "adversarial" those of the smallest.
+
+    python studies/paper/pca.py MODEL --text train.jsonl --test wiki.valid.raw [--samples 3]
+
+`before` rotates the projections of queries and keys and mixes the filters by (T*T) W: a checkpoint
+of its own, as the paper has it. `after` multiplies what leaves SiLU by T, just before the L2 norm:
+no checkpoint can hold that, so the kernel's arguments are projected while the model runs. Both
+bases are uncentred: of what the convolution reads (`before`), of queries and keys (`after`). MODEL
+is a DeltaNet or Gated DeltaNet of fla; train the shared-convolution ones with
+`studies/train_tiny.py delta_net OUT --set shared_filters='"head"'`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import inspect
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import statetrim as st
+from samples import Judge, Row, Rows, parsed, parser, statistics
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.storage.text import sequences
+
+PLACES = ("before", "after")
+WHICH = ("proper", "adversarial")
+SELECTED = ("grad", "drrqr", "product")
+KEEP = (0.5, 0.25)
+
+Bases = dict[int, Tensor]  # layer -> T [heads, kept, channels], rows orthonormal
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    found: list[Row] = [{"model": options.name, "method": "none", "keep": 1.0, "sample": 0}]
+    names = [f"pca {which} {place}" for place in PLACES for which in WHICH]
+    for sample in range(options.samples):
+        for keep in options.keep:
+            for method in (*names, *SELECTED):
+                row = {"model": options.name, "method": method, "keep": keep, "sample": sample}
+                found.append(row)
+    return found
+
+
+def directions(grams: dict[int, Tensor], keep: float, which: str) -> Bases:
+    """The eigenvectors of each head's Gram [heads, channels, channels] with the largest, or the
+    smallest, eigenvalues."""
+    found = {}
+    for layer, gram in grams.items():
+        vectors = torch.linalg.eigh(gram).eigenvectors.mT  # rows, smallest eigenvalue first
+        count = round(keep * gram.shape[-1])
+        found[layer] = vectors[:, -count:] if which == "proper" else vectors[:, :count]
+    return found
+
+
+@torch.inference_mode()
+def projection_grams(
+    model: st.Checkpoint, options: argparse.Namespace, sample: int
+) -> dict[int, Tensor]:
+    """What the convolutions read: Grams of query and key projections, summed, by layer."""
+    live, heads = load_live(model), model.geometry.num_k_heads
+    sums: dict[int, Tensor] = {}
+
+    def add(layer: int, _module: Any, _args: Any, output: Tensor) -> None:
+        x = output.double().view(-1, heads, output.shape[-1] // heads).transpose(0, 1)
+        sums[layer] = sums.get(layer, 0) + x.mT @ x
+
+    for layer, mixer in live.mixers.items():
+        for name in ("q_proj", "k_proj"):
+            mixer.get_submodule(name).register_forward_hook(functools.partial(add, layer))
+    length = options.calibration_length
+    text = sequences(
+        options.text,
+        load_tokenizer(model),
+        tokens=options.tokens,
+        length=length,
+        skip=sample * options.tokens,
+    )
+    for ids in torch.split(text.ids.long(), 8):
+        live.hidden(ids)
+    return {layer: gram.cpu() for layer, gram in sums.items()}
+
+
+def folded(model: st.Checkpoint, bases: Bases, out: Path) -> st.Checkpoint:
+    """A checkpoint whose queries and keys are rotated before a convolution with mixed filters.
+
+    A cut gives config and shapes; then the tensors of queries and keys are replaced.
+    """
+    kept = next(iter(bases.values())).shape[1]
+    small = st.prune(model, st.select(model, "l1", kept, progress=False), out)
+    for shard in out.glob("*.safetensors"):
+        tensors = load_file(shard)
+        for name in tensors:
+            parts = name.split(".")
+            if ".attn." not in name or not parts[-2].startswith(("q_", "k_")):
+                continue
+            basis = bases[int(parts[parts.index("layers") + 1])].to(tensors[name].dtype)
+            weight = model.tensor(name)
+            weight = weight.view(len(basis), -1, *weight.shape[1:])
+            mixing = basis if parts[-2].endswith("proj") else basis.square()
+            new = torch.einsum("hkc,hc...->hk...", mixing, weight).flatten(0, 1)
+            assert new.shape == tensors[name].shape, name
+            tensors[name] = new.contiguous()
+        save_file(tensors, shard, metadata={"format": "pt"})
+    return st.open(small.path)
+
+
+@contextmanager
+def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
+    """Every kernel call gets T q and T k, as a narrower layer would give it."""
+    current = [-1]
+    handles = [
+        mixer.register_forward_pre_hook(lambda *_, layer=layer: current.__setitem__(0, layer))
+        for layer, mixer in live.mixers.items()
+    ]
+    homes = {sys.modules[type(mixer).__module__] for mixer in live.mixers.values()}
+    names = live.checkpoint.family.kernels
+    kernels = [(home, name) for home in homes for name in names if hasattr(home, name)]
+    stock = [getattr(home, name) for home, name in kernels]
+
+    def narrow(kernel: Callable[..., Any]) -> Callable[..., Any]:
+        signature = inspect.signature(kernel)
+
+        @functools.wraps(kernel)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            bound = signature.bind(*args, **kwargs)
+            for name in ("q", "k"):
+                x = bound.arguments[name]  # [batch, time, heads, channels]
+                basis = bases[current[0]].to(x)
+                bound.arguments[name] = torch.einsum("bthc,hkc->bthk", x, basis)
+            return kernel(*bound.args, **bound.kwargs)
+
+        return call
+
+    for (home, name), kernel in zip(kernels, stock, strict=True):
+        setattr(home, name, narrow(kernel))
+    try:
+        yield
+    finally:
+        for (home, name), kernel in zip(kernels, stock, strict=True):
+            setattr(home, name, kernel)
+        for handle in handles:
+            handle.remove()
+
+
+class Study:
+    """One model; what a sample of the calibration text shows is summed once."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options, self.model = options, st.open(options.model)
+        self.judge = Judge(self.model, options)
+
+    @functools.cache  # noqa: B019  (one study a process)
+    def sums(self, sample: int) -> st.Statistics:
+        return statistics(self.model, self.options, sample, list(SELECTED))
+
+    @functools.cache  # noqa: B019
+    def grams(self, sample: int, place: str) -> dict[int, Tensor]:
+        if place == "before":
+            return projection_grams(self.model, self.options, sample)
+        found = {}
+        for layer, sums in self.sums(sample).layers.items():
+            assert sums.query_gram is not None and sums.key_gram is not None
+            found[layer] = sums.query_gram + sums.key_gram
+        return found
+
+    def measured(self, row: Row) -> Row:
+        if row["method"] == "none":
+            return self.judge.of(self.model)
+        kind, *words = row["method"].split()
+        with tempfile.TemporaryDirectory() as directory:
+            out = Path(directory) / "small"
+            if kind == "pca":
+                which, place = words
+                bases = directions(self.grams(row["sample"], place), row["keep"], which)
+                if place == "before":
+                    return self.judge.of(folded(self.model, bases, out))
+                live = load_live(self.model)
+                with projected(live, bases):
+                    return self.judge.samples(live)
+            sums = self.sums(row["sample"])
+            plan = st.select(self.model, kind, row["keep"], statistics=sums, progress=False)
+            return self.judge.of(st.prune(self.model, plan, out))
+
+
+def main() -> None:
+    arguments = parser(__doc__, "pca.jsonl")
+    arguments.add_argument("--samples", type=int, default=3, help="of the calibration text")
+    arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
+    options = parsed(arguments)
+    rows, study = Rows(options.results), Study(options)
+    for row in rows.missing(cases(options)):
+        rows.add(row | study.measured(row))
+
+
+if __name__ == "__main__":
+    main()

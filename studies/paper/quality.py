@@ -1,0 +1,154 @@
+"""What a cut costs before and after recovery, by method and width.
+
+Tables `tab:pre_rft_50_gated_only`, `tab:full_results_gdn_13B_paper`, `tab:unified_summary_50`,
+`tab:zs-*` and `tab:recall-*`; with `--scores` the ablation `tab:ablation_kq_targets`.
+
+    python studies/paper/quality.py MODEL --text train.jsonl --test wiki.valid.raw --work WORK \\
+        [--stages cut recovered] [--scores qk q k] [--tasks likelihood recall --data DATA]
+
+Every cut is written below WORK and kept, so that other scripts can look at it. Whatever is drawn is
+drawn `--samples` times: the channels of `rand`, the calibration text of the others, LoRA's start.
+Recovery is the product's, with the paper's recipe scaled to `--recovery-tokens`; the control is the
+original after the same recovery.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import statetrim as st
+from samples import Judge, Row, Rows, parsed, parser, statistics
+
+METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
+CALIBRATED = ("s_wanda", "grad", "drrqr")
+KEEP = (0.25, 0.5, 0.6, 0.7)  # 75, 50, 40 and 30 % of the channels go
+
+
+def cases(options: argparse.Namespace) -> list[Row]:
+    """What identifies a row: cuts first, then the control and the recovered ones."""
+    found: list[Row] = []
+    for stage in options.stages:
+        recipe: Row = {"model": options.name, "stage": stage}
+        if stage == "recovered":
+            recipe |= {"tokens": options.recovery_tokens, "rate": options.learning_rate}
+        for sample in range(options.samples):
+            if stage == "recovered" or sample == 0:
+                found.append({**recipe, "method": "none", "keep": 1.0, "sample": sample})
+            for score in options.scores:
+                for keep in options.keep:
+                    for method in options.methods:
+                        drawn = stage == "recovered" or method != "l1"
+                        if (sample == 0 or drawn) and (score == "qk" or method != "rand"):
+                            what = {"method": method, "score": score, "keep": keep}
+                            found.append({**recipe, **what, "sample": sample})
+    return found
+
+
+class Workshop:
+    """Makes the checkpoints of one model below a directory, once each."""
+
+    def __init__(self, model: st.Checkpoint, options: argparse.Namespace) -> None:
+        self.model, self.options = model, options
+        self.sums: dict[int, st.Statistics] = {}
+
+    def cut(self, row: Row) -> st.Checkpoint:
+        """In recovery samples the cut is that of sample 0, but for `rand`: what differs is the
+        training."""
+        recovered = row["stage"] == "recovered" and row["method"] != "rand"
+        sample = 0 if recovered or row["method"] == "l1" else row["sample"]
+        name = f"{row['model']}-{row['method']}-{row['score']}-{row['keep']}-{sample}"
+        out: Path = self.options.work / name
+        if out.exists():
+            return st.open(out)
+        needs = row["method"] in CALIBRATED
+        if needs and sample not in self.sums:
+            self.sums[sample] = statistics(self.model, self.options, sample, list(CALIBRATED))
+        plan = st.select(
+            self.model,
+            row["method"],
+            round(row["keep"] * self.model.geometry.head_k_dim),  # a fraction would be rounded up
+            seed=sample,
+            statistics=self.sums[sample] if needs else None,
+            progress=False,
+            **({} if row["method"] == "rand" else {"score": row["score"]}),
+        )
+        return st.prune(self.model, plan, out)
+
+    def recovered(self, row: Row) -> st.Checkpoint:
+        dense = row["method"] == "none"
+        small = self.model if dense else self.cut(row)
+        name = "control" if dense else small.path.name
+        recipe = f"{row['tokens']}-{row['rate']:g}-{row['sample']}"
+        return st.recover(
+            small,
+            teacher=self.model,
+            text=self.options.text,
+            tokens=row["tokens"],
+            length=self.options.recovery_length,
+            skip=self.options.recovery_skip,
+            learning_rate=row["rate"],
+            control=dense,
+            seed=row["sample"],
+            save_every=20,
+            out=self.options.work / f"{name}-recovered-{recipe}",
+            resume=True,
+            progress=False,
+        )
+
+
+def tasks(model: st.Checkpoint, small: st.Checkpoint, options: argparse.Namespace) -> Row:
+    """What lm-eval's tasks and the recall suite give, sample by sample, if they are asked for."""
+    if not options.tasks:
+        return {}
+    scores = st.evaluate(
+        small,
+        baseline=model,
+        tasks=options.tasks,
+        data=options.data,
+        limit=options.limit,
+        out=options.work / f"{small.path.name}-scores.json",
+        progress=False,
+    )
+    return {
+        f"{score.task} {score.metric}": [round(value, 4) for value in score.samples]
+        for score in scores.scores
+        if score.model == scores.models[-1]
+    }
+
+
+def main() -> None:
+    arguments = parser(__doc__, "quality.jsonl")
+    arguments.add_argument("--work", type=Path, required=True, help="where checkpoints are kept")
+    arguments.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
+    arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
+    arguments.add_argument("--scores", nargs="+", choices=["qk", "q", "k"], default=["qk"])
+    stages = ["cut", "recovered"]
+    arguments.add_argument("--stages", nargs="+", choices=stages, default=stages)
+    arguments.add_argument("--samples", type=int, default=3, help="of whatever is drawn")
+    arguments.add_argument("--recovery-tokens", type=int, default=24 * 16 * 256)
+    arguments.add_argument("--recovery-length", type=int, default=256)
+    seen = 3 * 2**15
+    arguments.add_argument("--recovery-skip", type=int, default=seen, help="calibration's tokens")
+    arguments.add_argument("--learning-rate", type=float, default=2e-3)
+    arguments.add_argument("--tasks", nargs="*", default=[], help="of `statetrim evaluate`")
+    arguments.add_argument("--data", type=Path, help="their files")
+    arguments.add_argument("--limit", type=int, help="samples of each task")
+    options = parsed(arguments)
+    options.work.mkdir(parents=True, exist_ok=True)
+    rows, model = Rows(options.results), st.open(options.model)
+    workshop, judge = Workshop(model, options), Judge(model, options)
+    known: dict[Any, Row] = {}  # by digest: the same channels are measured once
+    for row in rows.missing(cases(options)):
+        if row["stage"] == "recovered":
+            made = workshop.recovered(row)
+        else:
+            made = model if row["method"] == "none" else workshop.cut(row)
+        if made.digest not in known:
+            known[made.digest] = judge.of(made) | tasks(model, made, options)
+        rows.add(row | known[made.digest])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,120 @@
+"""Rotating the residual stream (QuaRot, SliceGPT) leaves a cut model as it is.
+
+The claim of the introduction that the cut goes together with residual-stream rotations.
+
+    python studies/paper/rotation.py MODEL --text train.jsonl --test wiki.valid.raw [--samples 3]
+
+The norms' weights are folded into the projections behind them, the embeddings are untied, and a
+random orthogonal matrix is multiplied into everything that writes to the stream, its transpose into
+everything that reads it, in float64. A row says how far the logits of the cut model move, and how
+many channels the methods choose in the rotated original that they chose in the original.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+import statetrim as st
+from samples import Judge, Row, Rows, parsed, parser, statistics
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live
+
+METHODS = ("l1", "s_wanda", "grad", "drrqr", "product")
+READS = ("q_proj", "k_proj", "v_proj", "b_proj", "a_proj", "g_proj", "gate_proj", "up_proj")
+WRITES = ("o_proj", "down_proj")
+
+
+def orthogonal(size: int, seed: int) -> Tensor:
+    noise = torch.randn(
+        size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
+    )
+    turn: Tensor = torch.linalg.qr(noise).Q
+    return turn
+
+
+def rotated(model: st.Checkpoint, seed: int, out: Path) -> st.Checkpoint:
+    """The same function with another basis of the residual stream; a DeltaNet of either kind."""
+    tensors = {name: model.tensor(name).double() for name in model.tensors}
+    turn = orthogonal(model.config["hidden_size"], seed)
+    embeddings = "model.embeddings.weight"
+    tensors.setdefault("lm_head.weight", tensors[embeddings].clone())
+    tensors["lm_head.weight"] *= tensors["model.norm.weight"]
+    for name, weight in tensors.items():
+        *before, leaf = name.removesuffix(".weight").split(".")
+        block, part = ".".join(before[:-1]), before[-1] if before else ""
+        if leaf in READS:
+            norm = "attn_norm" if part == "attn" else "mlp_norm"
+            tensors[name] = weight * tensors[f"{block}.{norm}.weight"] @ turn.T
+        elif leaf in WRITES:
+            tensors[name] = turn @ weight
+        elif name in (embeddings, "lm_head.weight"):
+            tensors[name] = weight @ turn.T
+    for name in tensors:
+        if name.endswith(("attn_norm.weight", "mlp_norm.weight", "model.norm.weight")):
+            tensors[name] = torch.ones_like(tensors[name])
+    out.mkdir()
+    found = {name: weight.float().contiguous() for name, weight in tensors.items()}
+    save_file(found, out / "model.safetensors", metadata={"format": "pt"})
+    config = dict(model.config) | {"tie_word_embeddings": False}
+    (out / "config.json").write_text(json.dumps(config))
+    for path in model.path.glob("tokenizer*"):
+        (out / path.name).write_bytes(path.read_bytes())
+    return st.open(out)
+
+
+@torch.inference_mode()
+def apart(one: LiveModel, other: LiveModel, ids: Tensor) -> tuple[float, float]:
+    """The largest difference between logits, and their standard deviation."""
+    left, right = one.logits(ids).double(), other.logits(ids).double()
+    return float((left - right).abs().max()), float(left.std())
+
+
+def shared_part(one: st.Plan, other: st.Plan) -> float:
+    """The part of the kept channels that both plans keep."""
+    same = total = 0
+    for layer, kept in one.kept.items():
+        for mine, theirs in zip(kept.tolist(), other.kept[layer].tolist(), strict=True):
+            same, total = same + len({*mine} & {*theirs}), total + len(mine)
+    return same / total
+
+
+def measured(model: st.Checkpoint, options: argparse.Namespace, sample: int, ids: Tensor) -> Row:
+    with tempfile.TemporaryDirectory() as directory:
+        folder = Path(directory)
+        turned = rotated(model, sample, folder / "turned")
+        ours = statistics(model, options, 0, list(METHODS))
+        theirs = statistics(turned, options, 0, list(METHODS))
+        row: Row = {"agree": {}}
+        for method in METHODS:
+            plan = st.select(model, method, 0.5, statistics=ours, progress=False)
+            again = st.select(turned, method, 0.5, statistics=theirs, progress=False)
+            row["agree"][method] = round(shared_part(plan, again), 4)
+        small = st.prune(model, plan, folder / "small")
+        turned_small = rotated(small, sample, folder / "turned-small")
+        live = load_live(small)
+        row["rotated cut"], row["logits"] = apart(live, load_live(turned_small), ids)
+        row["rotated original"], _ = apart(load_live(model), load_live(turned), ids)
+        row["cut alone"], _ = apart(live, load_live(model), ids)
+    return row
+
+
+def main() -> None:
+    arguments = parser(__doc__, "rotation.jsonl")
+    arguments.add_argument("--samples", type=int, default=3, help="random rotations")
+    options = parsed(arguments)
+    rows, model = Rows(options.results), st.open(options.model)
+    ids = Judge(model, options).windows[:4]
+    cases: list[Row] = [{"model": options.name, "sample": i} for i in range(options.samples)]
+    for row in rows.missing(cases):
+        rows.add(row | measured(model, options, row["sample"], ids))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""What the scripts of this folder share: rows that are measured once, and the same samples for all.
+
+A row holds the samples themselves (NLL of each window, recall of each sequence), so that any two
+rows can be compared pair by pair afterwards.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn import functional
+from transformers.utils import logging as transformers_logging
+
+import statetrim as st
+from statetrim.runtime.live import LiveModel
+from statetrim.runtime.loading import load_live, load_tokenizer
+from statetrim.tasks.recall import associations, recalled
+
+PAIRS = (16, 32, 63)
+BATCH = 8
+
+Row = dict[str, Any]
+
+
+class Rows:
+    """JSON lines on disk; what is there is not measured again."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        if path.exists():
+            self.rows = [json.loads(line) for line in path.read_text().splitlines()]
+
+    def missing(self, cases: list[Row]) -> Iterator[Row]:
+        """Those of `cases` that have no row, one after the other."""
+        left = [case for case in cases if not self.has(case)]
+        print(f"{len(left)} of {len(cases)} rows to measure", flush=True)
+        for case in left:
+            if not self.has(case):  # a case may be named twice
+                print(" ".join(f"{value}" for value in case.values()), flush=True)
+                yield case
+
+    def has(self, case: Row) -> bool:
+        return any(case.items() <= row.items() for row in self.rows)
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a") as lines:
+            lines.write(json.dumps(row) + "\n")
+
+
+class Judge:
+    """NLL on windows of a text, each from an empty state, and recall (MQAR), of any model."""
+
+    def __init__(self, model: st.Checkpoint, options: argparse.Namespace) -> None:
+        ids = load_tokenizer(model)(options.test.read_text(), add_special_tokens=False)["input_ids"]
+        count = min(options.windows, len(ids) // options.length)
+        self.windows = torch.tensor(ids[: count * options.length]).view(count, -1)
+        self.sequences = options.sequences
+
+    def of(self, model: st.Checkpoint) -> Row:
+        return self.samples(load_live(model))
+
+    @torch.inference_mode()
+    def samples(self, live: LiveModel) -> Row:
+        nll = []
+        for ids in torch.split(self.windows, BATCH):
+            logits = _logits(live, live.hidden(ids)[:, :-1])
+            target = ids[:, 1:].to(logits.device)
+            nll.append(functional.cross_entropy(logits.mT, target, reduction="none").mean(1))
+        row: Row = {"nll": _rounded(torch.cat(nll))}
+        for pairs in PAIRS if live.vocabulary >= 4 * max(PAIRS) else ():
+            ids, asked = associations(live.vocabulary, pairs, self.sequences, seed=0)
+            right = [
+                recalled(part, asked, _logits(live, live.hidden(part)[:, asked]))
+                for part in torch.split(ids, BATCH)
+            ]
+            row[f"recall {pairs}"] = _rounded(torch.cat(right))
+        return row
+
+
+def _logits(live: LiveModel, hidden: torch.Tensor) -> torch.Tensor:
+    logits: torch.Tensor = live.module.lm_head(hidden)
+    return logits.float()
+
+
+def _rounded(samples: torch.Tensor) -> list[float]:
+    return [round(float(value), 5) for value in samples]
+
+
+def parser(description: str | None, results: str) -> argparse.ArgumentParser:
+    """The arguments of every script."""
+    found = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    found.add_argument("model", help="a checkpoint's directory or a hub id")
+    found.add_argument(
+        "--text", required=True, help="for calibration and recovery: file or dataset"
+    )
+    found.add_argument("--test", type=Path, required=True, help="plain text for NLL")
+    found.add_argument("--results", type=Path, default=Path("results/paper") / results)
+    found.add_argument("--name", help="of the model in the rows; default: its directory's")
+    found.add_argument("--windows", type=int, default=48, help="of the test text")
+    found.add_argument("--length", type=int, default=256, help="tokens of a window")
+    found.add_argument("--sequences", type=int, default=16, help="recall sequences a load")
+    found.add_argument("--tokens", type=int, default=2**15, help="of calibration")
+    found.add_argument("--calibration-length", type=int, default=512)
+    return found
+
+
+def parsed(arguments: argparse.ArgumentParser) -> argparse.Namespace:
+    options = arguments.parse_args()
+    options.name = options.name or Path(options.model).resolve().name
+    quiet()
+    return options
+
+
+def quiet() -> None:
+    """No chatter, and one thread: others may use the machine."""
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    torch.set_num_threads(1)
+
+
+def statistics(
+    model: st.Checkpoint, options: argparse.Namespace, sample: int, methods: list[str]
+) -> st.Statistics:
+    """Sums over text alone; each sample reads other tokens."""
+    return st.calibrate(
+        model,
+        options.text,
+        tokens=options.tokens,
+        length=options.calibration_length,
+        skip=sample * options.tokens,
+        methods=methods,
+        recall=0.0,
+        progress=False,
+    )

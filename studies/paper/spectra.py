@@ -1,0 +1,87 @@
+"""How full the state is: the original, its cuts, and what recovery makes of them.
+
+Figures `fig:histograms-main`, `fig:histogram`, `fig:histogram_pre_vs_post`, `fig:rank-util-curve`,
+and the condition of the keys that Proposition `proposition:sandwich` speaks of; the similarity of
+filters beside figures `fig:filters_dn` and `fig:filters_dn2`.
+
+    python studies/paper/spectra.py MODEL --also drrqr=WORK/CUT recovered=WORK/RECOVERED \\
+        --text valid.jsonl [--tokens 8192]
+
+`quality.py` makes the checkpoints. A row holds every head's effective rank, mean spectrum and
+condition numbers, the curve over tokens, and the histogram of the head that is fullest in MODEL.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import statetrim as st
+from samples import Row, Rows, quiet
+from statetrim.reporting.rank_pictures import fullest_head
+
+
+def listed(values: Tensor | None, digits: int = 4) -> Any:
+    if values is None:
+        return None
+    if values.dim() > 1:
+        return [listed(row, digits) for row in values]
+    return [round(float(value), digits) for value in values]
+
+
+def found_in(analysis: st.Analysis, layer: int, head: int) -> Row:
+    layers = analysis.layers.values()
+    one = analysis.layers[layer]
+    return {
+        "widest": analysis.widest,
+        "head": [layer, head],
+        "effective rank": listed(analysis.mean_utilization.flatten() * analysis.widest),
+        "key condition": listed(torch.cat([each.key_condition for each in layers]), 2),
+        "query condition": listed(torch.cat([each.query_condition for each in layers]), 2),
+        "key similarity": [listed(each.key_similarity) for each in layers],
+        "query similarity": [listed(each.query_similarity) for each in layers],
+        "positions": analysis.positions.tolist(),
+        "curve": listed(analysis.curve),
+        "spectra": [listed(row) for each in layers for row in each.spectrum],
+        "histogram": one.histogram[head].tolist(),
+    }
+
+
+def main() -> None:
+    arguments = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    arguments.add_argument("model", help="a directory or a hub id")
+    arguments.add_argument("--also", nargs="*", default=[], metavar="NAME=CHECKPOINT")
+    arguments.add_argument("--text", required=True, help="other text than calibration's")
+    arguments.add_argument("--tokens", type=int, default=4 * 2048)
+    arguments.add_argument("--length", type=int, default=2048)
+    arguments.add_argument("--every", type=int, default=16, help="tokens between two looks")
+    arguments.add_argument("--results", type=Path, default=Path("results/paper/spectra.jsonl"))
+    options = arguments.parse_args()
+    quiet()
+    paths = {"original": options.model}
+    paths |= {name: path for name, _, path in (each.partition("=") for each in options.also)}
+    rows, of = Rows(options.results), Path(options.model).resolve().name
+    head: list[int] | None = None
+    for row in rows.rows:
+        if row["model"] == of and row["name"] == "original":
+            head = row["head"]
+    for row in rows.missing([{"model": of, "name": name} for name in paths]):
+        analysis = st.analyze(
+            paths[row["name"]],
+            options.text,
+            tokens=options.tokens,
+            length=options.length,
+            every=options.every,
+            progress=False,
+        )
+        if head is None:  # the original comes first
+            head = list(fullest_head(analysis))
+        rows.add(row | found_in(analysis, *head))
+
+
+if __name__ == "__main__":
+    main()

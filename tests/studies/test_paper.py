@@ -1,0 +1,202 @@
+"""docs/paper.md names every table, figure and theorem of the paper and shows what the rows say, and
+the scripts that measured them run to the end on tiny checkpoints."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.tiny_models import STUDIES
+from statetrim.runtime.loading import load_live
+
+ROOT = Path(__file__).parents[2]
+LEDGER = ROOT / "docs" / "paper.md"
+PAPER = ROOT.parent / "shared" / "paper" / "paper.txt"
+LABELS = r"\\label\{((?:fig|tab|table|thm|prop|proposition|lemma|cor|def|alg):[^}]+)\}"
+TYPES = ("delta_net", "gated_deltanet")
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of studies/paper by its name."""
+    monkeypatch.syspath_prepend(STUDIES / "paper")
+    return importlib.import_module
+
+
+@pytest.fixture(scope="module", params=TYPES)
+def checkpoint(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.build(request.param, tmp_path_factory.mktemp(request.param) / "model")
+
+
+def test_every_label_of_the_paper_is_in_the_ledger() -> None:
+    if not PAPER.exists():
+        pytest.skip("the paper's source is not in ../shared")
+    labels, ledger = re.findall(LABELS, PAPER.read_text()), LEDGER.read_text()
+    assert len(labels) > 30
+    assert [label for label in labels if f"`{label}`" not in ledger] == []
+
+
+def test_the_ledger_shows_what_the_rows_say(script: Any) -> None:
+    ledger = script("ledger")
+    text, evidence = LEDGER.read_text(), script("claims").Evidence()
+    assert ledger.filled(text, evidence) == text
+
+
+def test_every_claim_says_what_would_have_changed_our_mind(script: Any) -> None:
+    ledger, evidence = script("ledger"), script("claims").Evidence()
+    for claim in (claim for claims in ledger.SECTIONS.values() for claim in claims):
+        ours, verdict = script("claims").shown(claim, evidence)
+        assert claim.otherwise and claim.theirs, claim.says
+        assert verdict == "not run" or re.search(r"\d", ours), claim.says
+
+
+def test_a_changed_row_changes_the_ledger(script: Any) -> None:
+    ledger, evidence = script("ledger"), script("claims").Evidence()
+    row = evidence.cut("tiny-delta_net", "drrqr")[0]
+    row["nll"] = [value + 1 for value in row["nll"]]
+    assert ledger.filled(LEDGER.read_text(), evidence) != LEDGER.read_text()
+
+
+def test_the_verdict_is_that_of_the_interval(script: Any) -> None:
+    figures = script("figures")
+    rows = [{"nll": [1.0, 2.0, 3.0] * 4}, {"nll": [1.5, 2.6, 3.4] * 4}]
+    rise = figures.change(rows[1:], rows[:1])
+    assert rise.low < 0.5 < rise.high and rise.low > 0.4
+    assert figures.verdict(rise, "higher") == "confirmed here"
+    assert figures.verdict(rise, "lower") == "contradicted"
+    assert figures.verdict(rise, "higher", than=0.5) == "not confirmed"
+    both = figures.change([rows[1], rows[0]], rows[:1])  # the samples disagree
+    assert both.estimate == pytest.approx(0.25) and both.low == 0
+    assert figures.verdict(both, "higher") == "not confirmed"
+    assert figures.worst(["confirmed here", "not confirmed"]) == "not confirmed"
+
+
+def one_hot(plan: st.Plan, channels: int) -> dict[int, torch.Tensor]:
+    return {
+        layer: torch.nn.functional.one_hot(kept, channels).double()
+        for layer, kept in plan.kept.items()
+    }
+
+
+def test_a_projection_onto_channels_is_their_selection(
+    script: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    """Folded before the convolution, and applied after SiLU."""
+    pca, model = script("pca"), st.open(checkpoint)
+    channels = model.geometry.head_k_dim
+    plan = st.select(model, "rand", channels // 2, seed=3)
+    bases, ids = one_hot(plan, channels), torch.arange(1, 41)[None]
+    with torch.inference_mode():
+        cut = load_live(st.prune(model, plan, tmp_path / "cut")).logits(ids)
+        folded = load_live(pca.folded(model, bases, tmp_path / "folded")).logits(ids)
+        live = load_live(model)
+        whole = live.logits(ids)
+        with pca.projected(live, bases):
+            projected = live.logits(ids)
+        again = live.logits(ids)
+    torch.testing.assert_close(folded, cut, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(projected, cut, atol=1e-4, rtol=1e-4)
+    assert torch.equal(whole, again) and not torch.allclose(whole, cut, atol=1e-2)
+
+
+def test_a_rotated_residual_stream_changes_nothing(
+    script: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    rotation, model = script("rotation"), st.open(checkpoint)
+    turned = rotation.rotated(model, 0, tmp_path / "turned")
+    apart, spread = rotation.apart(
+        load_live(model), load_live(turned), torch.arange(1, 41).view(2, -1)
+    )
+    assert apart < 1e-4 * spread
+    name = "model.layers.0.attn.q_proj.weight"
+    assert not torch.allclose(model.tensor(name), turned.tensor(name), atol=0.1)
+
+
+def test_shared_filters_stay_equal_while_they_train(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.syspath_prepend(STUDIES)
+    train_tiny = importlib.import_module("train_tiny")
+    quick = {**train_tiny.PRESETS["fixture"], "steps": 3, "recall_tokens": 64, "num_heads": 2}
+    for kind, groups in (("head", 2), ("all", 1)):
+        recipe = train_tiny.Recipe("delta_net", **quick, shared_filters=kind)
+        run = train_tiny.Run(recipe, tmp_path / kind, None)
+        before = run.model.model.layers[0].attn.q_conv1d.weight.clone()
+        train_tiny.train(run)
+        for name, filters in run.model.named_parameters():
+            if "_conv1d" in name:
+                parts = filters.unflatten(0, (groups, -1))
+                assert torch.equal(parts, parts[:, :1].expand_as(parts))
+        after = run.model.model.layers[0].attn.q_conv1d.weight
+        assert not torch.equal(before, after)
+        assert groups == 1 or not torch.equal(after[0], after[-1])
+
+
+def run(script: Any, monkeypatch: pytest.MonkeyPatch, name: str, *arguments: object) -> None:
+    monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, arguments)])
+    script(name).main()
+
+
+@pytest.fixture
+def common(checkpoint: Path, tmp_path: Path) -> list[object]:
+    text = tiny.write_text(tmp_path / "train.jsonl", 6000)
+    words = [json.loads(line)["text"] for line in text.read_text().splitlines()]
+    (tmp_path / "test.txt").write_text(" ".join(words[:20]))
+    small = ["--windows", 4, "--length", 32, "--tokens", 512, "--calibration-length", 64]
+    return [checkpoint, "--text", text, "--test", tmp_path / "test.txt", *small]
+
+
+@pytest.mark.parametrize("name", ["rotation", pytest.param("pca", marks=pytest.mark.slow)])
+def test_a_quick_script_runs_to_the_end_and_not_again(
+    script: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    common: list[object],
+    tmp_path: Path,
+    name: str,
+) -> None:
+    options = [*common, "--samples", 1, "--results", tmp_path / "rows.jsonl"]
+    run(script, monkeypatch, name, *options)
+    rows = (tmp_path / "rows.jsonl").read_text()
+    run(script, monkeypatch, name, *options)
+    assert (tmp_path / "rows.jsonl").read_text() == rows
+    assert capsys.readouterr().out.splitlines()[-1].startswith("0 of ")
+
+
+@pytest.mark.slow
+def test_every_other_script_runs_to_the_end(
+    script: Any, monkeypatch: pytest.MonkeyPatch, common: list[object], tmp_path: Path
+) -> None:
+    rows, work = tmp_path / "rows.jsonl", tmp_path / "work"
+    quality = [*common, "--work", work, "--samples", 2, "--keep", 0.5, "--recovery-tokens", 1024]
+    quality += ["--recovery-length", 32, "--recovery-skip", 1024, "--results", rows]
+    run(script, monkeypatch, "quality", *quality)
+    run(script, monkeypatch, "quality", *quality, "--scores", "q", "k", "--stages", "cut")
+    found = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["stage"] for row in found} == {"cut", "recovered"}
+    assert {row["method"] for row in found} == {"none", "rand", "l1", "s_wanda", "grad", "drrqr"}
+
+    small = ["--samples", 1, "--sizes", 512, "--results", tmp_path / "calibration.jsonl"]
+    run(script, monkeypatch, "calibration", *common, *small)
+    cut = next(work.glob("*-drrqr-qk-0.5-0"))
+    looked = ["--tokens", 256, "--length", 128, "--results", tmp_path / "spectra.jsonl"]
+    text = tmp_path / "train.jsonl"
+    also = ["--also", f"drrqr={cut}"]
+    run(script, monkeypatch, "spectra", common[0], "--text", text, *also, *looked)
+    assert len((tmp_path / "spectra.jsonl").read_text().splitlines()) == 2
+    run(script, monkeypatch, "filters", tmp_path / "filters.png", common[0], "--layers", 1)
+    kind = json.loads((Path(str(common[0])) / "config.json").read_text())["model_type"]
+    size = ["--set", "batch=1", "time=64", "heads=1", "hidden=32", "vocabulary=64"]
+    quick = [*size, "--rounds", 2, "--results", tmp_path / "speed.jsonl"]
+    run(script, monkeypatch, "speed", "--kind", kind, *quick)
+    assert (tmp_path / "filters.png").stat().st_size > 1000
+    assert len((tmp_path / "speed.jsonl").read_text().splitlines()) == 8
