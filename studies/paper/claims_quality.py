@@ -208,8 +208,8 @@ QUALITY = [
     Claim(
         "Table 1, Tables 8 to 12",
         "Grad and DRRQR stay ahead after recovery",
-        "in all four models in WikiText, by 0.2 to 8.9 points; in LAMBADA DRRQR falls behind Rand in "
-        "GDN 1.3B at 50, 40 and 30 %",
+        "in all four models in WikiText, by 0.2 to 8.9 points; in LAMBADA DRRQR falls behind "
+        "Rand in GDN 1.3B at 50, 40 and 30 %",
         order_after,
         "an interval that is not below 0: recovery would make the choice of channels idle",
     ),
