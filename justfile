@@ -11,7 +11,7 @@ types:
     mypy
 
 test:
-    pytest -n 2 --dist loadfile
+    pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 # Calibrate and check every type with stand-ins for GPU kernels, and with the real `kernels` package.
 gpu-kernels ENGINES OUT:

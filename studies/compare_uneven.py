@@ -105,10 +105,9 @@ def study(options: argparse.Namespace, seed: int, known: list[Row]) -> Iterator[
         ):
             continue
         judge = judge or UnevenJudge(model, options.test, options.windows, options.pairs)
-        statistics = statistics or st.calibrate(
-            model, options.text, methods=[KEY_METHOD, VALUE_METHOD], skip=skip,
-            out=work / "statistics.safetensors", **CALIBRATION,
-        )  # fmt: skip
+        statistics = statistics or calibrated(model, options, skip, work)
+        for left in ("cut", "refit"):  # by a run that was killed
+            shutil.rmtree(work / left, ignore_errors=True)
         plan = st.select(model, widths=case["widths"], statistics=statistics, progress=False)
         small = st.prune(model, plan, work / "cut", uneven=True, progress=False)
         pairs = st.calibrate(small, options.text, original=model, skip=skip, **CALIBRATION)
@@ -116,8 +115,17 @@ def study(options: argparse.Namespace, seed: int, known: list[Row]) -> Iterator[
         taken = small.geometry.state_numel / model.geometry.state_numel
         figures = judge.figures(st.load(fitted))
         yield row | {"taken": taken, "original": judge.figures(judge.original)} | figures
-        shutil.rmtree(work / "cut")
-        shutil.rmtree(work / "refit")
+
+
+def calibrated(
+    model: st.Checkpoint, options: argparse.Namespace, skip: int, work: Path
+) -> st.Statistics:
+    """Once for each seed."""
+    path = work / "statistics.safetensors"
+    if path.exists():
+        return st.Statistics.load(path)
+    methods = [KEY_METHOD, VALUE_METHOD]
+    return st.calibrate(model, options.text, methods=methods, skip=skip, out=path, **CALIBRATION)
 
 
 def measured(

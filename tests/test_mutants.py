@@ -1,5 +1,7 @@
 """A sample of the damaged artifacts of `just mutants`."""
 
+import importlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -7,11 +9,14 @@ import pytest
 from helpers import mutants
 
 COUNT, SEED = 400, 7
+verification = importlib.import_module("statetrim.verification.verify")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return mutants.prepare(tmp_path_factory.mktemp("mutants"))
+def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    with pytest.MonkeyPatch.context() as undone:
+        undone.setattr(verification, "ask", verification.ask)  # `prepare` puts a stand-in there
+        yield mutants.prepare(tmp_path_factory.mktemp("mutants"))
 
 
 @pytest.mark.filterwarnings("ignore")

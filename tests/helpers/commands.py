@@ -54,7 +54,8 @@ COMMANDS: dict[str, list[str]] = {
     ],
 }  # fmt: skip
 KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
-    "layerwise": [*COMMANDS["calibrate"], "--layerwise"]
+    "layerwise": [*COMMANDS["calibrate"], "--layerwise"],
+    "uneven": ["prune", "model", "uneven.json", "--uneven", "-o", OUT],
 }
 
 
@@ -68,6 +69,8 @@ def prepare(root: Path) -> Path:
     sizes: dict[str, Any] = {"tokens": 256, "length": 32, "batch_size": 4, "progress": False}
     sizes |= {"recall": 0.0, "random": 0.0}
     st.select(model, "l1", 8, keep_values=4, value_method="rand").save(root / "plan.json")
+    widths = "0=12x8,1=8x4"
+    st.select(model, "l1", widths=widths, value_method="rand").save(root / "uneven.json")
     small = st.prune(model, root / "plan.json", root / "small", progress=False)
     st.calibrate(small, text, original=model, out=root / "pairs.safetensors", **sizes)
     st.calibrate(model, text, out=root / "one.safetensors", **sizes)

@@ -55,11 +55,12 @@ def main() -> None:
     parser.add_argument("models", type=Path)
     parser.add_argument("--text", type=Path, required=True)
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--names", nargs="+", choices=NAMES, default=NAMES)
     options = parser.parse_args()
     torch.set_num_threads(1)
     options.work.mkdir(parents=True, exist_ok=True)
     python = options.engines / "vllm" / "bin" / "python"
-    for name in NAMES:
+    for name in options.names:
         original = st.open(options.models / f"{name}-128")
         uniform = st.open(options.models / f"{name}-64x64-refitted")
         small = uneven(original, options.text, options.work / f"{name}-uneven")
