@@ -34,7 +34,8 @@ class Geometry:
     """The shape of the recurrent state: `num_v_heads` matrices of head_v_dim x head_k_dim a layer.
 
     A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). In
-    GLA the states of `shared_values` heads are written with the same values.
+    GLA the states of `shared_values` heads are written with the same values. A head has `copies`
+    states of its own where there are several memories, or levels of a text.
     `conv_key_heads` and `conv_value_heads` count the heads' worth of channels in the short
     convolution, which keeps its last `conv_width` inputs.
 
@@ -53,6 +54,7 @@ class Geometry:
     conv_width: int = 0
     shared_values: int = 1
     widths: tuple[tuple[int, int], ...] = ()
+    copies: int = 1
 
     @property
     def shapes(self) -> dict[int, tuple[int, int]]:
@@ -71,7 +73,8 @@ class Geometry:
     @property
     def state_numel(self) -> int:
         """Elements of recurrent state per sequence, over all layers."""
-        return self.num_v_heads * sum(keys * values for keys, values in self.shapes.values())
+        states = self.num_v_heads * self.copies
+        return states * sum(keys * values for keys, values in self.shapes.values())
 
     @property
     def conv_numel(self) -> int:

@@ -1,7 +1,6 @@
 """One contract, every family that transformers can run here."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -15,7 +14,7 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
-from helpers.masking import kernel_names, masked
+from helpers.masking import kernel_names, masked, text_code
 from statetrim.families import families
 from statetrim.runtime.mixers import find_mixers
 
@@ -78,7 +77,8 @@ def decode(model: torch.nn.Module, ids: Tensor) -> Tensor:
         for model_type in tiny.MODEL_TYPES
         for axes in AXES
         if axes == "keys" or model_type not in NO_VALUES
-    ],
+    ]
+    + [f"{model_type} both" for model_type in tiny.INSIDE],
 )
 def case(
     request: pytest.FixtureRequest, checkpoint: Load, tmp_path_factory: pytest.TempPathFactory
@@ -141,7 +141,7 @@ def test_kept_rows_of_the_state_are_the_originals(
 @contextmanager
 def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
     """Collects the state that each kernel call of the model's module ends with."""
-    module = sys.modules[type(model).__module__]
+    module = text_code(model)
     names, found = kernel_names(module), list[Tensor]()
     kernels = {name: getattr(module, name) for name in names}
 

@@ -1,7 +1,8 @@
 """Runs fla's own classes. A process of its own: `import fla` replaces classes of transformers.
 
 python tests/fla_checkpoints.py build DIRECTORY     save a tiny checkpoint of every fla model type
-python tests/fla_checkpoints.py load DIRECTORY      load each again, print key mismatches as JSON
+python tests/fla_checkpoints.py load DIRECTORY      load each of DIRECTORY/cut again, print key
+    mismatches as JSON, and how far some mixers are from those of DIRECTORY/original, masked
 """
 
 import json
@@ -10,6 +11,12 @@ import sys
 import warnings
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+import statetrim as st
+from helpers import fla_mixers
+from statetrim.artifacts.plan import Plan
 
 _SHAPE = {
     "vocab_size": 64,
@@ -28,10 +35,24 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "comba": {**_HEAD_DIM, "num_v_heads": 4},
     "gated_deltaproduct": {**_HEAD_DIM, "num_householder": 3, "use_forget_gate": True},
     "gla": {**_SHAPE, "num_heads": 4, "num_kv_heads": 2, "expand_k": 1.0, "use_short_conv": True},
-}
+    "precond_gated_deltanet": {**_HEAD_DIM, "num_v_heads": 4},
+    "precond_kda": {**_HEAD_DIM, "num_v_heads": 4},
+    "mom": {**_HEAD_DIM, "num_memories": 3},
+    "rwkv6": {**_SHAPE, "num_heads": 4, "expand_k": 1.0, "proj_low_rank_dim": 4,
+              "gate_low_rank_dim": 4},
+    "lightnet": {**_SHAPE, "num_heads": 4, "expand_ratio": 12, "gate_low_rank_dim": 8},
+    "log_linear_mamba2": {
+        "vocab_size": 64, "hidden_size": 32, "num_hidden_layers": 2, "head_dim": 8,
+        "num_heads": 8, "n_groups": 2, "state_size": 128, "fuse_cross_entropy": False,
+    },
+}  # fmt: skip
+WIDTHS = {"mom": "head_qk_dim", "lightnet": "head_f_dim", "log_linear_mamba2": "ssm_state_size"}
+"""What a mixer calls the width of its keys, where that is not head_k_dim."""
 KEEP = 7  # truncation of expand_v and odd widths must not matter
 KEEP_VALUES = 5
-NO_VALUES = {"kda"}
+KEEPS = {"log_linear_mamba2": (64, 4)}
+"""Other keys and values, where its kernel takes few widths."""
+NO_VALUES = {"kda", "precond_kda", "rwkv6", "lightnet"}
 
 
 def main(command: str, directory: Path) -> None:
@@ -41,23 +62,39 @@ def main(command: str, directory: Path) -> None:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    report = {}
+    fla_mixers.install()
+    report: dict[str, Any] = {}
     for model_type, fields in CONFIGS.items():
         if command == "build":
             torch.manual_seed(0)
             config = AutoConfig.for_model(model_type, **fields)
             model = AutoModelForCausalLM.from_config(config)
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    if parameter.dim() >= 2:  # some begin as zeros
+                        parameter.normal_(std=parameter[0].numel() ** -0.5)
             model.save_pretrained(directory / model_type, max_shard_size="30KB")
         else:
-            path = directory / model_type
+            path = directory / "cut" / model_type
             model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
-            mixer = model.model.layers[0].attn
+            ends = ("layers.0.attn", "layers.0.mixer")
+            mixer = next(part for name, part in model.named_modules() if name.endswith(ends))
             report[model_type] = {
                 "class": f"{type(model).__module__}.{type(model).__name__}",
                 "mismatches": {name: sorted(map(str, keys)) for name, keys in info.items() if keys},
-                "head_k_dim": mixer.head_k_dim,
-                "head_v_dim": mixer.head_v_dim,
+                "head_k_dim": getattr(mixer, WIDTHS.get(model_type, "head_k_dim")),
+                "head_v_dim": mixer.o_proj.in_features // mixer.num_heads
+                if hasattr(mixer, "o_proj") and not hasattr(mixer, "head_v_dim")
+                else getattr(mixer, "head_v_dim", None) or mixer.head_dim,
             }
+            if model_type in fla_mixers.TYPES:
+                before = directory / "original" / model_type
+                stock = AutoModelForCausalLM.from_pretrained(before)
+                original = next(m for n, m in stock.named_modules() if n.endswith(ends))
+                plan = Plan.load(path / "statetrim" / "plan.json")
+                geometry = st.open(before).geometry
+                found = fla_mixers.compare(original, mixer, plan, geometry)
+                report[model_type] |= found
     print(json.dumps(report))
 
 

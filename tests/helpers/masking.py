@@ -26,7 +26,7 @@ _OUTPUT = re.compile(r".*layers\.(\d+)\.(?:\w+\.)*(?:linear_attn|attn|mixer|mamb
 def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[None]:
     """Within, every kernel of `model` sees only the kept channels of its layer's q and k, and gives
     only the kept ones of the values, of which alone the output norm takes its mean."""
-    module = sys.modules[type(model).__module__]
+    module = text_code(model)
     names = kernel_names(module)
     layers = _turns(sorted(plan.kept))
     with ExitStack() as stack:
@@ -42,6 +42,12 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
                 hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
                 stack.callback(hook.remove)
         yield
+
+
+def text_code(model: torch.nn.Module) -> Any:
+    """The module of the text model's classes; towers for other inputs may stand around it."""
+    text = getattr(model.base_model, "language_model", model)
+    return sys.modules[type(text).__module__]
 
 
 def kernel_names(module: Any) -> list[str]:
@@ -67,9 +73,9 @@ def _wrap(
     kernel: Callable[..., Any], plan: Plan, layers: Iterator[int], before: Geometry
 ) -> Callable[..., Any]:
     signature = inspect.signature(kernel)
-    pairs = (("query", "key"), ("q", "k"), ("B", "C"))
+    pairs = (("query", "key"), ("q", "k"), ("r", "k"), ("B", "C"))
     names = next(pair for pair in pairs if pair[0] in signature.parameters)
-    delta = names != ("B", "C")
+    scaled = names not in (("r", "k"), ("B", "C"))
 
     def call(*args: Any, **kwargs: Any) -> Any:
         layer = next(layers)
@@ -82,7 +88,7 @@ def _wrap(
             bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)
         result = kernel(*bound.args, **bound.kwargs)
         output, *rest = result if isinstance(result, tuple) else (result,)
-        if delta:
+        if scaled:
             # The kernel scales by the width it sees, which is smaller in the pruned model.
             output = output * (before.head_k_dim / plan.keep) ** 0.5
         if plan.kept_values is not None and plan.keep_values is not None:

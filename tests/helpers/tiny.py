@@ -120,6 +120,36 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_mem_blocks": 1, "adapter_rank": 4,
     },
 }  # fmt: skip
+_TOWER = {
+    "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2,
+}  # fmt: skip
+_MINICPM = {
+    "text_config": _QWEN,
+    "vision_config": {**_TOWER, "patch_size": 4, "image_size": 16},
+    "insert_layer_id": 1,
+}
+_SPEECH = {**_TOWER, "num_mel_bins": 8}
+CONFIGS |= {
+    **dict.fromkeys(("minicpmv4_6", "minicpmv4_7", "minicpm_ocr"), _MINICPM),
+    "nemotron_h_omni": {
+        "text_config": CONFIGS["nemotron_h"],
+        "vision_config": {**_TOWER, "video_temporal_patch_size": 2},
+        "vision_hidden_size": 16,
+        "projector_hidden_size": 16,
+    },
+    "nemo_speechlm": {
+        "text_config": CONFIGS["nemotron_h"],
+        "audio_config": {
+            "asr_config": _SPEECH,
+            "diarization_config": {
+                "audio_config": _SPEECH,
+                "head_config": {**_TOWER, "audio_hidden_size": 16},
+            },
+        },
+        "word_timestamp_config": {**_TOWER, "vocab_size": 8, "blank_token_id": 7},
+        "audio_token_id": VOCABULARY - 1,
+    },
+}
 _PORTABLE = {**_SHAPE, "num_hidden_layers": 2, "conv_bias": True}
 CONFIGS |= {
     "delta_net": {**_PORTABLE, "num_heads": 4, "expand_k": 1.5, "expand_v": 1.0},
@@ -128,14 +158,20 @@ CONFIGS |= {
     },
     "kda": {**_PORTABLE, "num_heads": 2, "num_v_heads": 4, "head_dim": 12, "expand_v": 2.0},
 }  # fmt: skip
-MODEL_TYPES = tuple(CONFIGS)
-VISION_TYPES = tuple(name for name, config in CONFIGS.items() if "vision_config" in config)
+INSIDE = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "nemotron_h_omni", "nemo_speechlm")
+"""Types whose text model, inside, is one of the others: what runs it is tested with these."""
+MODEL_TYPES = tuple(name for name in CONFIGS if name not in INSIDE)
+VISION_TYPES = tuple(name for name in MODEL_TYPES if "vision_config" in CONFIGS[name])
 
 
 def stock_class(model_type: str) -> Any:
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    import transformers
+    from transformers import AutoModelForImageTextToText
 
-    return AutoModelForImageTextToText if model_type in VISION_TYPES else AutoModelForCausalLM
+    if model_type in VISION_TYPES:
+        return AutoModelForImageTextToText
+    family = families()[model_type]
+    return getattr(transformers, family.auto_class({"model_type": model_type}))
 
 
 portable.register()  # fla's own classes cannot run here

@@ -52,7 +52,7 @@ class Heard(Watch):
         self.found.append(stage)
 
 
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
 def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     model_type: str,
     checkpoint: Load,

@@ -11,7 +11,7 @@ from statetrim.recovery.logit_head import head_of
 from statetrim.runtime.loading import load_live
 
 
-@pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
+@pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
 def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any) -> None:
     """granitemoehybrid divides its logits and falcon_h1 multiplies them; here by much."""
     opened = load_live(checkpoint(model_type))
@@ -23,7 +23,7 @@ def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any)
     head = head_of(opened)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        hidden = live.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        hidden = opened.hidden(ids)
         ours = head.logits(hidden, head.weight, head.bias)
         torch.testing.assert_close(ours, live(input_ids=ids, use_cache=False).logits)
 

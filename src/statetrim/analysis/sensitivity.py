@@ -159,7 +159,7 @@ class _Experiment:
     def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
         self.live, self.batch_size = live, batch_size
         self.text = data.batches(batch_size)
-        vocabulary = int(live.module.get_output_embeddings().weight.shape[0])
+        vocabulary = int(live.head.weight.shape[0])
         loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
         if not loads:
             raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")

@@ -272,19 +272,20 @@ def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Ana
 
 
 def _stored(geometry: Geometry) -> dict[str, Any]:
-    """Stock models have no widths by layer, and older versions know none."""
+    """Few models have widths by layer or several states a head, and older versions know neither."""
     fields = asdict(geometry) | {"layers": list(geometry.layers)}
-    return {name: value for name, value in fields.items() if name != "widths" or value}
+    usual = {"widths": (), "copies": 1}
+    return {n: value for n, value in fields.items() if n not in usual or value != usual[n]}
 
 
 def _geometry(fields: Any, path: Path) -> Geometry:
     sizes = {"num_k_heads": MOST_HEADS, "num_v_heads": MOST_HEADS}
     sizes |= {"head_k_dim": MOST_CHANNELS, "head_v_dim": MOST_CHANNELS, "conv_width": 1024}
     sizes |= {"conv_key_heads": MOST_TOKENS, "conv_value_heads": MOST_TOKENS}
-    sizes |= {"shared_values": MOST_HEADS}
+    sizes |= {"shared_values": MOST_HEADS, "copies": MOST_HEADS}
     if isinstance(fields, dict):
         # written before there were such fields
-        fields = {"shared_values": 1, "widths": []} | fields
+        fields = {"shared_values": 1, "copies": 1, "widths": []} | fields
     if not isinstance(fields, dict) or set(fields) != {*sizes, "layers", "widths"}:
         raise StatetrimError(f"{path} has no valid 'geometry'")
     for name, most in sizes.items():

@@ -178,7 +178,7 @@ def show_trimmed(
     ):
         terminal.say(sentence)
     for line in (
-        "load it:   AutoModelForCausalLM.from_pretrained("
+        f"load it:   {small.family.auto_class(small.config)}.from_pretrained("
         f"{str(small.path)!r}){_needs(checks['runtime'])}",
         *_serving(small),
         f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}   "

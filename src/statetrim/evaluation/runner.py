@@ -163,7 +163,7 @@ class Runner:
         return self.lm
 
     def _mqar(self, rows: int, report: harness.Report) -> list[Score]:
-        vocabulary = int(self._model().module.get_output_embeddings().weight.shape[0])
+        vocabulary = int(self._model().head.weight.shape[0])
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
         cells = [cell for cell in cells if cell["pairs"] <= vocabulary // 4]
         made = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]

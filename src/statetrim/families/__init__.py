@@ -18,9 +18,10 @@ _SHARED = ("contract", "recurrences")
 def families() -> dict[str, Family]:
     """Every family of this package, by `model_type`."""
     found: dict[str, Family] = {}
-    for module in pkgutil.iter_modules(__path__):
-        if not module.name.startswith("_") and module.name not in _SHARED:
-            family = importlib.import_module(f"{__name__}.{module.name}").FAMILY
+    for module in pkgutil.walk_packages(__path__, f"{__name__}."):
+        leaf = module.name.rpartition(".")[2]
+        if not module.ispkg and not leaf.startswith("_") and leaf not in _SHARED:
+            family = importlib.import_module(module.name).FAMILY
             found |= dict.fromkeys(family.model_types, family)
     return found
 

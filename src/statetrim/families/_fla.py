@@ -25,6 +25,17 @@ HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 """Write strength and decay: a number a head, whatever its channels."""
 
 
+PRECONDITIONER = (
+    "a_atk_proj.weight",
+    "b_atk_proj.weight",
+    "log_atk_scale",
+    "A_log_atk",
+    "dt_bias_atk",
+)
+"""Of preconditioned delta rules: numbers a head. What they weigh is kept for each key channel by
+itself, so it goes with the channel."""
+
+
 class FlaFamily(Family):
     """A model of fla. Of some, `portable_types`, there is code that runs without it; of some,
     `half_types`, the chunked kernel takes no float32."""

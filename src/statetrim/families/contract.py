@@ -49,8 +49,9 @@ class Family(ABC):
     root of the width it sees; `state_key_axis` is the axis of keys in its states. `projections` are
     the linear modules of a mixer, which recovery adapts. `joined` names parameters that the live
     model makes of several tensors, one after the other. `row_buffers` names buffers that the model
-    gives every mixer alike, with a number for each row of a tensor. `fused_training` tells that a
-    mixer in training mode hands its weights to one kernel, past any adapter on them.
+    gives every mixer alike, with a number for each row of a tensor. `flat` names tensors [heads,
+    channels], which are claimed as if one head stood behind the other. `fused_training` tells that
+    a mixer in training mode hands its weights to one kernel, past any adapter on them.
     """
 
     model_types: ClassVar[tuple[str, ...]]
@@ -65,6 +66,7 @@ class Family(ABC):
     projections: ClassVar[tuple[str, ...]] = ()
     joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     row_buffers: ClassVar[Mapping[str, str]] = {}
+    flat: ClassVar[tuple[str, ...]] = ()
     fused_training: ClassVar[bool] = False
 
     @abstractmethod
@@ -98,6 +100,10 @@ class Family(ABC):
     def register(self) -> None:  # noqa: B027  (most have nothing to tell)
         """Tell transformers' Auto classes of the model, where they do not know it by themselves.
         Called before it is loaded, perhaps more than once."""
+
+    def auto_class(self, config: Config) -> str:
+        """The Auto class of transformers that loads the model with its head."""
+        return "AutoModelForCausalLM"
 
     def cache_argument(self, config: Config) -> str:
         """The name of the cache in the model's forward pass, and in what that returns."""
@@ -213,6 +219,20 @@ def section(config: Config, name: str) -> Config:
             f"config field {name!r} must be an object, and this model type needs it"
         )
     return value
+
+
+def text_section(config: Config, kinds: tuple[str, ...], *names: str) -> Config:
+    """The nested config of a model's text part, by the first of `names` there is; one of `kinds`,
+    the first of which is its type where it names none."""
+    name = next((name for name in names if config.get(name) is not None), names[0])
+    text = section(config, name)
+    kind = text.get("model_type", kinds[0])
+    if kind not in kinds:
+        raise StatetrimError(
+            f"the text model of this {config.get('model_type')} is of type {_show(kind)}; "
+            f"statetrim knows it with: {', '.join(kinds)}"
+        )
+    return text | {"model_type": kind}
 
 
 def layer_kinds(config: Config, name: str) -> list[str] | None:

@@ -1,8 +1,11 @@
-"""Gated DeltaNet, Comba, Gated DeltaProduct (fla): `head_dim` for keys, `expand_v` for values."""
+"""Gated DeltaNet, with a preconditioner too, Comba, Gated DeltaProduct (fla): `head_dim` for keys,
+`expand_v` for values."""
 
 from ..geometry import ChannelRows, Geometry
 from ._fla import (
     HEAD_GATES,
+    PRECONDITIONER,
+    PROJECTIONS,
     FlaFamily,
     conv_fields,
     expand_v,
@@ -16,17 +19,20 @@ from .recurrences import Recurrence, delta_rule
 
 
 class GatedDeltaNet(FlaFamily):
-    model_types = ("gated_deltanet", "comba", "gated_deltaproduct")
+    model_types = ("gated_deltanet", "precond_gated_deltanet", "comba", "gated_deltaproduct")
     portable_types = ("gated_deltanet",)
     half_types = ("gated_deltaproduct",)
-    untouched = (*HEAD_GATES, "D", "decay")  # the last two are Comba's, one number a head
+    untouched = (*HEAD_GATES, *PRECONDITIONER, "D", "decay")  # the last two: Comba's, one a head
     kernels = (
         "chunk_gated_delta_rule",
         "fused_recurrent_gated_delta_rule",
         "chunk_comba",
         "fused_recurrent_comba",
         "chunk_gated_delta_product",
+        "chunk_precond_gated_delta_rule",
+        "fused_recurrent_precond_gated_delta_rule",
     )
+    projections = (*PROJECTIONS, "a_atk_proj", "b_atk_proj")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=6, most=MOST_HEADS)
@@ -51,7 +57,8 @@ class GatedDeltaNet(FlaFamily):
         return resized_head_dim(config, geometry)
 
     def recurrence(self, kernel: str) -> Recurrence | None:
-        return delta_rule if kernel.endswith("gated_delta_rule") else None
+        plain = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+        return delta_rule if kernel in plain else None
 
 
 def value_head_count(config: Config, heads: int) -> int:

@@ -1,7 +1,15 @@
-"""Kimi Delta Attention in fla's layout: every key channel also has its own decay gate."""
+"""Kimi Delta Attention in fla's layout, with a preconditioner too: every key channel has its own
+decay gate."""
 
 from ..geometry import ChannelRows, Geometry, rows
-from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, linear_layers, separate_projections
+from ._fla import (
+    HEAD_GATES,
+    PRECONDITIONER,
+    PROJECTIONS,
+    FlaFamily,
+    linear_layers,
+    separate_projections,
+)
 from ._refused import GATE_RANK
 from .contract import MOST_HEADS, Config, count
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
@@ -9,10 +17,11 @@ from .recurrences import Recurrence, delta_rule
 
 
 class KDA(FlaFamily):
-    model_types = ("kda",)
-    portable_types = model_types
+    model_types = ("kda", "precond_kda")
+    portable_types = ("kda",)
     untouched = (
         *(name for name in HEAD_GATES if name != "dt_bias"),
+        *PRECONDITIONER,
         "v_proj.weight",
         "v_conv1d.weight",
         "v_conv1d.bias",
@@ -22,8 +31,13 @@ class KDA(FlaFamily):
         "g_proj.1.weight",
         "g_proj.1.bias",
     )
-    kernels = ("chunk_kda", "fused_recurrent_kda")
-    projections = (*PROJECTIONS, "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
+    kernels = (
+        "chunk_kda",
+        "fused_recurrent_kda",
+        "chunk_precond_kda",
+        "fused_recurrent_precond_kda",
+    )
+    projections = (*PROJECTIONS, "b_atk_proj", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
         heads = count(config, "num_heads", default=16, most=MOST_HEADS)
@@ -61,8 +75,8 @@ class KDA(FlaFamily):
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)
 
-    def recurrence(self, kernel: str) -> Recurrence:
-        return delta_rule
+    def recurrence(self, kernel: str) -> Recurrence | None:
+        return None if "precond" in kernel else delta_rule
 
 
 FAMILY = KDA()

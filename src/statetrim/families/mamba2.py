@@ -1,9 +1,11 @@
 """Mamba-2 and its hybrids: B is the key, C the query, a B/C group is a key head.
 
 in_proj: [ gate | x | B | C | dt ], convolution: [ x | B | C ], each B and C packed group by group.
+Nemotron-H is also the text model of two types that see and hear (`TEXTS`).
 """
 
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -25,6 +27,7 @@ from .contract import (
     layers_of_kind,
     number,
     other_layers,
+    text_section,
 )
 from .recurrences import Recurrence, mamba2
 
@@ -100,21 +103,33 @@ FIELDS = {
 }
 
 
+TEXTS = {"nemotron_h_omni": ("text_config", "llm_config"), "nemo_speechlm": ("text_config",)}
+"""The names of the nested config of a Nemotron-H text model, by the type around it (the second is
+that of Nemotron 3.5 Transcribe)."""
+
+
 class Mamba2(Family):
-    model_types = tuple(FIELDS)
-    mixers = (
+    model_types: ClassVar[tuple[str, ...]] = (*FIELDS, *TEXTS)
+    mixers: ClassVar[tuple[str, ...]] = (
         "backbone.layers.{layer}.mixer",
         "model.layers.{layer}.mixer",
         "model.layers.{layer}.mamba",
         "model.layers.{layer}.mamba_decoder.mamba",
+        "language_model.backbone.layers.{layer}.mixer",
+        "language_model.model.layers.{layer}.mixer",
+        "llm.model.layers.{layer}.mixer",
+        "model.language_model.layers.{layer}.mixer",
     )
-    untouched = (
+    untouched: ClassVar[tuple[str, ...]] = (
         "A_log",
         "D",
         "dt_bias",
+        "_fp32_params.A_log",
+        "_fp32_params.D",
+        "_fp32_params.dt_bias",
         "out_proj.bias",
     )
-    kernels = ("mamba2_chunk_scan", "mamba2_selective_state_update")
+    kernels: ClassVar[tuple[str, ...]] = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     query_and_key = (("C", "B"),)  # C reads and B writes
     row_buffers = {"mup_vector": "in_proj.weight"}  # noqa: RUF012
     positional = {  # noqa: RUF012
@@ -128,6 +143,7 @@ class Mamba2(Family):
     fused_training = True
 
     def geometry(self, config: Config) -> Geometry:
+        config = _text(config)
         fields = FIELDS[config["model_type"]]
         groups = count(config, *fields.groups, default=fields.default_groups, most=MOST_HEADS)
         heads, head_dim = _heads(config, fields)
@@ -189,6 +205,10 @@ class Mamba2(Family):
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
+        if config["model_type"] in TEXTS:
+            names = TEXTS[config["model_type"]]
+            name = next(name for name in names if config.get(name) is not None)
+            return config | {name: self.resized(_text(config), geometry)}
         fields = FIELDS[config["model_type"]]
         edited = config | {fields.state: geometry.head_k_dim}
         if geometry.head_v_dim == _heads(config, fields)[1]:
@@ -200,10 +220,15 @@ class Mamba2(Family):
             edited |= {"mamba_headdim": geometry.head_v_dim}
         return edited | _inner_width(config, fields, geometry)
 
+    def auto_class(self, config: Config) -> str:
+        inside = config["model_type"] in TEXTS
+        return "AutoModelForMultimodalLM" if inside else super().auto_class(config)
+
     def cache_argument(self, config: Config) -> str:
         return "cache_params" if config.get("model_type") == "mamba2" else "past_key_values"
 
     def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
+        config = _text(config)
         model_type = config["model_type"]
         if model_type == "mamba2":
             return NO_SOFTMAX
@@ -226,6 +251,12 @@ class Mamba2(Family):
 
     def recurrence(self, kernel: str) -> Recurrence | None:
         return mamba2 if kernel == "mamba2_chunk_scan" else None
+
+
+def _text(config: Config) -> Config:
+    """The config of the model that has the states: this one, or the text model inside it."""
+    names = TEXTS.get(config["model_type"])
+    return config if names is None else text_section(config, ("nemotron_h",), *names)
 
 
 def _inner_width(config: Config, fields: Fields, geometry: Geometry) -> Config:

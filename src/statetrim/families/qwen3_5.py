@@ -1,4 +1,7 @@
-"""Qwen3.5 and Qwen4-Exp: q, k and v in one projection, contiguous; text or vision-language."""
+"""Qwen3.5 and Qwen4-Exp: q, k and v in one projection, contiguous; text or vision-language.
+
+MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR are other vision towers before a Qwen3.5 text model.
+"""
 
 from dataclasses import replace
 
@@ -18,12 +21,14 @@ from .contract import (
     count,
     other_layers,
     section,
+    text_section,
 )
 
 
 class Qwen35(LinearFieldsFamily):
     text_types = ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")
-    model_types = (*text_types, "qwen3_5", "qwen3_5_moe", "qwen4_exp")
+    minicpm_types = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
+    model_types = (*text_types, "qwen3_5", "qwen3_5_moe", "qwen4_exp", *minicpm_types)
     mixers = (
         "model.layers.{layer}.linear_attn",
         "model.language_model.layers.{layer}.linear_attn",
@@ -58,9 +63,14 @@ class Qwen35(LinearFieldsFamily):
             return resized_linear(config, geometry)
         return config | {"text_config": resized_linear(self._text(config), geometry)}
 
+    def auto_class(self, config: Config) -> str:
+        minicpm = config["model_type"] in self.minicpm_types
+        return "AutoModelForMultimodalLM" if minicpm else super().auto_class(config)
+
     def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache:
         text = self._text(config)
-        dense = config["model_type"] in ("qwen3_5", "qwen3_5_text")
+        kinds = {config["model_type"], text.get("model_type")}
+        dense = bool(kinds & {"qwen3_5", "qwen3_5_text"})
         found = attention_cache(
             text,
             other_layers(text, geometry),
@@ -71,7 +81,11 @@ class Qwen35(LinearFieldsFamily):
         return replace(found, numel=found.numel + indexer)
 
     def _text(self, config: Config) -> Config:
-        return config if config["model_type"] in self.text_types else section(config, "text_config")
+        if config["model_type"] in self.text_types:
+            return config
+        if config["model_type"] in self.minicpm_types:
+            return text_section(config, self.text_types, "text_config")
+        return section(config, "text_config")
 
 
 FAMILY = Qwen35()

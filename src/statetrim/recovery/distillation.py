@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..runtime.live import decoder_of
 from .logit_head import LogitHead
 
 CHUNK_LOGITS = {"cpu": 2**20, "cuda": 2**24}
@@ -102,7 +103,7 @@ class Distillation(nn.Module):
 
 def _hidden(live: Any, input_ids: Tensor) -> Tensor:
     """Final hidden states [batch, time, hidden]."""
-    hidden: Tensor = live.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    hidden: Tensor = decoder_of(live)(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden
 
 

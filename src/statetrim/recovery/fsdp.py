@@ -65,7 +65,7 @@ class Sharder:
         from torch.distributed.fsdp import fully_shard
 
         module, weights = live.module, _weights(live)
-        embeddings, head = module.get_input_embeddings(), module.get_output_embeddings()
+        embeddings, head = module.get_input_embeddings(), live.head
         weights.settle(embeddings)
         module.tie_weights()  # before the head would be read as a matrix of its own
         tied = head.weight is embeddings.weight

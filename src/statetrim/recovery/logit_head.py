@@ -49,7 +49,7 @@ def head_of(live: LiveModel) -> LogitHead:
     config = live.module.config.get_text_config()
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
-    head = LogitHead(live.module.get_output_embeddings(), float(scale), cap)
+    head = LogitHead(live.head, float(scale), cap)
     ids = torch.arange(_PROBE).unsqueeze(0) % config.vocab_size
     with torch.no_grad():
         stock = _stock_logits(live, head, ids)[0].float()
@@ -70,11 +70,11 @@ def _stock_logits(live: LiveModel, head: LogitHead, ids: Tensor) -> Tensor:
     whole.weight = nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:
         whole.bias = nn.Parameter(head.bias, requires_grad=False)
-    live.module.set_output_embeddings(whole)
+    live.headed.set_output_embeddings(whole)
     try:
         return live.logits(ids)
     finally:
-        live.module.set_output_embeddings(head.module)
+        live.headed.set_output_embeddings(head.module)
 
 
 def _whole(tensor: Tensor) -> Tensor:

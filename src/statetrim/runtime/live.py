@@ -24,6 +24,14 @@ class Runtime:
     reason: str
 
 
+def decoder_of(module: Any) -> Any:
+    """The text model below the head of a causal LM, also where towers for other inputs stand beside
+    it."""
+    base = module.base_model
+    decoder = getattr(base, "language_model", base).base_model
+    return decoder if hasattr(decoder, "layers") else decoder.model  # MoM names no base
+
+
 @dataclass(frozen=True, eq=False)
 class LiveModel:
     """A causal LM of transformers, fla or portable, and what is asked of it.
@@ -59,8 +67,19 @@ class LiveModel:
     @property
     def decoder_layers(self) -> nn.ModuleList:
         """Every decoder layer, linear or not, in order."""
-        layers: nn.ModuleList = self.module.base_model.layers
+        layers: nn.ModuleList = decoder_of(self.module).layers
         return layers
+
+    @property
+    def headed(self) -> Any:
+        """The model that has the head: this one, or the text model inside it."""
+        own = self.module.get_output_embeddings()
+        return self.module.language_model if own is None else self.module
+
+    @property
+    def head(self) -> Any:
+        """What turns hidden states into logits."""
+        return self.headed.get_output_embeddings()
 
     @property
     def vocabulary(self) -> int:
@@ -84,7 +103,7 @@ class LiveModel:
     def hidden(self, ids: Tensor) -> Tensor:
         """Final hidden states [rows, time, hidden], without the head."""
         self.check_ids(ids)
-        decoder: Any = self.module.base_model
+        decoder = decoder_of(self.module)
         with self._explained():
             answer = decoder(input_ids=ids.to(self.device), use_cache=False)
         states: Tensor = answer.last_hidden_state
@@ -120,4 +139,4 @@ class LiveModel:
         answer = self.module(
             input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **past
         )
-        return answer.logits, answer[name]
+        return answer.logits[:, -1:], answer[name]  # MiniCPM-V gives all of them

@@ -22,7 +22,7 @@ from .loaded_weights import check_weights
 from .own_widths import fit_buffers, own_widths
 from .placement import Dtype, MaxMemory, Placement, own_device
 from .staging import stage, staged_tokenizer
-from .stored_weights import StoredWeights, empty_model
+from .stored_weights import StoredWeights, auto_class, empty_model
 
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
@@ -127,9 +127,7 @@ def _whole(
     checkpoint: Checkpoint, shown: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
     """All of it in memory; `shown` is the directory that transformers may see."""
-    from transformers import AutoModelForCausalLM
-
-    auto: Any = AutoModelForCausalLM
+    auto = auto_class(checkpoint)
     arguments = placement.arguments
     module, info = auto.from_pretrained(
         shown,

@@ -35,7 +35,7 @@ class LogitReader:
         live: LiveModel,
         within: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.live, self.head = live, live.module.get_output_embeddings()
+        self.live, self.head = live, live.head
         self.vocabulary = int(self.head.weight.shape[0])
         ids = probe(self.vocabulary)
         with torch.inference_mode(), within():

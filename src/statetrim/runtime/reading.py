@@ -27,7 +27,7 @@ class Reading:
         report: Callable[[int], None] = lambda batch: None,
     ) -> None:
         self.live = live
-        vocabulary = int(live.module.get_output_embeddings().weight.shape[0])
+        vocabulary = int(live.head.weight.shape[0])
         self._batches = [probe(vocabulary), *batches]
         self._hidden: dict[int, Tensor | None] = {}
         self._values = 0

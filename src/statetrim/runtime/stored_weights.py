@@ -207,6 +207,13 @@ class _OnDisk:
             return tensor
 
 
+def auto_class(checkpoint: Checkpoint) -> Any:
+    """The class of transformers that loads a checkpoint of its type."""
+    import transformers
+
+    return getattr(transformers, checkpoint.family.auto_class(checkpoint.config))
+
+
 def empty_model(
     checkpoint: Checkpoint,
     shown: Path,
@@ -216,13 +223,14 @@ def empty_model(
     """The model as `from_pretrained` would make it of the directory `shown`, with its parameters on
     `meta`; buffers that no checkpoint holds are there."""
     from accelerate import init_empty_weights
-    from transformers import AutoConfig, AutoModelForCausalLM
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(shown, local_files_only=True, trust_remote_code=False)
     stored = getattr(config.get_text_config(), "dtype", None) or _first_dtype(checkpoint)
-    auto: Any = AutoModelForCausalLM
     with init_empty_weights(include_buffers=False):
-        module = auto.from_config(config, dtype=dtype or stored, trust_remote_code=False)
+        module = auto_class(checkpoint).from_config(
+            config, dtype=dtype or stored, trust_remote_code=False
+        )
     for part in module.modules():
         for name, buffer in part._buffers.items():
             if buffer is not None:

@@ -91,7 +91,7 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
         for claim in owner.claims:
             dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.channels(claim.axis))
             columns = 1
-            for dim, size in enumerate(tensor.shape):
+            for dim, size in enumerate(() if name in model.flat else tensor.shape):
                 columns *= 1 if dim == claim.dim else size
             lost += dropped * columns
     return model.parameters - lost

@@ -86,13 +86,22 @@ class Checkpoint:
         tensors = {name: info for name, (_, info) in self.tensors.items()}
         return saved_in_equal_parts(self.family, self.config, self.geometry, tensors)
 
+    @cached_property
+    def flat(self) -> dict[str, int]:
+        """The tensors [heads, channels] that are claimed as one row, and their heads."""
+        shapes = {name: info.shape for name, (_, info) in self.tensors.items()}
+        leaves = {name: name.rpartition(".")[2] for name in shapes}
+        named = [name for name, leaf in leaves.items() if leaf in self.family.flat]
+        return {name: shapes[name][0] for name in named if len(shapes[name]) == 2}
+
     def tensor(self, name: str) -> Tensor:
-        """One whole tensor, in its stored dtype."""
+        """One whole tensor, in its stored dtype; a `flat` one is."""
         if name in self.resplit:
             part = self.resplit[name]
             joined = torch.cat([self._stored(piece) for piece in part.names])
             return joined[part.start : part.start + part.size]
-        return self._stored(name)
+        stored = self._stored(name)
+        return stored.flatten() if name in self.flat else stored
 
     def _stored(self, name: str) -> Tensor:
         shard, info = self.tensors[name]
@@ -102,13 +111,13 @@ class Checkpoint:
     @cached_property
     def claims(self) -> dict[str, LayerClaims]:
         """Tensor name -> the layer it belongs to and its claims; checks the closed world first."""
-        tensors = [
-            replace(tensor, shape=(self.resplit[name].size, *tensor.shape[1:]))
-            if name in self.resplit
-            else tensor
-            for name, (_, tensor) in self.tensors.items()
-        ]
+        tensors = [self._as_claimed(tensor) for _, tensor in self.tensors.values()]
         return resolve(self.family, self.config, self.geometry, tensors)
+
+    def _as_claimed(self, tensor: TensorInfo) -> TensorInfo:
+        if tensor.name in self.resplit:
+            return replace(tensor, shape=(self.resplit[tensor.name].size, *tensor.shape[1:]))
+        return replace(tensor, shape=(prod(tensor.shape),)) if tensor.name in self.flat else tensor
 
     def layer_config(self, layer: int) -> Config:
         """The config of a stock model whose layers are all like this one."""
@@ -248,8 +257,8 @@ def refuse_quantized(model: Checkpoint) -> None:
 
 def _quantized(config: Config) -> str | None:
     """How the weights are quantised, by which field of the config."""
-    text = config.get("text_config")
-    for part in (config, text if isinstance(text, dict) else {}):
+    inside = [config.get(name) for name in ("text_config", "llm_config")]
+    for part in (config, *(x for x in inside if isinstance(x, dict))):
         for key in ("quantization_config", "compression_config"):
             value = part.get(key)
             if value is not None:

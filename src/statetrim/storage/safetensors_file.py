@@ -75,19 +75,22 @@ class Shard:
 class Cut:
     """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
     be multiplied by its factor; after, all entries may be replaced by one value. `whole` is what to
-    cut where that is not what the file holds under the tensor's name."""
+    cut where that is not what the file holds under the tensor's name; of a flat one `heads` rows
+    are made again."""
 
     masks: Mapping[int, Tensor]
     columns: Tensor | None = None  # [columns], float64
     value: float | None = None
     whole: Tensor | None = None
+    heads: int = 0
 
     def shape(self, stored: Sequence[int]) -> tuple[int, ...]:
         before = stored if self.whole is None else self.whole.shape
-        return tuple(
+        after = tuple(
             int(self.masks[dim].sum()) if dim in self.masks else size
             for dim, size in enumerate(before)
         )
+        return (self.heads, prod(after) // self.heads) if self.heads else after
 
 
 def read_shard(path: Path) -> Shard:

@@ -117,6 +117,8 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
         cuts |= _folded(model, cuts)
     for name in model.resplit:  # each gets its own rows again, cut or not
         cuts[name] = replace(cuts.get(name, Cut({})), whole=model.tensor(name))
+    for name in model.flat.keys() & cuts.keys():
+        cuts[name] = replace(cuts[name], whole=model.tensor(name), heads=model.flat[name])
     surgery = Surgery(model, plan, after, config, cuts)
     surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
     return surgery

@@ -1,0 +1,72 @@
+"""RWKV-6 (fla): a decay and a bonus for every key channel, no norm over keys."""
+
+from ...geometry import ChannelRows, Geometry, Role, rows
+from .._fla import FlaFamily, linear_layers
+from ..contract import MOST_HEADS, Config, checked, count
+from ..delta_net import head_dim
+
+
+class RWKV6(FlaFamily):
+    model_types = ("rwkv6",)
+    untouched = (
+        "x_proj.0.linear.weight",
+        "x_proj.0.mu",
+        "x_proj.2.weight",
+        "x_bias",
+        "w_proj.linear.lora.0.weight",
+        "v_proj.linear.weight",
+        "g_proj.linear.weight",
+        "g_norm.weight",
+        "g_norm.bias",
+    )
+    kernels = ("chunk_rwkv6", "fused_recurrent_rwkv6")
+    query_and_key = (("r", "k"),)
+    normalizes_keys = False
+    scales_queries = False
+    flat = ("bonus",)  # [heads, channels]
+    projections = (
+        *(f"{name}_proj.linear" for name in "rkvg"),
+        "w_proj.linear.lora.0",
+        "w_proj.linear.lora.2",
+        "x_proj.0.linear",
+        "x_proj.2",
+        "o_proj",
+    )
+
+    def geometry(self, config: Config) -> Geometry:
+        heads = count(config, "num_heads", default=4, most=MOST_HEADS)
+        return checked(
+            Geometry(
+                layers=linear_layers(config, default=24),
+                num_k_heads=heads,
+                num_v_heads=heads,
+                head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
+                head_v_dim=head_dim(config, "expand_v", heads),
+            )
+        )
+
+    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        table = rows(geometry.num_k_heads, geometry.head_k_dim)
+        parts: list[tuple[str, Role]] = [
+            ("r_proj.linear.weight", "q_proj"),
+            ("k_proj.linear.weight", "k_proj"),
+            ("w_proj.linear.lora.2.weight", "gate"),
+            ("w_proj.linear.lora.2.bias", "gate"),
+            ("bonus", "gate"),
+        ]
+        values = rows(geometry.num_v_heads, geometry.head_v_dim)
+        output = ChannelRows("o_proj.weight", "o_proj", values, values.numel(), axis="value", dim=1)
+        return [*(ChannelRows(name, role, table, table.numel()) for name, role in parts), output]
+
+    def value_refusal(self, config: Config) -> str | None:
+        return (
+            "the output norm subtracts the mean over the channels of a head, so that without some "
+            "of them all others change"
+        )
+
+    def resized(self, config: Config, geometry: Geometry) -> Config:
+        hidden = count(config, "hidden_size", default=2048)
+        return config | {"expand_k": geometry.num_k_heads * geometry.head_k_dim / hidden}
+
+
+FAMILY = RWKV6()

@@ -1,0 +1,48 @@
+"""The same models and tasks in two engines: is the difference more than chance?
+
+    python tools/engines/compare_scores.py TRANSFORMERS.json ENGINE.json
+
+Both are what `statetrim evaluate` wrote. A line a model and metric: its value in the one and in the
+other, and the difference with its interval of 95%, paired by sample. Perplexities are compared as
+mean log-likelihoods, in nats a sample. Exit code 1 where an interval excludes 0 by more than 0.01.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from statetrim.artifacts.scores import Scores, paired
+from statetrim.maths.paired import difference_interval
+
+NEGLIGIBLE = 0.01  # a point of a hundred, or nats: bfloat16 alone does more
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("transformers", type=Path)
+    parser.add_argument("engine", type=Path)
+    options = parser.parse_args()
+    one, other = Scores.load(options.transformers), Scores.load(options.engine)
+    print(
+        f"# {options.engine.stem} beside {options.transformers.stem}, {one.models[0]} and its cut"
+    )
+    apart = False
+    for model in other.models:
+        for task in other.tasks:
+            for metric in other.metrics(task):
+                before, after = (x.find(model, task, metric) for x in (one, other))
+                found = difference_interval([paired(before, after)])
+                beyond = max(found.low, -found.high) > NEGLIGIBLE
+                apart |= beyond
+                print(
+                    f"{model}, {task} {metric}, {len(before.samples)} samples: {before.value:.4g} "
+                    f"and {after.value:.4g}, {found.estimate:+.4f} ({found.low:+.4f} to "
+                    f"{found.high:+.4f}){', APART' if beyond else ''}"
+                )
+    return int(apart)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
