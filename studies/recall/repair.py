@@ -110,12 +110,13 @@ class Study:
 def stages(options: argparse.Namespace) -> list[Row]:
     """The first layer alone, then all of them end to end."""
     shared = {"recall": options.recall}
+    last = {"recall": options.recall if options.last_recall is None else options.last_recall}
     first = {"layerwise": True, "layers": [options.layer], "tokens": options.first_tokens}
     rates = {"learning rate": options.first_rate}, {"learning rate": options.rate}
     second = {"tokens": options.tokens}
     return [
         {"name": "first layer"} | first | rates[0] | shared,
-        {"name": "all layers"} | second | rates[1] | shared,
+        {"name": "all layers"} | second | rates[1] | last,
     ]
 
 
@@ -130,6 +131,7 @@ def main() -> None:
         "--shapes", nargs="+", choices=SHAPES, default=["1/2 balanced", "1/4 balanced"]
     )
     parser.add_argument("--recall", type=float, default=0.5, help="of the training tokens")
+    parser.add_argument("--last-recall", type=float, help="of the second stage, where it differs")
     parser.add_argument("--layer", type=int, default=0, help="which is repaired first")
     parser.add_argument("--first-tokens", type=int, default=2**21)
     parser.add_argument("--first-rate", type=float, default=1e-3)

@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from judge import LOADS
+from mixes import SHAPES
 
 Row = dict[str, Any]
+PAIRS = f"recall at {' / '.join(map(str, LOADS))} pairs"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -43,8 +45,18 @@ def mixes_table(rows: list[Row]) -> str:
             cells.append([row["model"], "original", "", "", recall(row)])
         elif row["shape"] == "1/2 balanced" and row["refit"] == row["mix"]:
             cells.append([row["model"], row["method"], row["mix"], loss(row), recall(row)])
-    header = ["model", "method", "made", "NLL", f"recall at {' / '.join(map(str, LOADS))} pairs"]
-    return table(header, cells)
+    return table(["model", "method", "made", "NLL", PAIRS], cells)
+
+
+def axes_table(rows: list[Row]) -> str:
+    """One axis alone, refitted on the mix that chose the channels."""
+    cells = []
+    for row in rows:
+        part, _, axis = row["shape"].partition(" ")
+        if axis in ("keys", "values") and row["refit"] == row["mix"]:
+            about = [row["model"], part, axis, row["method"], row["mix"]]
+            cells.append([*about, loss(row), recall(row)])
+    return table(["model", "of the bytes", "cut", "method", "made", "NLL", PAIRS], cells)
 
 
 def layers_table(rows: list[Row]) -> str:
@@ -56,11 +68,7 @@ def layers_table(rows: list[Row]) -> str:
             widths = first if first == second else f"{first}, then {second}"
             part = f"{row['bytes']:.0%}"
             cells.append([row["model"], row["axis"], part, widths, loss(row), recall(row)])
-    header = ["model", "axis", "of the bytes", "widths", "NLL", "recall at 16 / 32 / 63 pairs"]
-    return table(header, cells)
-
-
-PAIRS = f"recall at {' / '.join(map(str, LOADS))} pairs"
+    return table(["model", "axis", "of the bytes", "widths", "NLL", PAIRS], cells)
 
 
 def signed(change: list[float], digits: int = 4) -> str:
@@ -98,12 +106,15 @@ def repair_table(rows: list[Row]) -> str:
     cells = []
     for row in rows:
         part = row.get("shape", "").partition(" ")[0]
+        side = "x".join(map(str, SHAPES[row["shape"]])) if part else ""
+        tokens = " + ".join(f"{stage['tokens'] / 1e6:.2f}M" for stage in row.get("training", []))
         alike = row.get("against control", {})
         against = [signed(alike[name]) if alike else "" for name in ("nll", "recall 32")]
         change = "" if row["kind"] == "original" else loss(row)
-        cells.append([row["model"], part, WHAT[row["kind"]], change, recall(row), *against])
-    alike_header = ["NLL like for like", "recall at 32 like for like"]
-    return table(["model", "of the bytes", "what", "NLL", PAIRS, *alike_header], cells)
+        about = [row["model"], part, side, WHAT[row["kind"]], tokens]
+        cells.append([*about, change, recall(row), *against])
+    header = ["model", "of the bytes", "shape", "what", "tokens", "NLL", PAIRS]
+    return table([*header, "NLL like for like", "recall at 32 like for like"], cells)
 
 
 def heads_table(rows: list[Row]) -> str:
@@ -128,12 +139,16 @@ def beyond_table(rows: list[Row]) -> str:
 
 TABLES = {
     "mixes": mixes_table,
+    "axes": axes_table,
     "layers": layers_table,
     "default": default_table,
     "repair": repair_table,
     "heads": heads_table,
     "beyond": beyond_table,
 }
+
+
+FILES = {"axes": "mixes"}
 
 
 def main() -> None:
@@ -145,7 +160,7 @@ def main() -> None:
     for name, make in TABLES.items():
         if f"<!-- {name} -->" not in text:
             continue
-        content = make(lines_of(options.folder, name))
+        content = make(lines_of(options.folder, FILES.get(name, name)))
         place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
         text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
     options.page.write_text(text)
