@@ -29,6 +29,11 @@ def shapes(widths: str) -> str:
     return ", ".join(f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(each).items())
 
 
+def uneven(row: Row) -> bool:
+    """Whether layers differ; squares that do not are the uniform cut once more."""
+    return len({entry.partition("=")[2] for entry in row["widths"].split(",")}) > 1
+
+
 def uneven_table(rows: list[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda r: (r["model"], -r["share"], r["seed"], -r["taken"])):
@@ -117,7 +122,8 @@ def main() -> None:
     parser.add_argument("capacity", type=Path)
     parser.add_argument("page", type=Path)
     options = parser.parse_args()
-    rows = [json.loads(line) for line in options.results.read_text().splitlines()]
+    lines = options.results.read_text().splitlines()
+    rows = [row for row in map(json.loads, lines) if row["kind"] != "squares" or uneven(row)]
     fill(
         [options.page],
         {
