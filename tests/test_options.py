@@ -165,7 +165,7 @@ def test_the_command_line_fills_every_option(
     words += " --value-method readout_l1 --refit --recall 0.3 --random 0.2"
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --layerwise --length 11 --seed 12 --device cpu --device-map auto"
-    words += " --max-memory 0=1GiB --dtype bfloat16 --widths 0=1x1"
+    words += " --max-memory 0=1GiB --dtype bfloat16 --widths 0=1x1 --keep-heads 2"
     arguments = ["trim", model, "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
     untouched = NOT_ON_THE_COMMAND_LINE["trim"]

@@ -70,6 +70,22 @@ class Geometry:
         counts = Counter(self.widths)
         return ", ".join(f"{n} of {k} x {v}" for (k, v), n in sorted(counts.items(), reverse=True))
 
+    def beside(self, other: "Geometry") -> str:
+        """The shape, with the number of heads where the other has another."""
+        alike = self.num_v_heads == other.num_v_heads
+        return self.shape if alike else f"{self.num_v_heads} heads of {self.shape}"
+
+    @property
+    def group(self) -> int:
+        """Value heads that read with the same key head."""
+        return self.num_v_heads // self.num_k_heads
+
+    @property
+    def tensor_parallel(self) -> list[int]:
+        """Numbers of devices that can share the heads evenly: each takes whole key heads with
+        their value heads."""
+        return [n for n in range(1, self.num_k_heads + 1) if self.num_k_heads % n == 0]
+
     @property
     def state_numel(self) -> int:
         """Elements of recurrent state per sequence, over all layers."""
@@ -95,6 +111,16 @@ class Geometry:
         keys, values = (max(axis) for axis in zip(*widths, strict=True))
         alike = len(set(widths)) == 1
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=() if alike else widths)
+
+    def with_heads(self, num_k_heads: int, num_v_heads: int) -> "Geometry":
+        """With so many heads of the same shape in every layer."""
+        return replace(
+            self,
+            num_k_heads=num_k_heads,
+            num_v_heads=num_v_heads,
+            conv_key_heads=self.conv_key_heads * num_k_heads // self.num_k_heads,
+            conv_value_heads=self.conv_value_heads * num_v_heads // self.num_v_heads,
+        )
 
     def heads(self, axis: Axis) -> int:
         """Heads that choose their channels along one axis of the state."""
@@ -148,6 +174,19 @@ def survivors(claims: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
     return masks
 
 
+def surviving_heads(claims: Sequence[ChannelRows], kept: Tensor, group: int) -> dict[int, Tensor]:
+    """The same where whole heads go: `kept` are the value heads that stay, `group` of the original
+    to a key head, which stays with any of them. A claim has a row of entries for every head."""
+    masks: dict[int, Tensor] = {}
+    for claim in claims:
+        gone = torch.ones(len(claim.rows), dtype=torch.bool)
+        gone[kept.flatten() if claim.axis == "value" else kept.flatten() // group] = False
+        if bool(gone.any()):
+            mask = masks.setdefault(claim.dim, torch.ones(claim.size, dtype=torch.bool))
+            mask[claim.rows[gone]] = False
+    return masks
+
+
 def resolve_keep(requested: Amount, channels: int) -> int:
     """Channels to keep per head, from a count (taken literally) or the fraction kept.
 
@@ -169,6 +208,55 @@ def resolve_keep(requested: Amount, channels: int) -> int:
             f"keeping {text} leaves all {channels} channels of every head, so nothing would change"
         )
     return keep
+
+
+def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
+    """`geometry` with so many value heads, from a count or the fraction kept.
+
+    A multiple of the key heads leaves every key head, with fewer value heads each; any other count
+    takes key heads away, each with all its value heads. A fraction rounds up to the next count.
+    """
+    whole, text = geometry.num_v_heads, str(requested).strip()
+    counts = head_counts(geometry)
+    try:
+        heads = int(text)
+    except ValueError:
+        fraction = read_fraction(text)
+        exact = ceil(fraction * whole) if 0 < fraction <= 1 else 0
+        heads = next((count for count in counts if count >= exact > 0), exact)
+    if heads not in counts:
+        raise StatetrimError(
+            f"cannot keep {text[:40]} of {whole} value heads, {geometry.group} to each of "
+            f"{geometry.num_k_heads} key heads; give {_either(counts)}, or a fraction such as 0.5"
+            if counts
+            else f"the model has one head of {geometry.shape}, which cannot go"
+        )
+    return geometry.with_heads(_key_heads(heads, geometry), heads)
+
+
+def head_counts(geometry: Geometry) -> list[int]:
+    """The numbers of value heads that may be left."""
+    fewer = range(1, geometry.num_v_heads)
+    return [n for n in fewer if n % geometry.group == 0 or _leaves_all_keys(n, geometry)]
+
+
+def _key_heads(heads: int, geometry: Geometry) -> int:
+    """Key heads that stay with so many value heads."""
+    all_keys = _leaves_all_keys(heads, geometry)
+    return geometry.num_k_heads if all_keys else heads // geometry.group
+
+
+def _leaves_all_keys(heads: int, geometry: Geometry) -> bool:
+    """Where heads share their values too, as in GLA, they go together."""
+    return heads % geometry.num_k_heads == 0 and geometry.shared_values == 1
+
+
+def _either(counts: Sequence[int]) -> str:
+    """1, 2 or 3; of many, the first, the step and the last."""
+    if len(counts) > 8:
+        return f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
+    *most, last = map(str, counts)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, int | None]:

@@ -176,7 +176,7 @@ for value in ("rwkv7", "hgrn2", "retnet", "mesa_net", "linear_attn", "bailing_hy
     add(f"model_type {value}", spoil, "cannot be pruned")
 for command in (select, prune):
     spoil = edited_config(lambda c: {"model_type": "kimi_linear"}, command)
-    add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned")
+    add(f"kimi_linear, {command.__name__}", spoil, "kimi_linear cannot be pruned|layer 0 lacks")
 UNEVEN = {
     "qwen3_next": {"linear_num_value_heads": 3},
     "qwen3_5": {"linear_num_key_heads": 3},

@@ -56,8 +56,10 @@ def kernel_names(module: Any) -> list[str]:
     return names
 
 
-def output_projections(model: torch.nn.Module, plan: Plan) -> list[torch.nn.Module]:
-    matches = [(_OUTPUT.fullmatch(name), module) for name, module in model.named_modules()]
+def output_projections(
+    model: torch.nn.Module, plan: Plan, pattern: re.Pattern[str] = _OUTPUT
+) -> list[torch.nn.Module]:
+    matches = [(pattern.fullmatch(name), module) for name, module in model.named_modules()]
     found = [module for match, module in matches if match and int(match.group(1)) in plan.kept]
     assert len(found) == len(plan.kept)
     return found

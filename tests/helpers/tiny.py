@@ -162,6 +162,28 @@ INSIDE = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "nemotron_h_omni", "nemo_
 """Types whose text model, inside, is one of the others: what runs it is tested with these."""
 MODEL_TYPES = tuple(name for name in CONFIGS if name not in INSIDE)
 VISION_TYPES = tuple(name for name in MODEL_TYPES if "vision_config" in CONFIGS[name])
+_MLA = {
+    **_SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8,
+    "qk_nope_head_dim": 8, "v_head_dim": 8, "moe_intermediate_size": 16, "num_hidden_layers": 4,
+    "layer_types": ["linear_attention", "full_attention"] * 2, "num_experts_per_tok": 2,
+    "linear_num_heads": 4, "linear_head_dim": 12, "pad_token_id": 0,
+}  # fmt: skip
+_GLM5 = {
+    **_MLA, "qk_rope_head_dim": 0, "q_lora_rank": 8, "n_routed_experts": 4, "index_topk": 128,
+    "index_kpool": 4, "index_head_dim": 8, "index_n_heads": 2, "hc_mult": 2,
+}  # fmt: skip
+HEAD_CONFIGS: dict[str, dict[str, Any]] = {
+    "kimi_linear": {**_MLA, "qk_rope_head_dim": 4, "num_local_experts": 4, "n_group": 1},
+    "glm5_next": {
+        "text_config": _GLM5,
+        "vision_config": {
+            "depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2,
+            "out_hidden_size": 32, "patch_size": 4, "image_size": 16,
+            "projection_intermediate_size": 16,
+        },
+    },
+}  # fmt: skip
+"""Types of which only whole heads can go."""
 
 
 def stock_class(model_type: str) -> Any:
@@ -192,7 +214,8 @@ def build(
 
     torch.manual_seed(0)
     families()[model_type].register()
-    config = AutoConfig.for_model(model_type, **(CONFIGS[model_type] | changed))
+    fields = (CONFIGS | HEAD_CONFIGS)[model_type]
+    config = AutoConfig.for_model(model_type, **(fields | changed))
     model = stock_class(model_type).from_config(config)
     randomize(model)
     model.save_pretrained(directory, max_shard_size=shard_size)

@@ -1,6 +1,6 @@
-"""A decision not yet carried out: which channels of every head stay."""
+"""A decision not yet carried out: which channels of every head stay, or which heads."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import Axis, Geometry, Kept
+from ..geometry import Axis, ChannelRows, Geometry, Kept, surviving_heads, survivors
 from ..maths.formatting import listed, short
 from ..maths.table import Table
 from ..maths.units import MIB
@@ -24,7 +24,11 @@ Channels = Mapping[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Kept channels per layer and head, how they were chosen, and for which model."""
+    """Kept channels per layer and head, how they were chosen, and for which model.
+
+    Where whole heads go, the others keep all their channels, and `kept_heads` lists of every layer
+    the value heads that stay: a row for each key head that stays, [key heads, value heads of each].
+    """
 
     kept: Channels
     requested: str
@@ -37,6 +41,9 @@ class Plan:
     value_options: Mapping[str, Any] = field(default_factory=dict)
     lineage: Mapping[str, Any] = field(default_factory=dict)
     notes: Mapping[str, Any] = field(default_factory=dict)  # layer -> what the method reported
+    kept_heads: Channels | None = None
+    requested_heads: str | None = None
+    head_method: str | None = None
 
     @property
     def keep(self) -> int:
@@ -48,6 +55,11 @@ class Plan:
         """Channels kept in every value head, or None when values are not cut; of an uneven plan, in
         the widest layer."""
         return max(_widths(self.kept_values)) if self.kept_values else None
+
+    @property
+    def keep_heads(self) -> int | None:
+        """Value heads kept in every layer, or None when all of them stay."""
+        return next(iter(self.kept_heads.values())).numel() if self.kept_heads else None
 
     @property
     def keys(self) -> str:
@@ -65,6 +77,10 @@ class Plan:
         return any(len(set(_widths(kept))) > 1 for kept in (self.kept, self.kept_values or {}))
 
     def __repr__(self) -> str:
+        if self.kept_heads:
+            return (
+                f"<Plan by {self._methods}: keeps {self.keep_heads} heads, {len(self.kept)} layers>"
+            )
         values = f", {self.values} in every value head" if self.kept_values else ""
         keys = self.keys if self.kept else 0
         return (
@@ -77,11 +93,12 @@ class Plan:
 
     def table(self) -> Table:
         """What a person wants to know of it first."""
-        rows = {
-            "method": self._methods,
-            "channels of a key head": f"{self.keys}, asked for {short(self.requested)}",
-            "layers x key heads": _layers_and_heads(self.kept),
-        }
+        rows = {"method": self._methods}
+        if self.kept_heads:
+            rows["value heads"] = f"{self.keep_heads}, asked for {short(self.requested_heads)}"
+        else:
+            rows["channels of a key head"] = f"{self.keys}, asked for {short(self.requested)}"
+        rows["layers x key heads"] = _layers_and_heads(self.kept_heads or self.kept)
         if self.kept_values:
             asked = short(self.requested_values)
             rows["channels of a value head"] = f"{self.values}, asked for {asked}"
@@ -92,7 +109,11 @@ class Plan:
     @property
     def _methods(self) -> str:
         """Of each axis that is cut, with their options."""
-        axes = ((self.method, self.options), (self.value_method, self.value_options))
+        axes = (
+            (self.method, self.options),
+            (self.value_method, self.value_options),
+            (self.head_method, {}),
+        )
         cut = [axis for axis in axes if axis[0] not in (None, "none")]
         return " and ".join(_with_options(str(method), options) for method, options in cut)
 
@@ -103,14 +124,55 @@ class Plan:
             kept["value"] = self.kept_values[layer]
         return kept
 
+    def survivors(
+        self, layer: int, claims: Sequence[ChannelRows], before: Geometry
+    ) -> dict[int, Tensor]:
+        """What stays of a tensor of one layer: dimension -> mask [size]. Of `heads`, where the plan
+        removes heads, else of `channels`, are the family's claims."""
+        if self.kept_heads is not None:
+            return surviving_heads(claims, self.kept_heads[layer], before.group)
+        return survivors(claims, self.layer(layer))
+
     def resized(self, geometry: Geometry) -> Geometry:
         """`geometry` after the cut, once the plan is certain to fit it."""
+        if self.kept_heads is not None:
+            return self._fewer_heads(geometry, self.kept_heads)
         self._fit(geometry, "key", self.kept)
         if self.kept_values is not None:
             self._fit(geometry, "value", self.kept_values)
         after = geometry.uneven({layer: self._shape(geometry, layer) for layer in self.kept})
         if after == geometry:
             raise StatetrimError("the plan keeps every channel, so nothing would change")
+        return after
+
+    def _fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
+        _fit_layers(geometry, kept)
+        _fit_layers(geometry, self.kept)
+        whole = all(
+            self.kept[layer].shape[1] == keys for layer, (keys, _) in geometry.shapes.items()
+        )
+        if self.kept_values is not None or not whole:
+            raise StatetrimError("the plan cuts heads and channels at once; make a plan for each")
+        shape = next(iter(kept.values())).shape
+        for layer, table in kept.items():
+            flat, where = table.flatten(), f"the plan's heads of layer {layer}"
+            if table.shape != shape:
+                raise StatetrimError(f"{where} are {list(table.shape)}, not {list(shape)}")
+            if int(flat.min()) < 0 or int(flat.max()) >= geometry.num_v_heads:
+                raise StatetrimError(f"{where} go beyond 0 to {geometry.num_v_heads - 1}")
+            if not bool((flat.diff() > 0).all()):
+                raise StatetrimError(f"{where} are not in ascending order without repeats")
+            keys = table // geometry.group
+            same = bool((keys == keys[:, :1]).all())
+            if not same or not bool((keys[:, 0].diff() > 0).all()):
+                raise StatetrimError(
+                    f"{where} are not rows of {shape[1]} heads that read with the same key head"
+                )
+        if shape[1] < geometry.group and geometry.shared_values > 1:
+            raise StatetrimError("heads that share their values can only go together")
+        after = geometry.with_heads(shape[0], shape.numel())
+        if after == geometry:
+            raise StatetrimError("the plan keeps every head, so nothing would change")
         return after
 
     def _shape(self, geometry: Geometry, layer: int) -> tuple[int, int]:
@@ -121,11 +183,7 @@ class Plan:
         return self.kept[layer].shape[1], values
 
     def _fit(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
-        if set(kept) != set(geometry.layers):
-            odd = sorted(set(kept) ^ set(geometry.layers))[:5]
-            raise StatetrimError(
-                f"the plan and the model differ in their linear-attention layers: {odd}"
-            )
+        _fit_layers(geometry, kept)
         heads = geometry.heads(axis)
         for layer, table in kept.items():
             where = f"the plan's {axis} channels of layer {layer}"
@@ -152,6 +210,7 @@ class Plan:
                 "options": dict(self.options),
                 "value_method": self.value_method,
                 "value_options": dict(self.value_options),
+                **self._heads_fields(),
                 "seed": self.seed,
                 "lineage": dict(self.lineage),
                 "notes": dict(self.notes),
@@ -161,11 +220,22 @@ class Plan:
             indent=None,
         )
 
+    def _heads_fields(self) -> dict[str, Any]:
+        """Only where heads go: other plans stay as they were."""
+        if self.kept_heads is None:
+            return {}
+        return {
+            "requested_heads": self.requested_heads,
+            "keep_heads": self.keep_heads,
+            "head_method": self.head_method,
+            "kept_heads": _lists(self.kept_heads),
+        }
+
     @staticmethod
     def load(path: str | Path) -> "Plan":
         fields = read_object(Path(path), MOST_PLAN_BYTES)
         check_header(fields, "plan", path)
-        values = fields.get("kept_values")
+        values, heads = fields.get("kept_values"), fields.get("kept_heads")
         plan = Plan(
             kept=_tensors(fields.get("kept"), path),
             requested=str(fields.get("requested")),
@@ -176,14 +246,26 @@ class Plan:
             requested_values=_text(fields, "requested_values"),
             value_method=_text(fields, "value_method"),
             value_options=_typed({"value_options": {}} | fields, "value_options", dict, path),
+            kept_heads=None if heads is None else _tensors(heads, path),
+            requested_heads=_text(fields, "requested_heads"),
+            head_method=_text(fields, "head_method"),
             lineage=_typed(fields, "lineage", dict, path),
             notes=_typed({"notes": {}} | fields, "notes", dict, path),
         )
-        for name, found in (("keep", plan.keep), ("keep_values", plan.keep_values)):
+        for name in ("keep", "keep_values", "keep_heads"):
+            found = getattr(plan, name)
             said = fields.get(name)
             if type(said) is not type(found) or said != found:
                 raise StatetrimError(f"{path} says {name} = {str(said)[:20]}, but lists {found}")
         return plan
+
+
+def _fit_layers(geometry: Geometry, kept: Channels) -> None:
+    if set(kept) != set(geometry.layers):
+        odd = sorted(set(kept) ^ set(geometry.layers))[:5]
+        raise StatetrimError(
+            f"the plan and the model differ in their linear-attention layers: {odd}"
+        )
 
 
 def _with_options(method: str, options: Mapping[str, Any]) -> str:

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
-from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
+from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import token_count
 from ..methods import find_method
@@ -121,7 +121,9 @@ def calibrate(
 
 
 def _default_methods(model: Checkpoint) -> list[str]:
-    """One for each axis that can be cut."""
+    """One for each axis that can be cut; for heads where no axis can."""
+    if model.family.channel_refusal(model.config):
+        return [HEAD_METHOD]
     try:
         check_values(model)
     except StatetrimError:

@@ -20,5 +20,6 @@ def hooks_for(
     if len(lives) > 1:
         return hook_pairs(lives[0], lives[1], sums.on_pair)
     on_input = sums.on_input if "input_square" in sums.parts else None
-    on_readout = sums.on_readout if "readout_gram" in sums.parts else None
+    read_out = {"readout_gram", "readout_moment"} & set(sums.parts)
+    on_readout = sums.on_readout if read_out else None
     return hook_kernels(lives[0], sums.on_call, on_input, on_readout, layers=layers)

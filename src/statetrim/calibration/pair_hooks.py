@@ -8,6 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
+from ..runtime.kernel_hooks import without_bias
 from ..runtime.live import LiveModel
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..storage.checkpoint import Checkpoint
@@ -31,8 +32,7 @@ def hook_pairs(
     seen: dict[str, Tensor] = {}
 
     def keep_target(module: Any, args: Any, output: Tensor) -> None:
-        bias = getattr(module, "bias", None)
-        seen["target"] = output.detach() if bias is None else (output - bias).detach()
+        seen["target"] = without_bias(module, output)
 
     def keep_values(module: nn.Module, args: Any) -> None:
         seen["values"] = args[0].detach()
@@ -56,8 +56,9 @@ def check_cut_from(before: Checkpoint, after: Checkpoint) -> None:
     old, new = before.geometry, after.geometry
     if (
         before.config.get("model_type") != after.config.get("model_type")
-        or (old.layers, old.num_k_heads, old.num_v_heads)
-        != (new.layers, new.num_k_heads, new.num_v_heads)
+        or old.layers != new.layers
+        or new.num_k_heads > old.num_k_heads
+        or new.num_v_heads > old.num_v_heads
         or any(
             narrow > wide
             for layer in old.layers

@@ -40,13 +40,17 @@ class Sums:
         self._add(seen.layer, "input_square", seen.hidden.flatten(0, -2).double().square().sum(0))
 
     def on_readout(self, seen: Readout) -> None:
-        values = seen.values.flatten(0, -2).double()
-        for claim in self.model.channels(seen.layer):
-            if claim.role == "o_proj":
-                rows = values[:, claim.rows.to(values.device)].transpose(0, 1)
-                self._add(seen.layer, "readout_gram", _gram(rows))
+        if "readout_gram" in self.parts:
+            values = seen.values.flatten(0, -2).double()
+            for claim in self.model.channels(seen.layer):
+                if claim.role == "o_proj":
+                    rows = values[:, claim.rows.to(values.device)].transpose(0, 1)
+                    self._add(seen.layer, "readout_gram", _gram(rows))
+        if "readout_moment" in self.parts:
+            self.on_pair(Pair(seen.layer, seen.output, seen.values))
 
     def on_pair(self, pair: Pair) -> None:
+        """What a refit needs; where whole heads go, of the model before the cut alone."""
         values = pair.values.flatten(0, -2).double()
         target = pair.target.flatten(0, -2).double()
         self._add(pair.layer, "readout_moment", values.mT @ values)

@@ -11,7 +11,7 @@ from . import checks
 
 OF_SELECT = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
-    "statistics", "shares", "progress",
+    "statistics", "shares", "keep_heads", "head_method", "progress",
 )  # fmt: skip
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
@@ -41,6 +41,15 @@ Widths = Annotated[
     str | None,
     typer.Option(
         help="Keys x values of every layer, for an uneven cut: 0=64x64,others=32x32.",
+    ),
+]
+
+KeepHeads = Annotated[
+    str | None,
+    typer.Option(
+        help="Whole value heads to keep (8), or the fraction: loses more than channels, for models "
+        "whose config has no other way.",
+        callback=checks.amount,
     ),
 ]
 

@@ -16,6 +16,7 @@ from .arguments import (
     FamilyFile,
     Json,
     Keep,
+    KeepHeads,
     KeepValues,
     MaxMemory,
     Model,
@@ -79,7 +80,7 @@ ValueMethod = Annotated[
 ]
 Refit = Annotated[
     bool | None,
-    typer.Option(help="Fit output projections anew; else only where values are cut."),
+    typer.Option(help="Fit output projections anew; else where values are cut, or heads."),
 ]
 Recover = Annotated[
     str,
@@ -145,6 +146,7 @@ def trim(
     keep_values: KeepValues = None,
     square: Square = None,
     widths: Widths = None,
+    keep_heads: KeepHeads = None,
     state_mib_per_sequence: StateMibPerSequence = None,
     sequences: Sequences = None,
     memory_gib: MemoryGib = None,
@@ -185,6 +187,7 @@ def trim(
         keep_values=keep_values,
         square=square,
         widths=widths,
+        keep_heads=keep_heads,
         state_mib_per_sequence=state_mib_per_sequence,
         sequences=sequences,
         memory_gib=memory_gib,
@@ -212,10 +215,16 @@ def trim(
         dtype=dtype,
     )
     opened = arguments.open_model(model, family)
+    _run(opened, sweep, options, output, dry_run=dry_run, as_json=as_json)
+
+
+def _run(
+    model: Any, sweep: str | None, options: "TrimOptions", output: Path, **shown: bool
+) -> None:
     if sweep is None:
-        _trim(opened, options, output, dry_run=dry_run, as_json=as_json)
+        _trim(model, options, output, **shown)
     else:
-        _sweep(opened, sweep, options, output, dry_run=dry_run, as_json=as_json)
+        _sweep(model, sweep, options, output, **shown)
 
 
 def _trim(

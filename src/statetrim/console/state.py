@@ -18,6 +18,20 @@ def state_sentence(before: Geometry, after: Geometry) -> str:
     )
 
 
+def shared_by(before: Geometry, after: Geometry) -> str:
+    """Over how many devices the heads that are left can be divided."""
+    old, new = (_listed(one.tensor_parallel) for one in (before, after))
+    return (
+        f"tensor parallelism: {after.num_k_heads} key heads can be shared by {new} devices "
+        f"(before: {old})"
+    )
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    *most, last = map(str, sizes)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
 def state_bytes(before: Geometry, after: Geometry) -> dict[str, list[int]]:
     """The same for JSON."""
     whole, half, cut, both = (one.state_bytes for one in alternatives(before, after))

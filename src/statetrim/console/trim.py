@@ -29,7 +29,7 @@ from ..storage.output import ARTIFACTS
 from . import terminal
 from .measures.evaluate import show_scores, show_verdict
 from .progress import shown
-from .state import shapes_table, state_bytes, state_sentence
+from .state import shapes_table, shared_by, state_bytes, state_sentence
 from .steps.recover import announce
 
 
@@ -121,6 +121,9 @@ def _show_shape(job: Job) -> None:
     """What becomes of the state, and who will not serve it."""
     before, after = job.model.geometry, job.after
     terminal.note(state_sentence(before, after))
+    if job.cuts_heads:
+        _show_heads(before, after)
+        return
     if after.widths:
         terminal.warn(
             "warning: layers of different widths are loaded by statetrim, and by vLLM with its "
@@ -137,6 +140,16 @@ def _show_shape(job: Job) -> None:
         terminal.warn(
             f"warning: {shape} is refused by {', '.join(refused)}; --state {share:.2g} compares "
             "the shapes of no more bytes, --for ENGINE only those that it serves"
+        )
+
+
+def _show_heads(before: Geometry, after: Geometry) -> None:
+    terminal.note(f"the state is cut to {after.beside(before)} of {before.beside(after)}")
+    terminal.note(shared_by(before, after))
+    if after.num_k_heads < before.num_k_heads:
+        terminal.warn(
+            "warning: whole heads cost more than channels of as many bytes wherever that was "
+            "measured; where the config can say it, cut channels: --state"
         )
 
 

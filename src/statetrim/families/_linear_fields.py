@@ -54,6 +54,8 @@ def linear_layers(config: Config) -> tuple[int, ...]:
 
 def resized_linear(config: Config, geometry: Geometry) -> Config:
     return config | {
+        "linear_num_key_heads": geometry.num_k_heads,
+        "linear_num_value_heads": geometry.num_v_heads,
         "linear_key_head_dim": geometry.head_k_dim,
         "linear_value_head_dim": geometry.head_v_dim,
     }

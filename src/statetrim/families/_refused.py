@@ -7,7 +7,7 @@ GATE_RANK = (
 ONE_WIDTH = (
     "one config field sets the width of queries, keys and values together, so a stock config "
     "cannot say that only keys shrink, and the inner rank of its two gates as well, so that "
-    "a square cut would change the gates; an fla 'kda' checkpoint can be pruned instead"
+    "a square cut would change the gates; whole heads can go instead: --keep-heads"
 )
 _HEADS_FROM_WIDTH = (
     "fla computes the number of heads from the widths, so a narrower key changes the head count"
@@ -20,9 +20,11 @@ _SHARED_NORM = (
 )
 
 REFUSED: dict[str, str] = {
-    "bailing_hybrid": ONE_WIDTH,
-    "glm5_next": ONE_WIDTH,
-    "glm5_next_text": ONE_WIDTH,
+    "bailing_hybrid": (
+        "its config sets the width and the number of heads of linear and softmax layers together, "
+        "so a stock config cannot say that the linear layers alone shrink"
+    ),
+    "kimi_k3": "transformers has no code for it, so a cut could not be calibrated or checked",
     "minimax": "'head_dim' is shared with its softmax layers, so linear layers cannot shrink alone",
     "mesa_net": "fla's kernel requires keys as wide as values",
     "rwkv7": _HEADS_FROM_WIDTH,

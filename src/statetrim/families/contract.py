@@ -79,10 +79,24 @@ class Family(ABC):
 
     @abstractmethod
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        """A copy of the config whose state has `geometry`'s head_k_dim and head_v_dim."""
+        """A copy of the config whose state has `geometry`'s heads, head_k_dim and head_v_dim."""
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        """Every tensor of a mixer that holds whole heads: a claim of axis "key" has the entries of
+        each key head, one of axis "value" those of each value head. Empty where that is not known.
+        """
+        return []
 
     def refusal(self, config: Config) -> str | None:
         """Why a checkpoint with this config cannot be pruned, or None when it can."""
+        return None
+
+    def channel_refusal(self, config: Config) -> str | None:
+        """Why its channels cannot be cut, of either axis, or None when they can."""
+        return None
+
+    def head_refusal(self, config: Config) -> str | None:
+        """Why whole heads cannot be removed, or None when they can (and `heads` claims them)."""
         return None
 
     def value_refusal(self, config: Config) -> str | None:
@@ -163,10 +177,21 @@ def layer_config(family: Family, config: Config, geometry: Geometry, layer: int)
 
 
 def _resized(family: Family, config: Config, after: Geometry) -> Config:
+    before, kind = family.geometry(config), config.get("model_type")
+    heads = (before.num_k_heads, before.num_v_heads) != (after.num_k_heads, after.num_v_heads)
+    if heads and (reason := family.head_refusal(config)):
+        raise StatetrimError(f"the heads of {kind} cannot be removed: {reason}")
+    if before.shape != after.shape and (reason := family.channel_refusal(config)):
+        raise StatetrimError(f"the channels of {kind} cannot be cut: {reason}")
     edited = family.resized(config, after)
     if family.geometry(edited) != replace(after, widths=()):
+        if heads:
+            raise StatetrimError(
+                f"a stock {kind} config cannot express {after.num_k_heads} key heads and "
+                f"{after.num_v_heads} value heads"
+            )
         raise StatetrimError(
-            f"a stock {config.get('model_type')} config cannot express {after.head_k_dim} key and "
+            f"a stock {kind} config cannot express {after.head_k_dim} key and "
             f"{after.head_v_dim} value channels per head; try a multiple of 16"
         )
     return edited

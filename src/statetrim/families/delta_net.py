@@ -10,6 +10,7 @@ from ._fla import (
     separate_projections,
     separate_values,
 )
+from ._heads import head_claims, one_each
 from .contract import MOST_HEADS, Config, checked, count, number
 from .recurrences import Recurrence, delta_rule
 
@@ -36,9 +37,14 @@ class DeltaNet(FlaFamily):
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         return separate_projections(geometry) + separate_values(geometry)
 
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = one_each(HEAD_GATES, geometry.num_v_heads)
+        return head_claims(self.channels(config, geometry), gates)
+
     def resized(self, config: Config, geometry: Geometry) -> Config:
         hidden = count(config, "hidden_size", default=2048)
         return config | {
+            "num_heads": geometry.num_v_heads,
             "expand_k": geometry.num_k_heads * geometry.head_k_dim / hidden,
             "expand_v": geometry.num_v_heads * geometry.head_v_dim / hidden,
         }

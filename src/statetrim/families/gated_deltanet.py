@@ -1,7 +1,7 @@
 """Gated DeltaNet, with a preconditioner too, Comba, Gated DeltaProduct (fla): `head_dim` for keys,
 `expand_v` for values."""
 
-from ..geometry import ChannelRows, Geometry
+from ..geometry import ChannelRows, Geometry, rows
 from ._fla import (
     HEAD_GATES,
     PRECONDITIONER,
@@ -14,6 +14,7 @@ from ._fla import (
     separate_projections,
     separate_values,
 )
+from ._heads import head_claims, one_each
 from .contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count, number
 from .recurrences import Recurrence, delta_rule
 
@@ -52,6 +53,20 @@ class GatedDeltaNet(FlaFamily):
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         steps = householder_steps(config)
         return separate_projections(geometry, steps) + separate_values(geometry, steps)
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        heads, steps = geometry.num_v_heads, householder_steps(config)
+        gates = [name for name in HEAD_GATES if name != "b_proj.weight"]
+        strengths = [
+            ChannelRows("b_proj.weight", "gate", table, steps * heads, axis="value")
+            for table in (rows(heads, 1, start=step * heads) for step in range(steps))
+        ]
+        return head_claims(
+            self.channels(config, geometry),
+            strengths,
+            one_each(gates, heads),
+            one_each(("D", "decay"), geometry.num_k_heads, axis="key"),
+        )
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)
@@ -97,8 +112,11 @@ def head_dim_geometry(
 
 
 def resized_head_dim(config: Config, geometry: Geometry) -> Config:
-    """Both fields change together: `head_dim` alone would shrink the values as well."""
+    """Both widths change together: `head_dim` alone would shrink the values as well."""
+    grouped = config.get("num_v_heads") is not None
     return config | {
+        "num_heads": geometry.num_k_heads,
+        **({"num_v_heads": geometry.num_v_heads} if grouped else {}),
         "head_dim": geometry.head_k_dim,
         "expand_v": expand_v(geometry.head_k_dim, geometry.head_v_dim),
     }

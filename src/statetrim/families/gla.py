@@ -1,5 +1,7 @@
 """Gated Linear Attention (fla): several query heads may share a key head; keys have decay gates."""
 
+from dataclasses import replace
+
 from torch import Tensor
 
 from ..geometry import ChannelRows, Geometry, Role, rows
@@ -11,6 +13,7 @@ from ._fla import (
     linear_layers,
     value_projection,
 )
+from ._heads import head_claims
 from .contract import MOST_HEADS, Config, checked, count
 from .delta_net import head_dim
 
@@ -82,9 +85,18 @@ class GLA(FlaFamily):
             for name in ("g_norm_swish_gate.weight", "g_norm.weight")
         ]
 
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        # A key head goes with all that read it, so that a group's entries are those of its head.
+        return head_claims(
+            [replace(claim, axis="key") for claim in self.channels(config, geometry)]
+        )
+
     def resized(self, config: Config, geometry: Geometry) -> Config:
         hidden = count(config, "hidden_size", default=2048)
+        grouped = config.get("num_kv_heads") is not None
         return config | {
+            "num_heads": geometry.num_v_heads,
+            **({"num_kv_heads": geometry.num_k_heads} if grouped else {}),
             "expand_k": geometry.num_v_heads * geometry.head_k_dim / hidden,
             "expand_v": geometry.num_v_heads * geometry.head_v_dim / hidden,
         }

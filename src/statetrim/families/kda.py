@@ -9,7 +9,9 @@ from ._fla import (
     FlaFamily,
     linear_layers,
     separate_projections,
+    value_projection,
 )
+from ._heads import head_claims, one_each
 from ._refused import GATE_RANK
 from .contract import MOST_HEADS, Config, count
 from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
@@ -68,6 +70,26 @@ class KDA(FlaFamily):
         table = rows(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*separate_projections(geometry), *gates, output]
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        heads = geometry.num_v_heads
+        keys, values = rows(heads, geometry.head_k_dim), rows(heads, geometry.head_v_dim)
+        gates = [
+            ChannelRows(name, "gate", table, table.numel(), axis="value", optional=True)
+            for name, table in (
+                ("f_proj.1.weight", keys),
+                ("dt_bias", keys),
+                ("g_proj.1.weight", values),
+                ("g_proj.1.bias", values),
+            )
+        ]
+        channels = [claim for claim in self.channels(config, geometry) if claim.role != "gate"]
+        return head_claims(
+            channels,
+            value_projection(geometry, values, values.numel()),
+            gates,
+            one_each(("A_log", "b_proj.weight"), heads),
+        )
 
     def value_refusal(self, config: Config) -> str | None:
         return GATE_RANK

@@ -1,7 +1,10 @@
-"""Kimi-Linear: its state can be described, but a stock config cannot hold a cut one."""
+"""Kimi-Linear and GLM-5-Next: one width for queries, keys, values and gates, but a head count."""
 
-from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry
+from dataclasses import replace
+
+from ..geometry import ChannelRows, Geometry, rows
+from ._fla import separate_projections, value_projection
+from ._heads import head_claims, one_each
 from ._refused import ONE_WIDTH
 from .contract import (
     MOST_CHANNELS,
@@ -16,19 +19,42 @@ from .contract import (
     layers_of_kind,
     section,
 )
+from .recurrences import Recurrence, delta_rule
+
+_SECTION = "linear_attn_config"
 
 
 class KimiLinear(Family):
-    model_types = ("kimi_linear",)
-    mixers = ("model.layers.{layer}.self_attn",)
-    untouched = ()
+    text_types = ("kimi_linear", "glm5_next_text")
+    model_types = (*text_types, "glm5_next")
+    mixers = (
+        "model.layers.{layer}.self_attn",
+        "model.language_model.layers.{layer}.self_attn",
+    )
+    untouched = (
+        "A_log",
+        "b_proj.weight",
+        "f_a_proj.weight",
+        "g_a_proj.weight",
+        "g_b_proj.weight",
+        "o_norm.weight",
+    )
+    kernels = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
+    positional = dict.fromkeys(kernels, ("query", "key", "value"))
+    projections = (
+        "q_proj", "k_proj", "v_proj", "o_proj", "b_proj", "g_a_proj", "g_b_proj",
+        "forget_gate.f_a_proj", "forget_gate.f_b_proj",
+    )  # fmt: skip
+    joined = {  # noqa: RUF012
+        "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
+    }
 
     def geometry(self, config: Config) -> Geometry:
-        # The hub's nested section overrides the flat fields on every load.
-        has_section = config.get("linear_attn_config") is not None
-        nested = section(config, "linear_attn_config") if has_section else {}
+        config = self._text(config)
+        nested = _nested(config)
+        default = 32 if config["model_type"] == "kimi_linear" else 64
         fields = config | nested
-        heads = count(fields, "num_heads", "linear_num_heads", default=32, most=MOST_HEADS)
+        heads = count(fields, "num_heads", "linear_num_heads", default=default, most=MOST_HEADS)
         dim = count(
             nested,
             "head_dim",
@@ -51,13 +77,56 @@ class KimiLinear(Family):
         )
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        raise StatetrimError(f"kimi_linear cannot be pruned: {ONE_WIDTH}")
+        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        return [
+            *separate_projections(geometry),
+            *value_projection(geometry, table, table.numel()),
+            ChannelRows("f_b_proj.weight", "gate", table, table.numel()),
+            ChannelRows("dt_bias", "gate", table, table.numel()),
+            ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1),
+        ]
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        heads, table = geometry.num_v_heads, rows(geometry.num_v_heads, geometry.head_v_dim)
+        (decay,) = one_each(("A_log",), heads)
+        kimi = config["model_type"] == "kimi_linear"  # whose A_log is [1, 1, heads, 1]
+        return head_claims(
+            self.channels(config, geometry),
+            one_each(("b_proj.weight",), heads),
+            [
+                replace(decay, dim=2 if kimi else 0, optional=False),
+                ChannelRows("g_b_proj.weight", "gate", table, table.numel()),
+            ],
+        )
+
+    def channel_refusal(self, config: Config) -> str | None:
+        return ONE_WIDTH
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        raise StatetrimError(f"kimi_linear cannot be pruned: {ONE_WIDTH}")
+        if config["model_type"] not in self.text_types:
+            return config | {"text_config": self.resized(self._text(config), geometry)}
+        # The section that the hub's configs have overrides the flat fields on every load.
+        heads = geometry.num_v_heads
+        edited = config | {"linear_num_heads": heads}
+        if config.get(_SECTION) is None:
+            return edited
+        return edited | {_SECTION: _nested(config) | {"num_heads": heads}}
 
-    def refusal(self, config: Config) -> str | None:
-        return ONE_WIDTH
+    def auto_class(self, config: Config) -> str:
+        seeing = config["model_type"] == "glm5_next"  # transformers has no text-only class for it
+        return "AutoModelForImageTextToText" if seeing else super().auto_class(config)
+
+    def recurrence(self, kernel: str) -> Recurrence:
+        return delta_rule
+
+    def _text(self, config: Config) -> Config:
+        if config["model_type"] in self.text_types:
+            return config
+        return {"model_type": "glm5_next_text"} | section(config, "text_config")
+
+
+def _nested(config: Config) -> Config:
+    return section(config, _SECTION) if config.get(_SECTION) is not None else {}
 
 
 def _layers(config: Config, nested: Config) -> tuple[int, ...]:
@@ -65,10 +134,13 @@ def _layers(config: Config, nested: Config) -> tuple[int, ...]:
     if kinds is not None:
         return layers_of_kind(kinds, "linear_attention")
     listed = layer_numbers(nested, "kda_layers")
-    if listed:
+    if listed and config["model_type"] == "kimi_linear":
         return tuple(layer - 1 for layer in listed if layer)  # counted from 1 on the hub
-    total = count(config, "num_hidden_layers", default=27, most=MOST_LAYERS)
-    return tuple(i for i in range(total) if (i + 1) % 4)
+    if config["model_type"] == "kimi_linear":
+        total = count(config, "num_hidden_layers", default=27, most=MOST_LAYERS)
+        return tuple(i for i in range(total) if not i or i % 4)
+    total = count(config, "num_hidden_layers", default=45, most=MOST_LAYERS)
+    return tuple(i for i in range(total) if i % 4 != 3)
 
 
 FAMILY = KimiLinear()

@@ -224,6 +224,11 @@ class Mamba2(Family):
         inside = config["model_type"] in TEXTS
         return "AutoModelForMultimodalLM" if inside else super().auto_class(config)
 
+    def head_refusal(self, config: Config) -> str | None:
+        return (
+            "its output norm runs over the heads together, so that the others would change as well"
+        )
+
     def cache_argument(self, config: Config) -> str:
         return "cache_params" if config.get("model_type") == "mamba2" else "past_key_values"
 

@@ -2,6 +2,7 @@
 
 from ..geometry import ChannelRows, Geometry
 from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
+from ._heads import head_claims, one_each
 from ._linear_fields import LinearFieldsFamily, resized_linear
 from .contract import (
     MOST_CHANNELS,
@@ -54,6 +55,10 @@ class OlmoHybrid(LinearFieldsFamily):
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         return separate_projections(geometry) + separate_values(geometry)
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = one_each(HEAD_GATES, geometry.num_v_heads)
+        return head_claims(self.channels(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         # Both fields always: an absent value dim would follow the smaller key dim.

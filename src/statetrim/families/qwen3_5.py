@@ -6,6 +6,7 @@ MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR are other vision towers before a Qwen3.5 t
 from dataclasses import replace
 
 from ..geometry import ChannelRows, Geometry, rows
+from ._heads import head_claims, one_each
 from ._linear_fields import (
     LinearFieldsFamily,
     contiguous_q_k_v,
@@ -57,6 +58,10 @@ class Qwen35(LinearFieldsFamily):
             ChannelRows("in_proj_z.weight", "gate", gate, gate.numel(), axis="value"),
             *norm_and_output(geometry),
         ]
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = one_each(self.untouched, geometry.num_v_heads)
+        return head_claims(self.channels(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in self.text_types:

@@ -1,6 +1,7 @@
 """Qwen3-Next: one projection for q, k, v and z, interleaved by key head."""
 
 from ..geometry import ChannelRows, Geometry, rows
+from ._heads import head_claims, one_each
 from ._linear_fields import (
     LinearFieldsFamily,
     contiguous_q_k_v,
@@ -42,6 +43,17 @@ class Qwen3Next(LinearFieldsFamily):
             *contiguous_q_k_v(geometry),
             *norm_and_output(geometry),
         ]
+
+    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        # in_proj_ba, per key head: [ b of its value heads | a of its value heads ]
+        heads, group = geometry.num_k_heads, geometry.group
+        b, a = (rows(heads, group, start, stride=2 * group).reshape(-1, 1) for start in (0, group))
+        size = 2 * geometry.num_v_heads
+        return head_claims(
+            self.channels(config, geometry),
+            [ChannelRows("in_proj_ba.weight", "gate", t, size, axis="value") for t in (b, a)],
+            one_each(("A_log", "dt_bias"), geometry.num_v_heads),
+        )
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_linear(config, geometry)

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING
 from ..errors import StatetrimError
 
 if TYPE_CHECKING:  # names can be checked before torch is imported
-    from ..geometry import Axis
-    from .contract import Method, Select
+    from .contract import Method, Select, Served
 
 
-def method_names(axis: "Axis | None" = None) -> list[str]:
-    """Every method, or those that serve one axis."""
+def method_names(axis: "Served | None" = None) -> list[str]:
+    """Every method, or those that choose channels of one axis, or heads."""
     names = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"contract"})
     return [name for name in names if axis is None or axis in find_method(name).axes]
 

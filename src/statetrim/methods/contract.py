@@ -15,11 +15,14 @@ from ..geometry import Axis
 Score = Literal["qk", "q", "k"]
 """Judge a channel by queries and keys together, or by one of them alone."""
 
+Served = Axis | Literal["head"]
+"""What a method chooses: channels of an axis, or whole heads."""
+
 Select = Callable[..., Tensor]
 
 
 class _Heard:
-    """What the evidence of both axes has in common."""
+    """What all evidence has in common."""
 
     statistics: LayerStatistics | None
 
@@ -64,23 +67,38 @@ class ValueEvidence(_Heard):
         return self.value_weight.shape[0], self.value_weight.shape[1]
 
 
+@dataclass(frozen=True, eq=False)
+class HeadEvidence(_Heard):
+    """The same for a method that chooses whole heads, so many of each group."""
+
+    output_weight: Tensor  # [groups, heads, channels, hidden], float64
+    generator: torch.Generator
+    statistics: LayerStatistics | None = None
+    notes: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Groups, and heads to choose from in each."""
+        return self.output_weight.shape[0], self.output_weight.shape[1]
+
+
 @dataclass(frozen=True)
 class Method:
     """`select(evidence, keep, **options) -> kept [heads, keep]`, with its options' defaults, the
-    sums of calibration it needs and the axes of the state it serves."""
+    sums of calibration it needs and what it can choose."""
 
     name: str
     select: Select
     options: Mapping[str, Any]
     needs: tuple[str, ...]
-    axes: tuple[Axis, ...] = ("key",)
+    axes: tuple[Served, ...] = ("key",)
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
     """A method from a function whose options are keyword-only with defaults."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    axes: tuple[Axis, ...] = getattr(select, "axes", ("key",))
+    axes: tuple[Served, ...] = getattr(select, "axes", ("key",))
     return Method(name or select.__name__, select, options, getattr(select, "needs", ()), axes)
 
 
@@ -96,8 +114,8 @@ def needs(*parts: str) -> Callable[[Select], Select]:
     return declare
 
 
-def serves(*axes: Axis) -> Callable[[Select], Select]:
-    """Declare the axes whose channels a method can choose: key channels, unless it says so."""
+def serves(*axes: Served) -> Callable[[Select], Select]:
+    """Declare what a method can choose: key channels, unless it says so."""
 
     def declare(select: Select) -> Select:
         select.axes = axes  # type: ignore[attr-defined]

@@ -1,11 +1,11 @@
-"""Rand: channels drawn at random, the baseline every other method has to beat."""
+"""Rand: channels or heads drawn at random, the baseline every other method has to beat."""
 
 import torch
 from torch import Tensor
 
-from .contract import Evidence, ValueEvidence, serves, top
+from .contract import Evidence, HeadEvidence, ValueEvidence, serves, top
 
 
-@serves("key", "value")
-def select(evidence: Evidence | ValueEvidence, keep: int) -> Tensor:
+@serves("key", "value", "head")
+def select(evidence: Evidence | ValueEvidence | HeadEvidence, keep: int) -> Tensor:
     return top(torch.rand(evidence.shape, generator=evidence.generator), keep)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.header import header
+from ..defaults import HEAD_METHOD
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB, token_count
@@ -94,11 +95,12 @@ class Job:
 
     @property
     def methods(self) -> list[str]:
-        """One for each axis that is cut."""
+        """One for each axis that is cut, or for heads."""
         targets = [self.target, *self.candidates.values()]
         axes = (
             ([target.keep for target in targets], self.options.method),
             ([target.keep_values for target in targets], self.options.value_method),
+            ([target.keep_heads for target in targets], HEAD_METHOD),
         )
         return [method for keep, method in axes if any(one is not None for one in keep)]
 
@@ -108,9 +110,19 @@ class Job:
         return [method for method in self.methods if find_method(method).needs]
 
     @property
+    def cuts_heads(self) -> bool:
+        return self.target.keep_heads is not None
+
+    @property
     def refits(self) -> bool:
-        refit, compared = self.options.refit, self.decided_on > 0
-        return compared or self.target.keep_values is not None if refit is None else refit
+        if self.options.refit is not None:
+            return self.options.refit
+        return self.decided_on > 0 or self.target.keep_values is not None or self.cuts_heads
+
+    @property
+    def controls(self) -> bool:
+        """Whether a random cut is measured beside it, unless it is one itself."""
+        return self.options.control and (self.cuts_heads or self.options.method != CONTROL)
 
     @property
     def measured_from(self) -> int:
@@ -151,9 +163,12 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
     told = {*plain(options)} - {*ASKED, *PLACES} | {"keep", "keep_values"}
     added = (*GENERATED, "dtype")
     told -= {name for name in added if not getattr(options, name)}  # as before there were any
+    if target is not None and target.keep_heads is not None:
+        told.add("keep_heads")
     settled = plain(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,
+        "keep_heads": target and target.keep_heads,
         "tokens": token_count(options.tokens),
         "recover": token_count(options.recover),
     }

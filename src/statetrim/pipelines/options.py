@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 ASKED = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
-    "for_", "widths",
+    "for_", "widths", "keep_heads",
 )  # fmt: skip
 """The options that together say what to keep."""
 GENERATED = ("recall", "random")
@@ -29,7 +29,8 @@ class TrimOptions:
 
     What to keep is said once: as a share of the state's bytes (`state`), by channels (`keep`,
     `keep_values`, `square`), by the memory of one sequence (`state_mib_per_sequence`), or by that
-    of several (`sequences` in `memory_gib`), or layer by layer (`widths`).
+    of several (`sequences` in `memory_gib`), or layer by layer (`widths`), or as whole heads
+    (`keep_heads`).
     """
 
     state: float | None = None
@@ -43,6 +44,10 @@ class TrimOptions:
     widths: str | None = None
     """Keys x values of every layer (0=64x64,others=32x32): an uneven cut, for `statetrim.load` and
     vLLM with our plugin only."""
+    keep_heads: Amount | None = None
+    """Whole value heads to keep in every layer (8), or the fraction (0.5). It costs more than
+    channels wherever that was measured, except where value heads share key heads; for models
+    whose config has no other way."""
     state_mib_per_sequence: float | None = None
     """The most that a sequence's state may take."""
     sequences: int | None = None
@@ -70,7 +75,8 @@ class TrimOptions:
     value_method: str = VALUE_METHOD
     """How value channels are chosen."""
     refit: bool | None = None
-    """Fit output projections anew; None: where values are cut, as the norm's scale changes."""
+    """Fit output projections anew; None: where values are cut, as the norm's scale changes, or
+    heads."""
     recover: int | str = 0
     """Tokens to recover on, after those of calibration; 0: the model stays as it was cut."""
     tasks: Sequence[str] = ("text", "mqar")
@@ -124,6 +130,7 @@ class TrimFields(TypedDict, total=False):
     keep_values: Amount | None
     square: Amount | None
     widths: str | None
+    keep_heads: Amount | None
     state_mib_per_sequence: float | None
     sequences: int | None
     memory_gib: float | None

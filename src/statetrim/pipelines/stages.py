@@ -12,6 +12,7 @@ from ..artifacts.scores import Scores
 from ..artifacts.statistics import Statistics
 from ..benchmarking.benchmark import benchmark
 from ..calibration.calibrate import calibrate
+from ..defaults import HEAD_METHOD
 from ..evaluation.evaluate import evaluate
 from ..maths.units import MIB
 from ..recovery.recover import recover
@@ -31,6 +32,7 @@ from .observer import Watch
 RECORD = "trim.json"
 FREE = ("batch_size", "benchmark", "layerwise", "recover")
 """What a rerun may change, where a stage took more memory or time than there is."""
+STATISTICS = "statistics.safetensors"
 DECISION = "decision.json"  # where several shapes were compared
 
 
@@ -69,7 +71,7 @@ class Run:
         if self.job.times:
             self.timings(small)
         scores, home = Scores.load(scored), small.path / ARTIFACTS
-        for name in ("statistics.safetensors", "scores.json", "timings.json", DECISION):
+        for name in (STATISTICS, "scores.json", "timings.json", DECISION):
             if (self.directory / name).exists():
                 _link(self.directory / name, home / name)
         card = small.path / CARD
@@ -90,12 +92,15 @@ class Run:
         """The output projections fitted anew to the read-out that is left."""
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
+        if job.cuts_heads:  # the heads that are left read out what they did before
+            path = self.directory / STATISTICS
 
         def collect() -> None:
             self._calibrate("calibrating for the refit", pruned, path, original=job.model)
 
         def make() -> None:
-            self._stage("refit", "calibrate for the refit", path, collect)
+            if not job.cuts_heads:
+                self._stage("refit", "calibrate for the refit", path, collect)
             with self.watch.progress("refitting") as progress:
                 refit(pruned, Statistics.load(path), out=out, progress=progress)
 
@@ -141,7 +146,7 @@ class Run:
         self._stage("benchmark", "benchmark", path, make)
 
     def statistics(self) -> Statistics | None:
-        job, path = self.job, self.directory / "statistics.safetensors"
+        job, path = self.job, self.directory / STATISTICS
         if not self.methods:
             return None
 
@@ -182,6 +187,7 @@ class Run:
                     {},
                     value_method=method or self.options.value_method,
                     value_options={},
+                    head_method=method or HEAD_METHOD,
                     seed=self.options.seed,
                     statistics=statistics,
                     progress=progress,
@@ -216,7 +222,7 @@ class Run:
 
     def control(self) -> list[Checkpoint]:
         """A random cut to the same shape: what a method must beat."""
-        if not self.options.control or self.options.method == CONTROL:
+        if not self.job.controls:
             return []
         return [self.pruned(CONTROL, self.plan(f"plan-{CONTROL}.json", CONTROL))]
 

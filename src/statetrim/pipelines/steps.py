@@ -6,7 +6,7 @@ from typing import Unpack
 from ..storage.models import ModelLike, opened
 from . import estimate as cost
 from .estimate import Machine, Step
-from .job import CONTROL, RECOVERED_BATCH, SEQUENCE, Job
+from .job import RECOVERED_BATCH, SEQUENCE, Job
 from .options import TrimFields, TrimOptions, changed
 from .shape_choice import MEASURED, fitting_tokens
 
@@ -34,7 +34,7 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     found = [_calibrate(job, machine)] if job.calibrated_methods else []
     found.append(_select(job))
     found += _comparing(job, machine) if job.candidates else []
-    shape = "as chosen" if job.candidates else after.shape
+    shape = "as chosen" if job.candidates else after.beside(model.geometry)
     found.append(
         Step("prune", f"state {shape}", cost.copying(nbytes), 64 * 2**20, nbytes),
     )
@@ -50,7 +50,7 @@ def steps(job: Job, machine: Machine) -> list[Step]:
         )
         does = f"{job.recovered_tokens:,} tokens, distilled from the original"
         found.append(Step("recover", does, seconds, program + 3 * held, 2 * nbytes))
-    models = 2 + bool(job.recovered_tokens) + (options.control and options.method != CONTROL)
+    models = 2 + bool(job.recovered_tokens) + job.controls
     found.append(_evaluate(job, machine, models))
     if job.times:
         seconds = 60 * cost.reading(model, 64 * 16, 16, 64, machine)
@@ -80,8 +80,10 @@ def _held(job: Job) -> int:
 
 
 def _calibrate(job: Job, machine: Machine) -> Step:
-    model, options, after = job.model, job.options, job.after
-    gram = 2 * 8 * len(after.layers) * after.num_k_heads * model.geometry.head_k_dim**2
+    model, options, before = job.model, job.options, job.model.geometry
+    gram = 2 * 8 * len(before.layers) * before.num_k_heads * before.head_k_dim**2
+    if job.cuts_heads:
+        gram = 8 * len(before.layers) * 2 * (before.num_v_heads * before.head_v_dim) ** 2
     seconds = cost.reading(model, job.tokens, options.batch_size, options.length, machine)
     made = {"recall sequences": options.recall, "random tokens": options.random}
     parts = [f"{100 * part:.0f}% {kind}" for kind, part in made.items() if part]
@@ -96,6 +98,9 @@ def _select(job: Job) -> Step:
 
 def _refit(job: Job, machine: Machine) -> Step:
     model, options, after = job.model, job.options, job.after
+    if job.cuts_heads:  # from the sums that the heads were chosen by
+        does, nbytes = "output projections, from the same statistics", cost.weight_bytes(model)
+        return Step("refit", does, cost.copying(nbytes), cost.PROGRAM, nbytes)
     seconds = 2 * cost.reading(model, job.tokens, options.batch_size, options.length, machine)
     width = after.num_v_heads * (model.geometry.head_v_dim + after.head_v_dim)
     moments = 8 * len(after.layers) * after.num_v_heads * after.head_v_dim * width

@@ -205,6 +205,7 @@ def _same(one: Plan, other: Plan) -> bool:
         for a, b in (
             (one.kept, other.kept),
             (one.kept_values or {}, other.kept_values or {}),
+            (one.kept_heads or {}, other.kept_heads or {}),
         )
     )
 

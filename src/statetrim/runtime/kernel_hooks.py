@@ -45,10 +45,12 @@ class MixerInput:
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """What a layer's output projection is given: the state's answer behind norm and gate."""
+    """What a layer's output projection is given, the state's answer behind norm and gate, and what
+    it gives."""
 
     layer: int
     values: Tensor  # [batch, time, value heads x value channels]
+    output: Tensor  # [batch, time, hidden], less its bias
 
 
 @contextmanager
@@ -114,13 +116,13 @@ def _readouts(
 ) -> Iterator[None]:
     seen: set[int] = set()
 
-    def record(layer: int, module: nn.Module, args: Any) -> None:
+    def record(layer: int, module: nn.Module, args: Any, output: Tensor) -> None:
         seen.add(layer)
-        on_readout(Readout(layer, args[0].detach()))
+        on_readout(Readout(layer, args[0].detach(), without_bias(module, output)))
 
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
-            hook = module.register_forward_pre_hook(functools.partial(record, layer))
+            hook = module.register_forward_hook(functools.partial(record, layer))
             stack.callback(hook.remove)
         yield
     expected = live.checkpoint.geometry.layers if layers is None else layers
@@ -130,6 +132,12 @@ def _readouts(
             f"layers {missing[:5]} never called their output projection, so nothing was recorded "
             f"for their values"
         )
+
+
+def without_bias(projection: nn.Module, output: Tensor) -> Tensor:
+    """What a linear map gives for its input alone."""
+    bias = getattr(projection, "bias", None)
+    return output.detach() if bias is None else (output - bias).detach()
 
 
 @contextmanager

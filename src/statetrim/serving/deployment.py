@@ -1,7 +1,7 @@
 """Where a model can be served after a cut, with which command, and how many sequences fit."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..artifacts.scores import Scores
@@ -115,16 +115,21 @@ def _capacity(
             f"what the softmax layers of {model.config.get('model_type')} keep of a token is not "
             f"known, so how many sequences fit cannot be told; leave out --memory-gib"
         )
+    before = model.geometry
+    pairs = [(before, after or before)] + ([] if after is None else [(after, before)])
     return [
-        capacity(
-            geometry,
-            kept,
-            memory=_memory(memory_gib),
-            context=context,
-            dtype=dtype,
-            state_dtype=state_dtype,
+        replace(
+            capacity(
+                geometry,
+                kept,
+                memory=_memory(memory_gib),
+                context=context,
+                dtype=dtype,
+                state_dtype=state_dtype,
+            ),
+            shape=geometry.beside(other).replace(" x ", "x"),
         )
-        for geometry in ([model.geometry] if after is None else [model.geometry, after])
+        for geometry, other in pairs
         for state_dtype in ("float32", "bfloat16")
     ]
 

@@ -40,11 +40,12 @@ def inspect(
     keep_values: Amount | None = None,
     *,
     square: Amount | None = None,
+    keep_heads: Amount | None = None,
     memory_gib: float | None = None,
     context: int | None = None,
 ) -> StateReport:
     """Describe a model's state, and what it would be with `keep` key channels and `keep_values`
-    value channels per head, or `square` of both.
+    value channels per head, or `square` of both, or with `keep_heads` whole value heads.
 
     With `memory_gib` of cache it also tells how many sequences of `context` tokens fit.
     """
@@ -57,8 +58,10 @@ def inspect(
     refusal = model.family.refusal(model.config)
     if refusal:
         warnings.append(f"cannot be pruned: {refusal}")
-    elif not keep is keep_values is square is None:
-        after = target_of(model, keep, keep_values, square).after
+    elif keep_heads is None and (reason := model.family.channel_refusal(model.config)):
+        warnings.append(f"its channels cannot be cut: {reason}")
+    elif not keep is keep_values is square is keep_heads is None:
+        after = target_of(model, keep, keep_values, square, keep_heads=keep_heads).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
             if width % KERNEL_TILE:
                 warnings.append(
@@ -86,10 +89,18 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     if not model.parameters:
         return 0
     lost = 0
-    for name, owner in model.claims.items():
+    before = model.geometry
+    whole_heads = before.num_v_heads != after.num_v_heads
+    claimed = model.head_claims if whole_heads else model.claims
+    for name, owner in claimed.items():
         _, tensor = model.tensors[name]
         for claim in owner.claims:
             dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.channels(claim.axis))
+            if whole_heads:
+                old, new = (
+                    g.num_k_heads if claim.axis == "key" else g.num_v_heads for g in (before, after)
+                )
+                dropped = claim.rows.numel() * (old - new) // old
             columns = 1
             for dim, size in enumerate(() if name in model.flat else tensor.shape):
                 columns *= 1 if dim == claim.dim else size

@@ -19,6 +19,9 @@ class StateSize:
     shape: str  # keys x values of a head; of every kind of layer where they differ
     state_bytes: int  # recurrent state, fp32 in every engine by default
     conv_bytes: int  # convolution state, in the model's dtype
+    num_k_heads: int
+    num_v_heads: int
+    tensor_parallel: list[int]  # numbers of devices that can share the heads evenly
 
     @property
     def total(self) -> int:
@@ -32,6 +35,9 @@ class StateSize:
             geometry.shape,
             geometry.state_numel * FP32,
             geometry.conv_numel * _CONV_BYTES[conv_dtype],
+            geometry.num_k_heads,
+            geometry.num_v_heads,
+            geometry.tensor_parallel,
         )
 
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from ..errors import StatetrimError
 from ..families.contract import resized_config
-from ..geometry import Geometry, resolve_keep, resolve_square
+from ..geometry import Geometry, resolve_heads, resolve_keep, resolve_square
 from ..maths.units import MIB, Amount
-from ..storage.checkpoint import Checkpoint, check_values
+from ..storage.checkpoint import Checkpoint, check_heads, check_values
 from .budget import share_of, widest_that_fits
 from .engine_names import engine_name
 from .engines import Shape, engines_for, propose
@@ -17,11 +17,13 @@ from .widths import Widths, read_widths, written
 
 @dataclass(frozen=True)
 class Target:
-    """The state after a cut, and what was asked for along each axis; None: it keeps all it has."""
+    """The state after a cut, and what was asked for along each axis, or of whole heads; None: it
+    keeps all it has."""
 
     after: Geometry
     keep: Amount | None
     keep_values: Amount | None
+    keep_heads: Amount | None = None
 
 
 def target_of(
@@ -30,9 +32,14 @@ def target_of(
     keep_values: Amount | None = None,
     square: Amount | None = None,
     widths: Widths | None = None,
+    keep_heads: Amount | None = None,
 ) -> Target:
-    """Channels to keep of keys and of values, or of both to a `square`, or by layer; certain to be
-    a state that the model's config can hold."""
+    """Channels to keep of keys and of values, or of both to a `square`, or by layer, or whole
+    heads; certain to be a state that the model's config can hold."""
+    if keep_heads is not None:
+        if not keep is keep_values is square is widths is None:
+            raise StatetrimError("--keep-heads removes whole heads; leave out the other ways")
+        return _of_heads(model, keep_heads)
     if widths is not None:
         if not keep is keep_values is square is None:
             raise StatetrimError("--widths says what every layer keeps; leave out the others")
@@ -53,6 +60,13 @@ def target_of(
     )
     resized_config(model.family, model.config, after)
     return Target(after, keep, keep_values)
+
+
+def _of_heads(model: Checkpoint, keep_heads: Amount) -> Target:
+    check_heads(model)
+    after = resolve_heads(keep_heads, model.geometry)
+    resized_config(model.family, model.config, after)
+    return Target(after, None, None, keep_heads)
 
 
 def _by_layer(model: Checkpoint, widths: Widths) -> Target:
@@ -96,18 +110,20 @@ def target_for(
     memory_gib: float | None = None,
     for_: str | None = None,
     widths: str | None = None,
+    keep_heads: Amount | None = None,
 ) -> Target:
     """The same, or from what a sequence's state may take; with `for_`, a state of no more than
     that which this engine serves. Where both axes were given, that state or none."""
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
     by_axis = None if keep is None and keep_values is None else (keep, keep_values)
-    wishes = (by_axis, square, state_mib_per_sequence, sequences, widths)
+    wishes = (by_axis, square, state_mib_per_sequence, sequences, widths, keep_heads)
     said = sum(wish is not None for wish in wishes)
     if said != 1:
         raise StatetrimError(
             "say once what to keep: --state 0.5, --keep 64 (and --keep-values), --square 64, "
-            "--state-mib-per-sequence 40, --sequences 64 --memory-gib 24, or --widths by layer"
+            "--state-mib-per-sequence 40, --sequences 64 --memory-gib 24, --widths by layer, or "
+            "--keep-heads 8"
         )
     if widths is not None and for_ is not None:
         raise StatetrimError(
@@ -119,9 +135,11 @@ def target_for(
     elif sequences is not None and memory_gib is not None:
         asked = _within(model, share_of(memory_gib, sequences))
     else:
-        asked = target_of(model, keep, keep_values, square, widths)
+        asked = target_of(model, keep, keep_values, square, widths, keep_heads)
     if for_ is None:
         return asked
+    if keep_heads is not None:
+        return _heads_served(model, asked, engine_name(for_))
     exact = square is not None or (keep is not None and keep_values is not None)
     return _served(model, asked.after, engine_name(for_), exact=exact)
 
@@ -152,6 +170,16 @@ def _served(model: Checkpoint, asked: Geometry, engine: str, *, exact: bool) -> 
             f"serves is {shape}"
         )
     return _to_shape(model, shape)
+
+
+def _heads_served(model: Checkpoint, asked: Target, engine: str) -> Target:
+    """Fewer heads of the same shape, which the engine must serve as it is."""
+    kind = str(model.config.get("model_type"))
+    if engine not in engines_for(kind) or not serves(engine, kind, Shape.of(asked.after)):
+        raise StatetrimError(
+            f"{engine} is not known to serve heads of {asked.after.shape} for {kind}, however many"
+        )
+    return asked
 
 
 def _to_shape(model: Checkpoint, shape: Shape) -> Target:

@@ -17,7 +17,7 @@ from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import short, size
 from ..maths.table import Table
 from ..progress import ShowProgress
-from .claims import LayerClaims, resolve
+from .claims import LayerClaims, resolve, resolve_heads
 from .digests import digest_of, is_sampled, sampled_digests
 from .file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from .hub.download import HubModel
@@ -111,8 +111,17 @@ class Checkpoint:
     @cached_property
     def claims(self) -> dict[str, LayerClaims]:
         """Tensor name -> the layer it belongs to and its claims; checks the closed world first."""
-        tensors = [self._as_claimed(tensor) for _, tensor in self.tensors.values()]
-        return resolve(self.family, self.config, self.geometry, tensors)
+        return resolve(self.family, self.config, self.geometry, self._own_tensors)
+
+    @cached_property
+    def head_claims(self) -> dict[str, LayerClaims]:
+        """The same of whole heads: every tensor that holds some."""
+        self.claims  # noqa: B018  (the closed world)
+        return resolve_heads(self.family, self.config, self.geometry, self._own_tensors)
+
+    @property
+    def _own_tensors(self) -> list[TensorInfo]:
+        return [self._as_claimed(tensor) for _, tensor in self.tensors.values()]
 
     def _as_claimed(self, tensor: TensorInfo) -> TensorInfo:
         if tensor.name in self.resplit:
@@ -138,6 +147,15 @@ class Checkpoint:
         """Value projection rows and output projection columns, each [heads, channels, copies,
         hidden], float64."""
         return self._rows(layer, "v_proj"), self._rows(layer, "o_proj")
+
+    def output_weight(self, layer: int) -> Tensor:
+        """The output projection [hidden, value heads x value channels], float64."""
+        name = next(
+            name
+            for name, owner in self.claims.items()
+            if owner.layer == layer and owner.claims[0].role == "o_proj"
+        )
+        return self.tensor(name).double()
 
     def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Query and key convolution taps, each [heads, channels, copies, width], float64; None for
@@ -235,6 +253,18 @@ def check_values(model: Checkpoint) -> Checkpoint:
     if reason:
         raise StatetrimError(
             f"the values of {model.config.get('model_type')} cannot be cut: {reason}"
+        )
+    return model
+
+
+def check_heads(model: Checkpoint) -> Checkpoint:
+    """`model`, once it is certain that whole heads can be removed from it."""
+    reason = model.family.head_refusal(model.config)
+    if reason is None and not model.family.heads(model.config, model.geometry):
+        reason = f"family {type(model.family).__name__} does not say where they lie"
+    if reason:
+        raise StatetrimError(
+            f"the heads of {model.config.get('model_type')} cannot be removed: {reason}"
         )
     return model
 

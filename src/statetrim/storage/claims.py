@@ -1,7 +1,7 @@
 """Which tensors of a checkpoint hold channels, and in which rows: every name must be foreseen."""
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ..errors import StatetrimError
@@ -39,7 +39,7 @@ def resolve(
 ) -> dict[str, LayerClaims]:
     """Tensor name -> its claims. Names are matched whole and anchored; whatever the family did not
     foresee is refused."""
-    by_layer = _claims(family, config, geometry)
+    by_layer = _claims(family, config, geometry, family.channels)
     # DOTALL: a name with a line break in it is still a name under the mixer.
     anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers), re.DOTALL)
     stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers), re.DOTALL)
@@ -91,8 +91,33 @@ def resolve(
     return found
 
 
+def resolve_heads(
+    family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
+) -> dict[str, LayerClaims]:
+    """The same of whole heads, for tensors that `resolve` has passed."""
+    by_layer = _claims(family, config, geometry, family.heads)
+    by_name = {tensor.name: tensor for tensor in tensors}
+    found: dict[str, LayerClaims] = {}
+    for layer, by_leaf in by_layer.items():
+        homes = [mixer.format(layer=layer) for mixer in family.mixers]
+        for leaf, claims in by_leaf.items():
+            names = [f"{home}.{leaf}" for home in homes if f"{home}.{leaf}" in by_name]
+            if not names and not claims[0].optional:
+                raise StatetrimError(
+                    f"layer {layer} lacks the tensor {leaf!r} that its config implies"
+                )
+            for name in names:
+                for claim in claims:
+                    _check_fit(claim, by_name[name], geometry)
+                found[name] = LayerClaims(layer, claims)
+    return found
+
+
 def _claims(
-    family: Family, config: Config, geometry: Geometry
+    family: Family,
+    config: Config,
+    geometry: Geometry,
+    tell: Callable[[Config, Geometry], list[ChannelRows]],
 ) -> dict[int, dict[str, list[ChannelRows]]]:
     """Layer -> tensor of its mixer -> claims; layers of one shape share them."""
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
@@ -100,7 +125,7 @@ def _claims(
         shape = geometry.of(layer)
         if shape not in by_shape:
             by_name = by_shape.setdefault(shape, {})
-            for claim in family.channels(layer_config(family, config, geometry, layer), shape):
+            for claim in tell(layer_config(family, config, geometry, layer), shape):
                 by_name.setdefault(claim.tensor, []).append(claim)
     return {layer: by_shape[geometry.of(layer)] for layer in geometry.layers}
 

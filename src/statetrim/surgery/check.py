@@ -1,15 +1,18 @@
 """Is a cut what it claims to be? Two checks that can only fail by a defect, on the real models.
 
 Each mixer of the cut model must answer as the original's with the dropped channels masked where
-the kernel is called, and the cut model must decode, token by token, what it says when it reads the
-whole text at once. That stock code loads it is seen on the way.
+the kernel is called, or with the dropped heads silenced before the output projection. And the cut
+model must decode, token by token, what it says when it reads the whole text at once. That stock
+code loads it is seen on the way.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
@@ -76,18 +79,42 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
         if not gap <= TOLERANCE:
             raise StatetrimError(
                 f"layer {layer} of {after.checkpoint.path} differs from the original with the "
-                f"same channels masked (by {gap:.1e} of the largest value); this is a defect of "
-                f"statetrim, please report it"
+                f"same channels or heads masked (by {gap:.1e} of the largest value); this is a "
+                f"defect of statetrim, please report it"
             )
     return max(float(gap) for gap in gaps.values())
 
 
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
+    if plan.kept_heads is not None:
+        kept = plan.kept_heads[call.layer].flatten()
+        with _silent_heads(before, call.layer, kept):
+            theirs = _answers(before, call, None)
+        ours = _answers(after, call, None)
+        theirs["kernel"] = theirs["kernel"].index_select(-2, kept.to(theirs["kernel"].device))
+        return torch.stack([_gap(value, ours[name]) for name, value in theirs.items()]).max()
     theirs, ours = _answers(before, call, plan.kept), _answers(after, call, None)
     if plan.kept_values is not None:
         # The norm runs over fewer channels now, so the comparison ends where it begins.
         theirs = {"kernel": _kept_values(theirs["kernel"], plan.kept_values[call.layer])}
     return torch.stack([_gap(value, ours[name]) for name, value in theirs.items()]).max()
+
+
+@contextmanager
+def _silent_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
+    """Within, the output projection of a layer is given zeros for all other value heads."""
+    mask = torch.zeros(live.checkpoint.geometry.num_v_heads, 1)
+    mask[kept] = 1.0
+
+    def silence(module: nn.Module, args: Any) -> tuple[Any, ...]:
+        values = args[0].unflatten(-1, (len(mask), -1)) * mask.to(args[0])
+        return values.flatten(-2), *args[1:]
+
+    hook = live.output_projections[layer].register_forward_pre_hook(silence)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
 def _answers(

@@ -22,11 +22,17 @@ from ..artifacts.header import header
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
-from ..geometry import Geometry, survivors
+from ..geometry import Geometry
 from ..maths.units import MIB
 from ..progress import Advance, ShowProgress, counter, showing
 from ..storage.atomic import discard, finish, scratch_for
-from ..storage.checkpoint import Checkpoint, check_values, open_checkpoint, with_weights
+from ..storage.checkpoint import (
+    Checkpoint,
+    check_heads,
+    check_values,
+    open_checkpoint,
+    with_weights,
+)
 from ..storage.companions import companions, copy_companions, newer
 from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import write_object, write_text
@@ -51,8 +57,9 @@ class Surgery:
     cuts: dict[str, Cut]
 
     def __repr__(self) -> str:
-        before, after = self.model.geometry.shape, self.geometry.shape
-        return f"<Surgery: state {before} -> {after}, {len(self.cuts)} tensors cut>"
+        before, after = self.model.geometry, self.geometry
+        shapes = f"{before.beside(after)} -> {after.beside(before)}"
+        return f"<Surgery: state {shapes}, {len(self.cuts)} tensors cut>"
 
     @cached_property
     def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
@@ -81,7 +88,11 @@ class Surgery:
     def record(self) -> dict[str, Any]:
         """What identifies the job: the same source and plan give the same record."""
         kept = [self.plan.layer(layer) for layer in self.geometry.layers]
-        lists = [{axis: table.tolist() for axis, table in sorted(k.items())} for k in kept]
+        lists: list[Any] = [
+            {axis: table.tolist() for axis, table in sorted(k.items())} for k in kept
+        ]
+        if self.plan.kept_heads is not None:
+            lists += [self.plan.kept_heads[layer].tolist() for layer in self.geometry.layers]
         return {
             **header("prune"),
             "statetrim": __version__,
@@ -101,6 +112,8 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
         )
     if plan.kept_values is not None:
         check_values(model)
+    if plan.kept_heads is not None:
+        check_heads(model)
     after = plan.resized(model.geometry)
     if after.widths and not uneven:
         raise StatetrimError(
@@ -108,10 +121,11 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
             "(in Python: uneven=True) if that is meant"
         )
     config = resized_config(model.family, model.config, after)
+    claims = model.claims if plan.kept_heads is None else model.head_claims
     cuts = {
         name: Cut(masks)
-        for name, owner in model.claims.items()
-        if (masks := survivors(owner.claims, plan.layer(owner.layer)))
+        for name, owner in claims.items()
+        if (masks := plan.survivors(owner.layer, owner.claims, model.geometry))
     }
     if plan.kept_values is not None:
         cuts |= _folded(model, cuts)

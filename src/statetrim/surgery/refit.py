@@ -33,6 +33,7 @@ from ..storage.output import ARTIFACTS, CARD, output
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
 from ..version import __version__
+from .head_statistics import of_kept_heads
 
 RECORD = "refit.json"
 
@@ -56,14 +57,15 @@ def refit(
 ) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
-    `statistics` come from `calibrate(small, text, original=model)`, or from its file; of
+    `statistics` come from `calibrate(small, text, original=model)`, or from its file; where only
+    heads were removed, those from which they were chosen will do. Of
     several sources each counts its part of the tokens, or its part in `shares`. `damping` is
     relative to the mean square of the read-out's channels. The errors of every layer, before and
     after, stand in `OUT/statetrim/refit.json`. `progress` is told of the bytes written.
     """
     small = with_weights(opened(small))
     read = None if statistics is None else mixed(loaded(Statistics.load, statistics), shares)
-    sums = _checked(small, read)
+    sums = _checked(small, None if read is None else of_kept_heads(small, read))
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
     record = {

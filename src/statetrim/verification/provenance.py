@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..families.contract import resized_config
-from ..geometry import ChannelRows, survivors
+from ..geometry import ChannelRows
 from ..storage.checkpoint import Checkpoint, inside
 from ..storage.claims import LayerClaims
 from ..storage.json_file import read_object
@@ -46,9 +46,12 @@ def _differing(expected: Any, found: Any, name: str = "") -> Iterator[tuple[str,
 def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
     """Cut tensors that hold other rows or columns than the plan keeps."""
     trained, norms = _trained(cut), _shared_norms(original) if plan.kept_values else {}
-    for name, owner in original.claims.items():
+    old, new = (
+        model.claims if plan.kept_heads is None else model.head_claims for model in (original, cut)
+    )
+    for name, owner in old.items():
         expected = _expected(original, name, owner, plan, norms)
-        found, claims = cut.tensor(name), cut.claims[name].claims
+        found, claims = cut.tensor(name), new[name].claims
         if name in trained:
             wrong = [
                 claim.role
@@ -80,7 +83,7 @@ def _expected(
         for claim in owner.claims:
             factors[claim.rows] = original.tensor(norms[owner.layer]).double()
         tensor = (tensor.double() * factors).to(tensor.dtype)
-    for dim, mask in survivors(owner.claims, plan.layer(owner.layer)).items():
+    for dim, mask in plan.survivors(owner.layer, owner.claims, original.geometry).items():
         tensor = tensor.index_select(dim, mask.nonzero().squeeze(1))
     return torch.ones_like(tensor) if role == "shared_norm" and norms else tensor
 

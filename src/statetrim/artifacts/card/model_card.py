@@ -34,7 +34,7 @@ def model_card(
     before = model.geometry
     name, base = _source(model.path.resolve())
     front = [*_carried(original), *base, "tags:", "- statetrim", "- pruned"]
-    shapes = [before.shape, after.shape]
+    shapes = [before.beside(after), after.beside(before)]
     loads = (
         f"**Stock libraries cannot load it**: its layers differ in width (`{WIDTHS}` in its "
         f"config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."
@@ -49,7 +49,7 @@ def model_card(
         f"# {plain(name)}, state {shapes[0]} -> {shapes[1]}",
         "",
         f"This is {code(name)} with a smaller recurrent state. In each of its {len(after.layers)} "
-        f"linear-attention layers, {_kept(before, after)}; the heads keep different ones. {loads}",
+        f"linear-attention layers, {_kept(before, after)}. {loads}",
         "",
         "| | before | after | change |",
         "|---|---:|---:|---:|",
@@ -67,7 +67,7 @@ def model_card(
         "",
         "## How it was made",
         "",
-        f"{' '.join(_chosen(plan))} The kept channels of every head are in `statetrim/plan.json`. "
+        f"{' '.join(_chosen(plan))} The kept {_what(plan)} are in `statetrim/plan.json`. "
         + (
             "The weight of the output norm was multiplied into the output projection. "
             if plan.kept_values is not None
@@ -178,16 +178,28 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
 
 
 def _kept(before: Geometry, after: Geometry) -> str:
-    """What every head keeps, of the axes that were cut."""
+    """What every head keeps, of the axes that were cut; or which heads stay."""
+    if before.num_v_heads != after.num_v_heads:
+        devices = ", ".join(map(str, after.tensor_parallel))
+        return (
+            f"{after.num_v_heads} of {before.num_v_heads} value heads and {after.num_k_heads} of "
+            f"{before.num_k_heads} key heads stay, whole; tensor parallelism can share them among "
+            f"{devices} devices"
+        )
     axes = (
         ("key", "key/query", before.head_k_dim, _range(after, 0)),
         ("value", "value", before.head_v_dim, _range(after, 1)),
     )
-    return " and ".join(
+    kept = " and ".join(
         f"every {head} head keeps {new} of {old} {channels} channels"
         for head, channels, old, new in axes
         if new != str(old)
     )
+    return f"{kept}; the heads keep different ones"
+
+
+def _what(plan: Plan) -> str:
+    return "channels of every head" if plan.kept_heads is None else "heads of every layer"
 
 
 def _range(geometry: Geometry, axis: int) -> str:
@@ -199,6 +211,8 @@ def _range(geometry: Geometry, axis: int) -> str:
 def _chosen(plan: Plan) -> Iterator[str]:
     """A sentence for each axis that a method chose channels of."""
     by = [("Channels", plan.method, plan.options)]
+    if plan.head_method is not None:
+        by = [("Heads", plan.head_method, {})]
     if plan.value_method is not None:
         keys = [("Key channels", plan.method, plan.options)] if plan.method != "none" else []
         by = [*keys, ("Value channels", plan.value_method, plan.value_options)]

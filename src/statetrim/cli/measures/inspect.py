@@ -6,7 +6,7 @@ import typer
 
 from .. import arguments
 from ..app import app
-from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Square
+from ..arguments import FamilyFile, Json, Keep, KeepHeads, KeepValues, Model, Square
 
 
 @app.command()
@@ -15,6 +15,7 @@ def inspect(
     keep: Keep = None,
     keep_values: KeepValues = None,
     square: Square = None,
+    keep_heads: KeepHeads = None,
     memory_gib: Annotated[
         float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
     ] = None,
@@ -29,5 +30,13 @@ def inspect(
     from ...serving.inspect import inspect as run
 
     opened = arguments.open_model(model, family, weights=False)
-    report = run(opened, keep, keep_values, square=square, memory_gib=memory_gib, context=context)
+    report = run(
+        opened,
+        keep,
+        keep_values,
+        square=square,
+        keep_heads=keep_heads,
+        memory_gib=memory_gib,
+        context=context,
+    )
     show_report(report, as_json=as_json)

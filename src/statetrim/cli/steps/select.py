@@ -5,52 +5,69 @@ from typing import Annotated
 
 import typer
 
-from ...defaults import KEY_METHOD, VALUE_METHOD
+from ...defaults import HEAD_METHOD, KEY_METHOD, VALUE_METHOD
 from .. import arguments, checks
 from ..app import app
-from ..arguments import FamilyFile, Json, Keep, KeepValues, Model, Share, Square, Widths
+from ..arguments import (
+    FamilyFile,
+    Json,
+    Keep,
+    KeepHeads,
+    KeepValues,
+    Model,
+    Share,
+    Square,
+    Widths,
+)
+
+Output = Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")]
+Statistics = Annotated[
+    Path | None,
+    typer.Option(help="What calibrate wrote, for methods that need it.", callback=checks.there),
+]
+Method = Annotated[
+    str,
+    typer.Option(
+        help="How key channels are chosen; l1 needs no statistics, and loses more.",
+        callback=checks.method,
+    ),
+]
+Seed = Annotated[
+    int, typer.Option(help="Seed for methods that draw at random.", callback=checks.seed)
+]
+Option = Annotated[list[str] | None, typer.Option(help="An option of the method, such as score=q.")]
+ValueMethod = Annotated[
+    str,
+    typer.Option(
+        help="The same for value channels; readout_l1 needs no statistics.",
+        callback=checks.method,
+    ),
+]
+ValueOption = Annotated[list[str] | None, typer.Option(help="An option of the value method.")]
+HeadMethod = Annotated[str, typer.Option(help="The same for whole heads.", callback=checks.method)]
 
 
 @app.command()
 def select(
     model: Model,
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")],
+    output: Output,
     keep: Keep = None,
     keep_values: KeepValues = None,
     square: Square = None,
     widths: Widths = None,
-    statistics: Annotated[
-        Path | None,
-        typer.Option(help="What calibrate wrote, for methods that need it.", callback=checks.there),
-    ] = None,
-    method: Annotated[
-        str,
-        typer.Option(
-            help="How key channels are chosen; l1 needs no statistics, and loses more.",
-            callback=checks.method,
-        ),
-    ] = KEY_METHOD,
-    seed: Annotated[
-        int, typer.Option(help="Seed for methods that draw at random.", callback=checks.seed)
-    ] = 0,
-    option: Annotated[
-        list[str] | None, typer.Option(help="An option of the method, such as score=q.")
-    ] = None,
-    value_method: Annotated[
-        str,
-        typer.Option(
-            help="The same for value channels; readout_l1 needs no statistics.",
-            callback=checks.method,
-        ),
-    ] = VALUE_METHOD,
-    value_option: Annotated[
-        list[str] | None, typer.Option(help="An option of the value method.")
-    ] = None,
+    keep_heads: KeepHeads = None,
+    statistics: Statistics = None,
+    method: Method = KEY_METHOD,
+    seed: Seed = 0,
+    option: Option = None,
+    value_method: ValueMethod = VALUE_METHOD,
+    value_option: ValueOption = None,
+    head_method: HeadMethod = HEAD_METHOD,
     share: Share = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the channels that stay, and write them to a plan."""
+    """Choose the channels that stay, or the heads, and write them to a plan."""
     options = arguments.method_options(option or [])
     value_options = arguments.method_options(value_option or [])
     shares = arguments.shares(share or [])
@@ -73,6 +90,8 @@ def select(
                 keep_values=keep_values,
                 square=square,
                 widths=widths,
+                keep_heads=keep_heads,
+                head_method=head_method,
                 value_method=value_method,
                 value_options=value_options,
                 seed=seed,
@@ -88,6 +107,6 @@ def select(
         "keep": [keep, keep_values, square, *([widths] if widths else [])],
         "methods": [method, options, value_method, value_options, seed],
         "statistics": [str(statistics), dict(shares or {})],
-    }
+    } | ({"heads": [keep_heads, head_method]} if keep_heads else {})
     plan = saved(output, record, choose, Plan.load)
     show_plan(plan, opened.geometry, str(output), as_json=as_json)

@@ -31,12 +31,26 @@ def _show_state(report: StateReport) -> None:
     table.add_column("")
     table.add_column("now", justify="right")
     if report.after:
-        values = report.after.head_v_dim
-        also = f" x {values}" if values != report.before.head_v_dim else ""
-        table.add_column(f"keep {report.after.head_k_dim}{also}", justify="right")
+        table.add_column(_kept(report.before, report.after), justify="right")
         table.add_column("change", justify="right")
     _row(table, "linear-attention layers", f"{report.layers}{of}")
-    _row(table, "key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
+    if report.after and report.after.num_v_heads != report.num_v_heads:
+        _compare(
+            table,
+            "key heads / value heads",
+            report,
+            lambda s: f"{s.num_k_heads} / {s.num_v_heads}",
+            "num_v_heads",
+        )
+        _compare(
+            table,
+            "devices that can share them",
+            report,
+            lambda s: ", ".join(map(str, s.tensor_parallel)),
+            "num_k_heads",
+        )
+    else:
+        _row(table, "key heads / value heads", f"{report.num_k_heads} / {report.num_v_heads}")
     _compare(table, "state per head, keys x values", report, lambda s: s.shape)
     _compare(
         table,
@@ -72,6 +86,13 @@ def _show_state(report: StateReport) -> None:
     terminal.show(table)
     for warning in report.warnings:
         terminal.warn(f"note: {warning}")
+
+
+def _kept(before: StateSize, after: StateSize) -> str:
+    if after.num_v_heads != before.num_v_heads:
+        return f"keep {after.num_v_heads} heads"
+    also = f" x {after.head_v_dim}" if after.head_v_dim != before.head_v_dim else ""
+    return f"keep {after.head_k_dim}{also}"
 
 
 def _row(table: Table, name: str, value: str) -> None:

@@ -8,6 +8,7 @@ from rich.table import Table
 from ...artifacts.plan import Plan
 from ...geometry import Geometry
 from .. import terminal
+from ..state import shared_by
 
 
 def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> None:
@@ -19,6 +20,7 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
                 "keep": plan.keep,
                 "value_method": plan.value_method,
                 "keep_values": plan.keep_values,
+                **_heads(plan, before),
             }
         )
         return
@@ -34,9 +36,30 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
         table.add_row("asked to keep", str(plan.requested_values))
         table.add_row("keeps per value head", f"{plan.values} of {before.head_v_dim} channels")
         table.add_row("layers x value heads", f"{layers} x {before.heads('value')}")
+    if plan.kept_heads is not None:
+        after = plan.resized(before)
+        table.add_row("method for heads", str(plan.head_method))
+        table.add_row("asked to keep", str(plan.requested_heads))
+        table.add_row("keeps", f"{after.num_v_heads} of {before.num_v_heads} value heads")
+        table.add_row("with", f"{after.num_k_heads} of {before.num_k_heads} key heads")
+        table.add_row("layers", str(layers))
     table.add_row("seed", str(plan.seed))
     table.add_row("written to", where)
     terminal.show(table)
+    if plan.kept_heads is not None:
+        terminal.note(shared_by(before, plan.resized(before)))
+
+
+def _heads(plan: Plan, before: Geometry) -> dict[str, Any]:
+    if plan.kept_heads is None:
+        return {}
+    after = plan.resized(before)
+    return {
+        "head_method": plan.head_method,
+        "keep_heads": plan.keep_heads,
+        "num_k_heads": after.num_k_heads,
+        "tensor_parallel": after.tensor_parallel,
+    }
 
 
 def _with_options(method: str, options: Mapping[str, Any]) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 import torch
 from torch import Tensor
 
+from ...artifacts.plan import Plan
 from ...geometry import Axis
 from ...maths.formatting import evenly
 from ..charts import channel_map
@@ -27,6 +28,9 @@ def blocks(found: Findings) -> Iterator[Block]:
             "No plan was given, so this report cannot show which channels went.",
             [f"statetrim select {names(found).model} --method l1 --keep 0.5 -o plan.json"],
         )
+        return
+    if plan.kept_heads is not None:
+        yield from _heads(plan, plan.kept_heads, found)
         return
     options = ", ".join(f"{name}={value}" for name, value in plan.options.items()) or "none"
     rows = [
@@ -53,6 +57,27 @@ def blocks(found: Findings) -> Iterator[Block]:
     for axis, kept in tables:
         most = max(int(table.max()) for table in kept.values()) + 1
         yield from _kept(axis, kept, before.channels(axis) if before else most)
+
+
+def _heads(plan: Plan, kept: Mapping[int, Tensor], found: Findings) -> Iterator[Block]:
+    before = found.geometry_before
+    of = f" of {before.num_v_heads}" if before else ""
+    yield Table(
+        ("", "the plan"),
+        [
+            ("method for heads", str(plan.head_method)),
+            ("seed", str(plan.seed)),
+            ("asked to keep", str(plan.requested_heads)),
+            ("value heads kept in every layer", f"{plan.keep_heads}{of}"),
+            ("linear-attention layers", str(len(kept))),
+        ],
+    )
+    yield Table(
+        ("layer", "kept value heads"),
+        [(str(layer), _ranges(table.flatten().tolist())) for layer, table in kept.items()],
+        caption="Kept value heads in numbers; each keeps all its channels",
+        folded=True,
+    )
 
 
 def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:

@@ -68,8 +68,8 @@ def blocks(found: Findings) -> Iterator[Block]:
 def _sizes(found: Findings, before: Geometry, after: Geometry) -> Iterator[tuple[str, ...]]:
     yield (
         "state of a head, keys x values",
-        before.shape,
-        after.shape,
+        before.beside(after),
+        after.beside(before),
         change(before.state_numel, after.state_numel),
     )
     model = found.before or found.after

@@ -1,0 +1,21 @@
+"""Head energy: what a head contributes to the layer's output, on its own.
+
+The mean square of its read-out behind norm and gate, through the output weights that read it. What
+other heads could take over is not asked.
+"""
+
+from torch import Tensor
+
+from ..artifacts.statistics import REFIT_PARTS
+from .contract import HeadEvidence, needs, serves, top
+
+
+@serves("head")
+@needs(*REFIT_PARTS)
+def select(evidence: HeadEvidence, keep: int) -> Tensor:
+    groups, heads, width, _ = evidence.output_weight.shape
+    moment = evidence.heard("readout_moment").reshape(groups * heads, width, groups * heads, width)
+    grams = moment.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [heads of all groups, width, width]
+    weight = evidence.output_weight.flatten(0, 1)
+    energy = (weight * (grams @ weight)).sum(dim=(1, 2))
+    return top(energy.reshape(groups, heads), keep)

@@ -1,0 +1,151 @@
+"""A method, its options and the statistics it needs, checked before anything is chosen."""
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..artifacts.statistics import Statistics
+from ..errors import StatetrimError, refuse_unknown
+from ..methods import find_method, method_names
+from ..methods.contract import Evidence, HeadEvidence, Method, Select, Served, ValueEvidence
+from ..storage.checkpoint import Checkpoint
+from ..version import __version__
+
+AnyEvidence = Evidence | ValueEvidence | HeadEvidence
+_CHOSEN: dict[Served, str] = {"key": "key channels", "value": "value channels", "head": "heads"}
+
+
+class Choice:
+    """A method, checked against what it is to choose, its options and the statistics."""
+
+    def __init__(
+        self,
+        model: Checkpoint,
+        what: Served,
+        method: str | Select,
+        options: Mapping[str, Any],
+        statistics: Statistics | None,
+    ) -> None:
+        self.method, self.options = find_method(method), dict(options)
+        if what not in self.method.axes:
+            raise StatetrimError(
+                f"method {self.method.name!r} does not choose {_CHOSEN[what]}; choose one of "
+                f"{', '.join(method_names(what))}"
+            )
+        _check_options(self.method, self.options)
+        _check_statistics(self.method, statistics, model)
+
+    @property
+    def all_options(self) -> dict[str, Any]:
+        return dict(self.method.options) | self.options
+
+    def kept(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
+        """What stays of one layer: channels [heads, keep], or heads [groups, keep]."""
+        _check_finite(evidence, layer)
+        _check_sums(evidence, self.method, layer)
+        heads, channels = evidence.shape
+        if keep == channels:  # of an uneven plan: this layer stays whole
+            return torch.arange(channels).repeat(heads, 1)
+        return _select_layer(evidence, self.method, keep, self.options)
+
+
+def _select_layer(
+    evidence: AnyEvidence, method: Method, keep: int, options: dict[str, Any]
+) -> Tensor:
+    try:
+        kept = method.select(evidence, keep, **options)
+    except (ValueError, TypeError) as error:  # an option of the wrong kind, or numbers beyond use
+        raise StatetrimError(f"method {method.name!r} cannot go on: {error}") from error
+    heads, channels = evidence.shape
+    if (
+        not isinstance(kept, Tensor)
+        or kept.dtype != torch.int64
+        or tuple(kept.shape) != (heads, keep)
+        or int(kept.min()) < 0
+        or int(kept.max()) >= channels
+        or bool((kept.diff(dim=1) <= 0).any())
+    ):
+        raise StatetrimError(
+            f"method {method.name!r} must return int64 [{heads}, {keep}], ascending channels below "
+            f"{channels} in every head"
+        )
+    return kept
+
+
+def lineage_of(
+    model: Checkpoint, statistics: Statistics | None, used: Sequence[Choice]
+) -> dict[str, Any]:
+    """What a plan says of where it comes from."""
+    needed = statistics is not None and any(choice.method.needs for choice in used)
+    return {
+        "statetrim": __version__,
+        "model_type": model.config.get("model_type"),
+        "source": model.digest,
+        "statistics": dict(statistics.lineage) if statistics and needed else None,
+    }
+
+
+def generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
+    """Seeded by model seed, layer and axis, so that layers may be visited in any order."""
+    digest = hashlib.sha256(f"{seed} {layer}{axis}".encode()).digest()
+    return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
+
+
+def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
+    if not method.needs:
+        return
+    have = statistics.parts if statistics else set()
+    lacking = [part for part in method.needs if part not in have]
+    if statistics is None or lacking:
+        raise StatetrimError(
+            f"method {method.name!r} needs {' and '.join(lacking)} from calibration; "
+            f"run: statetrim calibrate MODEL --for {method.name} --text SOURCE -o FILE "
+            f"(l1 and readout_l1 need only the weights)"
+        )
+    if not model.is_source(statistics.lineage.get("source")):
+        raise StatetrimError("the statistics were made with another model; calibrate this one")
+    if set(statistics.layers) != set(model.geometry.layers):
+        raise StatetrimError("the statistics do not cover the model's linear-attention layers")
+
+
+def _check_finite(evidence: AnyEvidence, layer: int) -> None:
+    if isinstance(evidence, Evidence):
+        kind, weights = "query or key", (evidence.query_weight, evidence.key_weight)
+    elif isinstance(evidence, HeadEvidence):
+        kind, weights = "output", (evidence.output_weight, evidence.output_weight)
+    else:
+        kind, weights = "value or output", (evidence.value_weight, evidence.output_weight)
+    if not all(bool(weight.isfinite().all()) for weight in weights):
+        raise StatetrimError(f"layer {layer} has {kind} weights that are not finite")
+
+
+def _check_sums(evidence: AnyEvidence, method: Method, layer: int) -> None:
+    """Statistics may be untrusted: each sum must be there, finite, of the weights' shape."""
+    heads, channels = evidence.shape
+    shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
+    if isinstance(evidence, HeadEvidence):
+        *columns, hidden = evidence.output_weight.shape
+        n = prod(columns)
+        shapes |= {"readout_moment": (n, n), "target_moment": (hidden, n), "target_square": (1,)}
+    if isinstance(evidence, Evidence):
+        shapes |= {
+            "input_square": (evidence.query_weight.shape[-1],),
+            "query_gradient": tuple(evidence.query_weight.shape),
+            "key_gradient": tuple(evidence.key_weight.shape),
+        }
+    for part in method.needs:
+        expected = shapes.get(part, (heads, channels, channels))
+        value = getattr(evidence.statistics, part)
+        fits = value is not None and (expected is None or tuple(value.shape) == expected)
+        if not fits or not bool(value.isfinite().all()):
+            raise StatetrimError(
+                f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
+            )
+
+
+def _check_options(method: Method, options: dict[str, Any]) -> None:
+    refuse_unknown(f"method {method.name!r}", options, method.options)

@@ -1,0 +1,141 @@
+"""Whole heads removed, every family whose config can say it: one contract.
+
+The oracle knows no row table: it zeroes the columns of the stock model's output projection, which
+is where a head ends.
+"""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from families.test_families import decode, load_stock, tensors_of, tokens
+from helpers import raw, tiny
+from helpers.masking import output_projections
+from statetrim.families import families
+from statetrim.families.contract import resized_config
+from statetrim.geometry import head_counts, resolve_heads
+
+MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
+DELTA = tuple(t for t in tiny.MODEL_TYPES if t not in MAMBA)
+MIXER_OUTPUT = re.compile(r".*layers\.(\d+)\.(?:linear_attn|self_attn|attn)\.(?:o|out)_proj")
+THREE_KEY_HEADS = {
+    "qwen3_next": {"linear_num_key_heads": 3, "linear_num_value_heads": 6},
+    "qwen3_5_text": {"linear_num_key_heads": 3, "linear_num_value_heads": 6},
+    "gated_deltanet": {"num_heads": 3, "num_v_heads": 6},
+    "kda": {"num_heads": 3, "num_v_heads": 6},
+}
+Load = Callable[[str], Path]
+
+
+def random_heads(model: st.Checkpoint, keep: int, seed: int = 2) -> st.Plan:
+    return st.select(model, keep_heads=keep, head_method="rand", seed=seed, progress=False)
+
+
+def silence(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
+    """Zero the output columns of the heads that go, in the live stock model."""
+    assert plan.kept_heads is not None
+    projections = output_projections(model, plan, MIXER_OUTPUT)
+    for layer, projection in zip(sorted(plan.kept), projections, strict=True):
+        weight = projection.weight.data.unflatten(1, (-1, width))  # type: ignore[operator]
+        gone = set(range(weight.shape[1])) - set(plan.kept_heads[layer].flatten().tolist())
+        weight[:, sorted(gone)] = 0.0
+
+
+def check(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
+    """Loads in the stock class, equals the silenced original, and decodes what it prefills."""
+    small = st.prune(model, plan, out, progress=False)
+    assert small.geometry == plan.resized(model.geometry)
+    cls = tiny.stock_class(model_type)
+    original, pruned = load_stock(cls, model.path), load_stock(cls, out)
+    with torch.no_grad():
+        whole = original(tokens()).logits
+        silence(original, plan, model.geometry.head_v_dim)
+        expected, actual = original(tokens()).logits, pruned(tokens()).logits
+        assert (whole - expected).abs().max() > 1e-2, "the heads must matter"
+        # Float32: fewer heads in a product are summed in another order.
+        assert (actual - expected).norm() < 1e-5 * expected.norm()
+        ids = tokens()[:, :12]
+        torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
+    before, after = tensors_of(model.path), tensors_of(out)
+    cut = {name for name in before if before[name].shape != after[name].shape}
+    assert cut <= model.head_claims.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)
+
+
+@pytest.mark.parametrize("model_type", [*DELTA, *tiny.HEAD_CONFIGS])
+def test_a_cut_of_heads_equals_the_original_with_their_columns_zeroed(
+    model_type: str, checkpoint: Load, tmp_path: Path
+) -> None:
+    model = st.open(checkpoint(model_type))
+    plan = random_heads(model, head_counts(model.geometry)[0])
+    check(model_type, model, plan, tmp_path / "out")
+
+
+@pytest.mark.parametrize("model_type", THREE_KEY_HEADS)
+@pytest.mark.parametrize(("keep", "key_heads"), [(2, 1), (3, 3), (4, 2)])
+def test_heads_go_in_groups_or_evenly_from_each(
+    model_type: str, keep: int, key_heads: int, tmp_path: Path
+) -> None:
+    """Six value heads of three key heads: by twos with their key head, or one from each."""
+    path = tiny.build(model_type, tmp_path / "model", **THREE_KEY_HEADS[model_type])
+    model = st.open(path)
+    assert head_counts(model.geometry) == [2, 3, 4]
+    plan = random_heads(model, keep)
+    after = plan.resized(model.geometry)
+    assert (after.num_k_heads, after.num_v_heads) == (key_heads, keep)
+    if model_type == "qwen3_next" or keep == 4:
+        check(model_type, model, plan, tmp_path / "out")
+
+
+@pytest.mark.parametrize("model_type", [*raw.CONFIGS, *tiny.HEAD_CONFIGS])
+def test_every_head_count_reads_back_from_the_edited_config(model_type: str) -> None:
+    config: dict[str, Any] = raw.CONFIGS.get(model_type) or {
+        "model_type": model_type,
+        **tiny.HEAD_CONFIGS[model_type],
+    }
+    family = families()[model_type]
+    before = family.geometry(config)
+    if model_type in MAMBA:
+        with pytest.raises(st.StatetrimError, match="output norm runs over the heads together"):
+            resized_config(family, config, before.with_heads(1, before.group))
+        return
+    for keep in head_counts(before):
+        after = resolve_heads(keep, before)
+        assert after.num_v_heads == keep
+        assert family.geometry(resized_config(family, config, after)) == after
+
+
+@pytest.mark.parametrize("model_type", [*DELTA, *tiny.HEAD_CONFIGS])
+def test_claims_cover_each_entry_of_a_head_once(model_type: str, checkpoint: Load) -> None:
+    model = st.open(checkpoint(model_type))
+    for name, owner in model.head_claims.items():
+        rows = torch.cat([claim.rows.flatten() for claim in owner.claims])
+        dim = owner.claims[0].dim
+        assert sorted(rows.tolist()) == list(range(model.tensors[name][1].shape[dim])), name
+        heads = {"key": model.geometry.num_k_heads, "value": model.geometry.num_v_heads}
+        assert all(len(claim.rows) == heads[claim.axis] for claim in owner.claims), name
+
+
+def test_the_nested_section_of_a_hub_config_is_edited_too(checkpoint: Load, tmp_path: Path) -> None:
+    """Which overrides the flat field in transformers, and is all that vLLM and MLX-LM read."""
+    model = st.open(checkpoint("kimi_linear"))
+    section = {"head_dim": 12, "num_heads": 4, "short_conv_kernel_size": 4}
+    config = model.config | {"linear_attn_config": section}
+    family = model.family
+    after = resolve_heads(3, family.geometry(config))
+    edited = resized_config(family, config, after)
+    assert edited["linear_attn_config"] == section | {"num_heads": 3}
+    assert edited["linear_num_heads"] == 3
+
+
+@pytest.mark.parametrize("model_type", tiny.HEAD_CONFIGS)
+def test_their_channels_cannot_be_cut(model_type: str, checkpoint: Load) -> None:
+    model = st.open(checkpoint(model_type))
+    for asked in ({"keep": 8}, {"keep_values": 8}, {"square": 8}):
+        with pytest.raises(st.StatetrimError, match=r"whole heads can go instead: --keep-heads"):
+            st.select(model, "rand", value_method="rand", **asked)

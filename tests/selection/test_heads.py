@@ -1,0 +1,205 @@
+"""Which heads go, and the fit after it: against all choices tried, and a second pass."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import statetrim as st
+from helpers import tiny
+from helpers.refusal import run
+from statetrim.artifacts.statistics import LayerStatistics
+from statetrim.geometry import resolve_heads
+from statetrim.methods.contract import HeadEvidence
+from statetrim.methods.head_energy import select as by_energy
+from statetrim.methods.head_refit import select as by_refit
+from statetrim.surgery.refit import layer_errors
+from statetrim.verification.provenance import config_faults, plan_of, weight_faults
+
+WORDS = 4000
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> st.Checkpoint:
+    """Six value heads of three key heads."""
+    heads = {"linear_num_key_heads": 3, "linear_num_value_heads": 6}
+    return st.open(tiny.build("qwen3_5_text", tmp_path_factory.mktemp("model") / "m", **heads))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", WORDS)
+
+
+@pytest.fixture(scope="module")
+def statistics(model: st.Checkpoint, text: Path) -> st.Statistics:
+    return st.calibrate(model, text, methods=["head_refit"], tokens=2048, length=64, progress=False)
+
+
+def evidence(
+    groups: int, heads: int, width: int, hidden: int = 5, seed: int = 0
+) -> tuple[HeadEvidence, torch.Tensor, torch.Tensor]:
+    """Correlated read-outs of 64 tokens, float64."""
+    generator = torch.Generator().manual_seed(seed)
+    n = groups * heads * width
+    mixing = torch.randn(n, n, generator=generator, dtype=torch.float64)
+    values = torch.randn(64, n, generator=generator, dtype=torch.float64) @ mixing
+    weight = torch.randn(hidden, n, generator=generator, dtype=torch.float64)
+    sums = LayerStatistics(64, readout_moment=values.mT @ values)
+    shown = HeadEvidence(weight.mT.reshape(groups, heads, width, hidden), generator, sums)
+    return shown, values, weight
+
+
+def missed(values: torch.Tensor, weight: torch.Tensor, columns: list[int]) -> float:
+    """By least squares on the tokens themselves."""
+    target = values @ weight.mT
+    return float(torch.linalg.lstsq(values[:, columns], target, driver="gelsd").residuals.sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize(("groups", "heads", "keep"), [(1, 4, 3), (1, 5, 2), (3, 2, 1), (2, 3, 1)])
+def test_heads_go_in_the_order_of_what_least_squares_misses_without_them(
+    groups: int, heads: int, keep: int, seed: int
+) -> None:
+    width = 2
+    shown, values, weight = evidence(groups, heads, width, seed=seed)
+    left = list(range(groups * heads))
+    while len(left) > groups * keep:
+        may_go = [h for h in left if sum(o // heads == h // heads for o in left) > keep]
+        errors = {
+            gone: missed(values, weight, [h * width + c for h in left if h != gone for c in (0, 1)])
+            for gone in may_go
+        }
+        left.remove(min(errors, key=lambda gone: errors[gone]))
+    kept = by_refit(shown, keep) + heads * torch.arange(groups).unsqueeze(1)
+    assert kept.flatten().tolist() == left
+
+
+def test_energy_is_the_square_of_what_a_head_puts_out() -> None:
+    shown, values, weight = evidence(2, 3, 2)
+    energy = torch.stack(
+        [
+            (values[:, 2 * head : 2 * head + 2] @ weight[:, 2 * head : 2 * head + 2].mT)
+            .square()
+            .sum()
+            for head in range(6)
+        ]
+    ).reshape(2, 3)
+    assert torch.equal(by_energy(shown, 2), energy.topk(2).indices.sort().values)
+
+
+@pytest.mark.parametrize("keep", [2, 3, 4])
+def test_the_refit_needs_no_second_pass(
+    keep: int, model: st.Checkpoint, text: Path, statistics: st.Statistics, tmp_path: Path
+) -> None:
+    """From the sums of the whole model, or of the cut beside the original: the same weights."""
+    plan = st.select(model, keep_heads=keep, statistics=statistics, progress=False)
+    small = st.prune(model, plan, tmp_path / "small", progress=False)
+    once = st.refit(small, statistics, out=tmp_path / "once", progress=False)
+    again = st.calibrate(small, text, original=model, tokens=2048, length=64, progress=False)
+    twice = st.refit(small, again, out=tmp_path / "twice", progress=False)
+    for name in (n for n in small.tensors if n.endswith("linear_attn.out_proj.weight")):
+        torch.testing.assert_close(once.tensor(name), twice.tensor(name), rtol=0, atol=1e-4)
+        assert not torch.equal(once.tensor(name), small.tensor(name))
+    before, after = (layer_errors(m, again) for m in (small, once))
+    assert all(after[layer] < before[layer] for layer in before)
+    own = plan_of(once)
+    assert own is not None
+    assert not [*config_faults(model, once, own), *weight_faults(model, once, own)]
+    assert not [*weight_faults(model, small, own)]
+
+
+def test_a_model_that_was_trained_since_is_not_refitted_from_the_original(
+    model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
+) -> None:
+    plan = st.select(model, keep_heads=3, statistics=statistics, progress=False)
+    small = st.prune(model, plan, tmp_path / "small", progress=False)
+    (small.path / "statetrim" / "recover.json").write_text("{}")
+    with pytest.raises(st.StatetrimError, match="trained after its heads went"):
+        st.refit(small, statistics, out=tmp_path / "out", progress=False)
+
+
+def test_swapped_heads_are_found_by_verify(
+    model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
+) -> None:
+    plan = st.select(model, keep_heads=4, statistics=statistics, progress=False)
+    assert plan.kept_heads is not None
+    layer = model.geometry.layers[0]
+    other = next(
+        t for t in ([[0, 1], [2, 3]], [[2, 3], [4, 5]]) if t != plan.kept_heads[layer].tolist()
+    )
+    wrong = replace(plan, kept_heads={**plan.kept_heads, layer: torch.tensor(other)})
+    small = st.prune(model, wrong, tmp_path / "small", progress=False)
+    faults = list(weight_faults(model, small, plan))
+    assert faults and all(fault.startswith(f"layer {layer}:") for fault in faults)
+
+
+def test_a_plan_comes_back_from_its_file(
+    model: st.Checkpoint, statistics: st.Statistics, tmp_path: Path
+) -> None:
+    plan = st.select(model, keep_heads=0.5, statistics=statistics, progress=False)
+    plan.save(tmp_path / "plan.json")
+    back = st.Plan.load(tmp_path / "plan.json")
+    assert back.kept_heads is not None and plan.kept_heads is not None
+    assert all(torch.equal(back.kept_heads[i], plan.kept_heads[i]) for i in plan.kept_heads)
+    assert (back.keep_heads, back.head_method, back.requested_heads) == (3, "head_refit", "0.5")
+
+
+@pytest.mark.parametrize(
+    ("heads", "sentence"),
+    [
+        ([[0, 1], [2, 4]], "read with the same key head"),
+        ([[0], [1], [4]], "read with the same key head"),
+        ([[0, 1], [4, 9]], "go beyond 0 to 5"),
+        ([[2, 3], [0, 1]], "not in ascending order"),
+        ([[0, 1], [2, 3], [4, 5]], "keeps every head"),
+    ],
+)
+def test_a_plan_of_other_heads_is_refused(
+    heads: list[list[int]], sentence: str, model: st.Checkpoint
+) -> None:
+    plan = st.select(model, keep_heads=4, head_method="rand", progress=False)
+    bad = replace(plan, kept_heads=dict.fromkeys(plan.kept, torch.tensor(heads)))
+    with pytest.raises(st.StatetrimError, match=sentence):
+        st.prepare(model, bad)
+    mixed = replace(plan, kept={i: t[:, :4] for i, t in plan.kept.items()})
+    with pytest.raises(st.StatetrimError, match="heads and channels at once"):
+        st.prepare(model, mixed)
+
+
+@pytest.mark.parametrize(
+    ("asked", "sentence"),
+    [
+        (5, "cannot keep 5 of 6 value heads, 2 to each of 3 key heads; give 2, 3 or 4"),
+        (6, "cannot keep 6 of 6 value heads"),
+        (0, "cannot keep 0 of 6 value heads"),
+        ("1.5", "cannot keep 1.5 of 6 value heads"),
+    ],
+)
+def test_bad_counts_are_refused_in_one_sentence(
+    asked: Any, sentence: str, model: st.Checkpoint
+) -> None:
+    with pytest.raises(st.StatetrimError, match=sentence):
+        st.select(model, keep_heads=asked, head_method="rand")
+
+
+def test_heads_are_said_alone_and_by_a_method_that_chooses_them(model: st.Checkpoint) -> None:
+    with pytest.raises(st.StatetrimError, match="leave out the other ways"):
+        st.select(model, "rand", 4, keep_heads=3)
+    with pytest.raises(st.StatetrimError, match="'l1' does not choose heads; choose one of head_"):
+        st.select(model, keep_heads=3, head_method="l1")
+    with pytest.raises(st.StatetrimError, match="needs readout_moment"):
+        st.select(model, keep_heads=3)
+
+
+def test_what_devices_can_share_is_said(model: st.Checkpoint, tmp_path: Path) -> None:
+    geometry = model.geometry
+    assert geometry.tensor_parallel == [1, 3]
+    assert resolve_heads("0.6", geometry).tensor_parallel == [1, 2]
+    plan = tmp_path / "plan.json"
+    command = ["select", str(model.path), "--keep-heads", "4", "--head-method", "rand"]
+    code, _, said = run([*command, "-o", str(plan), "--json"])
+    assert code is None and json.loads(said)["tensor_parallel"] == [1, 2]
