@@ -5,6 +5,6 @@ KEY_METHOD = "product"
 VALUE_METHOD = "readout_greedy"
 """How value channels are chosen."""
 HEAD_METHOD = "head_refit"
-"""How whole heads are chosen (docs/heads.md)."""
+"""How whole heads are chosen (docs/two-axes.md)."""
 RECALL = 0.25
 """The part of the calibration tokens that are recall sequences; the rest is text."""

@@ -109,7 +109,7 @@ class Plan:
     @property
     def _methods(self) -> str:
         """Of each axis that is cut, with their options."""
-        axes = (
+        axes: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (self.method, self.options),
             (self.value_method, self.value_options),
             (self.head_method, {}),

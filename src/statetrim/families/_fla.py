@@ -35,6 +35,8 @@ PRECONDITIONER = (
 """Of preconditioned delta rules: numbers a head. What they weigh is kept for each key channel by
 itself, so it goes with the channel."""
 
+NO_HEADS = "how its preconditioner's numbers belong to heads is not worked out"
+
 
 class FlaFamily(Family):
     """A model of fla. Of some, `portable_types`, there is code that runs without it; of some,

@@ -4,6 +4,7 @@
 from ..geometry import ChannelRows, Geometry, rows
 from ._fla import (
     HEAD_GATES,
+    NO_HEADS,
     PRECONDITIONER,
     PROJECTIONS,
     FlaFamily,
@@ -67,6 +68,9 @@ class GatedDeltaNet(FlaFamily):
             one_each(gates, heads),
             one_each(("D", "decay"), geometry.num_k_heads, axis="key"),
         )
+
+    def head_refusal(self, config: Config) -> str | None:
+        return NO_HEADS if "precond" in config["model_type"] else None
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)

@@ -4,6 +4,7 @@ decay gate."""
 from ..geometry import ChannelRows, Geometry, rows
 from ._fla import (
     HEAD_GATES,
+    NO_HEADS,
     PRECONDITIONER,
     PROJECTIONS,
     FlaFamily,
@@ -93,6 +94,9 @@ class KDA(FlaFamily):
 
     def value_refusal(self, config: Config) -> str | None:
         return GATE_RANK
+
+    def head_refusal(self, config: Config) -> str | None:
+        return NO_HEADS if "precond" in config["model_type"] else None
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         return resized_head_dim(config, geometry)

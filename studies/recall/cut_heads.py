@@ -1,0 +1,102 @@
+"""Heads cut for real, beside channels of as many bytes: written, refitted, loaded and measured.
+
+    python studies/recall/cut_heads.py MODEL --text train.jsonl --test wiki.valid.raw \
+        --results results/recall/cut-heads-NAME.jsonl
+
+`heads.py` masks, and tries every choice; this is what `select`, `prune` and `refit` make of it. One
+JSON line a cut; those that are there are passed over.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import statetrim as st
+from judge import LOADS, Judge
+from masking import Masked
+from statetrim.runtime.loading import load_live, load_tokenizer
+
+Row = dict[str, Any]
+
+
+def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
+    """What is asked of `select`, and how it is called; all of half the bytes, then of a quarter."""
+    heads, keys, values = geometry.num_v_heads, geometry.head_k_dim, geometry.head_v_dim
+    found: list[tuple[Row, dict[str, Any]]] = []
+    for part in (2, 4):
+        if heads >= part:
+            found += [
+                (
+                    {"part": f"1/{part}", "cut": f"{heads // part} heads", "method": method},
+                    {"keep_heads": heads // part, "head_method": method},
+                )
+                for method in ("head_refit", "head_energy", "rand")
+            ]
+        sides = [(keys // part, values), (keys, values // part)]
+        sides += [(keys // 2, values // 2)] if part == 4 else []
+        found += [
+            (
+                {"part": f"1/{part}", "cut": f"{k}x{v}", "method": "defaults"},
+                {
+                    "keep": None if k == keys else k,
+                    "keep_values": None if v == values else v,
+                },
+            )
+            for k, v in sides
+        ]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--text", type=Path, required=True)
+    parser.add_argument("--test", type=Path, required=True)
+    parser.add_argument("--results", type=Path, required=True)
+    parser.add_argument("--windows", type=int, default=96)
+    parser.add_argument("--rows", type=int, default=96, help="recall sequences a load")
+    parser.add_argument("--tokens", default="32k", help="to calibrate on, and to refit on")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    model = st.open(options.model)
+    lines = options.results.read_text().splitlines() if options.results.exists() else []
+    done = [json.loads(line) for line in lines]
+    base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
+    base["tokens"] = options.tokens
+    left = [
+        (base | row, asked)
+        for row, asked in variants(model.geometry)
+        if not any((base | row).items() <= old.items() for old in done)
+    ]
+    original = Masked(load_live(model))
+    judge = Judge(original, options.test, load_tokenizer(model), options.windows, options.rows)
+    told = {"tokens": options.tokens, "length": 256, "progress": False}
+    methods = ["product", "readout_greedy", "head_refit"]
+    statistics = st.calibrate(model, options.text, methods=methods, **told)
+    for row, asked in left:
+        with tempfile.TemporaryDirectory() as home:
+            plan = st.select(model, statistics=statistics, progress=False, **asked)
+            cut = st.prune(model, plan, Path(home) / "cut", progress=False)
+            sums = statistics
+            if plan.kept_heads is None:
+                sums = st.calibrate(cut, options.text, original=model, **told)
+            small = st.refit(cut, sums, out=Path(home) / "small", progress=False)
+            for refitted, checkpoint in ((False, cut), (True, small)):
+                judge.model = Masked(load_live(checkpoint))
+                size = {"state_bytes": 4 * small.geometry.state_numel, "refitted": refitted}
+                result = row | size | judge.figures_of(judge.samples(None))
+                with options.results.open("a") as results:
+                    results.write(json.dumps(result) + "\n")
+                recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
+                what = (row["part"], row["cut"], row["method"], "refitted" if refitted else "cut")
+                print(*what, f"{result['increase'][0]:+.4f}", recall, flush=True)
+
+
+if __name__ == "__main__":
+    main()
