@@ -183,8 +183,9 @@ def _kept(before: Geometry, after: Geometry) -> str:
         devices = ", ".join(map(str, after.tensor_parallel))
         return (
             f"{after.num_v_heads} of {before.num_v_heads} value heads and {after.num_k_heads} of "
-            f"{before.num_k_heads} key heads stay, whole; tensor parallelism can share them among "
-            f"{devices} devices"
+            f"{before.num_k_heads} key heads stay, whole (tensor parallelism over {devices} "
+            f"devices). Whole heads cost more than channels of as many bytes wherever both were "
+            f"measured, except where value heads share a key head"
         )
     axes = (
         ("key", "key/query", before.head_k_dim, _range(after, 0)),
