@@ -23,6 +23,14 @@ gpu-kernels ENGINES OUT:
 layouts:
     pytest -m slow tests/pipelines/test_hub_layouts.py
 
+# The notebook with the model a reader gets; CI runs it with one that is hardly trained.
+notebook:
+    pytest -m "slow or not slow" tests/test_notebook.py
+
+# Which lines the suite runs.
+coverage:
+    pytest -n 2 --dist loadfile --cov=statetrim --cov-report=term:skip-covered
+
 # Write down the public interface, after a change that is meant (tests/test_interface.py).
 interface:
     cd tests && python -m helpers.interface python > data/interface/python.txt

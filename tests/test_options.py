@@ -300,3 +300,16 @@ def test_mypy_knows_every_option(tmp_path: Path) -> None:
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert {int(line.split(":")[1]) for line in errors} == wrong, done.stdout + done.stderr
     assert '"kepe"' in errors[0] and '"ranks"' in errors[-1], errors
+
+
+def test_a_deprecated_option_works_and_says_what_takes_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The rule of CONTRIBUTING.md; `calibrate` goes on to refuse the model."""
+    with pytest.raises(st.StatetrimError, match="nowhere"):
+        st.calibrate("nowhere", "text.jsonl", resume=True)
+    assert "resume is deprecated and will be removed in 0.4: the same call" in caplog.text
+    caplog.clear()
+    with pytest.raises(st.StatetrimError, match="nowhere"):
+        st.calibrate("nowhere", "text.jsonl")
+    assert "deprecated" not in caplog.text

@@ -1,5 +1,6 @@
 """The one exception for what a user can mend; the command line turns it into a sentence."""
 
+import logging
 from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 
@@ -15,6 +16,19 @@ def refuse_unknown(owner: str, given: Iterable[str], known: Collection[str]) -> 
             near = get_close_matches(name, known, 1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"it has: {', '.join(known) or 'none'}"
             raise StatetrimError(f"{owner} has no option {name!r}; {hint}")
+
+
+def deprecated(what: str, instead: str, removed_in: str) -> None:
+    """A warning for what will go; CONTRIBUTING.md has the rule."""
+    logging.getLogger("statetrim").warning(
+        "%s is deprecated and will be removed in %s: %s", what, removed_in, instead
+    )
+
+
+def deprecated_resume(asked: bool) -> None:
+    """Since 0.2 every interrupted run resumes."""
+    if asked:
+        deprecated("resume", "the same call, or command, resumes by itself", "0.4")
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, read_cut, read_samples
-from ..errors import StatetrimError
+from ..errors import StatetrimError, deprecated_resume
 from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore
@@ -76,9 +76,10 @@ def sensitivity(
     each recall load. There is one for the original and one for each layer, plan and axis; the
     errors of the layers' outputs take about two more. Where the weights are on disk, each
     evaluation reads them once. With `out` the result is written there, and every cut on the
-    way to `OUT.partial`, from which the same call goes on after an interruption (`resume` is not
-    needed any more). `draw` writes `pictures` into a directory, from which they go to their places.
+    way to `OUT.partial`, from which the same call goes on after an interruption (`resume` is
+    deprecated). `draw` writes `pictures` into a directory, from which they go to their places.
     """
+    deprecated_resume(resume)
     variants = list(_variants(with_weights(model), plans))
     tokenizer = load_tokenizer(model)
     data = sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)

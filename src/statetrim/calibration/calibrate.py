@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
 from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL, VALUE_METHOD
-from ..errors import StatetrimError
+from ..errors import StatetrimError, deprecated_resume
 from ..maths.units import token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ShowProgress, showing
@@ -75,12 +75,12 @@ def calibrate(
     8 bytes x n (n + hidden size) a layer, n being value heads x value channels of the cut model.
 
     With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
-    from which the same call goes on after an interruption (`resume` is not needed any more). Under
-    torchrun each process takes its share of the batches, and all return the whole sums; `progress`
-    is told of this process's tokens. `layerwise` is for models larger than memory: one decoder
-    layer after the other is read from disk, once, and all batches pass through it. `dtype`,
-    `device`, `device_map` and `max_memory` are those of `load`.
+    from which the same call resumes (`resume` is deprecated). Under torchrun each process takes its
+    share of the batches, and all return the whole sums; `progress` is told of this process's
+    tokens. `layerwise` is for models larger than memory: each decoder layer is read from disk once,
+    and all batches pass through it. `dtype`, `device`, ... are those of `load`.
     """
+    deprecated_resume(resume)
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     model = opened(model)
     if out is not None:

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..artifacts.origin import origin, vocabulary
 from ..artifacts.scores import Score, Scores
-from ..errors import StatetrimError
+from ..errors import StatetrimError, deprecated_resume
 from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.loading import load_tokenizer
@@ -64,8 +64,9 @@ def evaluate(
     rounds the recurrent states of all but the baseline as engines store them; a name is a dtype.
     Under torchrun the processes share the tasks, and all return all scores. With `out` the scores
     are written there, and each finished task to `OUT.partial`, from which the same call goes on
-    after an interruption (`resume` is not needed any more).
+    after an interruption (`resume` is deprecated).
     """
+    deprecated_resume(resume)
     chosen = find_tasks(tasks)
     if any(task.kind not in WITHOUT_HARNESS for task in chosen):
         harness.quiet()

@@ -125,7 +125,6 @@ class Run:
                     dtype=options.dtype,
                     seed=options.seed,
                     out=out,
-                    resume=True,
                     announce=self.watch.announce,
                     progress=progress,
                 )
@@ -169,7 +168,6 @@ class Run:
                 batch_size=self.options.batch_size,
                 **self._where,
                 out=path,
-                resume=True,
                 progress=progress,
                 **needed,
             )
@@ -242,7 +240,6 @@ class Run:
                     batch_size=options.batch_size,
                     **self._where,
                     out=path,
-                    resume=True,
                     progress=progress,
                 )
 

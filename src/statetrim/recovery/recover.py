@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
-from ..errors import StatetrimError, refuse_unknown
+from ..errors import StatetrimError, deprecated_resume, refuse_unknown
 from ..progress import OnProgress, ShowProgress, showing
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, own_device
@@ -66,8 +66,9 @@ def recover(
 
     Loss: cross-entropy + temperature² KL(teacher || small); without a `teacher` cross-entropy
     alone. `options` may be given whole, one by one (`rank=8`), or both: those given by name then
-    count. The same call goes on after an interruption (`resume` is not needed any more).
+    count. The same call goes on after an interruption (`resume` is deprecated).
     """
+    deprecated_resume(resume)
     refuse_unknown("recover", changes, [field.name for field in fields(RecoverOptions)])
     options = replace(options or RecoverOptions(), **changes)
     teacher = None if teacher is None else opened(teacher)

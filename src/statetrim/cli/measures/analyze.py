@@ -50,7 +50,7 @@ Widths = Annotated[
     str, typer.Option(help="Channels that stay in the layer that is cut, with --sensitivity.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Go on after an interruption, with --sensitivity.")
+    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
 ]
 Layerwise = Annotated[
     bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")

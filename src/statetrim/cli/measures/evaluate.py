@@ -64,7 +64,7 @@ Layerwise = Annotated[
     bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
 ]
 
 

@@ -79,7 +79,7 @@ Whole = Annotated[
     bool, typer.Option("--whole", help="Train all weights of the mixers instead of LoRA.")
 ]
 Resume = Annotated[
-    bool, typer.Option("--resume", help="Not needed: an interrupted run goes on by itself.")
+    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
 ]
 
 

@@ -1,0 +1,96 @@
+"""Version 1 of every artifact, as 0.2 wrote it, in tests/data/formats-1: today's code reads it.
+
+The files stay as they are. A new version of a format gets a directory of its own beside them.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from safetensors import safe_open
+
+import statetrim as st
+from helpers.refusal import run
+from statetrim.artifacts.decision import Decision, Prediction
+from statetrim.pipelines.recipe import read_recipe, recipe_of
+from statetrim.storage.json_file import read_object
+
+DATA = Path(__file__).parents[1] / "data" / "formats-1"
+SOURCE = Path(st.__file__).parent
+
+READERS: dict[str, tuple[Callable[[Any], Any], Callable[[Any], Any], Any]] = {
+    "plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values, x.method), (8, 4, "l1")),
+    "statistics.safetensors": (st.Statistics.load, lambda x: int(x.layers[1].tokens), 256),
+    "refit-statistics.safetensors": (
+        st.Statistics.load, lambda x: x.layers[0].target_moment is not None, True,
+    ),
+    "scores.json": (st.Scores.load, lambda x: {s.task for s in x.scores}, {"mqar"}),
+    "timings.json": (st.Timings.load, lambda x: x.models, ["model", "small"]),
+    "analysis.json": (st.Analysis.load, lambda x: (sorted(x.layers), x.burn_in), ([0, 1], 8)),
+    "sensitivity.json": (st.Sensitivity.load, lambda x: len(x.cuts), 4),
+    "verification.json": (st.Verification.load, lambda x: (x.engine, x.faults), ("mlx", {})),
+    "sweep/sweep.json": (st.Sweep.load, lambda x: len(x.points), 2),
+    "prediction.json": (Prediction.load, lambda x: x.ranked, ["8x8", "6x10"]),
+    "small/statetrim/decision.json": (Decision.load, lambda x: x.chosen, "7x6"),
+    "small/statetrim/plan.json": (st.Plan.load, lambda x: (x.keep, x.keep_values), (7, 6)),
+    "recipe.yaml": (read_recipe, lambda x: (x["keep"], x["tasks"]), (8, ["mqar"])),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_it_is_read_and_says_what_was_written(name: str) -> None:
+    load, fact, expected = READERS[name]
+    assert fact(load(DATA / name)) == expected
+
+
+def kinds_stored() -> set[str]:
+    found = [read_object(path, 2**20) for path in DATA.rglob("*.json")]
+    for path in DATA.rglob("*.safetensors"):
+        with safe_open(path, "pt") as file:
+            found.append(json.loads((file.metadata() or {}).get("statetrim", "{}")))
+    names = {str(one.get("format")) for one in found if one.get("version") == 1}
+    return {name.removeprefix("statetrim ") for name in names}
+
+
+def test_every_kind_that_is_written_lies_there() -> None:
+    written = {
+        kind
+        for path in SOURCE.rglob("*.py")
+        for kind in re.findall(r"\bheader\(\"([a-z ]+)\"\)", path.read_text())
+    }
+    assert len(written) > 10
+    assert kinds_stored() == written, "add one of each new kind to tests/data/formats-1"
+
+
+def test_commands_take_them(tmp_path: Path) -> None:
+    """Those that read an artifact and write a checkpoint, a plan, statistics or a report."""
+    shutil.copytree(DATA, tmp_path / "all")
+    here = tmp_path / "all"
+    plan = st.select(here / "model", "product", 8, statistics=here / "statistics.safetensors")
+    assert plan.keep == 8
+    small = st.prune(here / "model", here / "plan.json", tmp_path / "small", progress=False)
+    assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (8, 4)
+    fitted = st.refit(
+        here / "small", here / "refit-statistics.safetensors", out=tmp_path / "fitted",
+        progress=False,
+    )  # fmt: skip
+    assert fitted.geometry == st.open(here / "small").geometry
+    assert recipe_of(here / "small")["state"] == 0.5
+    names = ("scores.json", "timings.json", "verification.json", "sensitivity.json", "sweep")
+    given = [str(here / name) for name in ("model", "small", *names)]
+    code, err, _ = run(["report", *given, "-o", str(tmp_path / "report")])
+    assert code is None, err
+    page = (tmp_path / "report" / "report.md").read_text()
+    for heading in ("State", "Quality", "Speed", "Recovery", "Reproduce"):
+        assert re.search(rf"^#+ .*{heading}", page, re.MULTILINE | re.IGNORECASE), heading
+
+
+def test_a_later_version_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    stored = json.loads((DATA / "plan.json").read_text())
+    (tmp_path / "plan.json").write_text(json.dumps(stored | {"version": 2}))
+    with pytest.raises(st.StatetrimError, match="plan of version 2; this statetrim reads version"):
+        st.Plan.load(tmp_path / "plan.json")

@@ -1,0 +1,166 @@
+"""What surrounds the code: workflows, forms, images, releases. Each YAML file has its schema."""
+
+import importlib.util
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).parents[1]
+SCHEMAS = {
+    ".github/workflows/*.yml": "vendor.github-workflows",
+    ".github/dependabot.yml": "vendor.dependabot",
+    ".github/ISSUE_TEMPLATE/[!c]*.yml": "vendor.github-issue-forms",
+    ".github/ISSUE_TEMPLATE/config.yml": "vendor.github-issue-config",
+    "CITATION.cff": "vendor.citation-file-format",
+}
+OTHERS = {"mkdocs.yml": "mkdocs build --strict", ".pre-commit-config.yaml": "below"}
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+
+
+def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, cwd=ROOT
+    )
+
+
+def release_tool() -> Any:
+    spec = importlib.util.spec_from_file_location("check_release", ROOT / "tools/check_release.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("pattern", SCHEMAS)
+def test_yaml_follows_its_schema(pattern: str) -> None:
+    files = sorted(ROOT.glob(pattern))
+    assert files
+    schema = ("--builtin-schema", SCHEMAS[pattern])
+    done = run(sys.executable, "-m", "check_jsonschema", *schema, *files)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_hooks_file_is_one() -> None:
+    done = run(sys.executable, "-m", "pre_commit", "validate-config", ".pre-commit-config.yaml")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_no_yaml_file_is_without_a_check() -> None:
+    found = {
+        path.relative_to(ROOT).as_posix()
+        for pattern in ("*.yml", "*.yaml", ".github/**/*.yml", "*.cff")
+        for path in ROOT.glob(pattern)
+    }
+    checked = {p.relative_to(ROOT).as_posix() for name in SCHEMAS for p in ROOT.glob(name)}
+    assert found == checked | set(OTHERS)
+
+
+@pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not installed")
+def test_workflows_pass_actionlint() -> None:
+    done = run("actionlint", *WORKFLOWS)
+    assert done.returncode == 0, done.stdout
+
+
+def commands() -> list[str]:
+    """Every `run` of every workflow, and of its matrix."""
+    found = []
+    for path in WORKFLOWS:
+        for job in yaml.safe_load(path.read_text())["jobs"].values():
+            found += [step["run"] for step in job["steps"] if "run" in step]
+            for row in job.get("strategy", {}).get("matrix", {}).get("include", []):
+                found += [row[name] for name in ("run", "install", "test") if name in row]
+    return found
+
+
+def test_workflows_name_files_extras_and_recipes_that_exist() -> None:
+    text = "\n".join(commands())
+    paths = re.findall(r"(?<![\w/.])(?:tests|tools|docker|studies)/[\w/.]+\w", text)
+    assert len(paths) > 10
+    for path in paths:
+        assert (ROOT / path).exists(), path
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for extras in re.findall(r"(?:\"\.|\})\[([a-z,]+)\]", text):
+        assert set(extras.split(",")) <= set(project["optional-dependencies"]), extras
+
+
+def test_workflows_run_statetrim_with_options_that_it_has() -> None:
+    import typer
+
+    from statetrim.cli import app
+
+    known: Any = typer.main.get_command(app)
+    lines = re.findall(r"(?:^|[\s/])statetrim ([a-z]+)((?: -[-\w]+)*)", "\n".join(commands()))
+    assert {name for name, _ in lines} >= {"doctor", "demo"}
+    for name, options in lines:
+        flags = {flag for option in known.commands[name].params for flag in option.opts}
+        assert set(options.split()) <= flags, (name, options)
+
+
+def test_every_job_ends_and_may_do_no_more_than_it_says() -> None:
+    for path in WORKFLOWS:
+        workflow = yaml.safe_load(path.read_text())
+        assert workflow["permissions"] == {"contents": "read"}, path.name
+        for name, job in workflow["jobs"].items():
+            assert "timeout-minutes" in job or name == "report", f"{path.name}: {name}"
+            for step in job["steps"]:
+                checkout = step.get("uses", "").startswith("actions/checkout")
+                assert not checkout or step["with"]["persist-credentials"] is False
+                assert "${{" not in step.get("run", "").replace("${{ matrix.run }}", "")
+
+
+def test_pythons_of_the_workflow_are_those_of_the_project() -> None:
+    workflow = yaml.safe_load((ROOT / ".github/workflows/checks.yml").read_text())
+    tried = workflow["jobs"]["tests"]["strategy"]["matrix"]["python"]
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = [text.rpartition(" ")[2] for text in project["classifiers"] if " :: 3." in text]
+    assert tried == named and project["requires-python"] == f">={tried[0]}"
+
+
+def test_issue_forms_ask_for_the_doctor() -> None:
+    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("[!c]*.yml"):
+        fields = {field["id"]: field for field in yaml.safe_load(path.read_text())["body"]}
+        assert "statetrim doctor" in fields["doctor"]["attributes"]["label"]
+        assert fields["doctor"]["validations"]["required"]
+
+
+def test_the_wheel_holds_the_package_and_its_types() -> None:
+    from hatchling.builders.wheel import WheelBuilder
+
+    kinds = release_tool().KINDS
+    builder = WheelBuilder(str(ROOT))
+    names = {file.distribution_path for file in builder.recurse_included_files()}
+    names = {name for name in names if "__pycache__" not in name}
+    assert "statetrim/py.typed" in names and "statetrim/__init__.pyi" in names
+    assert all(name.startswith("statetrim/") and Path(name).suffix in kinds for name in names)
+
+
+def test_a_release_needs_its_version_everywhere(tmp_path: Path) -> None:
+    for name in ("pyproject.toml", "CITATION.cff", "CHANGELOG.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    tool = release_tool()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    faults = list(tool.tree_faults("v9.9.9", tmp_path))
+    assert len(faults) == 3 and project["version"] in faults[0]
+    (tmp_path / "CHANGELOG.md").write_text("## [9.9.9] - 2030-01-01\n")
+    (tmp_path / "CITATION.cff").write_text("version: 9.9.9\n")
+    assert len(list(tool.tree_faults("v9.9.9", tmp_path))) == 1
+
+
+@pytest.mark.parametrize("hardware", ["cpu", "cuda"])
+def test_images_copy_what_the_build_needs_and_run_without_root(hardware: str) -> None:
+    text = (ROOT / "docker" / f"{hardware}.Dockerfile").read_text()
+    copied = {n for line in re.findall(r"^COPY (.+) \S+$", text, re.M) for n in line.split()}
+    assert copied == {"pyproject.toml", "README.md", "LICENSE", "src"}
+    assert text.index("USER 1000") < text.index("ENTRYPOINT")
+
+
+def test_words_are_spelled() -> None:
+    done = run(sys.executable, "-m", "codespell_lib", "README.md", "CHANGELOG.md", "docs")
+    assert done.returncode == 0, done.stdout
