@@ -25,6 +25,7 @@ from statetrim.analysis.analyze import BURN_IN, CHUNK, _Tally
 from statetrim.runtime.kernel_hooks import hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
+from statetrim.runtime.states.stored import StateStorage
 
 LENGTH = 2048
 SHAPES: dict[str, dict[str, Any]] = {
@@ -88,7 +89,10 @@ def looked_at(live: LiveModel, ids: torch.Tensor, every: int) -> None:
         live.hidden(ids)
         return
     model, shape = live.checkpoint, live.checkpoint.geometry
-    tallies = {layer: _Tally(shape, model.family, LENGTH, every, BURN_IN) for layer in shape.layers}
+    tallies = {
+        layer: _Tally(shape, model.family, LENGTH, every, BURN_IN, StateStorage())
+        for layer in shape.layers
+    }
     with hook_kernels(live, lambda call: tallies[call.layer].add(call)):
         live.hidden(ids)
     for layer, tally in tallies.items():

@@ -166,6 +166,7 @@ def test_the_command_line_fills_every_option(
     words += " --recover 8 --tasks mqar,squad --data d --limit 9 --batch-size 10 --no-control"
     words += " --no-benchmark --layerwise --length 11 --seed 12 --device cpu --device-map auto"
     words += " --max-memory 0=1GiB --dtype bfloat16 --widths 0=1x1 --keep-heads 2"
+    words += " --state-dtype int8"
     arguments = ["trim", model, "-o", out, *words.split()]
     found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
     untouched = NOT_ON_THE_COMMAND_LINE["trim"]

@@ -479,3 +479,15 @@ def test_the_command_writes_shows_and_draws(checkpoint: Any, text: Path, tmp_pat
     saved = Analysis.load(tmp_path / "a.json")
     assert found["mean_utilization"] == round(float(saved.mean_utilization.mean()), 6)
     assert list(found["layers"]) == ["0", "2"]
+
+
+def test_stored_states_are_analysed_and_said(checkpoint: Any, text: Path) -> None:
+    model = st.open(checkpoint("qwen3_5_text"))
+    plain, same, few = (
+        st.analyze(model, text, **SETTINGS, **more)
+        for more in ({}, {"state_dtype": "float32"}, {"state_dtype": "int8"})
+    )
+    for layer in plain.layers:
+        ranks = [found.layers[layer].effective_rank for found in (plain, same, few)]
+        assert torch.equal(ranks[0], ranks[1]) and not torch.equal(ranks[0], ranks[2])
+    assert few.lineage["state_dtype"] == "int8" and "state_dtype" not in same.lineage

@@ -84,6 +84,24 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     assert fingerprint(path) == before and not (tmp_path / "out.partial").exists()
 
 
+def test_what_is_measured_is_at_the_precision_of_the_state(
+    checkpoint: Load, text: Path, tmp_path: Path
+) -> None:
+    path = checkpoint("qwen3_5_text")
+    quick = OPTIONS | {"tasks": ("mqar",), "control": False, "text": text, "keep": 0.5}
+    plain = st.trim(path, out=tmp_path / "plain", **quick)
+    small = st.trim(path, out=tmp_path / "small", state_dtype="int8", **quick)
+    scores = st.Scores.load(small.path / "statetrim" / "scores.json")
+    again = st.evaluate([plain], baseline=path, tasks=("mqar",), limit=2, storage="int8")
+    assert [s.samples for s in scores.scores] == [s.samples for s in again.scores]
+    assert scores.lineage["state"]["dtype"] == "int8"
+    page = (small.path / "statetrim" / "report" / "report.html").read_text()
+    assert "states stored in int8" in page
+    assert "states stored" not in (plain.path / "statetrim" / "report" / "report.html").read_text()
+    with pytest.raises(st.StatetrimError, match="cannot be stored in 'int4'"):
+        st.trim(path, out=tmp_path / "none", state_dtype="int4", **quick)
+
+
 def result(path: Path) -> dict[str, Any]:
     """Everything that a rerun must give again, byte for byte; a report tells where it lies."""
     assert (path / "statetrim" / "report" / "report.html").exists()

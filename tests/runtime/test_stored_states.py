@@ -14,6 +14,7 @@ from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.states.stored import StateStorage, StoredReader, stored_states
+from statetrim.runtime.states.walk import walk as analysed
 
 FAMILIES = ("qwen3_5_text", "delta_net", "kda", "mamba2")
 DTYPES = tuple(FORMATS)[1:]
@@ -54,6 +55,13 @@ def by_hand(x: np.ndarray, dtype: str) -> np.ndarray:
 
 def walk(call: KernelCall, live: LiveModel, dtype: str, piece: int) -> np.ndarray:
     """The output [batch, time, value heads, value channels] of the kernel's call."""
+    return walked(call, live, dtype, piece)[0]
+
+
+def walked(
+    call: KernelCall, live: LiveModel, dtype: str, piece: int
+) -> tuple[np.ndarray, list[np.ndarray]]:
+    """The same, and the state after every token, as it is then kept."""
     family = live.checkpoint.family
     recurrence = family.recurrence(call.kernel)
     assert recurrence is not None
@@ -69,7 +77,7 @@ def walk(call: KernelCall, live: LiveModel, dtype: str, piece: int) -> np.ndarra
     v = new.value.numpy()
     batch, time = v.shape[:2]
     state = np.zeros((batch, heads, k.shape[-1], v.shape[-1]))
-    output = np.zeros(v.shape)
+    output, states = np.zeros(v.shape), []
     for t in range(time):
         if new.log_decay is not None:
             state = state * np.exp(new.log_decay[:, t].numpy())[..., None]
@@ -81,9 +89,10 @@ def walk(call: KernelCall, live: LiveModel, dtype: str, piece: int) -> np.ndarra
         output[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], state)
         if (t + 1) % piece == 0:
             state = by_hand(state, dtype)
+        states.append(state)
     if given.get("D") is not None:
         output = output + given["D"].double().numpy()[:, None] * given["hidden_states"].numpy()
-    return output
+    return output, states
 
 
 def slow(path: Path) -> LiveModel:
@@ -120,6 +129,23 @@ def test_rounding_equals_a_walk_by_hand(
         assert error[:, :piece].max() < 1e-5 * np.abs(right).max()
         assert np.median(error) < 1e-4 * np.abs(right).max()
         assert error.mean() < 0.05 * effect.mean()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("model_type", FAMILIES)
+def test_the_analysis_looks_at_stored_states(
+    model_type: str, dtype: str, checkpoint: Callable[[str], Path]
+) -> None:
+    live = slow(checkpoint(model_type))
+    time, every = 3 * PIECE, PIECE // 2
+    for call in calls(live, live.random_ids(2, time), StateStorage(dtype, PIECE)):
+        blocks = analysed(call, live.checkpoint.family, every, dtype, PIECE)
+        found = torch.cat([block.states for block in blocks], 1).numpy()
+        right = np.stack(walked(call, live, dtype, PIECE)[1][every - 1 :: every], 1)
+        plain = np.stack(walked(call, live, dtype, 10**6)[1][every - 1 :: every], 1)
+        off = np.abs(found - right) > 1e-6 * np.abs(right).max()
+        assert off.mean() < 1e-3, "only where a sum falls on a border"
+        assert np.abs(plain - right)[:, 1::2].max() > 1e-4 * np.abs(right).max()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)

@@ -2,21 +2,26 @@
 
     python tools/engines/compare_scores.py TRANSFORMERS.json ENGINE.json
 
-Both are what `statetrim evaluate` wrote. A line a model and metric: its value in the one and in the
-other, and the difference with its interval of 95%, paired by sample. Perplexities are compared as
-mean log-likelihoods, in nats a sample. Exit code 1 where an interval excludes 0 by more than 0.01.
+Both are what `statetrim evaluate` wrote; the first samples that both have are compared. A line a
+model and metric: its value in the one and in the other, and the difference with its interval of
+95%, paired by sample. Perplexities are compared as mean log-likelihoods, in nats a sample. Exit
+code 1 where an interval excludes 0.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
-from statetrim.artifacts.scores import Scores, paired
+from statetrim.artifacts.scores import Score, Scores, paired
 from statetrim.maths.paired import difference_interval
 
-NEGLIGIBLE = 0.01  # a point of a hundred, or nats: bfloat16 alone does more
+
+def first(score: Score, count: int) -> Score:
+    weights = None if score.weights is None else score.weights[:count]
+    return replace(score, samples=score.samples[:count], weights=weights)
 
 
 def main() -> int:
@@ -32,9 +37,10 @@ def main() -> int:
     for model in other.models:
         for task in other.tasks:
             for metric in other.metrics(task):
-                before, after = (x.find(model, task, metric) for x in (one, other))
+                both = [x.find(model, task, metric) for x in (one, other)]
+                before, after = (first(x, min(len(y.samples) for y in both)) for x in both)
                 found = difference_interval([paired(before, after)])
-                beyond = max(found.low, -found.high) > NEGLIGIBLE
+                beyond = max(found.low, -found.high) > 0
                 apart |= beyond
                 print(
                     f"{model}, {task} {metric}, {len(before.samples)} samples: {before.value:.4g} "

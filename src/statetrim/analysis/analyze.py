@@ -24,6 +24,7 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.sequential import LayerWalk
+from ..runtime.states.stored import StateStorage, stored_states
 from ..runtime.states.walk import walk
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
@@ -50,6 +51,7 @@ def analyze(
     max_memory: MaxMemory | None = None,
     layerwise: bool = False,
     baseline: ModelLike | None = None,
+    state_dtype: str = "float32",
     progress: ShowProgress = True,
 ) -> Analysis:
     """Run `tokens` ("16k") of `text`, after `skip`, and look at every linear layer's states.
@@ -58,10 +60,11 @@ def analyze(
     The first `burn_in` tokens of a sequence count in curves over tokens, and nowhere else.
     A `baseline` is run on the same text, and stands in the result's `baseline`. `layerwise` reads
     one layer after the other from disk, for models larger than memory; `dtype`, `device`,
-    `device_map` and `max_memory` are those of `load`.
+    `device_map` and `max_memory` are those of `load`. With a `state_dtype` all models run with
+    their states stored in it as an engine would, after every 64 tokens, and these are looked at.
     """
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
-    stride = _stride(every)
+    stride, storage = _stride(every), StateStorage(state_dtype)
     if batch_size < 1:
         raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
     if not 0 <= burn_in < length:
@@ -80,7 +83,7 @@ def analyze(
     with showing(progress, "analysing") as report:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
         found = [
-            _analyze_one(each, data, placement, stride, burn_in, batch_size, count)
+            _analyze_one(each, data, placement, stride, burn_in, batch_size, storage, count)
             for each, data in zip(models, texts, strict=True)
         ]
     return found[0] if baseline is None else replace(found[0], baseline=found[1])
@@ -93,17 +96,19 @@ def _analyze_one(
     every: int,
     burn_in: int,
     batch_size: int,
+    storage: StateStorage,
     count: Advance,
 ) -> Analysis:
     """Run one model on all of `data`, tallying every linear layer; `count` adds up the tokens."""
     length = data.ids.shape[1]
     tallies = {
-        i: _Tally(model.geometry.of(i), model.family, length, every, burn_in)
+        i: _Tally(model.geometry.of(i), model.family, length, every, burn_in, storage)
         for i in model.geometry.layers
     }
     live = load_live(model, placement)
     run = _walk if placement.layerwise else _run
-    run(live, data.batches(batch_size), tallies, count)
+    with stored_states(live, storage):
+        run(live, data.batches(batch_size), tallies, count)
     return Analysis(
         {layer: tally.result(model.filters(layer)) for layer, tally in tallies.items()},
         model.geometry,
@@ -115,6 +120,7 @@ def _analyze_one(
             "model_type": model.config["model_type"],
             "runtime": live.runtime.name,
             "dtype": placement.said_dtype,
+            **({"state_dtype": storage.dtype} if storage.rounds else {}),
             "every": every,
             "batch_size": batch_size,
             "data": data.lineage,
@@ -151,9 +157,15 @@ class _Tally:
     """
 
     def __init__(
-        self, geometry: Geometry, family: Family, length: int, every: int, burn_in: int
+        self,
+        geometry: Geometry,
+        family: Family,
+        length: int,
+        every: int,
+        burn_in: int,
+        storage: StateStorage,
     ) -> None:
-        self.geometry, self.family = geometry, family
+        self.geometry, self.family, self.storage = geometry, family, storage
         self.every, self.length, self.burn_in = every, length, burn_in
         self.states = 0  # in the spectrum, for every head
         self._make(torch.device("cpu"))
@@ -173,7 +185,7 @@ class _Tally:
         if self.ranks.device != call.key.device:  # the layer's, known when it first runs
             self._make(call.key.device)
         first = 0
-        for block in walk(call, self.family, self.every):
+        for block in walk(call, self.family, self.every, self.storage.dtype, self.storage.piece):
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
             first = self._add(first, block.states)

@@ -101,6 +101,13 @@ NoBenchmark = Annotated[bool, typer.Option("--no-benchmark", help="Do not time i
 Layerwise = Annotated[
     bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
 ]
+StateDtype = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure the cut with states in bfloat16, float16, float8_e4m3fn or int8, stored as "
+        "an engine would; the original keeps float32."
+    ),
+]
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
 ]
@@ -172,6 +179,7 @@ def trim(
     device_map: DeviceMap = None,
     max_memory: MaxMemory = None,
     dtype: Dtype = None,
+    state_dtype: StateDtype = None,
     seed: Seed = 0,
     recipe: Recipe = None,
     dry_run: DryRun = False,
@@ -213,18 +221,24 @@ def trim(
         device_map=device_map,
         max_memory=max_memory,
         dtype=dtype,
+        state_dtype=state_dtype,
     )
-    opened = arguments.open_model(model, family)
-    _run(opened, sweep, options, output, dry_run=dry_run, as_json=as_json)
+    _run(model, family, sweep, options, output, dry_run=dry_run, as_json=as_json)
 
 
 def _run(
-    model: Any, sweep: str | None, options: "TrimOptions", output: Path, **shown: bool
+    model: str,
+    family: Path | None,
+    sweep: str | None,
+    options: "TrimOptions",
+    output: Path,
+    **shown: bool,
 ) -> None:
+    opened = arguments.open_model(model, family)
     if sweep is None:
-        _trim(model, options, output, **shown)
+        _trim(opened, options, output, **shown)
     else:
-        _sweep(model, sweep, options, output, **shown)
+        _sweep(opened, sweep, options, output, **shown)
 
 
 def _trim(

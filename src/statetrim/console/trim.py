@@ -180,8 +180,9 @@ def show_trimmed(
     if (home / DECISION).exists():
         terminal.note(read_object(home / DECISION, MIB)["sentence"])
     show_scores(scores, [], str(home / "scores.json"), as_json=False)
-    checks = found["checks"]
+    checks, stored = found["checks"], scores.lineage.get("state")
     for sentence in (
+        *([f"the cut was measured with states in {stored['dtype']}"] if stored else []),
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",

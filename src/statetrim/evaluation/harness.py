@@ -126,6 +126,7 @@ def vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any]) ->
             "install it, or leave out --engine to run in transformers"
         )
     stock_tasks()
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nor is a host told
     from lm_eval.models.vllm_causallms import VLLM
 
     ours = {"pretrained": str(path), "batch_size": batch_size, "trust_remote_code": False}

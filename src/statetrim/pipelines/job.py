@@ -161,7 +161,7 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
     """What identifies a job: the same job has the same record, on another day too, and in whatever
     way its state was asked for (`keep` and `keep_values` say it)."""
     told = {*plain(options)} - {*ASKED, *PLACES} | {"keep", "keep_values"}
-    added = (*GENERATED, "dtype")
+    added = (*GENERATED, "dtype", "state_dtype")
     told -= {name for name in added if not getattr(options, name)}  # as before there were any
     if target is not None and target.keep_heads is not None:
         told.add("keep_heads")

@@ -11,6 +11,7 @@ from ..maths.units import Amount, token_count
 
 if TYPE_CHECKING:
     from ..runtime.placement import Placement
+    from ..runtime.states.stored import StateStorage
 
 ASKED = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
@@ -100,12 +101,17 @@ class TrimOptions:
     """Of each of them: 0=70GiB,1=40GiB."""
     dtype: str | None = None
     """float32, float16 or bfloat16; None: as stored."""
+    state_dtype: str | None = None
+    """Measure the cut with states stored in bfloat16, float16, float8_e4m3fn or int8, as an engine
+    would; the original keeps float32."""
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.recover):
             token_count(tokens)  # refuses what is none
         if any(getattr(self, name) is not None for name in (*PLACES, "dtype")):
             self.placement  # noqa: B018  (the same)
+        if self.state_dtype is not None:
+            self.storage  # noqa: B018  (the same)
 
     @property
     def placement(self) -> "Placement":
@@ -115,6 +121,13 @@ class TrimOptions:
         if self.layerwise:
             return Placement(self.device, dtype=self.dtype, layerwise=True)
         return Placement(self.device, self.device_map, self.max_memory, self.dtype)
+
+    @property
+    def storage(self) -> "StateStorage":
+        """How states are stored where quality is measured."""
+        from ..runtime.states.stored import StateStorage
+
+        return StateStorage(self.state_dtype or "float32")
 
     @property
     def asks(self) -> bool:
@@ -156,6 +169,7 @@ class TrimFields(TypedDict, total=False):
     device_map: str | None
     max_memory: str | None
     dtype: str | None
+    state_dtype: str | None
 
 
 def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:

@@ -238,6 +238,7 @@ class Run:
                     skip=job.measured_from,
                     limit=options.limit,
                     batch_size=options.batch_size,
+                    storage=options.storage,
                     **self._where,
                     out=path,
                     progress=progress,

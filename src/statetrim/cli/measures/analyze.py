@@ -52,6 +52,13 @@ Widths = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
 ]
+StateDtype = Annotated[
+    str,
+    typer.Option(
+        help="Run with states stored in bfloat16, float16, float8_e4m3fn or int8, as an engine "
+        "would, and look at those."
+    ),
+]
 Layerwise = Annotated[
     bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
 ]
@@ -73,6 +80,7 @@ def analyze(
     sensitivity: Sensitivity = False,
     widths: Widths = "0.5,0.25",
     resume: Resume = False,
+    state_dtype: StateDtype = "float32",
     layerwise: Layerwise = False,
     device: Device = None,
     device_map: DeviceMap = None,
@@ -95,6 +103,8 @@ def analyze(
         arguments.refuse_existing(output)
         if baseline:
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
+        if state_dtype != "float32":
+            raise StatetrimError("--sensitivity has float32 states; leave out --state-dtype")
         from ...maths.units import token_count
 
         options = {"skip": token_count(skip), "resume": resume, **where}
@@ -110,6 +120,7 @@ def analyze(
         "burn_in": burn_in,
         "batch_size": batch_size,
         "skip": skip,
+        **({"state_dtype": state_dtype} if state_dtype != "float32" else {}),
     }
     _utilization(model, family, text, baseline, output, figures, as_json, settings, where)
 

@@ -57,6 +57,12 @@ def _measured(scores: Scores) -> Iterator[Block]:
         f"The original is {scores.baseline}. Intervals are of 95%, paired by sample; of a task "
         f"with settings the figure is the mean of those on which the original is above chance."
     )
+    stored = mapping(scores.lineage.get("state")).get("dtype")
+    if isinstance(stored, str):
+        yield Text(
+            f"All but the original ran with states stored in {stored[:20]} as an engine would, so "
+            f"what is lost is the cut's and the dtype's together."
+        )
     header = ("task", "model", "samples", "original", "now", "difference", "limit")
     yield Table(header, list(_main_rows(judged)))
     for unit, words in UNITS:

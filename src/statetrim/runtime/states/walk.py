@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ...families.contract import Family
+from ...maths.stored import stored
 from ..kernel_hooks import L2_EPS, KernelCall
 
 BLOCK = 256
@@ -29,10 +30,13 @@ class Block:
     states: Tensor  # [batch, samples, value heads, head_k_dim, head_v_dim]
 
 
-def walk(call: KernelCall, family: Family, every: int) -> Iterator[Block]:
+def walk(
+    call: KernelCall, family: Family, every: int, dtype: str = "float32", piece: int = 64
+) -> Iterator[Block]:
     """The call from its first token to its last, with the state after every `every`-th token.
 
-    `every` is a power of two; the last sample is the final state, whatever the length.
+    `every` is a power of two; the last sample is the final state, whatever the length. The state is
+    stored in `dtype` after every `piece` tokens, a multiple of `every`, and goes on from there.
     """
     from ...portable.delta_rule import chunk_states
 
@@ -48,6 +52,7 @@ def walk(call: KernelCall, family: Family, every: int) -> Iterator[Block]:
             f"family {type(family).__name__} names none for it"
         )
     size, time = max(every, min(BLOCK, every * MOST_STATES)), call.key.shape[1]
+    size = size if dtype == "float32" else piece
     state: Tensor | None = None
     for start in range(0, time, size):
         part = slice(start, start + size)
@@ -55,6 +60,9 @@ def walk(call: KernelCall, family: Family, every: int) -> Iterator[Block]:
         new = recurrence(given, part)
         states = chunk_states(key, new.value, new.log_decay, new.beta, state, chunk_size=every)
         state = states[:, -1]
+        if dtype != "float32":
+            state = stored(state.float(), dtype, -2).double()
+            states = torch.cat([states[:, :-1], state.unsqueeze(1)], 1)
         yield Block(query, key, states)
 
 

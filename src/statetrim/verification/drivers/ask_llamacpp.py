@@ -43,7 +43,8 @@ def convert(model: Path, out: Path, dtype: str, converter: Path) -> bool:
 
     base.TextModel.get_vocab_base_pre = tolerant
     arguments = [str(converter), str(model), "--outfile", str(out), "--outtype", OUTTYPES[dtype]]
-    if not has_mtp(model):
+    qwen = "qwen" in (model / "config.json").read_text(encoding="utf-8").lower()
+    if qwen and not has_mtp(model):  # of other types the option is refused
         arguments.append("--no-mtp")
     before, sys.argv = sys.argv, arguments
     try:
