@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from figures import Row, Rows, Verdict, change, percent
+from figures import Row, Rows, Verdict
 
 RESULTS = Path(__file__).parents[2] / "results"
 NAMES = {"tiny-delta_net": "DeltaNet", "tiny-gated_deltanet6": "Gated DeltaNet"}
@@ -25,6 +25,8 @@ class Evidence:
     def __init__(self, folder: Path = RESULTS) -> None:
         paper = folder / "paper"
         self.quality = Rows(paper / "quality.jsonl")
+        self.tasks = Rows(paper / "tasks.jsonl")
+        self.recoveries = Rows(folder / "recovery.jsonl")
         self.pca = Rows(paper / "pca.jsonl")
         self.spectra = Rows(paper / "spectra.jsonl")
         self.calibration = Rows(paper / "calibration.jsonl")
@@ -43,8 +45,16 @@ class Evidence:
             what |= {"score": "qk", "keep": keep}
         return self.quality.of(model=model, **what)
 
-    def cost(self, model: str, method: str, keep: float = 0.5, score: str = "qk") -> str:
-        return percent(change(self.cut(model, method, keep, score), self.cut(model, "none")))
+    def has_recovered(self, method: str) -> bool:
+        return any(
+            row["stage"] == "recovered" and row["method"] == method and row["keep"] == 0.5
+            for row in self.quality.rows
+        )
+
+    def long_recoveries(self) -> list[Row]:
+        """Of studies/recover_reference.py: both models, all methods, half and a quarter kept."""
+        rows = self.recoveries.of(data="text", tokens=196608)
+        return [row for row in rows if row["method"] != "none"]
 
     def state(self, name: str, model: str = "tiny-delta_net") -> Row:
         return self.spectra.of(model=model, name=name)[0]

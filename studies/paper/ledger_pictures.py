@@ -19,8 +19,8 @@ COLOURS = {  # Okabe and Ito's
     "s_wanda": "#CC79A7",
     "grad": "#0072B2",
     "drrqr": "#D55E00",
-    "drrqr recovered": "#009E73",
-    "grad recovered": "#56B4E9",
+    "half drrqr": "#56B4E9",
+    "half drrqr recovered": "#009E73",
 }
 MODEL = "tiny-delta_net"
 
@@ -32,7 +32,7 @@ def utilization(evidence: Evidence, path: Path) -> None:
         values = [100 * value for value in row["curve"]]
         axes.plot(row["positions"], values, style, color=COLOURS[row["name"]], label=row["name"])
     axes.set(xlabel="token", ylabel="rank utilization (%)", ylim=(0, None))
-    axes.set_title("DeltaNet 4.5M, 75 % of the key channels removed")
+    axes.set_title("DeltaNet 4.5M, 75 % of the key channels removed (half: 50 %)")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path / "utilization.png", dpi=130)
@@ -42,9 +42,9 @@ def utilization(evidence: Evidence, path: Path) -> None:
 def spectra(evidence: Evidence, path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     edges = 10.0 ** (LOWEST_DECADE + np.arange(BINS + 1) / BINS_PER_DECADE)
-    sets = (("original", "l1", "grad", "drrqr"), ("original", "drrqr", "drrqr recovered"))
+    sets = (("original", "l1", "grad", "drrqr"), ("original", "half drrqr", "half drrqr recovered"))
     for axes, names, title in zip(
-        panels, sets, ("before recovery", "before and after recovery"), strict=True
+        panels, sets, ("75 % removed", "50 % removed, before and after recovery"), strict=True
     ):
         for name in names:
             row = evidence.state(name)

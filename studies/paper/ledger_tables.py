@@ -75,62 +75,44 @@ def coupling_table(evidence: Evidence) -> str:
 def pca_table(evidence: Evidence) -> str:
     methods = ["pca adversarial before", "pca proper before", "pca adversarial after"]
     methods += ["pca proper after", "grad", "drrqr", "product"]
-    models = [m for m in dict.fromkeys(row["model"] for row in evidence.pca.rows)]
-    models = [
-        m
-        for m in models
-        if any(r["model"] == m and r["method"] == "grad" for r in evidence.pca.rows)
-    ]
-    rows = [
-        ["0 %", "", *(f"{perplexity(evidence.pca.of(model=m, method='none')):.0f}" for m in models)]
-    ]
+    models = list(dict.fromkeys(row["model"] for row in evidence.pca.rows))
+    base = {model: evidence.pca.of(model=model, method="none") for model in models}
+    rows = [["0 %", "", *(f"{perplexity(base[model]):.0f}" for model in models)]]
     for keep in (0.25, 0.5):
         for method in methods:
             cells = [f"{100 - 100 * keep:.0f} %", method]
             for model in models:
                 found = evidence.pca.of(model=model, method=method, keep=keep)
-                base = evidence.pca.of(model=model, method="none")
-                cells.append(f"{perplexity(found):.0f}: {nats(change(found, base))}")
+                cells.append(f"{perplexity(found):.0f}: {nats(change(found, base[model]))}")
             rows.append(cells)
+    bends = [evidence.pca.of(model=model, method="bend")[0]["bend"] for model in models]
+    shown = [f"{min(bend):.0%} to {max(bend):.0%}" for bend in bends]
+    rows.append(["", "SiLU's output that is not linear in its input, by layer", *shown])
     return table(["removed", "method", *models], rows)
 
 
 def calibration_table(evidence: Evidence) -> str:
-    rows, what = [], {"model": "tiny-delta_net", "method": "drrqr", "tolerance": 1.5}
+    rows, what = [], {"model": "tiny-delta_net", "method": "drrqr", "tolerance": 1.5, "keep": 0.5}
     base = evidence.calibration.of(model="tiny-delta_net", method="none")
     for size in sorted({r["tokens"] for r in evidence.calibration.of(**what)}):
-        cells = [f"{size:,}"]
-        for keep in (0.5, 0.25):
-            found = evidence.calibration.of(**what, tokens=size, keep=keep)
-            each = ", ".join(f"{mean([r], 'nll') - mean(base, 'nll'):.3f}" for r in found)
-            cells += [nats(change(found, base)), each]
-        rows.append(cells)
-    header = [
-        "calibration tokens",
-        "50 % removed, nats",
-        "samples",
-        "75 % removed, nats",
-        "samples",
-    ]
-    return table(header, rows)
+        found = evidence.calibration.of(**what, tokens=size)
+        each = ", ".join(f"{mean([r], 'nll') - mean(base, 'nll'):.3f}" for r in found)
+        rows.append([f"{size:,}", nats(change(found, base)), each])
+    return table(["calibration tokens", "50 % removed, nats", "samples"], rows)
 
 
 def tolerance_table(evidence: Evidence) -> str:
-    rows, what = [], {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120}
+    rows, what = [], {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
     base = evidence.calibration.of(model="tiny-delta_net", method="none")
-    tolerances = sorted({r["tolerance"] for r in evidence.calibration.of(**what)})
-    for tolerance in tolerances:
+    for tolerance in sorted({r["tolerance"] for r in evidence.calibration.of(**what)}):
         found = evidence.calibration.of(**what, tolerance=tolerance)
-        name = "no swaps" if tolerance > 100 else f"{tolerance:g}"
         swaps, heads = sum(r["swaps"] for r in found), sum(r["heads"] for r in found)
         changed = fmean(r["channels changed"] for r in found)
-        cells = [name, f"{swaps} in {heads} heads", f"{max(r['most swaps'] for r in found)}"]
-        cells += [f"{max(r['best gain left'] for r in found):.3f}", f"{changed:.2%}"]
-        for keep in (0.5, 0.25):
-            cells.append(nats(change([r for r in found if r["keep"] == keep], base)))
-        rows.append(cells)
-    header = ["f", "swaps", "most in a head", "largest gain left", "channels changed"]
-    return table([*header, "50 % removed, nats", "75 % removed, nats"], rows)
+        cells = ["no swaps" if tolerance > 100 else f"{tolerance:g}", f"{swaps} in {heads} heads"]
+        cells += [f"{max(r['most swaps'] for r in found)}", f"{changed:.2%}"]
+        rows.append([*cells, nats(change(found, base))])
+    header = ["f", "swaps", "most in a head", "channels changed", "50 % removed, nats"]
+    return table(header, rows)
 
 
 def rank_table(evidence: Evidence) -> str:

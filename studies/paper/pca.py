@@ -28,6 +28,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
+from torch.nn import functional
 
 import statetrim as st
 from samples import Judge, Row, Rows, parsed, parser, statistics
@@ -44,7 +45,8 @@ Bases = dict[int, Tensor]  # layer -> T [heads, kept, channels], rows orthonorma
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    found: list[Row] = [{"model": options.name, "method": "none", "keep": 1.0, "sample": 0}]
+    whole = {"model": options.name, "keep": 1.0, "sample": 0}
+    found: list[Row] = [{**whole, "method": "none"}, {**whole, "method": "bend"}]
     names = [f"pca {which} {place}" for place in PLACES for which in WHICH]
     for sample in range(options.samples):
         for keep in options.keep:
@@ -155,6 +157,27 @@ def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
             handle.remove()
 
 
+@torch.inference_mode()
+def bends(model: st.Checkpoint, ids: Tensor) -> list[float]:
+    """How far SiLU is from linear, for queries and keys of every layer: the part of its output that
+    no factor of its input gives. Near 0, all of the layer before the norm commutes with T."""
+    live, found = load_live(model), list[float]()
+
+    def look(module: Any, args: Any, _output: Any) -> None:
+        width = module.kernel_size[0]
+        inputs = functional.pad(args[0].mT, (width - 1, 0))
+        x = functional.conv1d(inputs, module.weight, module.bias, groups=inputs.shape[1])
+        y = functional.silu(x)
+        missed = y - x * ((x * y).sum() / x.square().sum())
+        found.append(round(float(missed.norm() / y.norm()), 4))
+
+    for mixer in live.mixers.values():
+        for name in ("q_conv1d", "k_conv1d"):
+            mixer.get_submodule(name).register_forward_hook(look)
+    live.hidden(ids)
+    return found
+
+
 class Study:
     """One model; what a sample of the calibration text shows is summed once."""
 
@@ -179,6 +202,8 @@ class Study:
     def measured(self, row: Row) -> Row:
         if row["method"] == "none":
             return self.judge.of(self.model)
+        if row["method"] == "bend":
+            return {"bend": bends(self.model, self.judge.windows[:8])}
         kind, *words = row["method"].split()
         with tempfile.TemporaryDirectory() as directory:
             out = Path(directory) / "small"

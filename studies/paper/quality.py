@@ -91,7 +91,7 @@ class Workshop:
             learning_rate=row["rate"],
             control=dense,
             seed=row["sample"],
-            save_every=20,
+            save_every=4,
             out=self.options.work / f"{name}-recovered-{recipe}",
             resume=True,
             progress=False,
@@ -103,7 +103,7 @@ def tasks(model: st.Checkpoint, small: st.Checkpoint, options: argparse.Namespac
     if not options.tasks:
         return {}
     scores = st.evaluate(
-        small,
+        [] if small is model else small,
         baseline=model,
         tasks=options.tasks,
         data=options.data,
@@ -127,7 +127,7 @@ def main() -> None:
     stages = ["cut", "recovered"]
     arguments.add_argument("--stages", nargs="+", choices=stages, default=stages)
     arguments.add_argument("--samples", type=int, default=3, help="of whatever is drawn")
-    arguments.add_argument("--recovery-tokens", type=int, default=24 * 16 * 256)
+    arguments.add_argument("--recovery-tokens", type=int, default=12 * 16 * 256)
     arguments.add_argument("--recovery-length", type=int, default=256)
     seen = 3 * 2**15
     arguments.add_argument("--recovery-skip", type=int, default=seen, help="calibration's tokens")

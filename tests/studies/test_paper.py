@@ -188,7 +188,7 @@ def test_every_other_script_runs_to_the_end(
     small = ["--samples", 1, "--sizes", 512, "--results", tmp_path / "calibration.jsonl"]
     run(script, monkeypatch, "calibration", *common, *small)
     cut = next(work.glob("*-drrqr-qk-0.5-0"))
-    looked = ["--tokens", 256, "--length", 128, "--results", tmp_path / "spectra.jsonl"]
+    looked = ["--tokens", 512, "--length", 256, "--results", tmp_path / "spectra.jsonl"]
     text = tmp_path / "train.jsonl"
     also = ["--also", f"drrqr={cut}"]
     run(script, monkeypatch, "spectra", common[0], "--text", text, *also, *looked)
