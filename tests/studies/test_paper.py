@@ -55,8 +55,8 @@ def test_every_claim_says_what_would_have_changed_our_mind(script: Any) -> None:
     ledger, evidence = script("ledger"), script("claims").Evidence()
     for claim in (claim for claims in ledger.SECTIONS.values() for claim in claims):
         ours, verdict = script("claims").shown(claim, evidence)
-        assert claim.otherwise and claim.theirs, claim.says
-        assert verdict == "not run" or re.search(r"\d", ours), claim.says
+        assert claim.otherwise and claim.theirs and verdict != "not run", claim.says
+        assert re.search(r"\d", ours), claim.says
 
 
 def test_a_changed_row_changes_the_ledger(script: Any) -> None:
