@@ -20,17 +20,19 @@ import torch
 import statetrim as st
 from judge import LOADS, Judge
 from masking import Masked
+from statetrim.geometry import head_counts
 from statetrim.runtime.loading import load_live, load_tokenizer
 
 Row = dict[str, Any]
 
 
 def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
-    """What is asked of `select`, and how it is called; all of half the bytes, then of a quarter."""
+    """What is asked of `select`, and how it is called; all of half the bytes, then of a quarter,
+    as far as heads can go."""
     heads, keys, values = geometry.num_v_heads, geometry.head_k_dim, geometry.head_v_dim
     found: list[tuple[Row, dict[str, Any]]] = []
     for part in (2, 4):
-        if heads >= part:
+        if heads // part in head_counts(geometry):
             found += [
                 (
                     {"part": f"1/{part}", "cut": f"{heads // part} heads", "method": method},
