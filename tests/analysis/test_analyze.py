@@ -252,6 +252,7 @@ from statetrim import Geometry
 from statetrim.analysis.analyze import _Tally
 from statetrim.families import families
 from statetrim.runtime.kernel_hooks import KernelCall
+from statetrim.runtime.states.stored import StateStorage
 family = families()["gated_deltanet"]
 time = int(sys.argv[1])
 torch.manual_seed(0)
@@ -263,7 +264,7 @@ def kib(field):
     return int(re.search(field + r":\\s+(\\d+)", open("/proc/self/status").read()).group(1))
 open("/proc/self/clear_refs", "w").write("5")  # forget the peak that importing reached
 before = kib("VmRSS")
-_Tally(Geometry((0,), 8, 8, 64, 64), family, time, 64, 128).add(call)
+_Tally(Geometry((0,), 8, 8, 64, 64), family, time, 64, 128, StateStorage()).add(call)
 print(kib("VmHWM") - before)
 """
 

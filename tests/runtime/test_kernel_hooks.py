@@ -137,13 +137,17 @@ class Decoder(nn.Module):
         self.embeddings = nn.Embedding(tiny.VOCABULARY, 32)
         parts = ({"attn": Mixer(32, 4)} for _ in range(layers))
         self.layers = nn.ModuleList(nn.ModuleDict(part) for part in parts)
-        self.base_model = lambda input_ids, use_cache: self(input_ids)
+
+    @property
+    def base_model(self) -> nn.Module:
+        """Itself, as of a model of transformers without a head."""
+        return self
 
     def get_input_embeddings(self) -> nn.Module:
         return self.embeddings
 
-    def forward(self, ids: Tensor) -> Any:
-        hidden = self.embeddings(ids)
+    def forward(self, input_ids: Tensor, use_cache: bool) -> Any:
+        hidden = self.embeddings(input_ids)
         for layer in self.layers:
             hidden = layer["attn"](hidden)  # type: ignore[index,operator]
         return type("Output", (), {"last_hidden_state": hidden})
