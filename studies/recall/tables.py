@@ -101,19 +101,24 @@ WHAT = {
 }
 
 
+def stage_of(training: Row) -> str:
+    """Tokens and learning rate."""
+    return f"{training['tokens'] / 1e6:.2f}M at {training['learning rate']:g}"
+
+
 def repair_table(rows: list[Row]) -> str:
     """What training brings back; like for like is against the original with the same training."""
     cells = []
     for row in rows:
         part = row.get("shape", "").partition(" ")[0]
         side = "x".join(map(str, SHAPES[row["shape"]])) if part else ""
-        tokens = " + ".join(f"{stage['tokens'] / 1e6:.2f}M" for stage in row.get("training", []))
+        tokens = ", ".join(map(stage_of, row.get("training", [])))
         alike = row.get("against control", {})
         against = [signed(alike[name]) if alike else "" for name in ("nll", "recall 32")]
         change = "" if row["kind"] == "original" else loss(row)
         about = [row["model"], part, side, WHAT[row["kind"]], tokens]
         cells.append([*about, change, recall(row), *against])
-    header = ["model", "of the bytes", "shape", "what", "tokens", "NLL", PAIRS]
+    header = ["model", "of the bytes", "shape", "what", "tokens, learning rate", "NLL", PAIRS]
     return table([*header, "NLL like for like", "recall at 32 like for like"], cells)
 
 
