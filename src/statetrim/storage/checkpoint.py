@@ -95,7 +95,7 @@ class Checkpoint:
         return {name: shapes[name][0] for name in named if len(shapes[name]) == 2}
 
     def tensor(self, name: str) -> Tensor:
-        """One whole tensor, in its stored dtype; a `flat` one is."""
+        """One whole tensor, in its stored dtype; one that is `flat` as a single row."""
         if name in self.resplit:
             part = self.resplit[name]
             joined = torch.cat([self._stored(piece) for piece in part.names])
