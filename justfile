@@ -53,7 +53,7 @@ pictures:
 screenshots REPORT OUT:
     python tools/screenshots.py {{REPORT}} {{OUT}}
 
-# Calibrate, select, prune, evaluate and plot: one table for a model (docs/evaluation.md).
+# Calibrate, select, prune, evaluate and plot: one table for a model (docs/reference-evaluation.md).
 evaluate-reference MODEL DATA OUT:
     python studies/evaluate_reference.py {{MODEL}} {{DATA}} {{OUT}}
 
@@ -111,11 +111,11 @@ engines DIRECTORY:
 compile-kernels ENGINES:
     {{ENGINES}}/kernels/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
 
-# Small models in hub layout and their cuts, from one that train-tiny made (docs/serving.md).
+# Small models in hub layout and their cuts, from one that train-tiny made (docs/engine-checks.md).
 engine-models TRAINED OUT TEXT *OPTIONS:
     python tools/engines/make_models.py {{TRAINED}} {{OUT}} --text {{TEXT}} {{OPTIONS}}
 
-# MLX-LM, llama.cpp and vLLM beside transformers on those models (docs/serving.md).
+# MLX-LM, llama.cpp and vLLM beside transformers on those models (docs/engine-checks.md).
 check-engines ENGINES MODELS TEXT:
     python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} mlx --text {{TEXT}}
     python tools/engines/check_engines.py {{ENGINES}} {{MODELS}} llamacpp --text {{TEXT}}
@@ -158,10 +158,10 @@ compare-axes MODEL TEXT TEST *OPTIONS:
     python studies/compare_axes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/two-axes.jsonl {{OPTIONS}}
     python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
 
-# Does trim --state choose well? Every shape of the same bytes beside its choice (docs/choosing-a-shape.md).
+# Does trim --state choose well? Every shape of the same bytes beside its choice (docs/shapes.md).
 compare-shapes MODEL TEXT TEST WORK *OPTIONS:
     python studies/compare_shapes.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
-    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl docs/shapes.md README.md
 
 # Kill ten commands at every filesystem event they make, run each again, compare (SECURITY.md).
 kill-every-event *COMMANDS:

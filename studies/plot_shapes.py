@@ -1,6 +1,6 @@
 """Tables and figure from the lines that compare_shapes.py wrote.
 
-    python studies/plot_shapes.py results/shapes.jsonl docs/choosing-a-shape.md README.md
+    python studies/plot_shapes.py results/shapes.jsonl docs/shapes.md README.md
 
 Fills the places `<!-- shapes -->`, `<!-- agreement -->` and `<!-- lost -->` (each up to its
 `<!-- end -->`) of the Markdown files and draws `shapes.png` beside the lines.
