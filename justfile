@@ -81,7 +81,7 @@ figures:
 bench-calibrate:
     OMP_NUM_THREADS=1 python benchmarks/bench_calibrate.py
 
-# What recovery brings back, table and picture; goes on where it stopped (docs/recovery.md).
+# What recovery brings back, tables and picture; resumes if interrupted (docs/recovery.md).
 recover-reference MODELS TEXT TEST WORK *OPTIONS:
     python studies/recover_reference.py {{MODELS}}/tiny-delta_net --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
     python studies/recover_reference.py {{MODELS}}/tiny-gated_deltanet --text {{TEXT}} --test {{TEST}} --work {{WORK}} {{OPTIONS}}
@@ -94,7 +94,7 @@ recover-reference MODELS TEXT TEST WORK *OPTIONS:
 bench-recover MODEL TEXT:
     OMP_NUM_THREADS=1 python benchmarks/bench_recover.py {{MODEL}} --text {{TEXT}}
 
-# Every method on MODEL: NLL, KL and recall after the cut; goes on where it stopped (docs/methods.md).
+# Every method on MODEL: NLL, KL and recall after the cut; resumes if interrupted (docs/methods.md).
 compare-methods MODEL TEXT TEST *OPTIONS:
     python studies/compare_methods.py {{MODEL}} --text {{TEXT}} --test {{TEST}} --results results/methods.jsonl {{OPTIONS}}
     python studies/plot_methods.py results/methods.jsonl docs/methods.md

@@ -28,6 +28,8 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What mkdocs calls for each page."""
     markdown = markdown.replace("](../results/", "](results/")
+    # On a phone wide pictures are small: each links to itself, as on code hosts.
+    markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
     for mark, make in (("<!-- commands -->", _commands), ("<!-- api -->", _api)):
         if mark in markdown:
             markdown = markdown.replace(mark, make())

@@ -73,7 +73,7 @@ def table(header: list[str], rows: list[list[str]]) -> str:
 
 def methods_table(results: Results) -> str:
     pairs = " / ".join(results.original["recall"])
-    header = ["method", "keep", "NLL", "increase", "all windows", "perplexity", "KL"]
+    header = ["method", "keep", "NLL", "NLL increase", "on all windows", "perplexity", "KL"]
     header.append(f"recall at {pairs} pairs")
     nll = results.original["nll_first"]
     dense = [show(nll), "", "", show(math.exp(nll), 1), "", results.recall(method="none")]
@@ -92,7 +92,7 @@ def methods_table(results: Results) -> str:
 
 
 def scores_table(results: Results) -> str:
-    header = ["method", *(f"keep {keep * 100:.0f} %: qk / q / k" for keep in KEEP)]
+    header = ["method", *(f"NLL increase, keep {keep * 100:.0f} %: qk / q / k" for keep in KEEP)]
     header.append("recall at 32 pairs, keep 50 %: qk / q / k")
     rows = []
     for method in STYLES:
@@ -109,7 +109,7 @@ def scores_table(results: Results) -> str:
 
 def calibration_table(results: Results) -> str:
     pairs = " / ".join(results.original["recall"])
-    header = ["method", "keep", "calibration", "increase", f"recall at {pairs} pairs"]
+    header = ["method", "keep", "calibration", "NLL increase", f"recall at {pairs} pairs"]
     rows = []
     for method in ("drrqr", "grad", "energy", "product"):
         for keep in (0.5, 0.25):

@@ -44,7 +44,7 @@ def excess(row: Row, control: Row) -> str:
 
 def recovery_table(rows: list[Row], control: Row) -> str:
     pairs = list(control["before"]["recall"])
-    header = ["method", "keep", "perplexity before", "after", "gap closed", "like for like"]
+    header = ["method", "keep", "perplexity before", "after", "gap closed", "excess over control"]
     if pairs:
         header += [f"recall at {' / '.join(pairs)} pairs, before", "after"]
     lines = []

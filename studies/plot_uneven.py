@@ -48,11 +48,11 @@ def uneven_table(rows: list[Row]) -> str:
         )  # fmt: skip
     header = [
         "model",
-        "of the bytes",
+        "state bytes",
         "seed",
         "kind",
         "shapes",
-        "NLL",
+        "NLL change",
         "recall at 16 / 32 / 63 pairs (original)",
     ]
     return table(header, lines)
@@ -64,9 +64,9 @@ def allocation_sentence(rows: list[Row]) -> str:
     same = sum(greedy <= exact + 1e-9 for exact, greedy in both)
     worst = max(greedy - exact for exact, greedy in both)
     return (
-        f"The choice is exact under the assumption that costs add up (a knapsack, milliseconds); a "
-        f"greedy one finds the same cost in {same} of {len(both)} cases"
-        + (f", and costs at most {worst:.4f} more." if same < len(both) else ".")
+        f"If costs add up, the allocation is optimal (a knapsack problem, solved in milliseconds). "
+        f"A greedy allocation has the same cost in {same} of {len(both)} cases"
+        + (f" and costs at most {worst:.4f} more." if same < len(both) else ".")
     )
 
 
@@ -86,7 +86,8 @@ def capacity_table(found: Row) -> str:
                     *counts,
                 ]
             )
-    return table(["model", "layout", "state", "groups", "blocks", "1K", "8K", "32K"], lines)
+    sequences = ["sequences of 1K", "of 8K", "of 32K"]
+    return table(["model", "layout", "state", "groups", "blocks", *sequences], lines)
 
 
 def draw(rows: list[Row], path: Path) -> None:

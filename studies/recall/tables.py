@@ -1,6 +1,8 @@
 """The tables of docs/recall.md, from the lines that the other scripts here wrote.
 
-python studies/recall/tables.py results/recall docs/recall.md
+    python studies/recall/tables.py results/recall docs/recall.md
+
+Name docs/two-axes.md for the tables of heads.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ def mixes_table(rows: list[Row]) -> str:
             cells.append([row["model"], "original", "", "", recall(row)])
         elif row["shape"] == "1/2 balanced" and row["refit"] == row["mix"]:
             cells.append([row["model"], row["method"], row["mix"], loss(row), recall(row)])
-    return table(["model", "method", "made", "NLL", PAIRS], cells)
+    return table(["model", "method", "generated part", "NLL change", PAIRS], cells)
 
 
 def axes_table(rows: list[Row]) -> str:
@@ -56,7 +58,8 @@ def axes_table(rows: list[Row]) -> str:
         if axis in ("keys", "values") and row["refit"] == row["mix"]:
             about = [row["model"], part, axis, row["method"], row["mix"]]
             cells.append([*about, loss(row), recall(row)])
-    return table(["model", "of the bytes", "cut", "method", "made", "NLL", PAIRS], cells)
+    header = ["model", "state bytes", "cut", "method", "generated part", "NLL change", PAIRS]
+    return table(header, cells)
 
 
 def layers_table(rows: list[Row]) -> str:
@@ -68,7 +71,7 @@ def layers_table(rows: list[Row]) -> str:
             widths = first if first == second else f"{first}, then {second}"
             part = f"{row['bytes']:.0%}"
             cells.append([row["model"], row["axis"], part, widths, loss(row), recall(row)])
-    return table(["model", "axis", "of the bytes", "widths", "NLL", PAIRS], cells)
+    return table(["model", "axis", "state bytes", "widths", "NLL change", PAIRS], cells)
 
 
 def signed(change: list[float], digits: int = 4) -> str:
@@ -78,7 +81,7 @@ def signed(change: list[float], digits: int = 4) -> str:
 
 
 def default_table(rows: list[Row]) -> str:
-    """The default against the one before it, paired."""
+    """The default against `drrqr` on text, the default before it, paired."""
     cells = []
     for row in rows:
         about = [row["model"], row["shape"].partition(" ")[0], str(row["seed"])]
@@ -88,16 +91,16 @@ def default_table(rows: list[Row]) -> str:
         ]
         changes = [signed(row[name]["change"]) for name in ("nll", "recall 32", "recall 63")]
         cells.append([*about, *values, *changes])
-    header = ["model", "of the bytes", "seed", "earlier", "now", "NLL", "recall at 32", "at 63"]
-    return table(header, cells)
+    header = ["model", "state bytes", "seed", "`drrqr` on text: " + PAIRS, "default: " + PAIRS]
+    return table([*header, "NLL change", "recall change at 32", "at 63"], cells)
 
 
 WHAT = {
     "original": "original",
-    "control": "original, trained alike",
+    "control": "control: original, trained",
     "cut": "cut and refitted",
-    "first layer": "then the first layer alone",
-    "all layers": "then all layers",
+    "first layer": "then first layer trained",
+    "all layers": "then all layers trained",
 }
 
 
@@ -107,7 +110,7 @@ def stage_of(training: Row) -> str:
 
 
 def repair_table(rows: list[Row]) -> str:
-    """What training brings back; like for like is against the original with the same training."""
+    """What training brings back; the control is the original with the same training."""
     cells = []
     for row in rows:
         part = row.get("shape", "").partition(" ")[0]
@@ -118,13 +121,38 @@ def repair_table(rows: list[Row]) -> str:
         change = "" if row["kind"] == "original" else loss(row)
         about = [row["model"], part, side, WHAT[row["kind"]], tokens]
         cells.append([*about, change, recall(row), *against])
-    header = ["model", "of the bytes", "shape", "what", "tokens, learning rate", "NLL", PAIRS]
-    return table([*header, "NLL like for like", "recall at 32 like for like"], cells)
+    header = [
+        "model",
+        "state bytes",
+        "shape",
+        "stage",
+        "tokens, learning rate",
+        "NLL change",
+        PAIRS,
+    ]
+    return table([*header, "NLL minus control's", "recall at 32 minus control's"], cells)
 
 
 def heads_table(rows: list[Row]) -> str:
     cells = [[row["model"], row["part"], loss(row), recall(row)] for row in rows]
-    return table(["model", "of the heads", "NLL", PAIRS], cells)
+    return table(["model", "heads kept", "NLL change", PAIRS], cells)
+
+
+CUTS = {
+    "heads": "one value head of each pair",
+    "32x64": "half of the keys",
+    "64x32": "half of the values",
+}
+
+
+def cut_heads_table(rows: list[Row]) -> str:
+    """Heads against channels of as many bytes, refitted."""
+    cells = [
+        [CUTS[row["cut"].split()[-1]], f"`{row['method']}`", loss(row), recall(row)]
+        for row in rows
+        if row["refitted"]
+    ]
+    return table(["removed", "chosen by", "NLL change", PAIRS], cells)
 
 
 def beyond_table(rows: list[Row]) -> str:
@@ -139,7 +167,7 @@ def beyond_table(rows: list[Row]) -> str:
     for row in rows:
         name = "original" if row["name"] == row["model"] else row["name"]
         cells.append([row["model"], name, *(f"{row[task][0]:.3f}" for task in tasks)])
-    return table(["model", "what", *tasks], cells)
+    return table(["model", "checkpoint", *tasks], cells)
 
 
 TABLES = {
@@ -149,6 +177,7 @@ TABLES = {
     "default": default_table,
     "repair": repair_table,
     "heads": heads_table,
+    "cut-heads": cut_heads_table,
     "beyond": beyond_table,
 }
 

@@ -167,7 +167,7 @@ def verdicts_on(model_type: str, geometry: Geometry) -> list[Compatibility]:
     lines = verdicts(model_type, Shape.of(geometry))
     if not geometry.widths:
         return lines
-    plugin = "served with the plugin of statetrim (docs/uneven.md)"
+    plugin = "served with the plugin of statetrim (docs/widths-by-layer.md)"
     return [
         replace(
             line,

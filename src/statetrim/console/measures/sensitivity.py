@@ -50,8 +50,8 @@ def _say_widths(found: Sensitivity, share: float) -> None:
     except StatetrimError:
         return
     terminal.say(
-        f"{best.share:.0%} of the bytes by layer (docs/uneven.md): --widths {best}, which would "
-        f"cost {best.cost:.3f} (nats and recall), if costs of layers add up"
+        f"{best.share:.0%} of the bytes by layer (docs/widths-by-layer.md): --widths {best}, which "
+        f"would cost {best.cost:.3f} (nats and recall), if costs of layers add up"
     )
 
 
