@@ -43,7 +43,7 @@ def table(rows: list[Row]) -> str:
     def recall(row: Row) -> str:
         return " / ".join(f"{row[name][0]:.2f}" for name in pairs)
 
-    header = ["state bytes", "cut", "keys x values", "after", "perplexity", "NLL change", "KL"]
+    header = ["state bytes", "cut", "keys x values", "step", "perplexity", "NLL change", "KL"]
     header += [f"recall at {asked} pairs", f"change at {RECALL.split()[1]}"]
     lines = [header, ["---"] * 4 + ["---:"] * 5]
     start = ["1", "none", "", "", f"{original['perplexity']:.1f}", f"{original['nll'][0]:.3f}", ""]
