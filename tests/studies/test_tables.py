@@ -1,0 +1,40 @@
+"""The pages of results show what the committed rows say: filling them again changes nothing."""
+
+import importlib
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FILLED = {  # a page, and the script with its rows that fills it
+    "methods.md": [("plot_methods", "methods.jsonl")],
+    "precision.md": [("plot_precision", "precision.jsonl")],
+    "recall.md": [("tables", "recall")],
+    "recovery.md": [("plot_recovery", "recovery.jsonl")],
+    "shapes.md": [("plot_shapes", "shapes.jsonl")],
+    "two-axes.md": [("plot_axes", "two-axes.jsonl"), ("tables", "recall")],
+    "uneven.md": [
+        ("plot_uneven", "uneven.jsonl", "uneven-capacity.json"),
+        ("tables", "uneven-recall"),
+    ],
+}
+
+
+@pytest.mark.parametrize("page", FILLED)
+def test_tables_follow_from_the_rows(
+    page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    copy = tmp_path / page
+    shutil.copy(ROOT / "docs" / page, copy)
+    monkeypatch.syspath_prepend(ROOT / "studies")
+    monkeypatch.syspath_prepend(ROOT / "studies" / "recall")
+    for name, *rows in FILLED[page]:
+        script = importlib.import_module(name)
+        if name.startswith("plot_"):
+            monkeypatch.setattr(script, "draw", lambda *_: None)
+        words = [*(str(ROOT / "results" / row) for row in rows), str(copy)]
+        monkeypatch.setattr(sys, "argv", [name, *words])
+        script.main()
+    assert copy.read_text() == (ROOT / "docs" / page).read_text()
