@@ -66,7 +66,7 @@ def table(rows: list[Row]) -> str:
 
 
 def draw(models: dict[str, list[Row]], path: Path) -> None:
-    size = (4.6 * len(models) + 2, 7)
+    size = (3.2 * len(models), 6.6)
     figure, axes = plt.subplots(2, len(models), figsize=size, squeeze=False, sharex=True)
     for column, (name, rows) in enumerate(models.items()):
         original = next(row for row in rows if row["shape"] == "original")
@@ -84,7 +84,7 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
         axes[0, column].set(title=name, yscale="log", xscale="log")
         axes[1, column].axhline(original[RECALL][0], color="black", linewidth=1)
         ticks = [1 / 16, 1 / 4, 3 / 8, 1 / 2]
-        axes[1, column].set(xlabel="state bytes, part of the original's", ylim=(-0.03, 1.05))
+        axes[1, column].set(xlabel="part of the state's bytes", ylim=(-0.03, 1.05))
         axes[1, column].set_xticks(ticks, ["1/16", "1/4", "3/8", "1/2"])
         axes[1, column].minorticks_off()
         for axis in axes[:, column]:
@@ -102,7 +102,7 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
         Line2D([], [], color="black", linestyle="none", marker="o", markersize=9,
                    markerfacecolor="none", label="and recovered"),
     ]  # fmt: skip
-    figure.legend(handles=handles, loc="outside right center", frameon=False)
+    figure.legend(handles=handles, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=130)
 
 

@@ -128,7 +128,7 @@ TABLES = {
 
 
 def draw(models: dict[str, Results], path: Path) -> None:
-    size = (4.4 * len(models) + 2.2, 7)
+    size = (3.2 * len(models), 6.6)
     figure, axes = plt.subplots(2, len(models), figsize=size, squeeze=False, sharex=True)
     for column, (name, results) in enumerate(models.items()):
         loss, recall = axes[:, column]
@@ -146,7 +146,7 @@ def draw(models: dict[str, Results], path: Path) -> None:
     axes[0, 0].set_ylabel("increase of NLL per token (nats)")
     axes[1, 0].set_ylabel("recall accuracy, 32 pairs")
     handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside right center", frameon=False)
+    figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=130)
 
 

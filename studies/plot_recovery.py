@@ -61,7 +61,7 @@ def recovery_table(rows: list[Row], control: Row) -> str:
 
 
 def draw(models: dict[str, list[Row]], path: Path) -> None:
-    figure, axes = plt.subplots(1, len(models), figsize=(5.2 * len(models) + 2, 4.2), squeeze=False)
+    figure, axes = plt.subplots(1, len(models), figsize=(4.6 * len(models), 5.4), squeeze=False)
     for axis, (name, rows) in zip(axes[0], models.items(), strict=True):
         control = control_of(rows)
         for row in rows:
@@ -82,9 +82,10 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
         for which in (axis.yaxis.set_major_formatter, axis.yaxis.set_minor_formatter):
             which("{x:.0f}")
         axis.grid(alpha=0.3, which="both")
-        axis.legend(
-            fontsize=7, frameon=False, handlelength=4, loc="upper left", bbox_to_anchor=(1.0, 1.0)
-        )
+    handles, labels = axes[0, 0].get_legend_handles_labels()
+    figure.legend(
+        handles, labels, loc="outside lower center", ncols=3, frameon=False, handlelength=4
+    )
     figure.savefig(path, dpi=130)
 
 
