@@ -27,14 +27,19 @@ layouts:
 notebook:
     pytest -m "slow or not slow" tests/test_notebook.py
 
+# The quickstart as written, on the demo model; CI runs its commands on a smaller one.
+quickstart:
+    pytest -m "slow or not slow" tests/test_readme.py
+
 # Which lines the suite runs.
 coverage:
     pytest -n 2 --dist loadfile --cov=statetrim --cov-report=term:skip-covered
 
-# Write down the public interface, after a change that is meant (tests/test_interface.py).
+# Record the public interface and its reference pages, after an intended change (tests/test_interface.py).
 interface:
     cd tests && python -m helpers.interface python > data/interface/python.txt
     cd tests && python -m helpers.interface command-line > data/interface/command-line.txt
+    python tools/write_reference.py docs
 
 # Every command on pretended GPUs, for all model types; CI takes a sample of them.
 devices:

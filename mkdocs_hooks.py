@@ -1,7 +1,7 @@
 """Parts of the site that are made from the source, so that they cannot fall behind it.
 
-A page asks for one by a comment: `<!-- commands -->`, `<!-- api -->`, or
-`<!-- messages: checkpoint shard -->` for the error messages of those modules.
+`<!-- messages: checkpoint shard -->` becomes the error messages of those modules. The committed
+list between `<!-- api -->` and `<!-- end -->` becomes complete signatures and docstrings.
 """
 
 import ast
@@ -30,43 +30,8 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     markdown = markdown.replace("](../results/", "](results/")
     # On a phone wide pictures are small: each links to itself, as on code hosts.
     markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
-    for mark, make in (("<!-- commands -->", _commands), ("<!-- api -->", _api)):
-        if mark in markdown:
-            markdown = markdown.replace(mark, make())
+    markdown = re.sub(r"<!-- api -->.*?<!-- end -->", lambda _: _api(), markdown, flags=re.DOTALL)
     return re.sub(r"<!-- messages: (.*?) -->", lambda found: _messages(found[1].split()), markdown)
-
-
-def _commands() -> str:
-    """Every command, its arguments and options, from the command line's own help."""
-    import typer
-
-    from statetrim.cli import app
-
-    parts = []
-    for name, command in sorted(typer.main.get_command(app).commands.items()):  # type: ignore[attr-defined]
-        words = "".join(f" {p.name.upper()}" for p in command.params if not _option(p))
-        needed = [p for p in command.params if _option(p) and p.required]
-        words += "".join(f" {_flag(p)} {p.name.upper()}" for p in needed)
-        lines = [f"## {name}", "", command.help or "", "", f"    statetrim {name}{words}", ""]
-        lines += ["| | | default |", "|---|---|---|"]
-        for parameter in command.params:
-            if parameter.name == "help":
-                continue
-            shown = _flag(parameter) if _option(parameter) else parameter.name.upper()
-            default = parameter.default if not callable(parameter.default) else ""
-            default = "" if default in (None, False, ()) or parameter.required else f"`{default}`"
-            help_text = (getattr(parameter, "help", "") or "").replace("|", "\\|")
-            lines.append(f"| `{shown}` | {help_text} | {default} |")
-        parts.append("\n".join(lines))
-    return "\n\n".join(parts)
-
-
-def _option(parameter: Any) -> bool:
-    return bool(parameter.param_type_name == "option")
-
-
-def _flag(parameter: Any) -> str:
-    return str(parameter.opts[0])
 
 
 def _api() -> str:

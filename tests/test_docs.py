@@ -1,5 +1,5 @@
-"""The site's generated parts: every error message is on the troubleshooting page, every command and
-public name on its own."""
+"""Generated parts of the documentation: every error message is on the troubleshooting page, every
+command and public name on its own."""
 
 import importlib.util
 import re
@@ -13,13 +13,17 @@ import statetrim
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.fixture(scope="module")
-def hooks() -> Any:
-    spec = importlib.util.spec_from_file_location("mkdocs_hooks", ROOT / "mkdocs_hooks.py")
+def imported(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def hooks() -> Any:
+    return imported("mkdocs_hooks.py")
 
 
 def page(name: str) -> str:
@@ -49,13 +53,24 @@ def test_messages_of_a_module_are_found(hooks: Any, tmp_path: Path) -> None:
     assert "is not valid JSON" in shown
 
 
-def test_every_command_is_documented(hooks: Any) -> None:
+def test_reference_pages_are_as_the_source_makes_them() -> None:
+    """They are committed, so that they can be read without building the site."""
+    reference = imported("tools/write_reference.py")
+    for name, kind, content in (
+        ("commands.md", "commands", reference.commands()),
+        ("api.md", "api", reference.names()),
+    ):
+        assert page(name) == reference.filled(page(name), kind, content), "run: just interface"
+        assert content in page(name)
+
+
+def test_every_command_is_documented() -> None:
     import typer
 
     from statetrim.cli import app
 
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    shown = hooks.on_page_markdown(page("commands.md"))
+    shown = page("commands.md")
     for name, command in commands.items():
         assert f"\n## {name}\n" in shown
         for parameter in command.params:
@@ -66,6 +81,7 @@ def test_every_command_is_documented(hooks: Any) -> None:
 def test_every_public_name_is_documented(hooks: Any) -> None:
     shown = hooks.on_page_markdown(page("api.md"))
     for name in set(statetrim.__all__) - {"__version__"}:
+        assert f"| `{name}` |" in page("api.md"), name
         assert f".{getattr(statetrim, name).__qualname__}\n" in shown + "\n", name
 
 
@@ -104,7 +120,9 @@ def test_every_result_has_its_command_date_and_commit() -> None:
 
 
 def test_every_guarantee_names_tests_that_exist() -> None:
-    text = (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## What is not")[0]
+    text = (
+        (ROOT / "SECURITY.md").read_text(encoding="utf-8").partition("## What is not guaranteed")[0]
+    )
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")][2:]
     assert len(rows) > 8
     recipes = (ROOT / "justfile").read_text(encoding="utf-8")

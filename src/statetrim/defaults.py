@@ -1,10 +1,10 @@
 """What commands do unless told otherwise, decided by measurement (docs/recall.md)."""
 
 KEY_METHOD = "product"
-"""How key channels are chosen."""
+"""Selection method for key channels."""
 VALUE_METHOD = "readout_greedy"
-"""How value channels are chosen."""
+"""Selection method for value channels."""
 HEAD_METHOD = "head_refit"
-"""How whole heads are chosen (docs/two-axes.md)."""
+"""Selection method for whole heads (docs/two-axes.md)."""
 RECALL = 0.25
 """The part of the calibration tokens that are recall sequences; the rest is text."""

@@ -71,7 +71,7 @@ class Geometry:
         return ", ".join(f"{n} of {k} x {v}" for (k, v), n in sorted(counts.items(), reverse=True))
 
     def beside(self, other: "Geometry") -> str:
-        """The shape, with the number of heads where the other has another."""
+        """The shape, with the number of heads if the other geometry has a different number."""
         alike = self.num_v_heads == other.num_v_heads
         return self.shape if alike else f"{self.num_v_heads} heads of {self.shape}"
 
@@ -101,7 +101,7 @@ class Geometry:
         )
 
     def of(self, layer: int) -> "Geometry":
-        """As if every layer had the shape of this one."""
+        """The same with the shape of this layer in every layer."""
         keys, values = self.shapes[layer]
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
 

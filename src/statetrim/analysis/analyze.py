@@ -54,14 +54,14 @@ def analyze(
     state_dtype: str = "float32",
     progress: ShowProgress = True,
 ) -> Analysis:
-    """Run `tokens` ("16k") of `text`, after `skip`, and look at every linear layer's states.
+    """Run `tokens` ("16k") of `text`, after `skip`, and measure every linear layer's states.
 
-    States are looked at after every 64th token ("chunk"), every token, or a power of two up to 64.
-    The first `burn_in` tokens of a sequence count in curves over tokens, and nowhere else.
-    A `baseline` is run on the same text, and stands in the result's `baseline`. `layerwise` reads
-    one layer after the other from disk, for models larger than memory; `dtype`, `device`,
-    `device_map` and `max_memory` are those of `load`. With a `state_dtype` all models run with
-    their states stored in it as an engine would, after every 64 tokens, and these are looked at.
+    States are sampled after every 64th token ("chunk"), every token, or a power of two up to 64.
+    The first `burn_in` tokens of a sequence count in curves over tokens only. A `baseline` is run
+    on the same text and is stored in the result's `baseline`. `layerwise` reads one layer after the
+    other from disk, for models larger than memory; `dtype`, `device`, `device_map` and `max_memory`
+    are those of `load`. With a `state_dtype`, all models store their states in it after every 64
+    tokens, as an engine would, and these states are measured.
     """
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     stride, storage = _stride(every), StateStorage(state_dtype)

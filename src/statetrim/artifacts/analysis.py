@@ -62,7 +62,7 @@ ARRAYS = tuple(LayerAnalysis.__dataclass_fields__)
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """How full the state of one model is; `baseline` is another model on the same text."""
+    """The effective rank of a model's states; `baseline` is another model on the same text."""
 
     layers: Mapping[int, LayerAnalysis]
     geometry: Geometry
@@ -83,7 +83,8 @@ class Analysis:
         return self.table().html()
 
     def table(self) -> Table:
-        """A row a layer: how full its states are, with a bar for each head; means last."""
+        """One row per layer: the effective rank of its states, with a bar for each head; means
+        last."""
         mean = self.mean_utilization
         before = None if self.baseline is None else self.baseline.mean_utilization
         top = float(mean.nan_to_num().max())

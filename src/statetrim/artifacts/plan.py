@@ -24,10 +24,11 @@ Channels = Mapping[int, Tensor]
 
 @dataclass(frozen=True, eq=False)
 class Plan:
-    """Kept channels per layer and head, how they were chosen, and for which model.
+    """The kept channels of each layer and head, how they were chosen, and for which model.
 
-    Where whole heads go, the others keep all their channels, and `kept_heads` lists of every layer
-    the value heads that stay: a row for each key head that stays, [key heads, value heads of each].
+    If whole heads are removed, the remaining heads keep all their channels, and `kept_heads` lists
+    the kept value heads of every layer: one row per kept key head, [key heads, value heads of
+    each].
     """
 
     kept: Channels
@@ -68,7 +69,7 @@ class Plan:
 
     @property
     def values(self) -> str | None:
-        """The same of value heads; None when values are not cut."""
+        """The same for value heads; None if values are not cut."""
         return _range(self.kept_values) if self.kept_values else None
 
     @property
@@ -92,7 +93,7 @@ class Plan:
         return self.table().html()
 
     def table(self) -> Table:
-        """What a person wants to know of it first."""
+        """A short summary for a person."""
         rows = {"method": self._methods}
         if self.kept_heads:
             rows["value heads"] = f"{self.keep_heads}, asked for {short(self.requested_heads)}"

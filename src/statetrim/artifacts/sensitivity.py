@@ -45,7 +45,7 @@ class LayerCut:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """Every layer cut alone at a few widths, beside the original."""
+    """The loss when each layer is cut alone at a few widths, compared with the original."""
 
     original: Samples
     cuts: list[LayerCut]

@@ -25,8 +25,9 @@ _SOURCE = re.compile(r"(?!text)[a-z]{1,32}")
 class LayerStatistics:
     """Float64 sums over `tokens` tokens; a part that no method asked for is None.
 
-    Grams are stored for queries and keys apart, before and after the L2 norm, so that joint, single
-    and normalised selection are choices made later. Gradients are signed sums over the data.
+    Grams of queries and keys are stored separately, before and after the L2 norm, so that one
+    calibration serves joint, single and normalised selection. Gradients are signed sums over the
+    data.
     """
 
     tokens: int
@@ -68,7 +69,7 @@ PARTS = tuple(part.name for part in fields(LayerStatistics) if part.name != "tok
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
-    """What calibration measured, layer by layer, and in which model and data."""
+    """The sums that calibration collected, by layer, with the model and data they come from."""
 
     layers: Mapping[int, LayerStatistics]  # of the text
     lineage: Mapping[str, Any] = field(default_factory=dict)
@@ -82,13 +83,13 @@ class Statistics:
 
     @property
     def shares(self) -> dict[str, float]:
-        """What each source counts unless one says otherwise: its part of all tokens."""
+        """The default weight of each source: its fraction of all tokens."""
         tokens = {name: next(iter(held.values())).tokens for name, held in self.sources.items()}
         return {name: count / sum(tokens.values()) for name, count in tokens.items()}
 
     @property
     def parts(self) -> set[str]:
-        """The sums that are here."""
+        """The names of the sums it holds."""
         layer = next(iter(self.layers.values()))
         return {name for name in PARTS if getattr(layer, name) is not None}
 
@@ -185,7 +186,7 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
 
 
 def merge(parts: Iterable[Statistics | str | Path]) -> Statistics:
-    """All of them added, in the order given."""
+    """Add up statistics, in the order given."""
     first, *others = (loaded(Statistics.load, part) for part in parts)
     for other in others:
         first = first + other

@@ -40,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Sweep:
-    """The original first, then every cut."""
+    """The scores of a sweep: the original first, then every cut."""
 
     model: str
     points: list[Point]

@@ -17,10 +17,10 @@ MOST_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class Timing:
-    """One figure of one model: the median of several rounds, and the quartiles around it.
+    """One measurement of one model: the median of several rounds, and the quartiles around it.
 
-    `ratio` is the figure over the baseline's, the median of ratios taken round by round (both
-    sides of a round ran one after the other); a baseline has none, nor has what is not timed.
+    `ratio` is the median of the ratios to the baseline, taken round by round (both models of a
+    round ran one after the other). It is None for the baseline and for sizes.
     """
 
     model: str
@@ -36,7 +36,7 @@ class Timing:
 
 @dataclass(frozen=True)
 class Timings:
-    """All records of a run; the baseline is the first of `models`."""
+    """All timings of a run; the baseline is the first of `models`."""
 
     models: list[str]
     records: list[Timing]

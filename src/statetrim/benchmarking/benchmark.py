@@ -73,12 +73,13 @@ def benchmark(
     out: str | Path | None = None,
     progress: ShowProgress = True,
 ) -> Timings:
-    """Time `baseline` and `models` at every batch size and length, taking turns.
+    """Compare the speed of `baseline` and `models` at every batch size and length, in turns.
 
-    All models are in memory at once, so that whatever else the machine does hits them alike.
-    With `engine` "vllm" a vLLM server of each model, from the environment of `engine_python`, gets
-    as many `requests` of every length at once and `memory_gib` of cache, and counts the sequences
-    it holds. `dtype`, `device`, `device_map` and `max_memory` are those of `load`.
+    All models are in memory at once, so that other load on the machine affects them alike. With
+    `engine` "vllm", a vLLM server from the environment of `engine_python` is started for each
+    model. It gets as many concurrent `requests` of every length and `memory_gib` of cache, and the
+    sequences it holds are counted. `dtype`, `device`, `device_map` and `max_memory` are those of
+    `load`.
     """
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")

@@ -62,23 +62,23 @@ def calibrate(
     save_seconds: float = 60.0,
     progress: ShowProgress = True,
 ) -> Statistics:
-    """Run `tokens` ("64k") of `text`, after `skip`, and sum what `methods` need (None: the
-    default ones of the axes that can be cut). Ready `Sequences` are all run, as they are.
+    """Run `tokens` ("64k") of `text`, after `skip`, and collect the sums that `methods` need (None:
+    the default methods of the axes that can be cut). Ready `Sequences` are all run.
 
-    `recall`, `random` and `echo` are parts of the tokens that are made instead of read: recall
-    sequences (None: a quarter, beside a text), random tokens, and passages of the text that are
-    read twice. What each source shows is kept apart, so that `select` and `refit` can weigh them
-    anew. `seed` makes others.
+    `recall`, `random` and `echo` are the fractions of the tokens that are generated: recall
+    sequences (None: a quarter, if `text` is a text), random tokens, and passages of the text that
+    are given twice. The sums of each source are stored separately, so that `select` and `refit` can
+    weight them. `seed` changes the generated sequences.
 
-    With `original`, the model before the cut, it is the original that runs, each of its layers'
-    inputs goes through this model's layer as well, and the sums are those that `refit` needs:
-    8 bytes x n (n + hidden size) a layer, n being value heads x value channels of the cut model.
+    With `original`, the model before the cut, the original runs, the inputs of each of its layers
+    also go through this model's layer, and the sums are those that `refit` needs: 8 bytes x n (n +
+    hidden size) per layer, n = value heads x value channels of the cut model.
 
-    With `out` the result is written there, and on the way every `save_seconds` to `OUT.partial`,
-    from which the same call resumes (`resume` is deprecated). Under torchrun each process takes its
-    share of the batches, and all return the whole sums; `progress` is told of this process's
-    tokens. `layerwise` is for models larger than memory: each decoder layer is read from disk once,
-    and all batches pass through it. `dtype`, `device`, ... are those of `load`.
+    With `out` the result is written there, and every `save_seconds` to `OUT.partial`, from which
+    the same call resumes (`resume` is deprecated). Under torchrun each process takes its share of
+    the batches, and all return the complete sums; `progress` counts this process's tokens.
+    `layerwise` is for models larger than memory: each decoder layer is read from disk once, and all
+    batches pass through it. `dtype`, `device`, ... are those of `load`.
     """
     deprecated_resume(resume)
     placement = Placement(device, device_map, max_memory, dtype, layerwise)

@@ -19,7 +19,7 @@ app = typer.Typer(
     name="statetrim",
     cls=Program,
     help="Shrink the recurrent state of linear-attention models after training.",
-    epilog="--quiet, --log and --traceback may also stand after the command.",
+    epilog="--quiet, --log and --traceback can also follow the command.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     rich_markup_mode=None,  # boxes leave too little room for words in 80 columns
@@ -36,7 +36,7 @@ def _options(
         bool, typer.Option("--quiet", help="Only results, warnings and errors.")
     ] = False,
     log: Annotated[
-        Path | None, typer.Option(help="Also write everything that is said to this file.")
+        Path | None, typer.Option(help="Also write all output to this file, with timestamps.")
     ] = None,
     version: Annotated[
         bool,

@@ -18,58 +18,65 @@ DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or hub id.")]
 FamilyFile = Annotated[
     Path | None,
-    typer.Option("--family", help="Your own Python file that defines FAMILY; it is run."),
+    typer.Option(
+        "--family", help="Python file that defines FAMILY. It is executed: use only your own."
+    ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 Keep = Annotated[
     str | None,
     typer.Option(
-        help="Channels to keep per key head (64), or the fraction (0.5).", callback=checks.amount
+        help="Key channels to keep per head: a count (64) or a fraction (0.5).",
+        callback=checks.amount,
     ),
 ]
 KeepValues = Annotated[
     str | None,
-    typer.Option(help="Channels to keep per value head, or the fraction.", callback=checks.amount),
+    typer.Option(
+        help="Value channels to keep per head: a count or a fraction.", callback=checks.amount
+    ),
 ]
 Square = Annotated[
     str | None,
     typer.Option(
-        help="Keep as many of keys and of values: a square state.", callback=checks.amount
+        help="Key and value channels to keep per head, the same number of each.",
+        callback=checks.amount,
     ),
 ]
 Widths = Annotated[
     str | None,
     typer.Option(
-        help="Keys x values of every layer, for an uneven cut: 0=64x64,others=32x32.",
+        help="An uneven cut: key x value channels of each layer, such as 0=64x64,others=32x32.",
     ),
 ]
 
 KeepHeads = Annotated[
     str | None,
     typer.Option(
-        help="Whole value heads to keep (8), or the fraction: loses more than channels, for models "
-        "whose config has no other way.",
+        help="Whole value heads to keep: a count (8) or a fraction. Loses more than "
+        "removing channels; for models whose channels cannot be removed.",
         callback=checks.amount,
     ),
 ]
 
 Share = Annotated[
     list[str] | None,
-    typer.Option("--share", help="What a source of the statistics counts, such as recall=0.5."),
+    typer.Option("--share", help="Weight of one source of the statistics, such as recall=0.5."),
 ]
 Device = Annotated[
-    str | None, typer.Option(help="Where models run: cpu, cuda or cuda:1; else the first GPU.")
+    str | None, typer.Option(help="Device: cpu, cuda or cuda:1; by default the first GPU.")
 ]
 DeviceMap = Annotated[
     str | None, typer.Option(help="'auto' spreads a model over all GPUs, layer by layer.")
 ]
 MaxMemory = Annotated[
-    str | None, typer.Option(help="Of each GPU, with --device-map, such as 0=70GiB,1=40GiB.")
+    str | None,
+    typer.Option(help="Memory to use on each GPU with --device-map, such as 0=70GiB,1=40GiB."),
 ]
 Dtype = Annotated[
     str | None,
     typer.Option(
-        help="float32, float16 or bfloat16; else as stored.",
+        help="float32, float16 or bfloat16; by default as stored.",
         callback=checks.one_of("float32", "float16", "bfloat16"),
     ),
 ]

@@ -14,10 +14,11 @@ from .program import Interrupted
 @app.command()
 def demo(
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Directory for the models and the report.")
+        Path, typer.Option("-o", "--output", help="Output directory for the models and the report.")
     ] = Path("statetrim-demo"),
 ) -> None:
-    """Train a tiny model here, cut it by three methods, and show what each costs."""
+    """Train a tiny model on this machine, cut it with three methods, and show what each one
+    loses."""
     arguments.refuse_existing(output)
     from ..console import demo as console
     from ..console.progress import shown

@@ -15,13 +15,13 @@ def doctor(
     engine_python: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Python of an environment that an engine is in; may be repeated.",
+            help="Python executable of an engine's environment; can be repeated.",
             callback=checks.programs,
         ),
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Show versions, devices, kernels and engines, what would be used, and what is wrong."""
+    """Show versions, devices, kernels and engines, which of them will be used, and any problems."""
     from ..console.doctor import show_environment
     from ..runtime.environment.doctor import doctor as run
 

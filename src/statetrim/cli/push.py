@@ -14,7 +14,7 @@ def push(
     model: Annotated[Path, typer.Argument(help="Directory of the cut model.")],
     repo: Annotated[str, typer.Argument(help="Repository on the hub, OWNER/NAME.")],
     public: Annotated[
-        bool, typer.Option("--public", help="For everyone to see; private otherwise.")
+        bool, typer.Option("--public", help="Make the repository public; private by default.")
     ] = False,
     as_json: Json = False,
 ) -> None:

@@ -10,9 +10,9 @@ from .app import app
 
 @app.command()
 def recipe(
-    result: Annotated[Path, typer.Argument(help="What trim or a sweep made.")],
+    result: Annotated[Path, typer.Argument(help="Output directory of trim or of a sweep.")],
 ) -> None:
-    """Print the recipe that made a result, for trim --recipe."""
+    """Print the options that produced a result, as a recipe for trim --recipe."""
     from ..console.recipe import show_recipe
     from ..pipelines.recipe import recipe_of
 

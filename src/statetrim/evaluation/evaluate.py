@@ -56,15 +56,15 @@ def evaluate(
 ) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
 
-    The task `text` reads a text of your own, after `skip` tokens. `limit` takes the first samples
-    of each task only. `engine_options` go to vLLM as they are, such as `tensor_parallel_size` or
-    `dtype`. Models are in memory one after the other. `layerwise` streams the weights from disk,
-    for the tasks that do without lm-eval: a text is read layer by layer, so that each weight is
-    read once. `dtype`, `device`, `device_map` and `max_memory` are those of `load`. `storage`
-    rounds the recurrent states of all but the baseline as engines store them; a name is a dtype.
-    Under torchrun the processes share the tasks, and all return all scores. With `out` the scores
-    are written there, and each finished task to `OUT.partial`, from which the same call goes on
-    after an interruption (`resume` is deprecated).
+    The task `text` reads your own text, after `skip` tokens. `limit` takes only the first samples
+    of each task. `engine_options`, such as `tensor_parallel_size` or `dtype`, go to vLLM. One model
+    is in memory at a time. `layerwise` streams the weights from disk, for tasks that do not use
+    lm-eval: a text is read layer by layer, so that each weight is read once. `dtype`, `device`,
+    `device_map` and `max_memory` are those of `load`. `storage` (or the name of a dtype) rounds the
+    recurrent states of all models except the baseline, as engines store them. Under torchrun the
+    processes share the tasks, and all return all scores. With `out` the scores are written there,
+    and each finished task to `OUT.partial`, from which the same call resumes (`resume` is
+    deprecated).
     """
     deprecated_resume(resume)
     chosen = find_tasks(tasks)

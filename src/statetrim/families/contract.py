@@ -34,24 +34,25 @@ NO_SOFTMAX = SoftmaxCache(0, 0)
 
 
 class Family(ABC):
-    """All that is known of one kind of model: how its channels lie in its tensors, what runs it,
-    and how its kernel is called.
+    """A description of one kind of model: which rows of which tensors hold a channel, what runs the
+    model, and how its kernel is called.
 
-    On disk: `mixers` are the name prefixes under which a linear layer's tensors stand, with
-    `{layer}` for the decoder layer. Under such a prefix every tensor is claimed by `channels` or
-    named in `untouched`; anything else is refused.
+    On disk: `mixers` are the name prefixes of a linear layer's tensors, with `{layer}` for the
+    decoder layer. Every tensor with such a prefix must be claimed by `channels` or named in
+    `untouched`; anything else is refused.
 
-    In the live model: `kernels` are the names by which the mixer's module calls its recurrence:
-    that is where calibration and analysis hook in. `query_and_key` are the names of the kernel's
-    arguments; of several pairs the first that a kernel is given. `positional` names what a kernel
-    is given by place, where the kernel itself does not tell. `normalizes_keys` tells whether the
-    kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by the square
-    root of the width it sees; `state_key_axis` is the axis of keys in its states. `projections` are
-    the linear modules of a mixer, which recovery adapts. `joined` names parameters that the live
-    model makes of several tensors, one after the other. `row_buffers` names buffers that the model
-    gives every mixer alike, with a number for each row of a tensor. `flat` names tensors [heads,
-    channels], which are claimed as if one head stood behind the other. `fused_training` tells that
-    a mixer in training mode hands its weights to one kernel, past any adapter on them.
+    In the loaded model: `kernels` are the names by which the mixer's module calls its recurrence;
+    calibration and analysis hook in there. `query_and_key` are the names of the kernel's arguments;
+    of several pairs, the first that a kernel receives is used. `positional` names arguments that a
+    kernel receives by position, if the kernel's own signature does not. `normalizes_keys` says
+    whether the kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by
+    the square root of the width it sees; `state_key_axis` is the axis of keys in its states.
+    `projections` are the linear modules of a mixer, which recovery adapts. `joined` names
+    parameters that the loaded model concatenates from several tensors. `row_buffers` names buffers
+    that are the same in every mixer, with one number per row of a tensor. `flat` names tensors
+    [heads, channels], which are claimed as if the heads were concatenated. `fused_training` says
+    that a mixer in training mode passes its weights to one kernel, which bypasses any adapter on
+    them.
     """
 
     model_types: ClassVar[tuple[str, ...]]

@@ -36,8 +36,8 @@ class _Heard:
 
 @dataclass(frozen=True, eq=False)
 class Evidence(_Heard):
-    """What a method may look at: one layer's projection weights, the statistics of that layer, and
-    a seeded generator. In `notes` a method may leave what the plan should record of its work."""
+    """What a selection method is given: the projection weights of one layer, the statistics of that
+    layer, and a seeded generator. A method may write to `notes` what the plan should record."""
 
     query_weight: Tensor  # [heads, channels, copies, hidden], float64
     key_weight: Tensor  # [heads, channels, copies, hidden], float64
@@ -53,7 +53,7 @@ class Evidence(_Heard):
 
 @dataclass(frozen=True, eq=False)
 class ValueEvidence(_Heard):
-    """The same for a method that serves the value axis."""
+    """What a selection method for value channels is given."""
 
     value_weight: Tensor  # [heads, channels, copies, hidden], float64
     output_weight: Tensor  # [heads, channels, copies, hidden], float64
@@ -115,7 +115,7 @@ def needs(*parts: str) -> Callable[[Select], Select]:
 
 
 def serves(*axes: Served) -> Callable[[Select], Select]:
-    """Declare what a method can choose: key channels, unless it says so."""
+    """Declare what a method chooses; without it, key channels."""
 
     def declare(select: Select) -> Select:
         select.axes = axes  # type: ignore[attr-defined]

@@ -26,84 +26,83 @@ PLACES = ("device", "device_map", "max_memory")
 
 @dataclass(frozen=True)
 class TrimOptions:
-    """Everything that decides the result of `trim`, with a default for each.
+    """Every option of `trim` that affects the result, with its default.
 
-    What to keep is said once: as a share of the state's bytes (`state`), by channels (`keep`,
-    `keep_values`, `square`), by the memory of one sequence (`state_mib_per_sequence`), or by that
-    of several (`sequences` in `memory_gib`), or layer by layer (`widths`), or as whole heads
-    (`keep_heads`).
+    Say what to keep in one way: a fraction of the state's bytes (`state`), channels (`keep`,
+    `keep_values`, `square`), the memory of one sequence (`state_mib_per_sequence`) or of several
+    (`sequences` in `memory_gib`), layer by layer (`widths`), or whole heads (`keep_heads`).
     """
 
     state: float | None = None
-    """The share of the state's bytes to keep (0.5): the shapes that fit are compared."""
+    """Fraction of the state's bytes to keep (0.5); the shapes that fit are compared."""
     keep: Amount | None = None
-    """Channels to keep per key head (64), or the fraction (0.5)."""
+    """Key channels to keep per head: a count (64) or a fraction (0.5)."""
     keep_values: Amount | None = None
-    """The same of value heads."""
+    """Value channels to keep per head: a count or a fraction."""
     square: Amount | None = None
-    """As many of keys and of values."""
+    """Key and value channels to keep per head, the same number of each."""
     widths: str | None = None
-    """Keys x values of every layer (0=64x64,others=32x32): an uneven cut, for `statetrim.load` and
-    vLLM with our plugin only."""
+    """An uneven cut: key x value channels of each layer (0=64x64,others=32x32). Only
+    `statetrim.load` and vLLM with statetrim's plugin load the result."""
     keep_heads: Amount | None = None
-    """Whole value heads to keep in every layer (8), or the fraction (0.5). It costs more than
-    channels wherever that was measured, except where value heads share key heads; for models
-    whose config has no other way."""
+    """Whole value heads to keep in every layer: a count (8) or a fraction (0.5). It loses more than
+    removing channels in every measurement, except where value heads share key heads; use it for
+    models whose channels cannot be removed."""
     state_mib_per_sequence: float | None = None
-    """The most that a sequence's state may take."""
+    """The largest state allowed per sequence, in MiB."""
     sequences: int | None = None
-    """Sequences to hold at once in `memory_gib`."""
+    """Number of sequences whose states must fit in `memory_gib`."""
     memory_gib: float | None = None
-    """Memory for their states, beside the weights."""
+    """Memory for the states of `sequences`, in GiB, without the weights."""
     for_: str | None = None
-    """An engine (vllm, vllm-cpu, sglang, transformers, mlx, llamacpp): a state of no more than was
-    asked for, or than half of the bytes, that it serves. `--for` on the command line; Python keeps
-    `for`."""
+    """An engine (vllm, vllm-cpu, sglang, transformers, mlx, llamacpp). Only shapes that it serves
+    are allowed, of at most the size asked for, or of half the bytes. The option is called `--for`
+    on the command line, because `for` is a keyword in Python."""
     text: str | Path = "HuggingFaceFW/fineweb-edu"
-    """To calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
+    """Text to calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
     tokens: int | str = 2**18
-    """To calibrate on; 65536 or "64k"."""
+    """Number of tokens to calibrate on: 65536 or "64k"."""
     recall: float = RECALL
-    """The part of those tokens that are recall sequences, made for it."""
+    """Fraction of these tokens that are generated recall sequences."""
     random: float = 0.0
-    """The part of them that are drawn at random."""
+    """Fraction of these tokens that are drawn at random."""
     length: int = 512
-    """Tokens of a sequence."""
+    """Tokens per sequence."""
     batch_size: int = 8
-    """Sequences a forward pass."""
+    """Sequences per forward pass."""
     method: str = KEY_METHOD
-    """How key channels are chosen."""
+    """Selection method for key channels."""
     value_method: str = VALUE_METHOD
-    """How value channels are chosen."""
+    """Selection method for value channels."""
     refit: bool | None = None
-    """Fit output projections anew; None: where values are cut, as the norm's scale changes, or
-    heads."""
+    """Refit the output projections; None: only if values are cut, because the norm's scale changes,
+    or heads."""
     recover: int | str = 0
-    """Tokens to recover on, after those of calibration; 0: the model stays as it was cut."""
+    """Tokens to train on after the cut, taken after those of calibration; 0: no training."""
     tasks: Sequence[str] = ("text", "mqar")
-    """What is measured."""
+    """Tasks to measure."""
     data: str | Path | None = None
-    """Where the files of other tasks lie."""
+    """Directory with the data files of other tasks."""
     limit: int = 32
-    """Samples of each task."""
+    """Samples per task."""
     control: bool = True
-    """Measure a random cut beside it."""
+    """Measure a random cut for comparison."""
     benchmark: bool = True
-    """Time both models."""
+    """Compare the speed of both models."""
     seed: int = 0
     layerwise: bool | None = None
-    """Stream weights from disk; None: where two models do not fit into memory."""
+    """Stream weights from disk; None: only if two models do not fit in memory."""
     device: str | None = None
-    """Where models run: cpu, cuda or cuda:1; None: the first GPU, or the CPU without one."""
+    """cpu, cuda or cuda:1; None: the first GPU, or the CPU without one."""
     device_map: str | None = None
     """"auto" spreads a model over all GPUs."""
     max_memory: str | None = None
-    """Of each of them: 0=70GiB,1=40GiB."""
+    """Memory to use on each GPU with `device_map`: 0=70GiB,1=40GiB."""
     dtype: str | None = None
     """float32, float16 or bfloat16; None: as stored."""
     state_dtype: str | None = None
     """Measure the cut with states stored in bfloat16, float16, float8_e4m3fn or int8, as an engine
-    would; the original keeps float32."""
+    would store them; the original keeps float32."""
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.recover):

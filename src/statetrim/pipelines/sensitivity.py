@@ -49,11 +49,11 @@ def sensitivity(
 ) -> Sensitivity:
     """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
 
-    `axes` None are keys, and values at the widths that the model's config can hold. Channels are
+    `axes` None means keys, and values at the widths that the model's config can hold. Channels are
     chosen on `calibration_tokens` of `text` after `skip`; the `windows` of 256 tokens that are
-    measured follow them, and `rows` recall sequences of each load. That is one evaluation of so
-    much for each layer, width and axis, and a few more. With `out` it can be killed and resumed,
-    and its picture drawn into the directory `figures`.
+    measured follow them, with `rows` recall sequences of each load. The cost is one such evaluation
+    for each layer, width and axis, and a few more. With `out` the run can be interrupted and
+    resumed, and its figure is drawn into the directory `figures`.
     """
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     pictures, draw = _pictures(out, figures)

@@ -16,9 +16,10 @@ REPORT = Step("report", "one page", 5.0)
 def estimate(
     model: ModelLike, options: TrimOptions | None = None, **changes: Unpack[TrimFields]
 ) -> list[Step]:
-    """What `trim` would do with these options, and about what each step takes: `--dry-run`.
+    """Describe what `trim` would do with these options, with an estimate for each step
+    (`--dry-run`).
 
-    Nothing is run or written; expect a factor of two or three.
+    Nothing is run or written; estimates are right within a factor of two or three.
     """
     options = changed("estimate", options, changes)
     job = Job.of(opened(model), options)

@@ -42,8 +42,8 @@ def sweep(
 ) -> Sweep:
     """Measure a cut to each of `shapes` (64, 0.5, or 64x64 for keys and values).
 
-    `out` becomes a directory with the sweep and a plan for every shape; `options` are those of
-    `trim`, but for what to keep.
+    The directory `out` gets the sweep and a plan for every shape. `options` are those of `trim`,
+    except those that say what to keep.
     """
     options = changed("sweep", options, changes)
     checkpoint = opened(model)

@@ -42,9 +42,8 @@ def trim(
 ) -> Checkpoint:
     """Cut a model, check and measure the result, and open it.
 
-    `options` may be given whole, one by one (`keep=0.5`), or both: those given by name then count.
-    A rerun after a crash goes on where it was. A `watch` is told of the stages as well, and takes
-    the place of `progress`.
+    Give `options` as an object, by name (`keep=0.5`), or both; names take precedence. The same call
+    resumes after an interruption. A `watch` is notified of each stage, and replaces `progress`.
     """
     options = changed("trim", options, changes)
     return run(Job.of(opened(model), options), out, watch or Reported(progress))

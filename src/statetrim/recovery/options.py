@@ -9,22 +9,25 @@ from ..maths.units import token_count
 
 @dataclass(frozen=True)
 class RecoverOptions:
-    """How a recovery trains; the defaults are the paper's.
+    """How recovery trains; the defaults are the paper's.
 
-    It takes about `tokens` of the text, after the first `skip`, in sequences of `length` tokens,
-    `batch_size` of them a step over all processes and `micro_batch` at a time in each. LoRA of
-    `rank` and `alpha` is put on every projection of the linear-attention layers (`also`: "softmax",
-    "mlp"), their convolutions are trained whole. The learning rate rises for `warm_up` of all steps
-    and falls to `last_learning_rate`, a tenth unless given. `control` trains the teacher itself, by
-    the same data and steps: what it gains is no merit of recovery. `layerwise` repairs one mixer at
-    a time against the teacher's, with weights streamed from disk; `shard` splits both models over
-    the processes of a torchrun launch. `recall` is the part of the tokens that are recall sequences
-    made for it, of which only the answers count; recall of held-out ones is measured on the way,
-    and after `patience` such checks without a gain training stops (0: never). `layers` names the
-    linear-attention layers that are trained (none: all); `whole` trains all weights of their mixers
-    instead of LoRA. `device` and `dtype` are those of `load`. The training state is saved every
-    `save_every` steps, and trackers named in `report_to` (of transformers' Trainer) are told of
-    each.
+    Training uses about `tokens` tokens of the text, after the first `skip`, in sequences of
+    `length` tokens: `batch_size` sequences per step over all processes, `micro_batch` per forward
+    pass in each. LoRA adapters with `rank` and `alpha` are put on every projection of the
+    linear-attention layers (`also`: "softmax", "mlp"); their convolutions are trained in full. The
+    learning rate rises for the fraction `warm_up` of all steps and decays to `last_learning_rate`,
+    by default a tenth.
+
+    `control` trains the teacher itself with the same data and steps, which shows what training
+    alone gains. `layerwise` trains one mixer at a time against the teacher's, with weights streamed
+    from disk; `shard` shards both models over the processes of a torchrun launch. `recall` is the
+    fraction of the tokens that are generated recall sequences, of which only the answers count.
+    Recall on held-out sequences is measured during training, which stops after `patience` checks
+    without a gain (0: never). `layers` names the linear-attention layers to train (none: all);
+    `whole` trains all weights of their mixers instead of LoRA adapters.
+
+    `device` and `dtype` are those of `load`. The training state is saved every `save_every` steps,
+    and reported to the trackers in `report_to` (names of transformers' Trainer).
     """
 
     tokens: int | str = 2**26

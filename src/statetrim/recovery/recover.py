@@ -64,9 +64,9 @@ def recover(
 ) -> Checkpoint:
     """Train `small` on `text`, and write the merged checkpoint to `out`.
 
-    Loss: cross-entropy + temperature² KL(teacher || small); without a `teacher` cross-entropy
-    alone. `options` may be given whole, one by one (`rank=8`), or both: those given by name then
-    count. The same call goes on after an interruption (`resume` is deprecated).
+    The loss is cross-entropy + temperature² KL(teacher || small); without a `teacher`,
+    cross-entropy only. Give `options` as an object, by name (`rank=8`), or both; names take
+    precedence. The same call resumes after an interruption (`resume` is deprecated).
     """
     deprecated_resume(resume)
     refuse_unknown("recover", changes, [field.name for field in fields(RecoverOptions)])

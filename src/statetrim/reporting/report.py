@@ -22,11 +22,11 @@ HTML, MARKDOWN = "report.html", "report.md"
 
 
 def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Path:
-    """Write `out/report.html` and `out/report.md`, and return the first.
+    """Write `out/report.html` and `out/report.md`, and return the path of the first.
 
-    `artifacts` are checkpoints before and after a cut, the directory of a sweep, and what select,
-    evaluate, analyze, benchmark and recover wrote, in any order; what is missing is named with the
-    command that makes it. The page needs nothing beside itself and fetches nothing.
+    `artifacts` are the original and the cut checkpoint, the directory of a sweep, and the files
+    that select, evaluate, analyze, benchmark and recover wrote, in any order. For each missing
+    artifact the report gives the command that makes it. The page is one file and fetches nothing.
     """
     out = Path(out)
     files = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}

@@ -77,13 +77,13 @@ def load(
     max_memory: MaxMemory | None = None,
     layerwise: bool = False,
 ) -> Any:
-    """The live causal LM of any supported family, on whatever runtime fits this machine.
+    """Load the causal language model of any supported family, with the runtime that fits this
+    machine.
 
     `dtype` None keeps the stored one. `device` None is the first GPU, or the CPU without one;
-    `device_map` "auto" spreads the layers over all GPUs, of each of which `max_memory`
-    ("0=70GiB,1=40GiB") is used at most. `layerwise` leaves the weights on disk and brings each
-    layer's in when it runs. The runtime chosen is logged and stands in the model's
-    `statetrim_runtime`.
+    `device_map` "auto" spreads the layers over all GPUs, of each of which at most `max_memory`
+    ("0=70GiB,1=40GiB") is used. `layerwise` leaves the weights on disk and loads each layer when it
+    runs. The chosen runtime is logged, and is the model's attribute `statetrim_runtime`.
     """
     live = load_live(model, Placement(device, device_map, max_memory, dtype, layerwise))
     live.module.statetrim_runtime = live.runtime

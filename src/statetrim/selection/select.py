@@ -40,19 +40,20 @@ def select(
     progress: ShowProgress = True,
     **options: Any,
 ) -> Plan:
-    """Choose the channels that stay: `keep` per key head, `keep_values` per value head, or `square`
-    of both, each a number or a fraction; the axis that is left out keeps all it has. `widths` says
-    it layer by layer instead ("0=64x64,others=32x32"), for an uneven cut. `keep_heads` removes
-    whole heads instead, and is said alone: so many value heads stay in every layer, or the
-    fraction. It costs more than channels wherever that was measured, except where several value
-    heads read with the same key head; it is for models whose config has no other way.
+    """Choose the channels to keep: `keep` key channels and `keep_values` value channels per head,
+    or `square` of both, each a count or a fraction. An axis that is not given keeps all its
+    channels.
 
-    `method` is a name, a Python file or a function, and `options` are its own; `value_method` and
-    `value_options` are the same for the value axis, and `head_method` chooses heads.
-    `statistics` come from `calibrate`, or from
-    its file, for methods that need them; of several sources, each counts its part of the tokens,
-    or its part in `shares`, such as {"recall": 0.5}, of which text takes the rest. `progress` is
-    told of the layers that are done.
+    `widths` chooses them layer by layer instead ("0=64x64,others=32x32"), for an uneven cut.
+    `keep_heads` removes whole heads instead: the number of value heads to keep in every layer, or
+    the fraction. It loses more than removing channels in every measurement, except where several
+    value heads share a key head; use it for models whose channels cannot be removed.
+
+    `method` is a name, a Python file or a function, with its own `options`; `value_method` and
+    `value_options` are the same for value channels, and `head_method` chooses heads. `statistics`
+    come from `calibrate`, or from its file, for methods that need them. Several sources are
+    weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5}, where text
+    takes the rest. `progress` counts layers.
     """
     model = with_weights(opened(model))
     with showing(progress, "selecting") as report:

@@ -15,7 +15,7 @@ from .target import target_of
 
 @dataclass(frozen=True)
 class StateReport:
-    """What `inspect` tells of a model."""
+    """What `inspect` reports about a model."""
 
     model_type: str
     layers: int
@@ -44,10 +44,10 @@ def inspect(
     memory_gib: float | None = None,
     context: int | None = None,
 ) -> StateReport:
-    """Describe a model's state, and what it would be with `keep` key channels and `keep_values`
-    value channels per head, or `square` of both, or with `keep_heads` whole value heads.
+    """Describe a model's state, and its size with `keep` key channels and `keep_values` value
+    channels per head, `square` of both, or `keep_heads` whole value heads.
 
-    With `memory_gib` of cache it also tells how many sequences of `context` tokens fit.
+    With `memory_gib` of cache it also shows how many sequences of `context` tokens fit.
     """
     if context is not None and memory_gib is None:
         raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")

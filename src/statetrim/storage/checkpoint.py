@@ -31,7 +31,7 @@ _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_confi
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on disk. `open_checkpoint` makes one; weights are read only when asked for."""
+    """A model on disk, as `st.open` returns it. Weights are read only when they are needed."""
 
     path: Path
     config: Config
@@ -53,7 +53,7 @@ class Checkpoint:
         return self.table().html()
 
     def table(self) -> Table:
-        """What a person wants to know of it first."""
+        """A short summary for a person."""
         shape = self.geometry
         rows = {
             "model type": self._type,
@@ -175,12 +175,12 @@ class Checkpoint:
 
     @cached_property
     def digest(self) -> str:
-        """Of config and weights, every byte of them: what artifacts say they were made from."""
+        """SHA-256 of the config and all weights, by which artifacts name their model."""
         return digest_of(self.config, self.shards)
 
     @property
     def fingerprint(self) -> str:
-        """The same; earlier versions had two."""
+        """The same as `digest`; earlier versions had two."""
         return self.digest
 
     def is_source(self, mark: Any) -> bool:
@@ -203,9 +203,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
-    Reads the config and the headers of the weights, and checks both. Of a model on the hub what is
-    not in the local cache is downloaded; without `weights`, and where they could not be cut, that
-    is the config alone.
+    Reads and checks the config and the headers of the weights. For a hub id, files that are not in
+    the local cache are downloaded; without `weights`, or if the model cannot be cut, only the
+    config.
     """
     path = _local(model)
     hub = HubModel.named(str(model)) if path is None else None

@@ -103,7 +103,7 @@ class Surgery:
 
 
 def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) -> Surgery:
-    """Check plan, config and every header against each other; write nothing."""
+    """Check the plan, the config and every header against each other; write nothing."""
     model, plan = with_weights(opened(model)), loaded(Plan.load, plan)
     if not model.is_source(plan.lineage.get("source")):
         raise StatetrimError(
@@ -166,7 +166,7 @@ def prune(
     """Write the smaller checkpoint to `out` and open it.
 
     `uneven` allows a plan whose layers differ in width: only statetrim and vLLM with its plugin run
-    the result, stock code refuses it. `progress` is told of the bytes of weights that are written.
+    the result, and stock code refuses it. `progress` counts the bytes of weights written.
     """
     surgery = prepare(model, plan, uneven=uneven)
     with output(out, RECORD, surgery.record) as work, showing(progress, "pruning") as report:

@@ -57,11 +57,11 @@ def refit(
 ) -> Checkpoint:
     """Write `small` with refitted output projections to `out` and open it.
 
-    `statistics` come from `calibrate(small, text, original=model)`, or from its file; where only
-    heads were removed, those from which they were chosen will do. Of
-    several sources each counts its part of the tokens, or its part in `shares`. `damping` is
-    relative to the mean square of the read-out's channels. The errors of every layer, before and
-    after, stand in `OUT/statetrim/refit.json`. `progress` is told of the bytes written.
+    `statistics` come from `calibrate(small, text, original=model)`, or from its file; if only heads
+    were removed, those used to select the heads are enough. Several sources are weighted by their
+    fraction of the tokens, or by `shares`. `damping` is relative to the mean square of the
+    read-out's channels. The errors of every layer, before and after, are in
+    `OUT/statetrim/refit.json`. `progress` counts the bytes written.
     """
     small = with_weights(opened(small))
     read = None if statistics is None else mixed(loaded(Statistics.load, statistics), shares)

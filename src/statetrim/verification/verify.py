@@ -46,10 +46,10 @@ def verify(
 ) -> Verification:
     """Run `models` and the `baseline` they were cut from in `engine`: mlx, vllm or llamacpp.
 
-    `python` is that of the environment the engine is installed in. Every model reads `count`
-    sequences of `length` tokens of `text`, and continues the first half of each by `generate`
-    tokens. `dtype` None is the stored one, in vLLM bfloat16. `options` go to the engine. An engine
-    has `seconds` for each model. What is wrong stands in the result's `faults`.
+    `python` is the executable of the engine's environment. Every model reads `count` sequences of
+    `length` tokens of `text`, and continues the first half of each by `generate` tokens. `dtype`
+    None is the stored one, in vLLM bfloat16. `options` go to the engine. The time limit for each
+    model is `seconds`. Problems are listed in the result's `faults`.
     """
     kind = find_engine(engine)
     if not seconds > 0:

@@ -19,10 +19,10 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class Verification:
-    """What was found of `models`, the original first.
+    """How an engine's output compares with transformers, for each of `models`, the original first.
 
-    `faults` and `notes` are sentences by model, none where all is well; `refusals` say why a model
-    did not run in the engine.
+    `faults` and `notes` are sentences by model, empty if there is no problem; `refusals` say why a
+    model did not run in the engine.
     """
 
     engine: str

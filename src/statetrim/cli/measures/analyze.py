@@ -19,35 +19,39 @@ Text = Annotated[
         callback=checks.text,
     ),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")]
 Tokens = Annotated[
-    str, typer.Option(help="How many tokens to run, such as 16k.", callback=checks.tokens)
+    str, typer.Option(help="Number of tokens to run, such as 16k.", callback=checks.tokens)
 ]
 Baseline = Annotated[
     str | None, typer.Option(help="The model before the cut, run on the same text.")
 ]
-Figures = Annotated[
-    Path | None, typer.Option(help="Draw PNG and SVG pictures into this directory.")
-]
+Figures = Annotated[Path | None, typer.Option(help="Directory for PNG and SVG figures.")]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.")]
 Every = Annotated[
-    str, typer.Option(help="Look at states every 'chunk' (64 tokens), 'token', or 2 to 32.")
+    str,
+    typer.Option(
+        help="Sample states every 'chunk' (64 tokens), every 'token', or every 2 to 32 tokens."
+    ),
 ]
 BurnIn = Annotated[
-    int, typer.Option(help="First tokens of a sequence left out of spectra and means.")
+    int,
+    typer.Option(help="Tokens at the start of each sequence to leave out of spectra and means."),
 ]
 BatchSize = Annotated[
     int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
 ]
 Skip = Annotated[
-    str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
 ]
 Sensitivity = Annotated[
     bool,
-    typer.Option("--sensitivity", help="Cut each layer alone instead: which one carries recall?"),
+    typer.Option(
+        "--sensitivity", help="Instead, cut each layer alone and measure what text and recall lose."
+    ),
 ]
 Widths = Annotated[
-    str, typer.Option(help="Channels that stay in the layer that is cut, with --sensitivity.")
+    str, typer.Option(help="With --sensitivity: channels to keep in the layer that is cut.")
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
@@ -55,12 +59,13 @@ Resume = Annotated[
 StateDtype = Annotated[
     str,
     typer.Option(
-        help="Run with states stored in bfloat16, float16, float8_e4m3fn or int8, as an engine "
-        "would, and look at those."
+        help="Store states in bfloat16, float16, float8_e4m3fn or int8, as an engine "
+        "would, and analyze those."
     ),
 ]
 Layerwise = Annotated[
-    bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
+    bool,
+    typer.Option("--layerwise", help="Stream weights from disk, for models larger than memory."),
 ]
 
 
@@ -89,7 +94,8 @@ def analyze(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show how full the state of every layer and head is, on a text, or what each layer carries."""
+    """Measure the effective rank of every state, or how much each layer loses when it is cut
+    alone."""
     where: dict[str, Any] = {
         "layerwise": layerwise,
         "device": device,

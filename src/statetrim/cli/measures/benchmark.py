@@ -12,18 +12,24 @@ from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory
 
 @app.command()
 def benchmark(
-    models: Annotated[list[str], typer.Argument(help="Checkpoint directories to time.")],
+    models: Annotated[list[str], typer.Argument(help="Checkpoints to compare with the baseline.")],
     baseline: Annotated[str, typer.Option(help="The model before the cut.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")],
     batch_sizes: Annotated[
         str | None,
-        typer.Option(help="Such as 1,16,64 (GPU: 32, as in the paper).", callback=checks.tokens),
+        typer.Option(
+            help="Batch sizes, such as 1,16,64; on a GPU 32 by default, as in the paper.",
+            callback=checks.tokens,
+        ),
     ] = None,
     lengths: Annotated[
         str | None,
-        typer.Option(help="Tokens of a prompt, such as 256,2k (GPU: 2k).", callback=checks.tokens),
+        typer.Option(
+            help="Tokens per prompt, such as 256,2k; on a GPU 2k by default.",
+            callback=checks.tokens,
+        ),
     ] = None,
-    rounds: Annotated[int, typer.Option(help="Turns that each model takes.")] = 7,
+    rounds: Annotated[int, typer.Option(help="Rounds per model; the models take turns.")] = 7,
     dtype: Dtype = None,
     device: Device = None,
     device_map: DeviceMap = None,
@@ -31,21 +37,24 @@ def benchmark(
     engine: Annotated[
         str | None,
         typer.Option(
-            help="'vllm' starts a vLLM server on loopback instead.", callback=checks.one_of("vllm")
+            help="'vllm': measure a vLLM server, started on the loopback address, instead.",
+            callback=checks.one_of("vllm"),
         ),
     ] = None,
     engine_python: Annotated[
-        Path | None, typer.Option(help="Python of the environment that vLLM is in.")
+        Path | None, typer.Option(help="Python executable of vLLM's environment.")
     ] = None,
-    requests: Annotated[int, typer.Option(help="With --engine: sequences sent at once.")] = 64,
-    memory_gib: Annotated[float, typer.Option(help="With --engine: its cache.")] = 0.25,
+    requests: Annotated[
+        int, typer.Option(help="With --engine: number of concurrent requests.")
+    ] = 64,
+    memory_gib: Annotated[float, typer.Option(help="With --engine: cache memory in GiB.")] = 0.25,
     prefix_caching: Annotated[
-        bool, typer.Option("--prefix-caching", help="With --engine: as vLLM has it by default.")
+        bool, typer.Option("--prefix-caching", help="With --engine: keep vLLM's prefix caching on.")
     ] = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Time models in turns, or count how many sequences a vLLM server holds."""
+    """Compare the speed of models, or count how many sequences a vLLM server holds."""
     arguments.refuse_existing(output)
     from ...benchmarking.benchmark import benchmark as run
     from ...console.measures.benchmark import show_timings

@@ -13,37 +13,41 @@ from ..arguments import Device, DeviceMap, Dtype, Json, MaxMemory
 StateDtype = Annotated[
     str,
     typer.Option(
-        help="Store the states of all but the baseline in bfloat16, float16, float8_e4m3fn or "
-        "int8, rounded after every decoded token and every piece of a prompt."
+        help="Store the states of all models except the baseline in bfloat16, float16, "
+        "float8_e4m3fn or int8, rounded after every decoded token and every piece of "
+        "a prompt."
     ),
 ]
-StatePiece = Annotated[int, typer.Option(help="Tokens of such a piece; 1: as if all were decoded.")]
+StatePiece = Annotated[
+    int, typer.Option(help="Tokens per piece of a prompt; 1 rounds after every token.")
+]
 StateStochastic = Annotated[
-    bool, typer.Option("--state-stochastic", help="Round up or down by chance, mean kept.")
+    bool, typer.Option("--state-stochastic", help="Use stochastic rounding.")
 ]
 
 Models = Annotated[list[str], typer.Argument(help="Checkpoints to compare with the baseline.")]
 Baseline = Annotated[str, typer.Option(help="The original checkpoint.")]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Where the scores are written.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write the scores to.")]
 Tasks = Annotated[
     str,
     typer.Option(
-        help="Tasks or suites (likelihood, recall, offline), with commas.",
+        help="Tasks or suites (likelihood, recall, offline), separated by commas.",
         callback=checks.tasks,
     ),
 ]
 Data = Annotated[
-    Path | None, typer.Option(help="Directory with the tasks' files; without it, the hub.")
+    Path | None,
+    typer.Option(help="Directory with the tasks' data files; by default they come from the hub."),
 ]
 Text = Annotated[
     str | None,
-    typer.Option(help="A text of your own, for the task 'text'.", callback=checks.text),
+    typer.Option(help="Your own text, for the task 'text'.", callback=checks.text),
 ]
 Skip = Annotated[
-    str, typer.Option(help="Tokens of that text to pass over first.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of that text.", callback=checks.tokens)
 ]
 Limit = Annotated[
-    int | None, typer.Option(help="Only the first samples of each task, for a quick look.")
+    int | None, typer.Option(help="Use only this many samples per task, for a quick look.")
 ]
 BatchSize = Annotated[
     int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
@@ -51,17 +55,20 @@ BatchSize = Annotated[
 FailIf = Annotated[
     list[str] | None,
     typer.Option(
-        help="Exit code 1 when this is so: 'recall drop > 2%' (or: > 2 points), 'not ship'.",
+        help="Exit with code 1 if this holds: 'recall drop > 2%' (or: > 2 points), 'not ship'.",
         callback=checks.rules,
     ),
 ]
-Engine = Annotated[str, typer.Option(help="hf, or vllm in an environment that has it.")]
+Engine = Annotated[
+    str, typer.Option(help="hf (transformers), or vllm if it is installed in this environment.")
+]
 EngineOption = Annotated[
     list[str] | None,
     typer.Option(help="NAME=VALUE for vLLM, such as tensor_parallel_size=2, dtype=bfloat16."),
 ]
 Layerwise = Annotated[
-    bool, typer.Option("--layerwise", help="Stream weights from disk, for huge models.")
+    bool,
+    typer.Option("--layerwise", help="Stream weights from disk, for models larger than memory."),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
@@ -93,7 +100,7 @@ def evaluate(
     resume: Resume = False,
     as_json: Json = False,
 ) -> None:
-    """Score models and their original on the same samples, and say what was lost."""
+    """Score models and their original on the same samples, and report what was lost."""
     from ...artifacts.gate import broken
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown

@@ -17,15 +17,15 @@ def inspect(
     square: Square = None,
     keep_heads: KeepHeads = None,
     memory_gib: Annotated[
-        float | None, typer.Option(help="Cache memory; tells how many sequences fit.")
+        float | None, typer.Option(help="Cache memory in GiB; shows how many sequences fit.")
     ] = None,
     context: Annotated[
-        int | None, typer.Option(help="Tokens of each sequence, with --memory-gib (4096).")
+        int | None, typer.Option(help="Tokens per sequence, with --memory-gib; 4096 by default.")
     ] = None,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Show a model's recurrent state, what it would be after a cut, and who serves that."""
+    """Show a model's recurrent state, its size after a cut, and which engines serve that shape."""
     from ...console.measures.inspect import show_report
     from ...serving.inspect import inspect as run
 

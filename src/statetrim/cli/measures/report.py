@@ -15,12 +15,12 @@ def report(
     artifacts: Annotated[
         list[Path],
         typer.Argument(
-            help="Checkpoints before and after the cut, and JSON files of statetrim.",
+            help="The original and the cut checkpoint, and JSON files that statetrim wrote.",
             callback=checks.files,
         ),
     ],
     output: Annotated[
-        Path, typer.Option("-o", "--output", help="Directory for report.html and report.md.")
+        Path, typer.Option("-o", "--output", help="Output directory for report.html and report.md.")
     ],
     as_json: Json = False,
 ) -> None:

@@ -13,11 +13,11 @@ from ..arguments import FamilyFile, Json
 
 @app.command()
 def verify(
-    models: Annotated[list[str], typer.Argument(help="Cuts to run.")],
+    models: Annotated[list[str], typer.Argument(help="Cut models to run.")],
     baseline: Annotated[str, typer.Option(help="The model before the cut.")],
     engine: Annotated[str, typer.Option(help="mlx, vllm or llamacpp.")],
     engine_python: Annotated[
-        Path, typer.Option(help="Python of the environment that the engine is in.")
+        Path, typer.Option(help="Python executable of the engine's environment.")
     ],
     text: Annotated[
         str,
@@ -26,28 +26,28 @@ def verify(
             callback=checks.text,
         ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the JSON is written.")],
-    count: Annotated[int, typer.Option(help="Sequences that both read.")] = 24,
-    length: Annotated[int, typer.Option(help="Tokens of a sequence.")] = 200,
+    output: Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")],
+    count: Annotated[int, typer.Option(help="Number of sequences to compare.")] = 24,
+    length: Annotated[int, typer.Option(help="Tokens per sequence.")] = 200,
     generate: Annotated[
-        int, typer.Option(help="Tokens by which half a sequence is continued.")
+        int, typer.Option(help="Tokens to generate after the first half of each sequence.")
     ] = 32,
     skip: Annotated[
-        str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+        str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
     ] = "0",
     dtype: Annotated[
         str | None,
-        typer.Option(help="float32, float16 or bfloat16; else as stored (vLLM: bfloat16)."),
+        typer.Option(help="float32, float16 or bfloat16; by default as stored (vLLM: bfloat16)."),
     ] = None,
     engine_option: Annotated[
         list[str] | None,
         typer.Option(help="NAME=VALUE for the engine, such as tensor_parallel_size=2."),
     ] = None,
-    seconds: Annotated[float, typer.Option(help="That the engine has for a model.")] = 3600.0,
+    seconds: Annotated[float, typer.Option(help="Time limit per model, in seconds.")] = 3600.0,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Run cuts and their original in an engine, and let transformers judge what it answers."""
+    """Run cut models and their original in an engine, and compare its output with transformers."""
     arguments.refuse_existing(output)
     options = arguments.named_values(
         engine_option or [], "--engine-option", "tensor_parallel_size=2"

@@ -18,50 +18,53 @@ Text = Annotated[
         callback=checks.text,
     ),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write the statistics to.")]
 Methods = Annotated[
     str | None,
     typer.Option(
         "--for",
-        help="The methods to collect for, such as drrqr,grad.",
+        help="Selection methods to collect statistics for, such as drrqr,grad.",
         callback=checks.methods,
     ),
 ]
 Original = Annotated[
-    str | None, typer.Option(help="The model before the cut: collect what refit needs.")
+    str | None,
+    typer.Option(help="The model before the cut; collects the statistics that refit needs."),
 ]
 Tokens = Annotated[
-    str, typer.Option(help="How many tokens to run, such as 256k.", callback=checks.tokens)
+    str, typer.Option(help="Number of tokens to run, such as 256k.", callback=checks.tokens)
 ]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
 BatchSize = Annotated[
     int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
 ]
 Skip = Annotated[
-    str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
 ]
 Recall = Annotated[
     float,
     typer.Option(
-        help="The part of the tokens that are recall sequences made for it.",
+        help="Fraction of the tokens that are generated recall sequences.",
         callback=checks.part,
     ),
 ]
 Random = Annotated[
     float,
-    typer.Option(help="The part of the tokens that are drawn at random.", callback=checks.part),
+    typer.Option(help="Fraction of the tokens that are drawn at random.", callback=checks.part),
 ]
 Echo = Annotated[
     float,
     typer.Option(
-        help="The part of the tokens that are passages of text, read twice.",
+        help="Fraction of the tokens that are passages of the text, each given twice.",
         callback=checks.part,
     ),
 ]
-Seed = Annotated[int, typer.Option(help="Of the sequences that are made.", callback=checks.seed)]
+Seed = Annotated[
+    int, typer.Option(help="Random seed of the generated sequences.", callback=checks.seed)
+]
 Layerwise = Annotated[
     bool,
-    typer.Option("--layerwise", help="Stream weights from disk, for huge models."),
+    typer.Option("--layerwise", help="Stream weights from disk, for models larger than memory."),
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
@@ -92,7 +95,7 @@ def calibrate(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Run text through a model and sum what selection methods need."""
+    """Run text through a model and collect the statistics that selection needs."""
     from ...calibration.calibrate import calibrate as run
     from ...console.progress import shown
     from ...console.steps.calibrate import show_statistics

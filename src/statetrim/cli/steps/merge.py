@@ -13,11 +13,15 @@ from ..app import app
 def merge(
     parts: Annotated[
         list[Path],
-        typer.Argument(help="Statistics of one model on different data.", callback=checks.there),
+        typer.Argument(
+            help="Statistics files of one model, on different data.", callback=checks.there
+        ),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Where the sums are written.")],
+    output: Annotated[
+        Path, typer.Option("-o", "--output", help="File to write the statistics to.")
+    ],
 ) -> None:
-    """Add statistics that were made apart."""
+    """Add up statistics that were collected in separate runs."""
     arguments.refuse_existing(output)
     from ...artifacts.statistics import Statistics
     from ...artifacts.statistics import merge as run

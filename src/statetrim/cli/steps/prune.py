@@ -15,9 +15,9 @@ def prune(
     model: Model,
     plan: Annotated[
         Path,
-        typer.Argument(help="A plan made by select for this very model.", callback=checks.there),
+        typer.Argument(help="A plan that select made for this model.", callback=checks.there),
     ],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output directory.")],
     uneven: Annotated[
         bool,
         typer.Option(
@@ -31,7 +31,7 @@ def prune(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Cut a checkpoint by a plan, shard by shard."""
+    """Write the smaller checkpoint that a plan describes, shard by shard."""
     from ...console.progress import shown
     from ...console.steps.prune import show_surgery
     from ...surgery.prune import prepare

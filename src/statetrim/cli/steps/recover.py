@@ -17,47 +17,54 @@ Text = Annotated[
         callback=checks.text,
     ),
 ]
-Output = Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="Output directory.")]
 Teacher = Annotated[
-    str | None, typer.Option(help="The original checkpoint; without it, cross-entropy alone.")
+    str | None,
+    typer.Option(help="The original checkpoint; without it, training uses cross-entropy only."),
 ]
-Tokens = Annotated[str, typer.Option(help="How many tokens to train on.", callback=checks.tokens)]
+Tokens = Annotated[str, typer.Option(help="Number of tokens to train on.", callback=checks.tokens)]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
 Skip = Annotated[
-    str, typer.Option(help="Tokens of the text to pass over first.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
 ]
-BatchSize = Annotated[int, typer.Option(help="Sequences per step, in all processes.")]
+BatchSize = Annotated[int, typer.Option(help="Sequences per step, over all processes.")]
 MicroBatch = Annotated[
     int | None,
     typer.Option(
-        help="Sequences run at a time in a process; less memory.", callback=checks.at_least_one
+        help="Sequences per forward pass in one process; fewer need less memory.",
+        callback=checks.at_least_one,
     ),
 ]
 Rank = Annotated[int, typer.Option(help="Rank of the LoRA adapters.")]
-Alpha = Annotated[int, typer.Option(help="Their scale times their rank.")]
-LearningRate = Annotated[float, typer.Option(help="The highest; it falls to a tenth.")]
-Temperature = Annotated[float, typer.Option(help="Of the distillation.")]
-Also = Annotated[str, typer.Option(help="Adapt more than linear attention: softmax, mlp, or both.")]
+Alpha = Annotated[int, typer.Option(help="Scale of the LoRA adapters times their rank.")]
+LearningRate = Annotated[float, typer.Option(help="Peak learning rate; it decays to a tenth.")]
+Temperature = Annotated[float, typer.Option(help="Temperature of the distillation.")]
+Also = Annotated[str, typer.Option(help="Also adapt other modules: softmax, mlp, or both.")]
 MixedPrecision = Annotated[
     bool, typer.Option("--mixed-precision", help="Compute in bfloat16 where that is safe.")
 ]
 GradientCheckpointing = Annotated[
-    bool, typer.Option("--gradient-checkpointing", help="Less memory, more time.")
+    bool,
+    typer.Option("--gradient-checkpointing", help="Recompute activations: less memory, more time."),
 ]
 Control = Annotated[
-    bool, typer.Option("--control", help="Train the teacher instead, by the same recipe.")
+    bool,
+    typer.Option(
+        "--control", help="Train the teacher instead with the same settings, as a control."
+    ),
 ]
 Layerwise = Annotated[
-    bool, typer.Option("--layerwise", help="Repair one mixer at a time, for huge models.")
+    bool,
+    typer.Option("--layerwise", help="Train one mixer at a time, for models larger than memory."),
 ]
 Shard = Annotated[
-    bool, typer.Option("--shard", help="Split the models over torchrun's processes (FSDP2).")
+    bool, typer.Option("--shard", help="Shard the models over torchrun's processes (FSDP2).")
 ]
 Seed = Annotated[
-    int, typer.Option(help="Seed of the adapters' first values.", callback=checks.seed)
+    int, typer.Option(help="Random seed of the adapters' initial values.", callback=checks.seed)
 ]
 SaveEvery = Annotated[
-    int, typer.Option(help="Steps between two saved states.", callback=checks.at_least_one)
+    int, typer.Option(help="Steps between saved training states.", callback=checks.at_least_one)
 ]
 ReportTo = Annotated[
     str, typer.Option(help="Trackers of transformers' Trainer, such as tensorboard,wandb.")
@@ -65,18 +72,22 @@ ReportTo = Annotated[
 Recall = Annotated[
     float,
     typer.Option(
-        help="The part of the tokens that are recall sequences made for it, such as 0.5.",
+        help="Fraction of the tokens that are generated recall sequences, such as 0.5.",
         callback=checks.part,
     ),
 ]
 Patience = Annotated[
-    int, typer.Option(help="Stop when held-out recall gains nothing in so many checks of 20.")
+    int,
+    typer.Option(
+        help="Stop when held-out recall has not improved for this many of "
+        "its 20 checks; 0 never stops."
+    ),
 ]
 Layers = Annotated[
-    str, typer.Option(help="Linear-attention layers to train, such as 0,4; else all.")
+    str, typer.Option(help="Linear-attention layers to train, such as 0,4; by default all.")
 ]
 Whole = Annotated[
-    bool, typer.Option("--whole", help="Train all weights of the mixers instead of LoRA.")
+    bool, typer.Option("--whole", help="Train all weights of the mixers instead of LoRA adapters.")
 ]
 Resume = Annotated[
     bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")

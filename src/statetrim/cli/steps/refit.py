@@ -13,15 +13,15 @@ from ..arguments import FamilyFile, Json, Share
 @app.command()
 def refit(
     model: Annotated[str, typer.Argument(help="A pruned checkpoint.")],
-    output: Annotated[Path, typer.Option("-o", "--output", help="Directory of the result.")],
+    output: Annotated[Path, typer.Option("-o", "--output", help="Output directory.")],
     statistics: Annotated[
         Path | None,
         typer.Option(
-            help="What calibrate --original wrote for this checkpoint.", callback=checks.there
+            help="Statistics from calibrate --original for this checkpoint.", callback=checks.there
         ),
     ] = None,
     damping: Annotated[
-        float, typer.Option(help="Ridge, relative to the mean square of the channels.")
+        float, typer.Option(help="Ridge penalty, relative to the mean square of the channels.")
     ] = 1e-8,
     share: Share = None,
     family: FamilyFile = None,

@@ -20,31 +20,35 @@ from ..arguments import (
     Widths,
 )
 
-Output = Annotated[Path, typer.Option("-o", "--output", help="Where the plan is written.")]
+Output = Annotated[Path, typer.Option("-o", "--output", help="File to write the plan to.")]
 Statistics = Annotated[
     Path | None,
-    typer.Option(help="What calibrate wrote, for methods that need it.", callback=checks.there),
+    typer.Option(
+        help="Statistics from calibrate, for methods that need them.", callback=checks.there
+    ),
 ]
 Method = Annotated[
     str,
     typer.Option(
-        help="How key channels are chosen; l1 needs no statistics, and loses more.",
+        help="Selection method for key channels; l1 needs no statistics but loses more.",
         callback=checks.method,
     ),
 ]
 Seed = Annotated[
-    int, typer.Option(help="Seed for methods that draw at random.", callback=checks.seed)
+    int, typer.Option(help="Random seed, for methods that use one.", callback=checks.seed)
 ]
 Option = Annotated[list[str] | None, typer.Option(help="An option of the method, such as score=q.")]
 ValueMethod = Annotated[
     str,
     typer.Option(
-        help="The same for value channels; readout_l1 needs no statistics.",
+        help="Selection method for value channels; readout_l1 needs no statistics.",
         callback=checks.method,
     ),
 ]
 ValueOption = Annotated[list[str] | None, typer.Option(help="An option of the value method.")]
-HeadMethod = Annotated[str, typer.Option(help="The same for whole heads.", callback=checks.method)]
+HeadMethod = Annotated[
+    str, typer.Option(help="Selection method for whole heads.", callback=checks.method)
+]
 
 
 @app.command()
@@ -67,7 +71,7 @@ def select(
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
-    """Choose the channels that stay, or the heads, and write them to a plan."""
+    """Choose which channels or heads to keep, and write them to a plan."""
     options = arguments.method_options(option or [])
     value_options = arguments.method_options(value_option or [])
     shares = arguments.shares(share or [])

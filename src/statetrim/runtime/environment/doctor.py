@@ -24,8 +24,8 @@ SETTINGS = (
 
 @dataclass(frozen=True)
 class Environment:
-    """What is installed, what would be used, and what is wrong with it. No paths, no names of
-    machines: it can be shown to anyone."""
+    """What is installed, which parts will be used, and any problems. It contains no paths and no
+    machine names, so it can be shared."""
 
     statetrim: str
     python: str
@@ -46,7 +46,7 @@ class Environment:
 
 
 def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
-    """What is installed here, and in the environments that `engine_pythons` belong to."""
+    """Describe what is installed here, and in the environments that `engine_pythons` belong to."""
     engines, silent = _engines([Path(python) for python in engine_pythons])
     asked_for, found, cards = packages(), kernels(), gpus()
     problems = [one.problem for one in asked_for]

@@ -32,8 +32,8 @@ _WANTED = ("output_final_state", "return_final_states")
 class StateStorage:
     """How a state is stored between calls.
 
-    `piece` is after how many tokens of a prompt; 1 is as if every token had been decoded. Rounding
-    is to nearest, or `stochastic` from `seed`.
+    A prompt's state is rounded after every `piece` tokens; 1 rounds after every token, as decoding
+    does. Rounding is to nearest, or `stochastic` from `seed`.
     """
 
     dtype: str = "float32"

@@ -32,7 +32,7 @@ logger = logging.getLogger("statetrim")
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a model is now, and what of its records stayed here."""
+    """Where a model was uploaded, and which of its records were left out."""
 
     url: str
     private: bool
@@ -43,8 +43,8 @@ class Pushed:
 def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     """Upload a checkpoint to `repo` (`OWNER/NAME`) on the Hugging Face hub.
 
-    A new repository is private unless told otherwise; one that is there keeps what it has besides.
-    Records in `OUT/statetrim` that name a path of this machine are left out.
+    A new repository is private unless `public` is set; other files in an existing one are kept.
+    Records in `OUT/statetrim` that contain a path of this machine are left out.
     """
     from huggingface_hub import HfApi
 

@@ -1,0 +1,87 @@
+"""Fill docs/commands.md and docs/api.md from the command line's help and the public docstrings.
+
+python tools/write_reference.py docs
+
+The site replaces the list of docs/api.md by complete signatures (mkdocs_hooks.py).
+"""
+
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+import statetrim
+from statetrim.cli import app
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    found = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return "\n\n".join("\n".join(_command(name, found[name])) for name in sorted(found))
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    arguments = "".join(f" {p.name.upper()}" for p in command.params if not _is_option(p))
+    required = (p for p in command.params if _is_option(p) and p.required)
+    options = "".join(f" {p.opts[0]} {p.name.upper()}" for p in required)
+    yield from (f"## {name}", "", _cell(command.help), "")
+    yield from ("```", f"statetrim {name}{arguments}{options}", "```", "")
+    yield from ("| | | default |", "|---|---|---|")
+    for parameter in command.params:
+        if parameter.name != "help":
+            shown = parameter.opts[0] if _is_option(parameter) else parameter.name.upper()
+            yield f"| `{shown}` | {_cell(parameter.help)} | {_default(parameter)} |"
+
+
+def _is_option(parameter: Any) -> bool:
+    return bool(parameter.param_type_name == "option")
+
+
+def _default(parameter: Any) -> str:
+    none = parameter.required or callable(parameter.default)
+    return "" if none or parameter.default in (None, False, ()) else f"`{parameter.default}`"
+
+
+def names() -> str:
+    """Every public name with the first sentence about it."""
+    public = [name for name in statetrim.__all__ if name != "__version__"]
+    parts = []
+    for title, chosen in (
+        ("Functions", [name for name in public if name[0].islower()]),
+        ("Classes", [name for name in public if not name[0].islower()]),
+    ):
+        rows = [f"| `{name}` | {_summary(getattr(statetrim, name))} |" for name in chosen]
+        parts.append("\n".join([f"## {title}", "", "| | |", "|---|---|", *rows]))
+    return "\n\n".join(parts)
+
+
+def _summary(value: Any) -> str:
+    return _cell((inspect.getdoc(value) or "").split("\n\n")[0])
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+def filled(page: str, name: str, content: str) -> str:
+    """`page` with `content` between `<!-- name -->` and `<!-- end -->`."""
+    place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+    return re.sub(place, lambda at: f"{at[1]}\n{content}\n\n{at[2]}", page, flags=re.DOTALL)
+
+
+def main(docs: Path) -> None:
+    for file, name, content in (
+        ("commands.md", "commands", commands()),
+        ("api.md", "api", names()),
+    ):
+        path = docs / file
+        page = path.read_text(encoding="utf-8")
+        path.write_text(filled(page, name, content), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
