@@ -10,32 +10,59 @@ import pytest
 
 from helpers import tiny
 from helpers.fresh_install import ROOT, Fresh, fresh  # noqa: F401
+from statetrim.serving.engines import Shape, serve_command, verdicts
 
-SETUP = ("pip install",)  # what the fixture did
-ELSEWHERE = ("statetrim demo",)  # test_demo.py
+SETUP = ("pip install", "hf download", "cd ")  # what the fixture did
+ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # test_demo.py, and below
 
 
 def blocks(page: str, language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", (ROOT / page).read_text(), flags=re.DOTALL)
 
 
+def commands(page: str, program: str = "") -> list[str]:
+    """What a reader types, in order."""
+    return [
+        line.removeprefix("$ ").partition("  #")[0].strip()
+        for block in blocks(page, "console")
+        for line in block.splitlines()
+        if line.startswith(f"$ {program}")
+    ]
+
+
 def tiny_version(command: str) -> str:
-    """The pages speak of heads of 128 channels and long texts; the tiny model has heads of 12."""
+    """The README speaks of heads of 128 channels; the tiny model has 12, and less text."""
     for said, meant in (
-        ("--keep 64", "--keep 6"),
         ("--square 64", "--square 4"),
         ("keep=64", "keep=6"),
-        ("square=64", "square=4"),
-        ("--keep-values 64", "--keep-values 6"),
         ("--sweep 96x96,64x64,48x48", "--sweep 8x6,6x4"),
         ("--tokens 64k -o OUT", "--tokens 1k --limit 4 --no-benchmark -o OUT"),
         ("--tokens 64k", "--tokens 1k"),
-        ("tokens=65536", "tokens=1024"),
+        ("--tokens 32k -o OUT", "--tokens 1k --limit 4 --no-benchmark -o OUT"),
+        ("--tokens 32k --length 512", "--tokens 1k --length 64"),
+        ("--tokens 32k", "--tokens 1k"),
+        ("--tokens 16k --length 512", "--tokens 1k --length 256"),
+        ("--limit 32", "--limit 4"),
+        ("tokens=32768", "tokens=1024"),
         ('tokens="64k", out=', "tokens=1024, limit=4, benchmark=False, out="),
         ("--tokens 64m", "--tokens 1k --length 64 --batch-size 4"),
     ):
         command = command.replace(said, meant)
     return command
+
+
+def test_the_package_index_gets_no_link_that_leads_nowhere(
+    tmp_path: Path,
+    fresh: Fresh,  # noqa: F811
+) -> None:
+    """There is no repository around the wheel's description, so none of its links is relative."""
+    read = "from importlib.metadata import metadata; print(metadata('statetrim').get_payload())"
+    shown = fresh.run(f'python -c "{read}"', tmp_path).stdout
+    assert (
+        "Will it work with my model and engine?" in shown and "[list](#supported-models)" in shown
+    )
+    targets = re.findall(r"\]\(([^)]*)\)", shown)
+    assert targets and [one for one in targets if not one.startswith(("https:", "#"))] == []
 
 
 @pytest.mark.timeout(1800)  # some twenty commands, each of which imports torch
@@ -51,13 +78,7 @@ def test_the_page_runs(
     data = tmp_path / "DATA" / "squad"
     data.mkdir(parents=True)
     (data / "rows.jsonl").write_text('{"text": "w1 w2 w3", "value": "w4"}\n' * 4)
-    commands = [
-        line.removeprefix("$ ").partition("#")[0].strip()
-        for block in blocks(page, "console")
-        for line in block.splitlines()
-        if line.startswith("$ ")
-    ]
-    ours = [command for command in commands if not command.startswith((*SETUP, *ELSEWHERE))]
+    ours = [one for one in commands(page) if not one.startswith((*SETUP, *ELSEWHERE))]
     assert len(ours) >= 3
     for command in ours:
         result = fresh.run(tiny_version(command), tmp_path)
@@ -66,4 +87,28 @@ def test_the_page_runs(
         shutil.rmtree(tmp_path / "SMALL", ignore_errors=True)
         (tmp_path / f"code{number}.py").write_text(tiny_version(code))
         result = fresh.run(f"python code{number}.py", tmp_path)
+        assert result.returncode == 0, result.stderr
+
+
+def test_the_quickstart_serves_as_inspect_says() -> None:
+    lines = verdicts("qwen3_5", Shape(64, 64))
+    known = {serve_command(line, "OUT") for line in lines if line.current and line.serves}
+    assert set(commands("docs/quickstart.md", "vllm ")) <= known
+    assert commands("docs/quickstart.md", "vllm ")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_the_quickstart_runs_as_written_on_the_demo_model(
+    tmp_path: Path,
+    fresh: Fresh,  # noqa: F811
+) -> None:
+    ours = commands("docs/quickstart.md", "statetrim ")
+    assert ours[:2] == ["statetrim doctor", "statetrim demo"]
+    for number, command in enumerate(ours):
+        result = fresh.run(command, tmp_path / "statetrim-demo" if number > 1 else tmp_path)
+        assert result.returncode == 0, (command, result.stderr)
+    for code in blocks("docs/quickstart.md", "python"):
+        (tmp_path / "code.py").write_text(code)
+        result = fresh.run(f"python {tmp_path / 'code.py'}", tmp_path / "statetrim-demo")
         assert result.returncode == 0, result.stderr
