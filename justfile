@@ -1,6 +1,6 @@
-# `just check` is what a contributor runs before a commit; `.ci/run` is the same in a fresh environment.
+# `just check` is what a contributor runs before a commit; `.ci/run` runs every test, in a fresh environment.
 
-check: lint types test
+check: lint types changed
 
 lint:
     ruff format --check .
@@ -9,6 +9,10 @@ lint:
 
 types:
     mypy
+
+# The tests of what changed since origin/main, and those that guard the whole.
+changed:
+    pytest -n 2 --dist loadfile $(python tools/changed_tests.py)
 
 test:
     pytest -n 2 --dist loadfile --no-loadscope-reorder

@@ -1,0 +1,74 @@
+"""The tests that a change needs: those in its own place, and the guards of the whole.
+
+    pytest $(python tools/changed_tests.py)          since origin/main (`just check`)
+    pytest $(python tools/changed_tests.py v0.2.0)   since another commit
+
+What is committed, staged, edited or new counts. `.ci/run` runs every test.
+"""
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
+
+ROOT = Path(__file__).parents[1]
+GUARDS = tuple(
+    f"tests/test_{name}.py"
+    for name in ("boundaries", "changed", "docs", "interface", "layout", "options", "prose")
+)
+PLACES = {
+    "src/statetrim/console": "tests/cli",
+    "README.md": "tests/test_readme.py",
+    "docs/quickstart.md": "tests/test_readme.py",
+    "docs": "",  # the guards read every page
+    "results": "",
+    "CHANGELOG.md": "",
+    "CONTRIBUTING.md": "",
+    "SECURITY.md": "",
+    "examples": "tests/test_notebook.py",
+    "studies": "tests/studies",
+    "benchmarks": "tests/studies/test_scripts.py",
+    "tools": "tests/studies/test_scripts.py",
+    "plugins": "tests/serving/test_plugins.py",
+    "justfile": "tests/test_habits.py",
+    "docker": "tests/test_habits.py",
+    ".github": "tests/test_habits.py",
+    ".ci": "tests/test_habits.py",
+}
+"""The tests of what has no place of the same name; the first that fits counts."""
+
+
+def tests_of(path: str) -> str:
+    """Where the tests of a file are: "" where the guards are enough, "tests" where all may fail."""
+    for place, tests in PLACES.items():
+        if PurePosixPath(path).is_relative_to(place):
+            return tests
+    parts = PurePosixPath(path).parts
+    if parts[:2] == ("src", "statetrim"):
+        mirrored = f"tests/{parts[2]}" if len(parts) > 3 else f"tests/test_{parts[2]}"
+        return mirrored if (ROOT / mirrored).exists() else "tests"
+    if parts[0] == "tests" and parts[-1].startswith("test_"):
+        return path if (ROOT / path).exists() else ""
+    return "tests"  # helpers, test data, pyproject.toml, defaults.py: anything may depend on it
+
+
+def select(changed: Iterable[str]) -> list[str]:
+    found = {tests for path in changed if (tests := tests_of(path))}
+    if "tests" in found:
+        return ["tests"]
+    inside = {one for one in found for other in found if one.startswith(f"{other}/")}
+    return sorted((found - inside) | set(GUARDS))
+
+
+def git(*words: str) -> list[str]:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def changed(since: str) -> list[str]:
+    (base,) = git("merge-base", since, "HEAD")
+    return git("diff", "--name-only", base) + git("ls-files", "--others", "--exclude-standard")
+
+
+if __name__ == "__main__":
+    print(*select(changed(sys.argv[1] if len(sys.argv) > 1 else "origin/main")))
