@@ -14,7 +14,15 @@ from figures import Row, Rows, Verdict
 RESULTS = Path(__file__).parents[2] / "results"
 NAMES = {"tiny-delta_net": "DeltaNet", "tiny-gated_deltanet6": "Gated DeltaNet"}
 BEST, OTHERS = ("grad", "drrqr"), ("rand", "l1", "s_wanda")
-SMALL = ("ordinary", "shared-in-head", "shared-in-layer")  # trained here: filters tied or not
+METHODS = (*OTHERS, *BEST)
+SMALL = {  # trained here, three seeds each
+    "ordinary": "ordinary, 1M",
+    "shared-in-head": "shared in a head, 1M",
+    "shared-in-layer": "shared by all heads, 1M",
+}
+SEEDS = (0, 1, 2)
+KEPT = (0.25, 0.5, 0.6, 0.7)
+SHORT = 12 * 16 * 256  # tokens of recovery
 
 Found = tuple[str, Verdict]
 
@@ -26,7 +34,6 @@ class Evidence:
         paper = folder / "paper"
         self.quality = Rows(paper / "quality.jsonl")
         self.tasks = Rows(paper / "tasks.jsonl")
-        self.recoveries = Rows(folder / "recovery.jsonl")
         self.pca = Rows(paper / "pca.jsonl")
         self.spectra = Rows(paper / "spectra.jsonl")
         self.calibration = Rows(paper / "calibration.jsonl")
@@ -39,22 +46,44 @@ class Evidence:
         what = {"stage": "cut", "method": method, "score": score, "keep": keep}
         return self.quality.of(model=model, **what)
 
-    def recovered(self, method: str, keep: float = 0.5, model: str = "tiny-delta_net") -> list[Row]:
-        what: Row = {"stage": "recovered", "method": method}
+    def recovered(
+        self, method: str, keep: float = 0.5, model: str = "tiny-delta_net", tokens: int = SHORT
+    ) -> list[Row]:
+        what: Row = {"stage": "recovered", "method": method, "tokens": tokens}
         if method != "none":
             what |= {"score": "qk", "keep": keep}
         return self.quality.of(model=model, **what)
 
-    def has_recovered(self, method: str) -> bool:
-        return any(
-            row["stage"] == "recovered" and row["method"] == method and row["keep"] == 0.5
-            for row in self.quality.rows
-        )
+    def recovered_widths(self, model: str) -> list[float]:
+        """Those at which every method was recovered with all its samples."""
+        return [keep for keep in KEPT if all(self._complete(model, m, keep) for m in METHODS)]
 
-    def long_recoveries(self) -> list[Row]:
-        """Of studies/recover_reference.py: both models, all methods, half and a quarter kept."""
-        rows = self.recoveries.of(data="text", tokens=196608)
-        return [row for row in rows if row["method"] != "none"]
+    def _complete(self, model: str, method: str, keep: float) -> bool:
+        try:
+            return len(self.recovered(method, keep, model)) == len(SEEDS)
+        except LookupError:
+            return False
+
+    def before_recovery(self, method: str, keep: float, model: str = "tiny-delta_net") -> list[Row]:
+        """The cuts that `recovered` started from: of three samples for `rand`, else the first."""
+        rows = self.cut(model, method, keep)
+        return rows if method == "rand" else rows[:1]
+
+    def seeds(self, kind: str) -> list[int]:
+        """Of training; those whose small model was measured to the last row."""
+        last = {"method": "product", "keep": 0.25}
+        measured = {row["model"] for row in self.pca.rows if last.items() <= row.items()}
+        return [seed for seed in SEEDS if f"{kind}-{seed}" in measured]
+
+    def projected(self, kind: str, method: str, keep: float = 1.0) -> list[Row]:
+        """Rows of PCA: one for each seed of a small model, else one for each sample."""
+        if kind not in SMALL:
+            return self.pca.of(model=kind, method=method, keep=keep)
+        names = [f"{kind}-{seed}" for seed in self.seeds(kind)]
+        return [self.pca.of(model=name, method=method, keep=keep)[0] for name in names]
+
+    def longest_recovery(self) -> int:
+        return max(int(row["tokens"]) for row in self.quality.rows if row["stage"] == "recovered")
 
     def state(self, name: str, model: str = "tiny-delta_net") -> Row:
         return self.spectra.of(model=model, name=name)[0]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -39,7 +40,12 @@ class Rows:
 
 def interval(before: Sequence[float], after: Sequence[float]) -> Interval:
     """95 % of the mean of after - before, paired."""
-    pair = [torch.tensor(values, dtype=torch.float64) for values in (before, after)]
+    return _interval(tuple(before), tuple(after))
+
+
+@cache
+def _interval(*samples: tuple[float, ...]) -> Interval:
+    pair = [torch.tensor(values, dtype=torch.float64) for values in samples]
     return difference_interval([Pairs(*pair)])
 
 
@@ -111,3 +117,32 @@ def points(found: Interval) -> str:
 
 def times(found: Interval) -> str:
     return f"{found.estimate:.2f}x ({found.low:.2f} to {found.high:.2f})"
+
+
+def compared(
+    opening: str,
+    gaps: Mapping[str, Interval],
+    expected: Literal["lower", "higher"],
+    than: float = 0.0,
+    show: Callable[[Interval], str] = nats,
+) -> tuple[str, Verdict]:
+    """A claim with several parts: every figure, and the verdict that all of them allow."""
+    shown = "; ".join(f"{label} {show(gap)}" for label, gap in gaps.items())
+    return opening + shown, worst([verdict(gap, expected, than) for gap in gaps.values()])
+
+
+def closest(
+    gaps: Mapping[str, Interval], expected: Literal["lower", "higher"]
+) -> dict[str, Interval]:
+    """The part of a claim that is nearest to failing."""
+    label = (
+        max(gaps, key=lambda name: gaps[name].high)
+        if expected == "lower"
+        else min(gaps, key=lambda name: gaps[name].low)
+    )
+    return {label: gaps[label]}
+
+
+def table(header: list[str], rows: list[list[str]], *, right: bool = True) -> str:
+    rule = ["---"] + ["---:" if right else "---"] * (len(header) - 1)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])

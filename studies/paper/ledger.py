@@ -16,12 +16,15 @@ from claims import Claim, Evidence, shown
 from claims_method import METHOD, SPEED
 from claims_pca import PCA
 from claims_quality import COUPLING, QUALITY
+from claims_recovery import RECOVERY
 from claims_state import RANK
+from figures import table
 from ledger_pictures import draw
-from ledger_tables import TABLES, table
+from ledger_tables import TABLES
 
 SECTIONS: dict[str, list[Claim]] = {
     "quality": QUALITY,
+    "recovery": RECOVERY,
     "coupling": COUPLING,
     "pca": PCA,
     "rank": RANK,

@@ -2,33 +2,24 @@
 
 from __future__ import annotations
 
-import math
-
-from claims import RESULTS
-from figures import Row, Rows
+from claims import RESULTS, Evidence
+from figures import Row, Rows, change, nats
 
 
-def beyond_rows() -> list[list[str]]:
+def beyond_rows(e: Evidence) -> list[list[str]]:
     """Question, figures, document."""
-    return [_control(), _axes(), _refit(), _layers(), _precision()]
+    return [_control(e), _axes(), _refit(), _layers(), _precision()]
 
 
-def _control() -> list[str]:
-    rows = Rows(RESULTS / "recovery.jsonl")
-    plain: Row = {"model": "tiny-delta_net", "data": "text", "tokens": 196608}
-    dense = rows.of(**plain, method="none")[0]
-    cut = rows.of(**plain, method="grad", keep=0.5)[0]
-    before, after = ([math.exp(row[when]["nll"]) for row in (dense, cut)] for when in WHEN)
-    text = (
-        f"perplexity of the original {before[0]:.1f}, after the same recovery {after[0]:.1f}; of "
-        f"half the keys by grad {before[1]:.1f}, then {after[1]:.1f}: beside the untouched "
-        f"original {after[1] - before[0]:+.1f}, beside the control {after[1] - after[0]:+.1f} "
-        "(one run)"
+def _control(e: Evidence) -> list[str]:
+    tokens = e.longest_recovery()
+    cut, dense = (e.recovered(method, tokens=tokens) for method in ("grad", "none"))
+    told = (
+        f"half of the keys by grad, {tokens:,} tokens of recovery, nats: against the untouched "
+        f"original {nats(change(cut, e.cut('tiny-delta_net', 'none')))}, against the original "
+        f"after the same recovery {nats(change(cut, dense))}"
     )
-    return ["Is it recovery or the training text? A dense control", text, "[recovery](recovery.md)"]
-
-
-WHEN = ("before", "after")
+    return ["Is it recovery or the training text? A dense control", told, "[recovery](recovery.md)"]
 
 
 def _shape(kind: str, step: str, part: str = "1/4") -> Row:

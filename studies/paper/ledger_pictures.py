@@ -8,8 +8,9 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import numpy as np
 
-from claims import RESULTS, Evidence
-from figures import change
+from claims import METHODS, RESULTS, Evidence
+from claims_pca import ADVERSARIAL, AFTER, PROPER, measured
+from figures import change, mean, perplexity
 from statetrim.artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE
 
 COLOURS = {  # Okabe and Ito's
@@ -19,77 +20,132 @@ COLOURS = {  # Okabe and Ito's
     "s_wanda": "#CC79A7",
     "grad": "#0072B2",
     "drrqr": "#D55E00",
-    "half drrqr": "#56B4E9",
-    "half drrqr recovered": "#009E73",
 }
 MODEL = "tiny-delta_net"
+RECOVERED = " recovered"
+
+
+def colour(name: str) -> str:
+    return COLOURS[name.removesuffix(RECOVERED)]
+
+
+def style(name: str) -> str:
+    return "--" if name.endswith(RECOVERED) else "-"
+
+
+def quality(evidence: Evidence, path: Path) -> None:
+    """Perplexity and recall against the part removed, before and after recovery."""
+    figure, panels = plt.subplots(1, 2, figsize=(11, 4.4))
+    base, control = evidence.cut(MODEL, "none"), evidence.recovered("none")
+    widths = sorted(evidence.recovered_widths(MODEL), reverse=True)
+    removed = [100 - 100 * keep for keep in widths]
+    for method in METHODS:
+        stages = {
+            method: [evidence.cut(MODEL, method, keep) for keep in widths],
+            method + RECOVERED: [evidence.recovered(method, keep) for keep in widths],
+        }
+        for name, rows in stages.items():
+            figures = (map(perplexity, rows), (100 * mean(found, "recall 32") for found in rows))
+            for axes, values in zip(panels, figures, strict=True):
+                axes.plot(removed, list(values), style(name), color=colour(name), marker="o", ms=4)
+                axes.lines[-1].set_label(name)
+    for whole, line, name in ((base, "-", "original"), (control, ":", "control")):
+        panels[0].axhline(perplexity(whole), color="black", linestyle=line, linewidth=1)
+        recalled = 100 * mean(whole, "recall 32")
+        panels[1].axhline(recalled, color="black", linestyle=line, linewidth=1, label=name)
+    panels[0].set(title="perplexity", yscale="log")
+    ticks = [300, 400, 600, 1000, 1500]
+    panels[0].set_yticks(ticks, [str(tick) for tick in ticks])
+    panels[0].minorticks_off()
+    panels[1].set(title="recall at 32 pairs (%)", ylim=(0, 100))
+    for axes in panels:
+        axes.set(xlabel="key channels removed (%)", xticks=removed)
+        axes.grid(alpha=0.3)
+    panels[1].legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path / "quality.png", dpi=120)
+    plt.close(figure)
 
 
 def utilization(evidence: Evidence, path: Path) -> None:
-    figure, axes = plt.subplots(figsize=(7, 4))
+    figure, axes = plt.subplots(figsize=(9, 4.4))
     for row in evidence.spectra.of(model=MODEL):
-        style = "--" if "recovered" in row["name"] else "-"
-        values = [100 * value for value in row["curve"]]
-        axes.plot(row["positions"], values, style, color=COLOURS[row["name"]], label=row["name"])
+        name = row["name"]
+        if name.removesuffix(RECOVERED) in COLOURS:
+            values = [100 * value for value in row["curve"]]
+            axes.plot(row["positions"], values, style(name), color=colour(name), label=name)
     axes.set(xlabel="token", ylabel="rank utilization (%)", ylim=(0, None))
-    axes.set_title("DeltaNet 4.5M, 75 % of the key channels removed (half: 50 %)")
+    axes.set_title("DeltaNet 4.5M, 75 % of the key channels removed")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, loc="center left", bbox_to_anchor=(1, 0.5))
-    figure.savefig(path / "utilization.png", dpi=130)
+    figure.savefig(path / "utilization.png", dpi=120)
     plt.close(figure)
 
 
 def spectra(evidence: Evidence, path: Path) -> None:
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), sharey=True)
     edges = 10.0 ** (LOWEST_DECADE + np.arange(BINS + 1) / BINS_PER_DECADE)
-    sets = (("original", "l1", "grad", "drrqr"), ("original", "half drrqr", "half drrqr recovered"))
-    for axes, names, title in zip(
-        panels, sets, ("75 % removed", "50 % removed, before and after recovery"), strict=True
-    ):
+    sets = {
+        "before recovery": ("original", "l1", "grad", "drrqr"),
+        "drrqr before and after recovery": ("original", "drrqr", "drrqr recovered"),
+    }
+    for axes, (title, names) in zip(panels, sets.items(), strict=True):
         for name in names:
             row = evidence.state(name)
             counts = np.array(row["histogram"], dtype=float)
             looks = counts.sum() / row["widest"]
-            axes.stairs(counts / looks, edges, color=COLOURS[name], label=name, linewidth=1.6)
-        axes.set(xscale="log", xlim=(1e-3, 30), xlabel="singular value", title=title)
+            after = name.endswith(RECOVERED)
+            line = COLOURS["grad"] if after else colour(name)
+            width = 1.2 if after else 1.8
+            axes.stairs(
+                counts / looks,
+                edges,
+                color=line,
+                label=name,
+                linewidth=width,
+                linestyle=style(name),
+            )
+        axes.set(xscale="log", xlim=(1e-3, 30), xlabel="singular value", title=f"75 %, {title}")
         axes.grid(alpha=0.3)
         axes.legend(frameon=False, loc="upper left")
     layer, head = evidence.state("original")["head"]
-    panels[0].set_ylabel(f"singular values of a state (layer {layer}, head {head})")
-    figure.savefig(path / "spectra.png", dpi=130)
+    panels[0].set_ylabel(f"singular values of a state\n(layer {layer}, head {head})")
+    figure.savefig(path / "spectra.png", dpi=120)
     plt.close(figure)
 
 
 def pca(evidence: Evidence, path: Path) -> None:
     methods = {
-        "pca adversarial before": "PCA, smallest, before",
-        "pca proper before": "PCA, largest, before",
+        ADVERSARIAL: "PCA, smallest, folded",
+        PROPER: "PCA, largest, folded",
         "pca adversarial after": "PCA, smallest, after SiLU",
         "grad": "grad",
         "drrqr": "drrqr",
         "product": "product",
-        "pca proper after": "PCA, largest, after SiLU",
+        AFTER: "PCA, largest, after SiLU",
     }
-    models = [
-        name
-        for name in dict.fromkeys(row["model"] for row in evidence.pca.rows)
-        if any(row["model"] == name and row["method"] == "grad" for row in evidence.pca.rows)
-    ]
-    figure, panels = plt.subplots(1, len(models), figsize=(4 * len(models) + 2, 3.6), sharey=True)
-    for axes, model in zip(np.atleast_1d(panels), models, strict=True):
-        base = evidence.pca.of(model=model, method="none")
+    figure, panels = plt.subplots(2, 2, figsize=(10, 6.4), sharex=True, sharey=True)
+    for axes, (model, title) in zip(panels.flat, measured(evidence).items(), strict=False):
+        base = evidence.projected(model, "none")
         for place, method in enumerate(methods):
-            found = change(evidence.pca.of(model=model, method=method, keep=0.5), base)
+            found = change(evidence.projected(model, method, 0.5), base)
             bounds = [[max(found.estimate - found.low, 0)], [max(found.high - found.estimate, 0)]]
-            axes.barh(place, found.estimate, xerr=bounds, color="#56B4E9", ecolor="#000000")
-            axes.annotate(
-                f" {found.estimate:+.3f}", (max(found.high, 1e-4), place), va="center", fontsize=8
-            )
-        axes.set(xscale="log", xlim=(1e-3, 60), title=model, xlabel="nats above the original")
+            shade = "#0072B2" if method.startswith("pca") else "#E69F00"
+            axes.barh(place, found.estimate, xerr=bounds, color=shade, ecolor="#000000")
+            end = max(found.high, found.estimate, 1e-3)
+            axes.annotate(f" {found.estimate:+.3f}", (end, place), va="center", fontsize=8)
+        axes.set(xscale="log", xlim=(1e-3, 40), title=title)
         axes.set_yticks(range(len(methods)), list(methods.values()))
         axes.grid(alpha=0.3, axis="x")
-    figure.savefig(path / "pca.png", dpi=130)
+    for axes in panels[1]:
+        axes.set_xlabel("nats above the original, 50 % removed")
+    figure.savefig(path / "pca.png", dpi=120)
     plt.close(figure)
+
+
+LAYERS = {
+    "uniform": ("every layer cut alike", "#D55E00"),
+    "first whole": ("first layer left whole", "#0072B2"),
+}
 
 
 def recall_by_layer(path: Path) -> None:
@@ -99,7 +155,7 @@ def recall_by_layer(path: Path) -> None:
     for axes, (model, title) in zip(panels, models.items(), strict=True):
         lines = (RESULTS / "recall" / f"layers-{model}.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
-        for kind, colour in (("uniform", "#D55E00"), ("first whole", "#0072B2")):
+        for kind, (label, shade) in LAYERS.items():
             found = {
                 row["part"]: row["recall 32"]
                 for row in rows
@@ -108,9 +164,8 @@ def recall_by_layer(path: Path) -> None:
             parts = sorted(found)
             middle = [100 * found[part][0] for part in parts]
             half = [50 * (found[part][2] - found[part][1]) for part in parts]
-            axes.errorbar(
-                [100 * part for part in parts], middle, half, color=colour, marker="o", label=kind
-            )
+            kept = [100 * part for part in parts]
+            axes.errorbar(kept, middle, half, color=shade, marker="o", label=label)
         axes.set(title=title, xlabel="bytes of the state kept (%)", ylim=(0, 105))
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("recall at 32 pairs (%)")
@@ -122,6 +177,7 @@ def recall_by_layer(path: Path) -> None:
 def draw(evidence: Evidence, path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     plt.rcParams["figure.constrained_layout.use"] = True
+    quality(evidence, path)
     utilization(evidence, path)
     spectra(evidence, path)
     pca(evidence, path)

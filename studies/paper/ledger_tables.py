@@ -5,59 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean, median
 
-from claims import NAMES, Evidence
-from figures import Row, change, mean, nats, perplexity, ratio, times
+from claims import METHODS, Evidence
+from claims_pca import ADVERSARIAL, AFTER, PROPER, measured
+from figures import change, mean, nats, perplexity, ratio, table, times
 from ledger_beyond import beyond_rows
-
-METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
-
-
-def table(header: list[str], rows: list[list[str]], *, right: bool = True) -> str:
-    rule = ["---"] + ["---:" if right else "---"] * (len(header) - 1)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in [header, rule, *rows])
-
-
-def recall(rows: list[Row]) -> str:
-    return " / ".join(f"{mean(rows, f'recall {pairs}'):.2f}" for pairs in (16, 32, 63))
-
-
-def quality_table(evidence: Evidence) -> str:
-    """Before and after recovery; a cell that was not run is left empty."""
-    header = ["model", "removed", "method", "perplexity", "nats above the original", "recall"]
-    header += ["after recovery", "nats above the control", "recall after"]
-    rows = []
-    for model, name in NAMES.items():
-        base = evidence.cut(model, "none")
-        after = _after(evidence, model, "none", 1.0)
-        row = [name, "", "original", f"{perplexity(base):.1f}", "", recall(base)]
-        control = f"{perplexity(after):.1f} (control)" if after else ""
-        rows.append([*row, control, "", recall(after) if after else ""])
-        for keep in (0.25, 0.5, 0.6, 0.7):
-            for method in METHODS:
-                rows += _quality_row(evidence, model, name, method, keep)
-    return table(header, rows)
-
-
-def _quality_row(e: Evidence, model: str, name: str, method: str, keep: float) -> list[list[str]]:
-    try:
-        cut = e.cut(model, method, keep)
-    except LookupError:
-        return []
-    cost = change(cut, e.cut(model, "none"))
-    cells = [name, f"{100 - 100 * keep:.0f} %", method, f"{perplexity(cut):.1f}", nats(cost)]
-    after = _after(e, model, method, keep)
-    if not after:
-        return [[*cells, recall(cut), "", "", ""]]
-    control = _after(e, model, "none", 1.0)
-    over = nats(change(after[:1], control[:1]))
-    return [[*cells, recall(cut), f"{perplexity(after[:1]):.1f}", over, recall(after[:1])]]
-
-
-def _after(e: Evidence, model: str, method: str, keep: float) -> list[Row]:
-    try:
-        return e.recovered(method, keep, model)
-    except LookupError:
-        return []
+from ledger_costs import engine_text, gpu_table
+from ledger_quality import quality_table, recall_table, recipe_text, tasks_table
 
 
 def coupling_table(evidence: Evidence) -> str:
@@ -73,22 +26,22 @@ def coupling_table(evidence: Evidence) -> str:
 
 
 def pca_table(evidence: Evidence) -> str:
-    methods = ["pca adversarial before", "pca proper before", "pca adversarial after"]
-    methods += ["pca proper after", "grad", "drrqr", "product"]
-    models = list(dict.fromkeys(row["model"] for row in evidence.pca.rows))
-    base = {model: evidence.pca.of(model=model, method="none") for model in models}
-    rows = [["0 %", "", *(f"{perplexity(base[model]):.0f}" for model in models)]]
+    methods = [ADVERSARIAL, PROPER, "pca adversarial after", AFTER, "grad", "drrqr", "product"]
+    models = measured(evidence)
+    base = {model: evidence.projected(model, "none") for model in models}
+    rows = [["0 %", "", *(f"{perplexity(found):.0f}" for found in base.values())]]
     for keep in (0.25, 0.5):
         for method in methods:
             cells = [f"{100 - 100 * keep:.0f} %", method]
             for model in models:
-                found = evidence.pca.of(model=model, method=method, keep=keep)
+                found = evidence.projected(model, method, keep)
                 cells.append(f"{perplexity(found):.0f}: {nats(change(found, base[model]))}")
             rows.append(cells)
-    bends = [evidence.pca.of(model=model, method="bend")[0]["bend"] for model in models]
-    shown = [f"{min(bend):.0%} to {max(bend):.0%}" for bend in bends]
+    bends = [evidence.projected(model, "bend") for model in models]
+    by_layer = [[value for row in found for value in row["bend"]] for found in bends]
+    shown = [f"{min(values):.0%} to {max(values):.0%}" for values in by_layer]
     rows.append(["", "SiLU's output that is not linear in its input, by layer", *shown])
-    return table(["removed", "method", *models], rows)
+    return table(["removed", "method", *models.values()], rows)
 
 
 def calibration_table(evidence: Evidence) -> str:
@@ -147,13 +100,16 @@ def speed_table(evidence: Evidence) -> str:
 def beyond_table(evidence: Evidence) -> str:
     return table(
         ["question", "measured on the 4.5M DeltaNet unless said", "more"],
-        beyond_rows(),
+        beyond_rows(evidence),
         right=False,
     )
 
 
 TABLES: dict[str, Callable[[Evidence], str]] = {
     "quality": quality_table,
+    "recall": recall_table,
+    "tasks": tasks_table,
+    "recipe": recipe_text,
     "coupling": coupling_table,
     "pca": pca_table,
     "calibration": calibration_table,
@@ -161,4 +117,6 @@ TABLES: dict[str, Callable[[Evidence], str]] = {
     "rank": rank_table,
     "speed": speed_table,
     "beyond": beyond_table,
+    "engine": engine_text,
+    "gpu": gpu_table,
 }

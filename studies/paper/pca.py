@@ -221,13 +221,10 @@ class Study:
 
 
 def main() -> None:
-    arguments = parser(__doc__, "pca.jsonl")
-    arguments.add_argument("--samples", type=int, default=3, help="of the calibration text")
+    arguments = parser(__doc__, "pca.jsonl", "of the calibration text")
     arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
     options = parsed(arguments)
-    rows, study = Rows(options.results), Study(options)
-    for row in rows.missing(cases(options)):
-        rows.add(row | study.measured(row))
+    Rows(options.results).measure(cases(options), Study(options).measured)
 
 
 if __name__ == "__main__":

@@ -93,40 +93,37 @@ class Workshop:
             seed=row["sample"],
             save_every=4,
             out=self.options.work / f"{name}-recovered-{recipe}",
-            resume=True,
             progress=False,
         )
 
 
-def tasks(model: st.Checkpoint, small: st.Checkpoint, options: argparse.Namespace) -> Row:
+def tasks(model: st.Checkpoint, options: argparse.Namespace) -> Row:
     """What lm-eval's tasks and the recall suite give, sample by sample, if they are asked for."""
     if not options.tasks:
         return {}
     scores = st.evaluate(
-        [] if small is model else small,
-        baseline=model,
+        [],
+        baseline=model,  # rows are compared later, pair by pair
         tasks=options.tasks,
         data=options.data,
         limit=options.limit,
-        out=options.work / f"{small.path.name}-scores.json",
+        out=options.work / f"{model.path.name}-scores.json",
         progress=False,
     )
     return {
         f"{score.task} {score.metric}": [round(value, 4) for value in score.samples]
         for score in scores.scores
-        if score.model == scores.models[-1]
     }
 
 
 def main() -> None:
-    arguments = parser(__doc__, "quality.jsonl")
+    arguments = parser(__doc__, "quality.jsonl", "of whatever is drawn")
     arguments.add_argument("--work", type=Path, required=True, help="where checkpoints are kept")
     arguments.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
     arguments.add_argument("--scores", nargs="+", choices=["qk", "q", "k"], default=["qk"])
     stages = ["cut", "recovered"]
     arguments.add_argument("--stages", nargs="+", choices=stages, default=stages)
-    arguments.add_argument("--samples", type=int, default=3, help="of whatever is drawn")
     arguments.add_argument("--recovery-tokens", type=int, default=12 * 16 * 256)
     arguments.add_argument("--recovery-length", type=int, default=256)
     seen = 3 * 2**15
@@ -146,7 +143,7 @@ def main() -> None:
         else:
             made = model if row["method"] == "none" else workshop.cut(row)
         if made.digest not in known:
-            known[made.digest] = judge.of(made) | tasks(model, made, options)
+            known[made.digest] = judge.of(made) | tasks(made, options)
         rows.add(row | known[made.digest])
 
 

@@ -106,8 +106,7 @@ def measured(model: st.Checkpoint, options: argparse.Namespace, sample: int, ids
 
 
 def main() -> None:
-    arguments = parser(__doc__, "rotation.jsonl")
-    arguments.add_argument("--samples", type=int, default=3, help="random rotations")
+    arguments = parser(__doc__, "rotation.jsonl", "random rotations")
     options = parsed(arguments)
     rows, model = Rows(options.results), st.open(options.model)
     ids = Judge(model, options).windows[:4]

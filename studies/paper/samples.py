@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -54,6 +54,10 @@ class Rows:
         with self.path.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
 
+    def measure(self, cases: list[Row], measured: Callable[[Row], Row]) -> None:
+        for row in self.missing(cases):
+            self.add(row | measured(row))
+
 
 class Judge:
     """NLL on windows of a text, each from an empty state, and recall (MQAR), of any model."""
@@ -94,8 +98,8 @@ def _rounded(samples: torch.Tensor) -> list[float]:
     return [round(float(value), 5) for value in samples]
 
 
-def parser(description: str | None, results: str) -> argparse.ArgumentParser:
-    """The arguments of every script."""
+def parser(description: str | None, results: str, drawn: str) -> argparse.ArgumentParser:
+    """The arguments of every script; `drawn` says what its samples are of."""
     found = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     found.add_argument("model", help="a checkpoint's directory or a hub id")
     found.add_argument(
@@ -109,6 +113,7 @@ def parser(description: str | None, results: str) -> argparse.ArgumentParser:
     found.add_argument("--sequences", type=int, default=16, help="recall sequences a load")
     found.add_argument("--tokens", type=int, default=2**15, help="of calibration")
     found.add_argument("--calibration-length", type=int, default=512)
+    found.add_argument("--samples", type=int, default=3, help=drawn)
     return found
 
 

@@ -56,6 +56,7 @@ def main() -> None:
     arguments.add_argument("model", help="a directory or a hub id")
     arguments.add_argument("--also", nargs="*", default=[], metavar="NAME=CHECKPOINT")
     arguments.add_argument("--text", required=True, help="other text than calibration's")
+    arguments.add_argument("--skip", type=int, default=0, help="tokens that calibration has read")
     arguments.add_argument("--tokens", type=int, default=4 * 2048)
     arguments.add_argument("--length", type=int, default=2048)
     arguments.add_argument("--every", type=int, default=16, help="tokens between two looks")
@@ -76,6 +77,7 @@ def main() -> None:
             tokens=options.tokens,
             length=options.length,
             every=options.every,
+            skip=options.skip,
             progress=False,
         )
         if head is None:  # the original comes first
