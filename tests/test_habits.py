@@ -70,7 +70,7 @@ def test_workflows_pass_actionlint() -> None:
 
 def test_workflows_pass_zizmor() -> None:
     """No secret is exposed, no text of strangers is run, no action can change under its name."""
-    done = run("zizmor", "--offline", "--no-progress", ".github")
+    done = run("zizmor", "--offline", "--no-progress", "--strict-collection", ".github")
     assert done.returncode == 0, done.stdout
 
 
