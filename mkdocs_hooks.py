@@ -28,6 +28,7 @@ def on_files(files: Any, config: Any) -> Any:
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """What mkdocs calls for each page."""
     markdown = markdown.replace("](../results/", "](results/")
+    markdown = re.sub(r"\[([^]]*)\]\(results/README\.md\)", r"\1", markdown)  # not on the site
     # On a phone wide pictures are small: each links to itself, as on code hosts.
     markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
     markdown = re.sub(r"<!-- api -->.*?<!-- end -->", lambda _: _api(), markdown, flags=re.DOTALL)
