@@ -79,9 +79,18 @@ def test_several_projections_per_head_are_judged_together(axis: Axis, name: str)
     assert tuple(kept.shape) == (HEADS, KEEP)
 
 
+def test_the_old_name_of_a_statistic_works_and_says_the_new_one(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    given = evidence()
+    assert torch.equal(given.heard("query_gram"), given.statistic("query_gram"))
+    assert "evidence.heard is deprecated and will be removed in 0.4" in caplog.text
+    assert "use evidence.statistic" in caplog.text
+
+
 def output_error(given: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> float:
     """What least squares on the kept channels leaves of the head's output, from its definition."""
-    gram = given.heard("readout_gram")[head].numpy()
+    gram = given.statistic("readout_gram")[head].numpy()
     weight = given.output_weight[head, :, 0].numpy()  # [channels, hidden]
     values, vectors = np.linalg.eigh(gram)
     features = (vectors * np.sqrt(values.clip(0))) @ vectors.T  # any matrix with this Gram
@@ -109,12 +118,12 @@ def test_greedy_on_channels_that_say_the_same_keeps_one_of_them() -> None:
     rows = torch.stack([10 * rows[:, 0], 10 * rows[:, 0], rows[:, 1], rows[:, 2]], dim=1)
     rows = torch.cat([rows, torch.zeros(100, 2, dtype=torch.float64)], dim=1)
     weight = torch.randn(1, 6, 1, 5, dtype=torch.float64, generator=generator)
-    heard = LayerStatistics(100, readout_gram=(rows.mT @ rows).unsqueeze(0))
-    given = st.ValueEvidence(weight, weight, torch.Generator(), heard)
+    sums = LayerStatistics(100, readout_gram=(rows.mT @ rows).unsqueeze(0))
+    given = st.ValueEvidence(weight, weight, torch.Generator(), sums)
     select = find_method("readout_greedy").select
     assert select(given, 3).tolist() == [[0, 2, 3]]
     assert select(given, 6).tolist() == [[0, 1, 2, 3, 4, 5]]
-    nothing = replace(given, statistics=LayerStatistics(1, readout_gram=0 * heard.readout_gram))  # type: ignore[operator]
+    nothing = replace(given, statistics=LayerStatistics(1, readout_gram=0 * sums.readout_gram))  # type: ignore[operator]
     assert select(nothing, 2).tolist() == [[0, 1]]
 
 
@@ -124,7 +133,7 @@ def test_energy_of_a_value_channel_counts_how_it_is_read() -> None:
     kept = find_method("readout_energy").select(given, KEEP)
     for head in range(HEADS):
         alone = [
-            float(given.heard("readout_gram")[head, c, c])
+            float(given.statistic("readout_gram")[head, c, c])
             * sum(float(w) ** 2 for w in given.output_weight[head, c, 0])
             for c in range(CHANNELS)
         ]
@@ -153,14 +162,12 @@ def test_every_method_can_judge_by_queries_or_keys_alone(name: str) -> None:
 
 def shuffled(given: st.Evidence, side: str) -> st.Evidence:
     """The same evidence with one side's channels reversed."""
-    heard = given.statistics
-    assert heard is not None
-    grams = {
-        name: getattr(heard, name).flip(1, 2) for name in (f"{side}_gram", f"{side}_unit_gram")
-    }
-    gradient = {f"{side}_gradient": getattr(heard, f"{side}_gradient").flip(1)}
+    sums = given.statistics
+    assert sums is not None
+    grams = {name: getattr(sums, name).flip(1, 2) for name in (f"{side}_gram", f"{side}_unit_gram")}
+    gradient = {f"{side}_gradient": getattr(sums, f"{side}_gradient").flip(1)}
     weight = {f"{side}_weight": getattr(given, f"{side}_weight").flip(1)}
-    return replace(given, statistics=replace(heard, **grams, **gradient), **weight)
+    return replace(given, statistics=replace(sums, **grams, **gradient), **weight)
 
 
 def by_hand(given: st.Evidence, name: str, head: int, channel: int) -> float:

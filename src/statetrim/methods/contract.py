@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import PARTS, LayerStatistics
-from ..errors import StatetrimError
+from ..errors import StatetrimError, deprecated
 from ..geometry import Axis
 
 Score = Literal["qk", "q", "k"]
@@ -21,21 +21,26 @@ Served = Axis | Literal["head"]
 Select = Callable[..., Tensor]
 
 
-class _Heard:
+class _Measured:
     """What all evidence has in common."""
 
     statistics: LayerStatistics | None
 
-    def heard(self, part: str) -> Tensor:
+    def statistic(self, part: str) -> Tensor:
         """One of calibration's sums; the method must have declared that it `needs` it."""
         value = getattr(self.statistics, part, None)
         if not isinstance(value, Tensor):
             raise StatetrimError(f"this method uses {part!r} without declaring that it needs it")
         return value
 
+    def heard(self, part: str) -> Tensor:
+        """The name of `statistic` in 0.1."""
+        deprecated("evidence.heard", "use evidence.statistic", "0.4")
+        return self.statistic(part)
+
 
 @dataclass(frozen=True, eq=False)
-class Evidence(_Heard):
+class Evidence(_Measured):
     """What a selection method is given: the projection weights of one layer, the statistics of that
     layer, and a seeded generator. A method may write to `notes` what the plan should record."""
 
@@ -52,7 +57,7 @@ class Evidence(_Heard):
 
 
 @dataclass(frozen=True, eq=False)
-class ValueEvidence(_Heard):
+class ValueEvidence(_Measured):
     """What a selection method for value channels is given."""
 
     value_weight: Tensor  # [heads, channels, copies, hidden], float64
@@ -68,7 +73,7 @@ class ValueEvidence(_Heard):
 
 
 @dataclass(frozen=True, eq=False)
-class HeadEvidence(_Heard):
+class HeadEvidence(_Measured):
     """The same for a method that chooses whole heads, so many of each group."""
 
     output_weight: Tensor  # [groups, heads, channels, hidden], float64

@@ -21,7 +21,7 @@ def select(
 ) -> Tensor:
     """`tolerance` is RRQR's f > 1; `normalized` takes q and k after their L2 norm."""
     kind = "unit_gram" if normalized else "gram"
-    grams = combine(score, evidence.heard(f"query_{kind}"), evidence.heard(f"key_{kind}"))
+    grams = combine(score, evidence.statistic(f"query_{kind}"), evidence.statistic(f"key_{kind}"))
     heads = [strong_rrqr(gram, keep, tolerance) for gram in grams]
     evidence.notes.update(
         swaps=[head.swaps for head in heads],

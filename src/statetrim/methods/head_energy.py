@@ -14,7 +14,9 @@ from .contract import HeadEvidence, needs, serves, top
 @needs(*REFIT_PARTS)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     groups, heads, width, _ = evidence.output_weight.shape
-    moment = evidence.heard("readout_moment").reshape(groups * heads, width, groups * heads, width)
+    moment = evidence.statistic("readout_moment").reshape(
+        groups * heads, width, groups * heads, width
+    )
     grams = moment.diagonal(dim1=0, dim2=2).permute(2, 0, 1)  # [heads of all groups, width, width]
     weight = evidence.output_weight.flatten(0, 1)
     energy = (weight * (grams @ weight)).sum(dim=(1, 2))

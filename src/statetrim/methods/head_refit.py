@@ -19,7 +19,10 @@ _DAMPING = 1e-6  # of the read-out's mean square: dead channels have no inverse
 @needs(*REFIT_PARTS)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     groups, heads, width, hidden = evidence.output_weight.shape
-    moment, weight = evidence.heard("readout_moment"), evidence.output_weight.reshape(-1, hidden).mT
+    moment, weight = (
+        evidence.statistic("readout_moment"),
+        evidence.output_weight.reshape(-1, hidden).mT,
+    )
     scale = _DAMPING * moment.diagonal().mean().clamp_min(1e-300)
     inverse = torch.linalg.inv(moment + scale * torch.eye(len(moment), dtype=moment.dtype))
     left = torch.ones(groups, heads, dtype=torch.bool)

@@ -10,6 +10,6 @@ from .contract import Evidence, Score, combine, needs, top
 
 @needs("query_unit_gram", "key_unit_gram")
 def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
-    query = evidence.heard("query_unit_gram").diagonal(dim1=-2, dim2=-1)
-    key = evidence.heard("key_unit_gram").diagonal(dim1=-2, dim2=-1)
+    query = evidence.statistic("query_unit_gram").diagonal(dim1=-2, dim2=-1)
+    key = evidence.statistic("key_unit_gram").diagonal(dim1=-2, dim2=-1)
     return top(query * key if score == "qk" else combine(score, query, key), keep)

@@ -12,5 +12,5 @@ from .contract import ValueEvidence, needs, serves, top
 @serves("value")
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int) -> Tensor:
-    energy = evidence.heard("readout_gram").diagonal(dim1=-2, dim2=-1)
+    energy = evidence.statistic("readout_gram").diagonal(dim1=-2, dim2=-1)
     return top(energy * evidence.output_weight.square().sum(dim=(-2, -1)), keep)

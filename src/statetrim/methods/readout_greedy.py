@@ -16,7 +16,7 @@ from .contract import ValueEvidence, needs, serves
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int) -> Tensor:
     weights = evidence.output_weight.flatten(2)  # [heads, channels, copies * hidden]
-    grams = zip(evidence.heard("readout_gram"), weights @ weights.mT, strict=True)
+    grams = zip(evidence.statistic("readout_gram"), weights @ weights.mT, strict=True)
     return torch.stack([_greedy(gram, reader, keep) for gram, reader in grams])
 
 

@@ -12,7 +12,7 @@ from .contract import ValueEvidence, needs, serves
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int, *, tolerance: float = 1.5) -> Tensor:
     """`tolerance` is RRQR's f > 1."""
-    heads = [strong_rrqr(gram, keep, tolerance) for gram in evidence.heard("readout_gram")]
+    heads = [strong_rrqr(gram, keep, tolerance) for gram in evidence.statistic("readout_gram")]
     evidence.notes.update(
         swaps=[head.swaps for head in heads],
         rank=[head.rank for head in heads],

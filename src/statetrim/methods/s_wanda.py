@@ -7,7 +7,7 @@ from .contract import Evidence, Score, combine, needs, top
 
 @needs("input_square")
 def select(evidence: Evidence, keep: int, *, score: Score = "qk") -> Tensor:
-    feature_norm = evidence.heard("input_square").sqrt()
+    feature_norm = evidence.statistic("input_square").sqrt()
     query = (evidence.query_weight.abs() @ feature_norm).sum(dim=-1)
     key = (evidence.key_weight.abs() @ feature_norm).sum(dim=-1)
     return top(combine(score, query, key), keep)
