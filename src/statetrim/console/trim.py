@@ -195,8 +195,8 @@ def show_trimmed(
         f"load it:   {small.family.auto_class(small.config)}.from_pretrained("
         f"{str(small.path)!r}){_needs(checks['runtime'])}",
         *_serving(small),
-        f"push it:   hf upload YOUR-NAME/{small.path.resolve().name} {small.path}   "
-        "# statetrim/ names your text and model: --exclude 'statetrim/*' leaves it out",
+        f"push it:   statetrim push {small.path} YOUR-NAME/{small.path.resolve().name}   "
+        "# private, and without records that name your files",
     ):
         to_copy = line.startswith(("load it:", "serve it:", "push it:"))
         (terminal.say_command if to_copy else terminal.say)(line)
