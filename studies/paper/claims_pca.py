@@ -106,7 +106,7 @@ PCA = [
     ),
     Claim(
         "Table 5",
-        "with a filter of each channel's own, proper PCA is as bad as adversarial PCA",
+        "with a separate filter for each channel, proper PCA is as bad as adversarial PCA",
         "DN 370M: 3.2e5 and 2.4e5 at 50 %, 3.3e5 and 3.1e5 at 75 %",
         pca_blind,
         "an interval that is not below 0: here proper PCA keeps a little of the signal, and both "

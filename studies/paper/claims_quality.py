@@ -96,7 +96,7 @@ def recall_at_30(e: Evidence) -> Found:
 QUALITY = [
     Claim(
         "Abstract, Table 2 `tab:pre_rft_50_gated_only`, Table 8 `tab:unified_summary_50`",
-        "half of the key channels go at a marginal increase of perplexity, before recovery "
+        "removing half of the key channels raises perplexity only marginally, before recovery "
         "(taken as: below 10 %)",
         "Grad and DRRQR: GDN 1.3B +3.6 %, +3.0 %; GDN 370M +15.6 %, +9.7 %; DN 370M +6.4 %, "
         "+5.4 %; DN 1.3B +9.6 %, +22.8 %",
@@ -182,7 +182,7 @@ def joint_is_best(e: Evidence) -> Found:
 COUPLING = [
     Claim(
         "Table 6 `tab:ablation_kq_targets`, Appendix C.3",
-        "magnitude methods do better by queries alone than by both",
+        "magnitude methods do better when they score queries alone",
         "L1: DN 370M 33.0 against 3843.5, GDN 1.3B 24.5 against 26.5, but GDN 370M 49.9 against "
         "41.8",
         magnitude_by_queries,
@@ -190,14 +190,14 @@ COUPLING = [
     ),
     Claim(
         "Table 6",
-        "by keys alone magnitude methods are unstable, and worse than by queries",
+        "scored by keys alone, magnitude methods are unstable and worse than by queries",
         "L1: DN 370M 425,218 against 33.0; GDN 1.3B 29.8 against 24.5",
         magnitude_by_keys,
         "intervals above 0",
     ),
     Claim(
         "Table 6",
-        "Grad and DRRQR are best by queries and keys together",
+        "Grad and DRRQR are best when they score queries and keys together",
         "in all four models (DRRQR, DN 370M: 31.4, keys 286,036, queries 32.1)",
         joint_is_best,
         "an interval of any of the four that is not below 0",

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from statistics import fmean, median
 
-from claims import METHODS, Evidence
+from claims import METHODS, SMALL, Evidence
 from claims_pca import ADVERSARIAL, AFTER, PROPER, measured
 from figures import change, mean, nats, perplexity, ratio, table, times
 from ledger_beyond import beyond_rows
 from ledger_costs import engine_text, gpu_table
-from ledger_quality import quality_table, recall_table, recipe_text, tasks_table
+from ledger_quality import quality_table, recall, recall_table, recipe_text, tasks_table
 
 
 def coupling_table(evidence: Evidence) -> str:
@@ -42,6 +42,15 @@ def pca_table(evidence: Evidence) -> str:
     shown = [f"{min(values):.0%} to {max(values):.0%}" for values in by_layer]
     rows.append(["", "SiLU's output that is not linear in its input, by layer", *shown])
     return table(["removed", "method", *models.values()], rows)
+
+
+def seeds_table(evidence: Evidence) -> str:
+    """The small models as they were trained."""
+    rows = []
+    for kind, name in SMALL.items():
+        for seed, row in zip(evidence.seeds(kind), evidence.projected(kind, "none"), strict=True):
+            rows.append([name, f"{seed}", f"{perplexity([row]):.0f}", recall([row])])
+    return table(["filters", "seed", "perplexity", "recall"], rows)
 
 
 def calibration_table(evidence: Evidence) -> str:
@@ -112,6 +121,7 @@ TABLES: dict[str, Callable[[Evidence], str]] = {
     "recipe": recipe_text,
     "coupling": coupling_table,
     "pca": pca_table,
+    "seeds": seeds_table,
     "calibration": calibration_table,
     "tolerance": tolerance_table,
     "rank": rank_table,

@@ -79,7 +79,7 @@ class Workshop:
     def recovered(self, row: Row) -> st.Checkpoint:
         dense = row["method"] == "none"
         small = self.model if dense else self.cut(row)
-        name = "control" if dense else small.path.name
+        name = f"{row['model']}-control" if dense else small.path.name
         recipe = f"{row['tokens']}-{row['rate']:g}-{row['sample']}"
         return st.recover(
             small,

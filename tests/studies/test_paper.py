@@ -17,6 +17,7 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.tiny_models import STUDIES
+from statetrim.geometry import resolve_keep
 from statetrim.runtime.loading import load_live
 
 ROOT = Path(__file__).parents[2]
@@ -77,11 +78,11 @@ HEADLINES = {  # what the first paragraph says, by the beginning of the claim
     "a training step of the mixer is faster": "confirmed here",
     "the cut is fully compatible with rotations": "confirmed here",
     "the same at 75, 40 and 30 %": "contradicted",
-    "half of the key channels go": "contradicted",
+    "removing half of the key channels": "contradicted",
     "even at 75 % perplexity": "contradicted",
     "at about 30 % retrieval": "contradicted",
     "after recovery Grad keeps the most recall": "contradicted",
-    "magnitude methods do better by queries": "contradicted",
+    "magnitude methods do better": "contradicted",
     "DRRQR explicitly improves the conditioning": "contradicted",
     "recovered cuts are also below": "contradicted",
     "zero-shot accuracy stays robust": "needs its scale",
@@ -125,6 +126,7 @@ def test_figures_in_sentences_are_those_of_the_scripts(script: Any) -> None:
         f"batch {small['batch']} x {small['time']} tokens, {small['heads']} heads, hidden size "
         f"{small['hidden']}, values of {speed.VALUES}",
         f"keeps {int(128 * (1 - 0.4))} at 40 % and {int(128 * (1 - 0.3))} at 30 %",
+        f"`select --keep 0.6` rounds up to {resolve_keep(0.6, 128)}",
         f"--recovery-tokens {script('ledger_costs').RECOVERY} ",
         f"--recovery-skip {options.samples * tokens} ",
         f"--skip {options.samples * tokens + script('ledger_costs').RECOVERY} ",
