@@ -1,0 +1,47 @@
+"""A cut in a real engine, which weekly.yml installs in its newest release.
+
+ENGINE=mlx ENGINE_PYTHON=engine/bin/python pytest tests/verification/test_real_engine.py
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+import statetrim as st
+from helpers import tiny
+
+ENGINE, PYTHON = os.environ.get("ENGINE"), os.environ.get("ENGINE_PYTHON")
+ROPE = ("rope_theta", "partial_rotary_factor")
+
+
+def with_flat_rope(model: Path) -> Path:
+    """As on the hub: transformers 5 saves these fields in a table of their own."""
+    config = json.loads((model / "config.json").read_text())
+    config |= {name: config["rope_parameters"][name] for name in ROPE}
+    (model / "config.json").write_text(json.dumps(config))
+    return model
+
+
+@pytest.mark.skipif(not (ENGINE and PYTHON), reason="ENGINE and ENGINE_PYTHON name no engine")
+def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: Path) -> None:
+    assert ENGINE and PYTHON
+    sizes = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    sizes["full_attention_interval"] = 4  # what engines take where a config does not say
+    original = with_flat_rope(tiny.build("qwen3_next", tmp_path / "original", **sizes))
+    plan = st.select(original, "rand", 64, keep_values=64, value_method="rand")
+    small = st.prune(original, plan, tmp_path / "small")
+    text = tiny.write_text(tmp_path / "words.jsonl", 2000)
+    found = st.verify(
+        small,
+        baseline=original,
+        engine=ENGINE,
+        python=PYTHON,
+        text=text,
+        count=6,
+        length=24,
+        generate=5,
+    )
+    assert found.faults == {} and found.refusals == {}
+    assert all(one.share() > 0.9 for one in found.agreements)
