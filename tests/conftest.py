@@ -28,7 +28,10 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return get
 
 
-LONGEST = ("test_readme.py", "test_adversary.py")
+LONGEST = (
+    "test_readme.py", "test_adversary.py", "test_trim.py", "test_first_screen.py", "test_demo.py",
+    "test_train_tiny.py", "test_mutants.py", "test_verify.py",
+)  # fmt: skip
 """Files of minutes; begun last, one of them would run alone while the other worker is idle."""
 
 

@@ -1,9 +1,11 @@
 """Runs the command line in forked children, so that torch is imported once for many processes.
 
 Reads a job as JSON per line, answers with JSON per line:
-    {"arguments": [...], "kill_after": seconds or null, "free": bytes the disk claims, or null,
+    {"arguments": [...], "folder": where to run, or null,
+     "kill_after": seconds or null, "free": bytes the disk claims, or null,
      "kill_when": a path that must appear first, or null,
-     "kill_size": and how many bytes must be in that directory}
+     "kill_size": and how many bytes must be in that directory,
+     "kill_said": a pattern that a line on standard error must match first, or null}
     {"code": exit code or minus the signal, "seconds": ..., "cpu_seconds": ..., "peak": bytes,
      "err": ..., "out": ...}
 Importing torch starts no threads, and this process runs nothing of it: forking is safe.
@@ -13,6 +15,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import shutil
 import signal
 import sys
@@ -29,15 +32,18 @@ import statetrim.surgery.prune  # noqa: F401
 from statetrim.cli import main
 
 
-def child(arguments: list[str], free: int | None, files: list[Any]) -> None:
+def child(job: dict[str, Any], files: list[Any]) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(file.fileno(), number)
-    sys.argv = ["statetrim", *arguments]
+    sys.argv = ["statetrim", *job["arguments"]]
+    free = job["free"]
     if free is not None:
         usage = shutil.disk_usage("/")._replace(free=free)
         shutil.disk_usage = lambda path: usage
     code = 1
     try:
+        if job["folder"] is not None:
+            os.chdir(job["folder"])
         main()
         code = 0
     except SystemExit as end:
@@ -53,9 +59,12 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         began = time.perf_counter()
         pid = os.fork()
         if pid == 0:
-            child(job["arguments"], job["free"], [out, err])
+            child(job, [out, err])
         if job["kill_when"] is not None:
             while written(Path(job["kill_when"])) < job["kill_size"] and not ended(pid):
+                time.sleep(0.0005)
+        if job["kill_said"] is not None:
+            while not said(job["kill_said"], err.fileno()) and not ended(pid):
                 time.sleep(0.0005)
         if job["kill_after"] is not None:
             time.sleep(job["kill_after"])
@@ -88,6 +97,12 @@ def written(path: Path) -> int:
     return total
 
 
+def said(pattern: str, file: int) -> bool:
+    """Whether a line of the file begins so; the child's place in it, which is ours, stays."""
+    text = os.pread(file, 2**20, 0).decode(errors="replace")
+    return re.search(pattern, text, re.MULTILINE) is not None
+
+
 def ended(pid: int) -> bool:
     """Whether the child is dead, without taking its status."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
@@ -97,11 +112,17 @@ def ended(pid: int) -> bool:
 class Forker:
     """The other end: starts this file and talks to it; `modules` are imported before any fork."""
 
-    def __init__(self, *modules: str) -> None:
+    def __init__(
+        self,
+        *modules: str,
+        python: str | Path = sys.executable,
+        environment: dict[str, str] | None = None,
+    ) -> None:
         import subprocess
 
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__)), *modules],
+            [python, "-P", str(Path(__file__)), *modules],
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -114,14 +135,18 @@ class Forker:
         free: int | None = None,
         kill_when: Path | None = None,
         kill_size: int = 0,
+        kill_said: str | None = None,
+        folder: Path | None = None,
     ) -> dict[str, Any]:
         assert self.process.stdin and self.process.stdout
         job = {
             "arguments": arguments,
+            "folder": None if folder is None else str(folder),
             "kill_after": kill_after,
             "free": free,
             "kill_when": None if kill_when is None else str(kill_when),
             "kill_size": kill_size,
+            "kill_said": kill_said,
         }
         print(json.dumps(job), file=self.process.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())

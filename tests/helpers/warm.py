@@ -13,10 +13,14 @@ LIBRARIES = (
 )  # fmt: skip
 
 
-def warm() -> None:
+def modules() -> list[str]:
     own = [found.name for found in pkgutil.walk_packages(statetrim.__path__, "statetrim.")]
     own = [name for name in own if ".drivers." not in name and not name.endswith("__main__")]
-    for name in (*LIBRARIES, *own):
+    return [*LIBRARIES, *own]
+
+
+def warm() -> None:
+    for name in modules():
         importlib.import_module(name)
 
 

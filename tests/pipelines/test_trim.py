@@ -1,15 +1,10 @@
 """The whole chain in one command: on every family, after kills, and what it warns of."""
 
 import json
-import os
 import random
 import re
 import shutil
-import signal
-import subprocess
-import sys
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +14,9 @@ from safetensors.torch import load_file, save_file
 
 import statetrim as st
 from helpers import tiny
+from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint, run
+from helpers.warm import modules
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verdict import warnings
 from statetrim.geometry import Geometry
@@ -38,6 +35,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.jsonl"
     tiny.write_text(path, 2**14)
     return path
+
+
+@pytest.fixture(scope="module")
+def forker() -> Iterator[Forker]:
+    forker = Forker(*modules())
+    yield forker
+    forker.close()
 
 
 class Heard(Watch):
@@ -113,39 +117,37 @@ def result(path: Path) -> dict[str, Any]:
     } | {"scores": st.Scores.load(path / "statetrim" / "scores.json").scores}
 
 
-def test_five_kills_and_the_same_result(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+def test_five_kills_and_the_same_result(
+    checkpoint: Load, text: Path, tmp_path: Path, forker: Forker
+) -> None:
     """Killed as each of five stages begins, or a random moment later."""
     model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
-    command = [sys.executable, "-m", "statetrim", "trim", str(model), "--keep", "6", *FLAGS]
-    command += ["--text", str(text)]
+    command = ["trim", str(model), "--keep", "6", *FLAGS, "--text", str(text)]
     whole = tmp_path / "whole" / "small"
-    subprocess.run([*command, "-o", str(whole)], check=True, capture_output=True)
-    generator, seen = random.Random(7), []
+    ended = forker.run([*command, "-o", str(whole)])
+    assert ended["code"] == 0, ended["err"]
+    generator = random.Random(7)
     for stage in ("calibrate", "select by product", "prune", "check", "evaluate"):
-        process = subprocess.Popen([*command, "-o", str(out)], stderr=subprocess.PIPE, text=True)
-        assert process.stderr is not None
-        lines = []
-        for line in process.stderr:
-            lines.append(line)
-            if re.match(rf"{stage}.* \.\.\.", line):
-                break
-        time.sleep(generator.random() / 50)  # stages of a tiny model are short
-        os.kill(process.pid, signal.SIGKILL)
-        process.wait()
-        process.stderr.close()
-        assert lines and lines[-1].startswith(stage), "the stage had been finished too early"
+        killed = forker.run(
+            [*command, "-o", str(out)],
+            kill_said=rf"^{stage}.* \.\.\.",
+            kill_after=generator.random() / 50,  # stages of a tiny model are short
+        )
+        assert killed["code"] == -9, "the stage had been finished too early"
+        assert re.search(rf"^{stage}.* \.\.\.", killed["err"], re.MULTILINE)
         assert not out.exists()
-        seen.append("".join(lines))
     repeated = r"^(calibrate|select by product|prune .pruned.) \.\.\."
-    assert not re.search(repeated, seen[-1], flags=re.MULTILINE)
-    code, err, printed = run([*command[3:5], "--keep", "5", *command[7:], "-o", str(out), "--json"])
+    assert not re.search(repeated, killed["err"], flags=re.MULTILINE)
+    code, err, printed = run([*command[:2], "--keep", "5", *command[4:], "-o", str(out), "--json"])
     check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
-    ends = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
-    assert "calibrate: done before, kept" in ends.stderr
-    assert "check: done before, kept" in ends.stderr
+    ends = forker.run([*command, "-o", str(out)])
+    assert ends["code"] == 0, ends["err"]
+    assert "calibrate: done before, kept" in ends["err"]
+    assert "check: done before, kept" in ends["err"]
     assert result(out) == result(whole)
-    again = subprocess.run([*command, "-o", str(out)], check=True, capture_output=True, text=True)
-    assert " ..." not in again.stderr, "a finished job has nothing left to do"
+    again = forker.run([*command, "-o", str(out)])
+    assert again["code"] == 0, again["err"]
+    assert " ..." not in again["err"], "a finished job has nothing left to do"
 
 
 def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
