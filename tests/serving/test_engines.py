@@ -13,6 +13,7 @@ import statetrim as st
 from statetrim.families import families
 from statetrim.serving import engines
 from statetrim.serving.engines import Shape
+from statetrim.serving.shapes import answers
 
 ROWS = engines.matrix().rows
 QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
@@ -115,6 +116,15 @@ def test_nothing_is_proposed_where_nothing_is_known() -> None:
     assert engines.propose("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(128, 128)
 
 
+def test_an_engine_that_does_not_know_a_type_refuses_it_at_any_shape() -> None:
+    """MLX-LM takes qwen3_5, whose config wraps that of the text model, and not qwen3_5_text."""
+    for shape in (Shape(128, 128), Shape(64, 64)):
+        assert answers("qwen3_5", shape)["MLX-LM"] == "yes"
+        assert answers("qwen3_5_text", shape)["MLX-LM"] == "no"
+    expected = engines.propose("qwen3_5", QWEN, 64)
+    assert engines.propose("qwen3_5_text", QWEN, 64) == expected, "the other engines decide"
+
+
 def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
     text = (Path(__file__).parents[2] / "docs" / "serving.md").read_text()
     table = text[text.index("| shape | vLLM") :].partition("\n\n")[0].splitlines()
@@ -133,3 +143,4 @@ def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
             serves = all(line.serves for line in mine)
             flagged = any(line.flag for line in mine)
             assert cell == ("no" if not serves else "flag" if flagged else "yes"), (label, name)
+            assert cell == answers("qwen3_next", Shape(keys, values))[name]

@@ -166,6 +166,19 @@ def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     assert "vllm serve" not in text.replace("vLLM 0.19.1: vllm serve SMALL", "")
 
 
+def test_without_a_size_it_shows_which_engine_serves_which_shape(tmp_path: Path) -> None:
+    config = PUBLIC["Qwen3-Next-80B-A3B"][0]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    report = st.inspect(tmp_path)
+    served = {one.shape: one.engines for one in report.shapes}
+    assert next(iter(served)) == "128x128" and served["64x128"]["vLLM"] == "no"
+    assert set(served["64x64"].values()) <= {"yes", "flag", "unknown"}
+    assert not st.inspect(tmp_path, keep=64).shapes
+    shown = CliRunner().invoke(app, ["inspect", str(tmp_path)], env={"COLUMNS": "80"}).output
+    line = next(line for line in shown.splitlines() if "vllm-cpu" in line)
+    assert line.split()[1::2] == ["vllm-cpu", "yes", "no", "no", "no", "no", "yes", "no"]
+
+
 def test_a_context_without_memory_and_unknown_attention_are_refused(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLIC["Kimi-Linear-48B-A3B"][0]))

@@ -16,7 +16,7 @@ def refusing(model_type: str, shape: Shape) -> set[str]:
 
 @pytest.mark.parametrize("share", [0.75, 0.5, 0.25, 0.1])
 @pytest.mark.parametrize("engine", [None, "vLLM", "SGLang", "MLX-LM", "llama.cpp", "transformers"])
-@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5_text"])
+@pytest.mark.parametrize("model_type", ["qwen3_next", "qwen3_5"])
 def test_every_candidate_fits_and_is_served(
     model_type: str, engine: str | None, share: float
 ) -> None:

@@ -76,6 +76,8 @@ def test_a_budget_is_kept_and_used(most: float, qwen: st.Checkpoint) -> None:
         ({"keep": 96}, "llama.cpp", (64, 64)),
         ({"keep": 64}, "MLX-LM", (64, 128)),
         ({"state_mib_per_sequence": 40.0}, "mlx", (64, 128)),
+        ({"keep": 64, "keep_values": 128}, "mlx", (64, 128)),
+        ({"keep": "128", "keep_values": 64}, "mlx", (128, 64)),
     ],
 )
 def test_an_engine_gets_a_shape_it_serves(
@@ -97,6 +99,9 @@ def test_an_engine_gets_a_shape_it_serves(
         ({"sequences": 0, "memory_gib": 1.0}, "more than nothing"),
         ({"keep": 64, "for_": "abacus"}, "no engine 'abacus'; choose vllm"),
         ({"keep": 128}, "nothing would change"),
+        ({"keep": 128, "keep_values": 128}, "nothing would change"),
+        ({"keep": 64, "keep_values": 128, "for_": "vllm"}, "does not serve a state of 64x128"),
+        ({"square": 32, "for_": "vllm-cpu"}, "smallest cut that does is 64x64"),
     ],
 )
 def test_what_cannot_be_meant_is_refused(

@@ -17,6 +17,7 @@ from statetrim.storage import space
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.storage.hub import download
 from statetrim.storage.hub.download import HubModel
+from statetrim.storage.models import short_names
 
 Load = Callable[[str], Path]
 REPO = "someone/tiny"
@@ -70,6 +71,19 @@ def test_a_hub_id_is_trimmed(hub: LoopbackHub, tmp_path: Path) -> None:
     )  # fmt: skip
     assert small.geometry.head_k_dim == 6
     assert "someone/tiny" in (small.path / "README.md").read_text()
+
+
+def test_a_hub_model_is_called_by_its_id(
+    hub: LoopbackHub, checkpoint: Load, tmp_path: Path
+) -> None:
+    model = open_checkpoint(REPO)
+    assert model.name == REPO
+    twin = open_checkpoint(shutil.copytree(checkpoint("delta_net"), tmp_path / "tiny"))
+    assert short_names([model, twin]) == [REPO, "tiny"]
+
+    small = st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
+    page = st.report([REPO, small.path], tmp_path / "report").read_text()
+    assert f"<h1>{REPO}: state" in page
 
 
 def test_inspect_fetches_the_config_alone(hub: LoopbackHub) -> None:

@@ -136,8 +136,7 @@ def _in_turns(
     lengths = _checked([*asked], MOST_LENGTH, "length")
     _checked([rounds], MOST_ROUNDS, "number of rounds")
     runners = [
-        _Runner(checkpoint.path.resolve().name, load_live(checkpoint, placement))
-        for checkpoint in checkpoints
+        _Runner(checkpoint.name, load_live(checkpoint, placement)) for checkpoint in checkpoints
     ]
     for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
         runner.name = name

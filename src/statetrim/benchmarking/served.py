@@ -25,7 +25,7 @@ def benchmark_served(
     `python` is that of the environment vLLM is installed in.
     """
     checkpoints = [with_weights(m) for m in (opened(baseline), *all_opened(models))]
-    names = distinct([checkpoint.path.resolve().name for checkpoint in checkpoints])
+    names = distinct([checkpoint.name for checkpoint in checkpoints])
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}
     for load in loads:

@@ -27,7 +27,7 @@ def show_sweep_steps(
         terminal.show_json(told)
         return
     show = terminal.show if dry_run else terminal.announce
-    show(steps_table(f"sweep {model.path.resolve().name} -> {where}", steps))
+    show(steps_table(f"sweep {model.name} -> {where}", steps))
     kind = str(model.config.get("model_type"))
     after = {name: job.after for name, job in jobs.items()}
     refused = {name: refusing(kind, Shape.of(geometry)) for name, geometry in after.items()}

@@ -88,7 +88,7 @@ def show_steps(
             }
         )
         return
-    show(steps_table(f"trim {job.model.path.resolve().name} -> {where}", steps))
+    show(steps_table(f"trim {job.model.name} -> {where}", steps))
     if job.candidates:
         show(_candidates(job))
     else:

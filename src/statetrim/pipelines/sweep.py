@@ -98,7 +98,7 @@ def run(
             original = points[0][0]
             cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
             made = record | recipe(model, options)
-            found = Sweep(model.path.resolve().name, [original, *cuts], made)
+            found = Sweep(model.name, [original, *cuts], made)
             found.save(work.path / FILE)
             _draw(found, work.path)
             work.publish()

@@ -18,6 +18,7 @@ from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB
 from ..storage.checkpoint import Checkpoint, inside, open_checkpoint
+from ..storage.hub.download import HubModel
 from ..storage.json_file import read_object
 
 SWEEP_FILE = "sweep.json"
@@ -90,7 +91,7 @@ class Findings:
         if isinstance(marks, list) and len(marks) == len(names) and self.after.shards:
             marked = list(zip(names, marks, strict=True))[1:]
             return next((name for name, mark in marked if self.after.is_source(mark)), None)
-        own = self.after.path.resolve().name
+        own = self.after.name
         return own if own in names[1:] else None
 
     @property
@@ -111,7 +112,7 @@ class Findings:
             yield "the plan was made for another model than the one the checkpoint was cut from"
         before = self.before
         if source and before is not None and before.shards and not before.is_source(source):
-            yield f"the plan was not made for {before.path.name}"
+            yield f"the plan was not made for {before.name}"
         if not self.own_scores:
             yield "the scores are of other weights than this checkpoint's"
         analysed = self.analysis.lineage.get("source") if self.analysis else None
@@ -137,6 +138,9 @@ def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
             _read_sweep(found, Path(artifact))
         elif Path(artifact).is_dir():
             models[Path(artifact)] = open_checkpoint(artifact)
+        elif not Path(artifact).exists() and HubModel.named(str(artifact)):
+            model = open_checkpoint(str(artifact))
+            models[model.path] = model
         else:
             files.append(Path(artifact))
     _sort_checkpoints(found, models)

@@ -45,7 +45,7 @@ def ship_verdict_of(found: Findings) -> Verdict:
 def title(found: Findings) -> str:
     before, after = found.geometry_before, found.geometry_after
     model = found.before or found.after
-    name = model.path.resolve().name if model else ""
+    name = model.name if model else ""
     if not name:
         name = found.sweep.model if found.sweep else Path(next(iter(found.sources.values()))).stem
     if before and after and before != after:

@@ -194,26 +194,39 @@ def propose(
 
     Among those of the best verdict it is the one with the most state, then the most values.
     """
-    asked = Shape(keep, keep_values or geometry.head_v_dim)
-    best: tuple[tuple[int, int, int], Shape] | None = None
-    for shape in _candidates(geometry, asked):
+    asked, whole = Shape(keep, keep_values or geometry.head_v_dim), Shape.of(geometry)
+    asked_for = [engine] if engine else engines_serving(model_type, whole)
+    engines = {name.lower() for name in asked_for}
+
+    def severity(shape: Shape) -> int | None:
+        """Of the worst verdict; None where one of the engines does not serve it."""
         lines = [line for line in verdicts(model_type, shape) if line.current]
-        if engine is not None:
-            lines = [line for line in lines if line.engine.lower() == engine.lower()]
+        lines = [line for line in lines if line.verdict != "unknown"]
+        lines = [line for line in lines if line.engine.lower() in engines]
         if hardware is not None:
             lines = [line for line in lines if line.hardware.lower() == hardware.lower()]
-        known = [line for line in lines if line.verdict != "unknown"]
-        if not known or not all(line.serves for line in known):
+        served = lines and all(line.serves for line in lines)
+        return max(_SEVERITY[line.verdict] for line in lines) if served else None
+
+    best: tuple[tuple[int, int, int], Shape] | None = None
+    for shape in _candidates(geometry, asked):
+        worst = severity(shape)
+        if worst is None:
             continue
-        worst = max(_SEVERITY[line.verdict] for line in known)
         rank = (-worst, shape.numel, shape.head_v_dim)
         if best is None or rank > best[0]:
             best = rank, shape
     if best is None:
-        where = engine or "every engine"
+        larger = [one for one in _candidates(geometry, whole) if one != whole]
+        served = [one for one in larger if severity(one) is not None]
         raise StatetrimError(
-            f"no shape of at most {asked} is known to serve {model_type} on {where}; "
-            f"`statetrim inspect` lists what is known of each engine"
+            f"no shape of at most {asked} is known to serve {model_type} on "
+            f"{engine or 'every engine'}; "
+            + (
+                f"the smallest cut that does is {min(served, key=lambda one: one.numel)}"
+                if served
+                else "`statetrim inspect` lists what is known of each engine"
+            )
         )
     return best[1]
 
@@ -222,6 +235,12 @@ def serve_command(line: Compatibility, model: str) -> str:
     """What to type so that the engine serves `model`, with the flag the shape needs."""
     command = matrix().commands[line.engine].format(model=shlex.quote(model))
     return f"{command} {line.flag}".strip()
+
+
+def engines_serving(model_type: str, shape: Shape) -> set[str]:
+    """Names of the engines that serve the shape on some hardware, or may."""
+    lines = [line for line in verdicts(model_type, shape) if line.current]
+    return {line.engine for line in lines if line.serves or line.verdict == "unknown"}
 
 
 def engines_for(model_type: str) -> list[str]:

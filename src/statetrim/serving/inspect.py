@@ -9,8 +9,19 @@ from ..maths.units import Amount
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from .deployment import Deployment, deployment
+from .engines import Shape, engines_for
+from .shapes import Answer, answers, usual_shapes
 from .state_size import StateSize, stored_dtype
-from .target import target_of
+from .target import target_of, to_shape
+
+
+@dataclass(frozen=True)
+class ServedShape:
+    """A shape the state can be cut to, its share of the present bytes, and what engines say."""
+
+    shape: str
+    share: float
+    engines: dict[str, Answer]
 
 
 @dataclass(frozen=True)
@@ -29,6 +40,7 @@ class StateReport:
     after: StateSize | None
     warnings: list[str]
     deployment: Deployment
+    shapes: list[ServedShape]  # the usual ones, where no cut was asked for
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -81,7 +93,24 @@ def inspect(
         after=StateSize.of(after, dtype) if after else None,
         warnings=warnings,
         deployment=deployment(model, after, dtype=dtype, memory_gib=memory_gib, context=context),
+        shapes=[] if after else _served_shapes(model),
     )
+
+
+def _served_shapes(model: Checkpoint) -> list[ServedShape]:
+    """The present shape, and the usual cuts that the model's config can hold."""
+    kind, before = str(model.config.get("model_type")), model.geometry
+    if before.widths or not engines_for(kind):
+        return []
+    found = []
+    for shape in usual_shapes(before):
+        try:
+            share = to_shape(model, shape).after.state_numel / before.state_numel
+        except StatetrimError:
+            continue
+        found.append(ServedShape(str(shape), share, answers(kind, shape)))
+    whole = Shape.of(before)
+    return [ServedShape(str(whole), 1.0, answers(kind, whole)), *found]
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:

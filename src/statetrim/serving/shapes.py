@@ -2,11 +2,16 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Literal
 
 from ..errors import StatetrimError
 from ..geometry import Geometry
-from .engines import Shape, engines_for, verdicts
+from .engines import Shape, engines_for, engines_serving, verdicts
 
+Answer = Literal["yes", "flag", "no", "wrong", "unknown"]
+"""flag: some hardware needs a flag; wrong: it serves, and answers wrongly."""
+
+USUAL = ((6, 8), (4, 8), (6, 6), (5, 6), (4, 4), (2, 2))  # eighths of keys and of values
 _STEPS = 8  # widths tried along an axis: eighths of it, whole tiles of 16 on heads of 128
 
 
@@ -38,7 +43,11 @@ def candidates(
         others = f"; it is served by {', '.join(known)}" if known else ""
         raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
     within = [shape for shape in _shapes(geometry) if shape.numel <= share * _numel(geometry)]
-    refused = {shape: refusing(model_type, shape) for shape in within}
+    able = engines_serving(model_type, Shape.of(geometry))  # others refuse the original as well
+    refused = {
+        shape: tuple(name for name in refusing(model_type, shape) if name in able)
+        for shape in within
+    }
     served = [shape for shape in within if engine is None or serves(engine, model_type, shape)]
     # An engine's rule (a square, a power of two) may leave only shapes that a larger one contains.
     groups = [[s for s in served if not refused[s]], served] if engine is None else [served]
@@ -95,3 +104,27 @@ def serves(engine: str, model_type: str, shape: Shape) -> bool:
     known = [one for one in lines if one.engine == engine and one.current]
     known = [line for line in known if line.verdict != "unknown"]
     return bool(known) and all(line.serves for line in known)
+
+
+def usual_shapes(geometry: Geometry) -> list[Shape]:
+    """The cuts that people try first."""
+    keys, values = geometry.head_k_dim, geometry.head_v_dim
+    found = [Shape(k * keys // _STEPS, v * values // _STEPS) for k, v in USUAL]
+    return [shape for shape in dict.fromkeys(found) if shape.numel]
+
+
+def answers(model_type: str, shape: Shape) -> dict[str, Answer]:
+    """Whether the current version of each engine serves the shape, on all hardware known."""
+    return {engine: _answer(engine, model_type, shape) for engine in engines_for(model_type)}
+
+
+def _answer(engine: str, model_type: str, shape: Shape) -> Answer:
+    lines = [one for one in verdicts(model_type, shape) if one.engine == engine and one.current]
+    known = [line for line in lines if line.verdict != "unknown"]
+    if not known:
+        return "unknown"
+    if any(line.verdict == "wrong" for line in known):
+        return "wrong"
+    if not all(line.serves for line in known):
+        return "no"
+    return "flag" if any(line.flag for line in known) else "yes"

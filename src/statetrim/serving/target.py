@@ -52,6 +52,8 @@ def target_of(
     if keep is None and keep_values is None:
         raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
     before = model.geometry
+    keep_values = _unless_all(keep_values, before.head_v_dim, beside=keep)
+    keep = _unless_all(keep, before.head_k_dim, beside=keep_values)
     if keep_values is not None:
         check_values(model)
     after = before.resized(
@@ -60,6 +62,11 @@ def target_of(
     )
     resized_config(model.family, model.config, after)
     return Target(after, keep, keep_values)
+
+
+def _unless_all(asked: Amount | None, channels: int, *, beside: Amount | None) -> Amount | None:
+    """None where an axis keeps all it has and the other is cut, as in 64x128."""
+    return None if beside is not None and str(asked).strip() == str(channels) else asked
 
 
 def _of_heads(model: Checkpoint, keep_heads: Amount) -> Target:
@@ -91,7 +98,7 @@ def targets_within(
     reason: StatetrimError | None = None
     for one in candidates(kind, model.geometry, share, engine):
         try:
-            found[one] = _to_shape(model, one.shape)
+            found[one] = to_shape(model, one.shape)
         except StatetrimError as error:  # values that cannot be cut, widths a config cannot say
             reason = error
     if not found:
@@ -162,14 +169,14 @@ def _served(model: Checkpoint, asked: Geometry, engine: str, *, exact: bool) -> 
     if engine not in engines_for(kind):
         raise StatetrimError(f"{engine} is not known to serve {kind} at all, whatever its shape")
     if exact and serves(engine, kind, Shape.of(asked)):
-        return _to_shape(model, Shape.of(asked))
+        return to_shape(model, Shape.of(asked))
     shape = propose(kind, model.geometry, asked.head_k_dim, asked.head_v_dim, engine=engine)
     if exact:
         raise StatetrimError(
             f"{engine} does not serve a state of {Shape.of(asked)} for {kind}; the nearest it "
             f"serves is {shape}"
         )
-    return _to_shape(model, shape)
+    return to_shape(model, shape)
 
 
 def _heads_served(model: Checkpoint, asked: Target, engine: str) -> Target:
@@ -182,7 +189,8 @@ def _heads_served(model: Checkpoint, asked: Target, engine: str) -> Target:
     return asked
 
 
-def _to_shape(model: Checkpoint, shape: Shape) -> Target:
+def to_shape(model: Checkpoint, shape: Shape) -> Target:
+    """A cut to exactly that shape."""
     before = model.geometry
     return target_of(
         model,

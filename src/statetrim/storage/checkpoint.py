@@ -20,6 +20,7 @@ from ..progress import ShowProgress
 from .claims import LayerClaims, resolve, resolve_heads
 from .digests import digest_of, is_sampled, sampled_digests
 from .file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
+from .hub.cache import model_name, repository_in_cache
 from .hub.download import HubModel
 from .joined import Part, saved_in_equal_parts
 from .json_file import read_object
@@ -64,7 +65,12 @@ class Checkpoint:
             "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
             "path": str(self.path),
         }
-        return Table(f"Checkpoint {self.path.resolve().name}", (), list(rows.items()))
+        return Table(f"Checkpoint {self.name}", (), list(rows.items()))
+
+    @property
+    def name(self) -> str:
+        """Its hub id where it came from the hub, else the name of its directory."""
+        return model_name(self.path.resolve())
 
     @property
     def _type(self) -> str:
@@ -350,9 +356,8 @@ def inside(directory: Path, name: str) -> Path:
 
     A hub cache is the exception it must be: snapshots there link to blobs of the same repository.
     """
-    path, root = directory / name, directory.resolve()
-    if root.parent.name == "snapshots" and root.parent.parent.name.startswith("models--"):
-        root = root.parent.parent
+    path, real_directory = directory / name, directory.resolve()
+    root = repository_in_cache(real_directory) or real_directory
     try:
         real = path.resolve(strict=True)
     except (OSError, RuntimeError):

@@ -30,13 +30,14 @@ def loaded(load: Callable[[str | Path], Artifact], artifact: Artifact | str | Pa
 
 
 def short_names(models: Sequence[Checkpoint]) -> list[str]:
-    """The directories' names, or more of their paths where two are alike."""
+    """The models' names, or more of their paths where two are alike."""
     paths = [model.path.resolve() for model in models]
     if len(set(paths)) < len(paths):
         twice = next(path for path in paths if paths.count(path) > 1)
         raise StatetrimError(f"{twice} is given twice; every model is evaluated once")
-    for parts in range(1, max(len(path.parts) for path in paths) + 1):
+    names = [model.name for model in models]
+    parts = 1
+    while len(set(names)) < len(names):
+        parts += 1
         names = ["/".join(path.parts[-parts:]) for path in paths]
-        if len(set(names)) == len(names):
-            break
     return names

@@ -10,6 +10,7 @@ from ...families.contract import WIDTHS
 from ...geometry import Geometry
 from ...maths.formatting import change, score_text, size
 from ...storage.checkpoint import Checkpoint
+from ...storage.hub.cache import model_name, repository_in_cache
 from ..losses import headline, losses
 from ..plan import Plan
 from ..scores import Scores
@@ -224,11 +225,11 @@ def _chosen(plan: Plan) -> Iterator[str]:
 
 def _source(path: Path) -> tuple[str, list[str]]:
     """The model's name, and front matter that links to it where it came from the hub's cache."""
-    if path.parent.name == "snapshots" and path.parent.parent.name.startswith("models--"):
-        hub_id = path.parent.parent.name.removeprefix("models--").replace("--", "/", 1)
-        safe = re.fullmatch(r"[\w.-]+/[\w.-]+", hub_id)
-        return one_line(hub_id), [f"base_model: {hub_id if safe else json.dumps(hub_id)}"]
-    return one_line(path.name), []
+    name = model_name(path)
+    if repository_in_cache(path) is None:
+        return one_line(name), []
+    safe = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    return one_line(name), [f"base_model: {name if safe else json.dumps(name)}"]
 
 
 def _carried(original: str) -> list[str]:

@@ -173,7 +173,7 @@ def _utilization(
             found.save(work.path / "analysis.json")
             if figures:
                 compared = {"before": found.baseline} if found.baseline else {}
-                label = "after" if found.baseline else opened.path.name
+                label = "after" if found.baseline else opened.name
                 save_all(sheets({**compared, label: found}), work.path / "figures")
             work.publish()
     drawn = [path for path in list(files.values())[2:] if path.exists()]

@@ -9,7 +9,7 @@ from ...maths.formatting import change, size
 from ...serving.capacity import Capacity
 from ...serving.deployment import Deployment
 from ...serving.engines import Compatibility
-from ...serving.inspect import StateReport
+from ...serving.inspect import ServedShape, StateReport
 from ...serving.state_size import StateSize
 from .. import terminal
 
@@ -21,6 +21,8 @@ def show_report(report: StateReport, *, as_json: bool) -> None:
     _show_state(report)
     if report.after is not None:
         _show_engines(report.deployment)
+    elif report.shapes:
+        _show_shapes(report.shapes)
     if report.deployment.capacity:
         _show_capacity(report.deployment)
 
@@ -134,6 +136,22 @@ def _show_engines(found: Deployment) -> None:
         keys, _, values = found.everywhere.partition("x")
         text = f"nearest shape every engine serves: --keep {keys} --keep-values {values}"
         terminal.say(text)
+
+
+def _show_shapes(shapes: list[ServedShape]) -> None:
+    """Engines downwards, so that seven shapes fit into 80 columns."""
+    table = Table(title="Which engines serve which shape, keys x values", title_justify="left")
+    table.add_column("engine")
+    for one in shapes:
+        table.add_column(f"{one.shape}\n{one.share:.0%}", justify="right")
+    for engine in shapes[0].engines:
+        found = [one.engines[engine] for one in shapes]
+        table.add_row(engine, *("?" if answer == "unknown" else answer for answer in found))
+    terminal.show(table)
+    terminal.say(
+        "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
+        "add --keep KEYS --keep-values VALUES"
+    )
 
 
 def _worth_showing(lines: Iterable[Compatibility]) -> list[Compatibility]:
