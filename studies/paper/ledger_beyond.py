@@ -63,7 +63,11 @@ def _layers() -> list[str]:
             value, low, high = row["recall 32"]
             parts.append(f"{name}, {kind}: {value:.2f} ({low:+.2f} to {high:+.2f})")
     told = "recall at 32 pairs at half of the bytes, change from the original: " + "; ".join(parts)
-    return ["Where does recall live?", told, "[recall](recall.md), [uneven layers](uneven.md)"]
+    return [
+        "Which layers does recall depend on?",
+        told,
+        "[recall](recall.md), [uneven layers](uneven.md)",
+    ]
 
 
 MODELS = {"tiny-gated_deltanet6": "Gated DeltaNet", "tiny-qwen3_5_hybrid": "hybrid"}

@@ -103,8 +103,10 @@ def recipe_text(evidence: Evidence) -> str:
         f"{RECOVERY / SHORT:,.0f} times as many tokens."
     )
     if longest > SHORT:
+        samples = len(evidence.recovered("none", tokens=longest))
         text += (
-            f" A longer recovery of Grad, DRRQR and the control at 50 % reads {longest:,} tokens."
+            f" A longer recovery of Grad, DRRQR and the control at 50 % reads {longest:,} tokens; "
+            f"it has {samples} of 3 samples."
         )
     return text
 

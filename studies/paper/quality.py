@@ -107,7 +107,7 @@ def tasks(model: st.Checkpoint, options: argparse.Namespace) -> Row:
         tasks=options.tasks,
         data=options.data,
         limit=options.limit,
-        out=options.work / f"{model.path.name}-scores.json",
+        out=options.work / f"{model.path.name}-{'-'.join(options.tasks)}.json",
         progress=False,
     )
     return {
