@@ -62,8 +62,8 @@ def command(name: str, place: Path, *more: str) -> list[str]:
         ("benchmark", ["--memory-gib", "inf"], "positive number of GiB"),
         ("benchmark", ["--memory-gib", "nan"], "positive number of GiB"),
         ("inspect", ["--memory-gib", "inf"], "positive number of GiB"),
-        ("recover", ["--seed", "-1"], "--seed lies between"),
-        ("calibrate", ["--seed", str(2**64)], "--seed lies between"),
+        ("recover", ["--seed", "-1"], "--seed must be between"),
+        ("calibrate", ["--seed", str(2**64)], "--seed must be between"),
         ("recover", ["--length", "0"], "--length cannot be 0"),
         ("calibrate", ["--device", "meta"], "--device is cpu, cuda"),
     ],
@@ -217,7 +217,7 @@ def test_a_token_beyond_any_vocabulary(place: Path) -> None:
 def test_a_recipe_with_a_name_that_is_too_long(place: Path) -> None:
     (place / "recipe.yaml").write_text(f"model: {'x' * 300}\n")
     words = ["trim", "--recipe", str(place / "recipe.yaml"), "-o", str(place / "o")]
-    check_refusal(*run(words), "'model' is no path: File name too long")
+    check_refusal(*run(words), "'model' is not a path: File name too long")
 
 
 def test_memory_that_ran_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -281,4 +281,4 @@ def test_a_terminal_obeys_nothing_that_a_name_says(checkpoint: Any, tmp_path: Pa
 
 def test_the_family_file_is_said_to_be_run() -> None:
     _, _, out = run(["inspect", "--help"])
-    assert "it is run" in " ".join(out.split())
+    assert "It is executed" in " ".join(out.split())

@@ -33,8 +33,9 @@ def _command(name: str, command: Any) -> Iterator[str]:
     yield from ("| | | default |", "|---|---|---|")
     for parameter in command.params:
         if parameter.name != "help":
-            shown = parameter.opts[0] if _is_option(parameter) else parameter.name.upper()
-            yield f"| `{shown}` | {_cell(parameter.help)} | {_default(parameter)} |"
+            shown = [*parameter.opts, *parameter.secondary_opts]
+            name = "`, `".join(shown) if _is_option(parameter) else parameter.name.upper()
+            yield f"| `{name}` | {_cell(parameter.help)} | {_default(parameter)} |"
 
 
 def _is_option(parameter: Any) -> bool:
@@ -42,8 +43,9 @@ def _is_option(parameter: Any) -> bool:
 
 
 def _default(parameter: Any) -> str:
-    none = parameter.required or callable(parameter.default)
-    return "" if none or parameter.default in (None, False, ()) else f"`{parameter.default}`"
+    value = parameter.default
+    none = parameter.required or callable(value) or value is None or value is False
+    return "" if none or value in ("", ()) else f"`{value}`"
 
 
 def names() -> str:

@@ -469,7 +469,7 @@ def test_the_command_writes_shows_and_draws(checkpoint: Any, text: Path, tmp_pat
 
     shown = run("--figures", "pictures")
     assert shown.returncode == 0, shown.stderr[-1000:]
-    assert "How full the state is" in shown.stdout and "written to a.json" in shown.stdout
+    assert "Effective rank of the state" in shown.stdout and "written to a.json" in shown.stdout
     assert len(list((tmp_path / "pictures").iterdir())) == 8
     assert max(map(len, shown.stdout.splitlines())) <= 100
     again = run()

@@ -214,7 +214,7 @@ def made(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
 
 
 def test_the_sentence_names_the_layers_that_carry_the_loss() -> None:
-    assert "lives in layer 0 at 16 of 64 key channels" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
+    assert "carried by layer 0 at 16 of 64 key channels" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
     assert "any other layer at most 2" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
     assert "spread over layers 0, 2" in made({0: 0.3, 1: 0.02, 2: 0.4}).sentence
     assert "largest is that of layer 2, 40 ± 0 points" in made({0: 0.3, 1: 0.0, 2: 0.4}).sentence

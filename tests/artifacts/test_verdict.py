@@ -100,7 +100,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "recall lost, perplexity better": (
         lambda: judged(model(recall=0.5, nats=2.9, kl=0.05)), Outcome.STOP, "recall falls by 40"),
     "some recall lost": (
-        lambda: judged(model(recall=0.84, nats=3.0, kl=0.05)), Outcome.RECOVER, "may bring back"),
+        lambda: judged(model(recall=0.84, nats=3.0, kl=0.05)), Outcome.RECOVER, "may restore"),
     "some recall lost after recovery": (
         lambda: judged(model(recall=0.84, nats=3.0, kl=0.05), recovered=True),
         Outcome.STOP, "after recovery"),
@@ -114,7 +114,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         lambda: verdict(scores(easy_loads() | {"rand": RANDOM | EASY})),
         Outcome.STOP, "mqar, pairs_63"),
     "no engine serves it": (
-        lambda: judged(GOOD, served=[]), Outcome.STOP, "no engine that is known"),
+        lambda: judged(GOOD, served=[]), Outcome.STOP, "no known engine"),
     "an engine serves it": (lambda: judged(GOOD, served=["vLLM"]), Outcome.SHIP, "within"),
     "nothing measured": (lambda: verdict(None), Outcome.UNKNOWN, "was not measured"),
     "only the original measured": (
@@ -125,18 +125,18 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "recall nowhere measured": (
         lambda: verdict(scores({"original": only(ORIGINAL, "text"), "cut": only(GOOD, "text"),
                                 "rand": only(RANDOM, "text")})),
-        Outcome.UNKNOWN, "no task says anything of its recall"),
+        Outcome.UNKNOWN, "no task measures its recall"),
     "no perplexity measured": (
         lambda: verdict(scores({"original": only(ORIGINAL, "mqar"), "cut": only(GOOD, "mqar"),
                                 "rand": only(RANDOM, "mqar")})),
-        Outcome.UNKNOWN, "no task says anything of its perplexity"),
+        Outcome.UNKNOWN, "no task measures its perplexity"),
     "the original cannot recall": (
         lambda: verdict(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
                                 "rand": model(0.01, 3.8, 0.9)})),
-        Outcome.UNKNOWN, "no task says anything of its recall"),
+        Outcome.UNKNOWN, "no task measures its recall"),
     "the original reads no better than by guessing": (
         lambda: verdict(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
-        Outcome.UNKNOWN, "no task says anything of its perplexity"),
+        Outcome.UNKNOWN, "no task measures its perplexity"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
     "no control": (lambda: judged(GOOD, control=None), Outcome.UNKNOWN, "no random cut"),
     "the control does as well": (
@@ -366,7 +366,7 @@ def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
     assert warnings(found, "cut") == warnings(alone, "cut")
     assert verdict(found).facts == verdict(alone).facts
     told = {x.task: x.sentence for x in losses(found, "cut")}
-    assert told["squad"] == told["piqa"] == "says nothing: the original is at chance"
+    assert told["squad"] == told["piqa"] == "not informative: the original is at chance"
 
 
 def test_a_load_at_chance_is_left_out_of_the_mean() -> None:

@@ -79,7 +79,7 @@ def test_every_long_command_says_what_is_kept(
     out = Path(command[-1])
     partial = out.with_name(out.name + ".partial")
     again = "run the same command again to"
-    kept = f"what is finished is kept in {partial}; {again} go on"
+    kept = f"what is finished is kept in {partial}; {again} resume"
     none = f"nothing was kept; {again} start over"
     assert last == f"statetrim: interrupted; {kept if name in KEEP else none}", err
     assert partial.exists() == (name in KEEP) and not out.exists()

@@ -114,7 +114,7 @@ def test_no_line_is_broken(checkpoint: Callable[[str], Path], tmp_path: Path) ->
     assert code == 130, screen.text
     said = " ".join(screen.text)
     assert "statetrim: interrupted; what is finished is kept in" in said
-    assert "run the same command again to go on" in said
+    assert "run the same command again to resume" in said
     assert not re.search("Traceback|KeyboardInterrupt|Aborted", sent)
 
     code, screen, sent = in_terminal([*words, "-o", str(out)])
@@ -123,7 +123,7 @@ def test_no_line_is_broken(checkpoint: Callable[[str], Path], tmp_path: Path) ->
     shown = screen.text
     assert not [line for line in shown if line.startswith("in all")], "and they are gone"
     assert max(map(len, shown)) <= COLUMNS
-    assert "calibrate: done before, kept" in shown
+    assert "calibrate: already done" in shown
     stage = r"[a-z].* \.\.\.(  \(step \d of \d, ~\d+ (s|min) left\))?"
     stages = [line for line in shown if " ..." in line]
     assert stages and all(re.fullmatch(stage, line) for line in stages), stages

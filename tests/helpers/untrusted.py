@@ -141,7 +141,7 @@ def filled(unit: str, size: int) -> Callable[[], bytes]:
 
 
 def many_names(size: int, last: str) -> Callable[[], bytes]:
-    """Distinct names, then one that stands twice or means nothing."""
+    """Distinct names, then one that appears twice or means nothing."""
     return lambda: ("{" + "".join(f'"{n:x}":0,' for n in range(size // 11)) + last + "}").encode()
 
 

@@ -135,7 +135,7 @@ def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
     same = loss_of(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
     assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
     floor = loss_of(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
-    assert floor.sentence == "says nothing: the original is at chance"
+    assert floor.sentence == "not informative: the original is at chance"
     unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
     assert unchanged is not None and unchanged.high == pytest.approx(2.95, abs=0.01)
     change = recall_change(lost, "new")

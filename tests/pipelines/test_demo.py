@@ -22,7 +22,7 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noq
     assert recall["MODEL"] > recall["product"] > recall["rand"] > 0.1
     commands = [line for line in done.stdout.splitlines() if line.startswith("$ statetrim")]
     assert len(commands) == 11
-    end = done.stdout[done.stdout.index("# what it showed") :]
+    end = done.stdout[done.stdout.index("# result") :]
     for name, share in recall.items():
         assert f"{name:<7} recalls {share:4.0%}" in end
     assert "# the verdict on product: " in end and "# what to do next:" in end

@@ -142,8 +142,8 @@ def test_five_kills_and_the_same_result(
     check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
     ends = forker.run([*command, "-o", str(out)])
     assert ends["code"] == 0, ends["err"]
-    assert "calibrate: done before, kept" in ends["err"]
-    assert "check: done before, kept" in ends["err"]
+    assert "calibrate: already done" in ends["err"]
+    assert "check: already done" in ends["err"]
     assert result(out) == result(whole)
     again = forker.run([*command, "-o", str(out)])
     assert again["code"] == 0, again["err"]

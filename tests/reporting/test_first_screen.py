@@ -80,7 +80,7 @@ def test_sections_without_an_artifact_are_one_line(home: Path) -> None:
     document = composed(home, "my model", "OUT")
     absent = [section.title for section in document.absent]
     assert absent == ["Quality against state size", "Speed", "Which layer carries what",
-                      "How full the state is", "Recovery"]  # fmt: skip
+                      "Effective rank of the state", "Recovery"]  # fmt: skip
     page = (home / "OUT" / "statetrim" / "report" / "report.html").read_text()
     (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)
     assert line == " · ".join(absent)

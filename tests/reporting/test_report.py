@@ -290,9 +290,9 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
         ({"models": "ab"}, "not what statetrim evaluate writes"),
         ({"scores": [{}]}, "not what statetrim evaluate writes"),
         ({"scores": 3}, "not what statetrim evaluate writes"),
-        ({"format": "statetrim plam"}, "no artifact a report knows"),
-        ({"format": True}, "no artifact a report knows"),
-        ({"format": ["x"]}, "no artifact a report knows"),
+        ({"format": "statetrim plam"}, "not an artifact that a report knows"),
+        ({"format": True}, "not an artifact that a report knows"),
+        ({"format": ["x"]}, "not an artifact that a report knows"),
     ],
 )
 def test_spoiled_artifacts_end_in_a_sentence(

@@ -109,7 +109,7 @@ def test_offline_and_unreachable(
 
 @pytest.mark.parametrize("repo", ["smaller", "a/b/c", "a/b@main", "../x", ""])
 def test_what_is_no_repository(repo: str, small: Path) -> None:
-    with pytest.raises(st.StatetrimError, match="is no name of a repository; give OWNER/NAME"):
+    with pytest.raises(st.StatetrimError, match="is not a repository name; give OWNER/NAME"):
         st.push(small, repo)
 
 

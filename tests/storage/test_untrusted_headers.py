@@ -177,7 +177,7 @@ HEAVY = [
     Case("nested", heavy_file(FIRST, filled("[" * 60 + "]" * 60, 23 * MIB)), "lists and"),
     Case("numbers", heavy_file(FIRST, filled("1.5", 23 * MIB)), "dtype, shape"),
     Case("names", heavy_file(FIRST, many_names(23 * MIB, '"x":0')), "dtype, shape"),
-    Case("last name twice", heavy_file(FIRST, many_names(23 * MIB, '"0":0')), "stands twice"),
+    Case("last name twice", heavy_file(FIRST, many_names(23 * MIB, '"0":0')), "appears twice"),
     Case("zero-sized tensors", heavy_file(FIRST, zero_sized_tensors), "places it nowhere"),
     *CASES.named("header of 18446744073709551615 bytes", "escape codes in a tensor name"),
 ]

@@ -66,7 +66,7 @@ def analyze(
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     stride, storage = _stride(every), StateStorage(state_dtype)
     if batch_size < 1:
-        raise StatetrimError(f"a batch of {batch_size} sequences is none; take 1 or more")
+        raise StatetrimError(f"a batch of {batch_size} sequences is not possible; take 1 or more")
     if not 0 <= burn_in < length:
         raise StatetrimError(
             f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
@@ -257,7 +257,7 @@ def _stride(every: str | int) -> int:
         or not math.log2(stride).is_integer()
     ):
         raise StatetrimError(
-            f"states can be looked at every 'chunk', every 'token', or every 2, 4, 8, 16 or 32 "
+            f"states can be sampled every 'chunk', every 'token', or every 2, 4, 8, 16 or 32 "
             f"tokens, not every {str(every)[:20]!r}"
         )
     return stride

@@ -76,7 +76,7 @@ def sensitivity(
     each recall load. There is one for the original and one for each layer, plan and axis; the
     errors of the layers' outputs take about two more. Where the weights are on disk, each
     evaluation reads them once. With `out` the result is written there, and every cut on the
-    way to `OUT.partial`, from which the same call goes on after an interruption (`resume` is
+    way to `OUT.partial`, from which the same call resumes after an interruption (`resume` is
     deprecated). `draw` writes `pictures` into a directory, from which they go to their places.
     """
     deprecated_resume(resume)
@@ -248,7 +248,7 @@ def _digest(variants: Sequence[_Variant]) -> str:
 
 
 class _SoFar:
-    """What is measured so far, in `directory`, so that a killed run goes on."""
+    """What is measured so far, in `directory`, so that a killed run resumes."""
 
     def __init__(self, directory: Path | None) -> None:
         self.path = directory / _SO_FAR if directory is not None else None

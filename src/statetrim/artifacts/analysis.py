@@ -1,4 +1,4 @@
-"""What `analyze` found, layer by layer and head by head: `analysis.json`, arrays beside it."""
+"""The result of `analyze`, by layer and head: `analysis.json`, and its arrays next to it."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -105,7 +105,7 @@ class Analysis:
         rows.append(("mean", *means, "", _range(mean), "", "", ""))
         used = ("used",) if before is None else ("before", "used")
         header = ("layer", *used, "heads", "range", "κ keys", "κ queries", "filters")
-        return Table("How full the state is", header, rows)
+        return Table("Effective rank of the state", header, rows)
 
     @property
     def widest(self) -> int:
@@ -130,7 +130,7 @@ class Analysis:
         return self.utilization[..., self.positions > self.burn_in].nanmean(-1)
 
     def save(self, path: str | Path) -> None:
-        """The arrays beside `path`, then `path`; each file appears whole."""
+        """The arrays next to `path`, then `path`; each file appears whole."""
         path = Path(path)
         parts = dict(self._parts())
         arrays = save({k: v for name, part in parts.items() for k, v in part._arrays(name)})
@@ -218,7 +218,7 @@ def _range(values: Tensor) -> str:
 
 
 def _bars(values: Tensor, top: float, most: int = 16) -> str:
-    """One bar a head, as high as it is full beside the fullest head of the model."""
+    """One bar per head, relative to the head of the model with the highest rank."""
     levels = "▁▂▃▄▅▆▇█"
     heights = (values.nan_to_num() / (top or 1.0) * (len(levels) - 1)).round().long().tolist()
     return "".join(levels[height] for height in heights[:most]) + (

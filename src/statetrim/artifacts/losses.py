@@ -57,7 +57,7 @@ class Loss:
         low, high, suffix = self.loss.low, self.loss.high, SUFFIX[self.unit]
         digits = 4 if self.unit == "nats" else 2
         if self.floor and high >= 0.0:
-            return "says nothing: the original is at chance"
+            return "not informative: the original is at chance"
         if low <= 0.0 <= high:
             return f"no loss within {abs(high):.{digits}f}{suffix}"
         size, margin = abs(self.loss.estimate), self.loss.margin

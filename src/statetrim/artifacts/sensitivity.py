@@ -124,8 +124,8 @@ class Sensitivity:
         if len(carriers) == 1:
             others = max((d.estimate for i, d in drops.items() if i != carriers[0]), default=0.0)
             return (
-                f"Recall lives in layer {carriers[0]} {where}: cut alone it costs {loss}, and any "
-                f"other layer at most {100 * others:.0f}."
+                f"Recall is carried by layer {carriers[0]} {where}: cut alone it costs {loss}, and "
+                f"any other layer at most {100 * others:.0f}."
             )
         names = ", ".join(map(str, sorted(carriers)))
         return (

@@ -151,9 +151,9 @@ def _sources(
         *source, layer, part = name.split(".") if name.count(".") in (1, 2) else ("", "")
         known = part in (*PARTS, "tokens") and layer.isdecimal() and len(layer) < 6
         if not known or (source and not _SOURCE.fullmatch(source[0])):
-            raise StatetrimError(f"{path} holds {name[:80]!r}, which is no statistic")
+            raise StatetrimError(f"{path} holds {name[:80]!r}, which is not a statistic")
         if part == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
-            raise StatetrimError(f"{path} holds {name!r}, which is no count")
+            raise StatetrimError(f"{path} holds {name!r}, which is not a count")
         if part != "tokens" and tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
         held = found.setdefault(source[0] if source else TEXT, {}).setdefault(int(layer), {})
@@ -181,7 +181,7 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
     data = [*first.get("data", []), *second.get("data", [])]
     seen = [json.dumps(part, sort_keys=True) for part in data]
     if len(set(seen)) != len(seen):
-        raise StatetrimError("the same data stands in both statistics, so it would count twice")
+        raise StatetrimError("the same data is in both statistics, so it would count twice")
     return {**first, "data": data}
 
 

@@ -1,4 +1,4 @@
-"""Timings: what models took, held and served, as records that can be put beside one another."""
+"""Timings: what models took, held and served, as records that can be compared."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field

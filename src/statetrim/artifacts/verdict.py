@@ -60,7 +60,7 @@ class Verdict:
     model: str
     outcome: Outcome
     reason: str  # a sentence without its full stop
-    facts: Sequence[str]  # quality beside the random cut, the worst first
+    facts: Sequence[str]  # quality, with the random cut's, the worst first
     warnings: Sequence[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -166,7 +166,7 @@ def warnings(scores: Scores, model: str) -> list[str]:
                 f"recover on text that needs recall"
             )
     found += [
-        f"on {task} the cut is no better than one at random; calibrate on more text, or choose "
+        f"on {task} the cut is no better than a random one; calibrate on more text, or choose "
         f"another method"
         for control in controls(scores)
         for task in scores.tasks
@@ -187,25 +187,25 @@ def _decide(
 ) -> tuple[Outcome, str]:
     """The rule, in the order in which it is read."""
     if served is not None and not served:
-        return Outcome.STOP, "no engine that is known serves its shape"
+        return Outcome.STOP, "no known engine serves its shape"
     beyond = list(_beyond(told, single))
     hopeless = [x for x, limit in beyond if x.loss.estimate > limit.recoverable]
     if hopeless:
-        return Outcome.STOP, f"{lost(hopeless[0])}, more than recovery is known to bring back"
+        return Outcome.STOP, f"{lost(hopeless[0])}, more than recovery is known to restore"
     if beyond and recovered:
         return Outcome.STOP, f"{lost(beyond[0][0])}, after recovery"
     if beyond:
-        return Outcome.RECOVER, f"{lost(beyond[0][0])}, which recovery may bring back"
+        return Outcome.RECOVER, f"{lost(beyond[0][0])}, which recovery may restore"
     if doubts:
         return Outcome.UNKNOWN, doubts[0]
     for group in NEEDED:
         if not any(group in x.groups for x in told):
-            return Outcome.UNKNOWN, f"no task says anything of its {group}"
+            return Outcome.UNKNOWN, f"no task measures its {group}"
     unclear = [x for x in told if (limit := _limit(x)) and _unclear(x, limit)]
     if unclear:
         return Outcome.UNKNOWN, _too_few(unclear[0])
     if not controls(scores) or model in controls(scores):
-        return Outcome.UNKNOWN, "no random cut was measured beside it"
+        return Outcome.UNKNOWN, "no random cut was measured for comparison"
     if not any(
         _advantage(scores, model, control, x.task).low > 0
         for control in controls(scores)
@@ -299,7 +299,7 @@ def _signed(loss: float, unit: str) -> str:
 
 
 def lost(x: Loss) -> str:
-    """A loss beside its limit, in words."""
+    """A loss and its limit, in words."""
     limit = limit_of(x)
     assert limit is not None
     name = "perplexity" if x.unit == "perplexity" else x.groups[0]
@@ -316,8 +316,8 @@ def figure(x: Loss) -> str:
 
 def _too_few(x: Loss) -> str:
     return (
-        f"{x.samples} samples of {x.task} leave a loss between {x.loss.low:.1f} and "
-        f"{x.loss.high:.1f}{SUFFIX[x.unit]} open (limit {limit_of(x):g})"
+        f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
+        f"{x.loss.high:.1f}{SUFFIX[x.unit]} (limit {limit_of(x):g}), which is too wide to tell"
     )
 
 

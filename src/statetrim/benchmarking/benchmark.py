@@ -272,7 +272,7 @@ def _read_and_decode(runner: _Runner, ids: Tensor) -> None:
 def _checked(values: Sequence[int], most: int, what: str) -> tuple[int, ...]:
     for value in values:
         if not 1 <= value <= most:
-            raise StatetrimError(f"a {what} lies between 1 and {most}, not {value}")
+            raise StatetrimError(f"a {what} must be between 1 and {most}, not {value}")
     return tuple(values)
 
 

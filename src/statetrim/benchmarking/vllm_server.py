@@ -40,7 +40,9 @@ class Load:
 
     def check(self) -> None:
         if not 1 <= self.requests <= MOST_REQUESTS:
-            raise StatetrimError(f"requests lie between 1 and {MOST_REQUESTS}, not {self.requests}")
+            raise StatetrimError(
+                f"requests must be between 1 and {MOST_REQUESTS}, not {self.requests}"
+            )
         if not 1 <= self.generated < self.length:
             raise StatetrimError(
                 f"of {self.length} tokens some are generated and some are not: {self.generated}"

@@ -1,6 +1,6 @@
 """Checkpoint + text -> Statistics: a forward pass that keeps sums, never activations.
 
-The unit of work is a batch of fixed composition. Whoever runs which batch, in one process or in
+The unit of work is a batch of fixed composition. Whichever process runs it, alone or among
 many, in one go or after a crash, the same numbers are added.
 """
 
@@ -179,12 +179,12 @@ def _sources(
     skip: int,
     seed: int,
 ) -> dict[str, Sequences]:
-    """The text, and beside it what is made: each as many tokens as its share."""
+    """The text, and what is generated: each as many tokens as its share."""
     made = {kind: share for kind, share in shares.items() if share != 0}
     if not all(0 < share < 1 for share in made.values()) or sum(made.values()) >= 1:
         asked = ", ".join(f"{kind} {share:g}" for kind, share in made.items())
         raise StatetrimError(
-            f"{asked}: parts of the tokens lie between 0 and 1, and leave some for text"
+            f"{asked}: fractions of the tokens must be between 0 and 1, and leave some for text"
         )
     if not made and isinstance(text, Sequences):
         return {TEXT: text}

@@ -13,7 +13,7 @@ def hooks_for(
     lives: Sequence[LiveModel], sums: Sums, layers: Sequence[int] | None = None
 ) -> AbstractContextManager[None]:
     """Within, what the model's kernels and projections are given is added to `sums`; or, where the
-    original runs beside it, what each of its layers and the same layer of the cut model give.
+    original runs with it, what each of its layers and the same layer of the cut model give.
 
     Where `layers` are given, only those are expected to run.
     """

@@ -1,4 +1,4 @@
-"""The sums so far on disk, one file a process, from which a killed calibration goes on."""
+"""The sums so far on disk, one file a process, from which a killed calibration resumes."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping

@@ -81,8 +81,8 @@ def main() -> None:
         if not out_of_memory(error) or _state["traceback"]:
             raise
         complain(
-            "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, and "
-            "leave out what needs it (trim --no-benchmark): a rerun goes on from what is finished"
+            "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, or "
+            "skip a step (trim --no-benchmark); the same command resumes from what is finished"
         )
         sys.exit(1)
 

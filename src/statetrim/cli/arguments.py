@@ -137,7 +137,7 @@ def whole_numbers(text: str) -> list[int]:
     """0,4 as [0, 4]."""
     found = names(text)
     if not all(name.isdecimal() and len(name) < 6 for name in found):
-        raise StatetrimError(f"{text[:40]!r} are no numbers of layers; write them as 0,4")
+        raise StatetrimError(f"{text[:40]!r} are not layer numbers; write them as 0,4")
     return [int(name) for name in found]
 
 

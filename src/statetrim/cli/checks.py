@@ -40,14 +40,16 @@ def at_least_one(parameter: typer.CallbackParam, value: int | None) -> int | Non
 def seed(value: int) -> int:
     """What torch, numpy and transformers all take."""
     if not 0 <= value < 2**32:
-        raise StatetrimError(f"--seed lies between 0 and {2**32 - 1}, not {str(value)[:40]}")
+        raise StatetrimError(f"--seed must be between 0 and {2**32 - 1}, not {str(value)[:40]}")
     return value
 
 
 def part(parameter: typer.CallbackParam, value: float | None) -> float | None:
     """Of a whole."""
     if value is not None and not 0 <= value < 1:
-        raise StatetrimError(f"{parameter.opts[-1]} is a part, between 0 and 1, not {value:g}")
+        raise StatetrimError(
+            f"{parameter.opts[-1]} must be a fraction between 0 and 1, not {value:g}"
+        )
     return value
 
 

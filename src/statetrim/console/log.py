@@ -1,4 +1,4 @@
-"""The file of `--log`: everything that is said, with the time, whoever watches or not."""
+"""The file of `--log`: all output, with timestamps."""
 
 import time
 from pathlib import Path

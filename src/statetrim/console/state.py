@@ -1,4 +1,4 @@
-"""The sizes of a state: whatever a cut saves stands beside a bfloat16 state, which needs none."""
+"""The sizes of a state: what a cut saves, compared with a bfloat16 state, which needs no cut."""
 
 from collections.abc import Mapping, Sequence
 

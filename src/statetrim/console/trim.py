@@ -53,7 +53,7 @@ class TerminalWatch(Watch):
     def kept(self, stage: str) -> None:
         self.schedule.keeps()
         if stage not in self.begun:
-            terminal.note(f"{stage}: done before, kept")
+            terminal.note(f"{stage}: already done")
 
     @property
     def _place(self) -> str:
@@ -94,7 +94,7 @@ def show_steps(
     else:
         _show_shape(job)
     if job.streamed:
-        terminal.note("weights stay on disk and are streamed: memory is short")
+        terminal.note("weights are streamed from disk, because memory is short")
 
 
 def steps_table(title: str, steps: Sequence[Step]) -> Table:
@@ -126,8 +126,8 @@ def _show_shape(job: Job) -> None:
         return
     if after.widths:
         terminal.warn(
-            "warning: layers of different widths are loaded by statetrim, and by vLLM with its "
-            "plugin; stock libraries and engines refuse them"
+            "warning: only statetrim, and vLLM with its plugin, load layers of different widths; "
+            "stock libraries and engines refuse them"
         )
         return
     shape, asked = Shape.of(after), [job.options.keep, job.options.keep_values, job.options.square]
@@ -139,7 +139,7 @@ def _show_shape(job: Job) -> None:
         share = after.state_numel / before.state_numel
         terminal.warn(
             f"warning: {shape} is refused by {', '.join(refused)}; --state {share:.2g} compares "
-            "the shapes of no more bytes, --for ENGINE only those that it serves"
+            "all shapes of at most this size, and --for ENGINE allows only those that it serves"
         )
 
 
@@ -148,8 +148,8 @@ def _show_heads(before: Geometry, after: Geometry) -> None:
     terminal.note(shared_by(before, after))
     if after.num_k_heads < before.num_k_heads:
         terminal.warn(
-            "warning: whole heads cost more than channels of as many bytes wherever that was "
-            "measured; where the config can say it, cut channels: --state"
+            "warning: removing heads lost more than removing channels of the same size in every "
+            "measurement; cut channels instead (--state) if the config allows it"
         )
 
 
@@ -168,7 +168,7 @@ def show_trimmed(
     small: Checkpoint, before: Geometry, watch: TerminalWatch, *, as_json: bool
 ) -> None:
     if not watch.begun:
-        text = f"{small.path} was complete already, made by this very command; nothing was run"
+        text = f"{small.path} is already complete; nothing was run"
         terminal.note(text)
     home = small.path / ARTIFACTS
     found, scores = read_object(home / RECORD, MIB), Scores.load(home / "scores.json")
@@ -213,7 +213,7 @@ def _serving(small: Checkpoint) -> list[str]:
     ]
     refused = sorted({line.engine for line in found.engines if line.verdict == "refused"})
     if refused:
-        serving.append(f"refused by {', '.join(refused)}: statetrim inspect {small.path} says why")
+        serving.append(f"refused by {', '.join(refused)}: statetrim inspect {small.path} shows why")
     if serving:
         return serving
     return [

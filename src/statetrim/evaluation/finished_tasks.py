@@ -1,4 +1,4 @@
-"""One file for each finished task of a model in `OUT.partial`, so that a killed run goes on."""
+"""One file for each finished task of a model in `OUT.partial`, so that a killed run resumes."""
 
 import re
 from collections.abc import Sequence

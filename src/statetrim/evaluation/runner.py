@@ -55,7 +55,9 @@ class Setting:
         if self.engine_options and self.engine != "vllm":
             raise StatetrimError("engine options are for vLLM; take --engine vllm too")
         if self.batch_size < 1:
-            raise StatetrimError(f"a batch of {self.batch_size} sequences is none; take 1 or more")
+            raise StatetrimError(
+                f"a batch of {self.batch_size} sequences is not possible; take 1 or more"
+            )
         if self.storage.rounds and self.engine == "vllm":
             raise StatetrimError(
                 "--state-dtype rounds in transformers; vLLM has its own: "
@@ -187,7 +189,7 @@ class Runner:
         return [self._share("mqar", "accuracy", means), *found]
 
     def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
-        """Sequences read beside the baseline: agreement with it and, on own text, perplexity."""
+        """Sequences compared with the baseline: agreement with it and, on own text, perplexity."""
         batches, before = list(torch.split(ids.long(), self.setting.batch_size)), None
 
         def count(batch: int) -> None:

@@ -85,7 +85,7 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
 
 def _spans(tokenizer: Any) -> recall.Spans:
     if not tokenizer.is_fast:
-        raise StatetrimError("recall tasks need a tokenizer.json, to know where its tokens stand")
+        raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
 
     def spans(text: str) -> list[tuple[int, int]]:
         found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)

@@ -30,7 +30,7 @@ def family_of(config: Config) -> Family:
     """The family whose model type the config names."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or len(model_type) > 100:
-        raise StatetrimError("config.json has no 'model_type', so the family cannot be told")
+        raise StatetrimError("config.json has no 'model_type', so the family is unknown")
     if model_type in REFUSED:
         raise StatetrimError(f"{model_type} cannot be pruned: {REFUSED[model_type]}")
     if model_type not in families():

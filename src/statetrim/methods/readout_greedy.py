@@ -1,7 +1,7 @@
 """Read-out greedy: the value channels from which least squares rebuilds the layer's output best.
 
 One channel after the other: always the one whose addition lowers the squared error of the head's
-output most, when the output weights of those chosen are fitted anew. With G the Gram of the
+output most, when the output weights of those chosen are refitted. With G the Gram of the
 read-out and B that of the output weights, channel j lowers it by (G B G)_jj / G_jj; then its part
 leaves G (a step of Cholesky's elimination).
 """

@@ -19,7 +19,7 @@ from . import demo_model
 from .demo_model import DOCUMENT, MOST_PAIRS
 
 METHODS = {
-    "rand": "channels chosen by chance",
+    "rand": "channels chosen at random",
     "l1": "by their weights",
     KEY_METHOD: "by activations on text and on recall sequences",
 }
@@ -67,7 +67,7 @@ def run(
     torch.set_num_threads(1)  # the matrices are so small that threads only wait for each other
     began = time.monotonic()
     with output(out, "demo.json", record) as work:
-        say("# a model of 117 thousand parameters learns to recall 16 pairs, from nothing")
+        say("# a model of 117 thousand parameters is trained to recall 16 pairs")
         model = work.path / "MODEL"
         if not complete(model):
             with replacing(model) as trained, training as progress:
@@ -92,7 +92,7 @@ def _shown(out: Path) -> Iterator[str]:
     scores = Scores.load(out / "scores.json")
     learned = f"pairs_{MOST_PAIRS}"
     yield ""
-    yield "what it showed: half of the state is gone, and what is left depends on which half"
+    yield "result: half of the state is removed; recall depends on which half"
     for name, how in {"MODEL": "the whole model", **METHODS}.items():
         share = scores.find(name, "mqar", learned).value
         yield f"  {name:<7} recalls {share:4.0%} of {MOST_PAIRS} pairs   ({how})"

@@ -1,4 +1,4 @@
-"""A tiny model that learns to recall, from nothing, on a CPU: the patient of the demo.
+"""A tiny model that is trained to recall, on a CPU, for the demo.
 
 Multi-query associative recall: pairs are shown once, then every key is asked for again. What such a
 model remembers stands in its recurrent state alone, so a cut shows at once.

@@ -121,7 +121,7 @@ class Job:
 
     @property
     def controls(self) -> bool:
-        """Whether a random cut is measured beside it, unless it is one itself."""
+        """Whether a random cut is measured for comparison, unless it is one itself."""
         return self.options.control and (self.cuts_heads or self.options.method != CONTROL)
 
     @property

@@ -46,7 +46,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
             if name in said and (name in _PATHS or place.exists()):
                 said[name] = str(place)
         except OSError as error:
-            raise StatetrimError(f"{path}: {name!r} is no path: {error.strerror}") from None
+            raise StatetrimError(f"{path}: {name!r} is not a path: {error.strerror}") from None
     return said
 
 
@@ -75,7 +75,7 @@ def recipe_text(recipe: Mapping[str, Any], name: str) -> str:
 def _parsed(path: Path) -> dict[Any, Any]:
     try:
         if path.exists() and not path.is_file():
-            raise StatetrimError(f"{path} is not a file, so it is no recipe")
+            raise StatetrimError(f"{path} is not a file, so it is not a recipe")
         with path.open("rb") as file:
             text = file.read(_MOST_BYTES + 1)
     except OSError as error:

@@ -45,7 +45,7 @@ class Schedule:
         name, elapsed = self.order[self.place], self.clock() - self.began
         here = max(0.0, self._scale * self.estimated[name] - elapsed)
         if share is not None and name in _ONE_BAR:
-            if self.first is None:  # a run that goes on begins somewhere
+            if self.first is None:  # a resumed run begins somewhere
                 self.first, self.began, elapsed = share, self.clock(), 0.0
                 self.whole = self.whole and share < _ENOUGH
             if share - self.first > _ENOUGH:
@@ -60,6 +60,6 @@ class Schedule:
 
     @property
     def _scale(self) -> float:
-        """What steps took beside what was estimated."""
+        """What steps took, compared with the estimate."""
         estimated = sum(self.estimated[name] for name in self.took)
         return sum(self.took.values()) / estimated if estimated else 1.0

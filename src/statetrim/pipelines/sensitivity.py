@@ -111,7 +111,7 @@ def _pictures(
     if figures is None:
         return {}, None
     if out is None:
-        raise StatetrimError("figures are drawn beside a result; give out as well")
+        raise StatetrimError("figures need a result; give out as well")
     from ..reporting.figure_files import SUFFIXES, save  # matplotlib may be absent
     from ..reporting.sensitivity_pictures import sheet
 

@@ -89,7 +89,7 @@ class Run:
         }
 
     def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
-        """The output projections fitted anew to the read-out that is left."""
+        """The output projections refitted to the remaining read-out."""
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
         if job.cuts_heads:  # the heads that are left read out what they did before

@@ -111,7 +111,7 @@ def _refit(job: Job, machine: Machine) -> Step:
 
 
 def _evaluate(job: Job, machine: Machine, models: int) -> Step:
-    """Also by comparison with the original, which is run beside each."""
+    """Also by comparison with the original, which is run with each."""
     model, options = job.model, job.options
     tokens = options.limit * SEQUENCE * len(options.tasks)
     seconds = (2 * models - 1) * cost.reading(model, tokens, 8, SEQUENCE, machine)

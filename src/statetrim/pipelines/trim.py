@@ -1,7 +1,7 @@
 """The one command: calibrate, select, prune, check, recover, evaluate, benchmark, report.
 
 Stages meet through their artifacts in `OUT.partial`. A finished artifact has its final name, so a
-rerun of the same job goes on after it, and another job's directory is refused. The result takes
+rerun of the same job resumes after it, and another job's directory is refused. The result takes
 its name last, with the artifacts below `OUT/statetrim`.
 """
 

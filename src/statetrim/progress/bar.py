@@ -114,7 +114,7 @@ class _TerminalBar:
 
 
 def amount(progress: Progress, speed: float) -> str:
-    """How much is done, beside the bar; a speed is told when there is one."""
+    """How much is done, next to the bar, with a speed when there is one."""
     if progress.unit == "bytes":
         told = f"{size(progress.done)} of {size(progress.total)}"
         return f"{told} {size(speed)}/s" if speed else told

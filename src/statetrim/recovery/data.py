@@ -1,4 +1,4 @@
-"""What recovery trains on: text, and beside it recall sequences that are made for it."""
+"""What recovery trains on: text, and generated recall sequences."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -318,7 +318,7 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
     if min(options.rank, options.batch_size, options.length) < 1 or not options.alpha > 0:
         raise StatetrimError("rank, alpha, batch size and length must be positive")
     if not 0 <= options.seed < 2**32:
-        raise StatetrimError(f"a seed lies between 0 and {2**32 - 1}, not {options.seed}")
+        raise StatetrimError(f"a seed must be between 0 and {2**32 - 1}, not {options.seed}")
     most = max(max(info.shape, default=1) for _, info in small.tensors.values())
     if options.rank > most:
         raise StatetrimError(
@@ -334,7 +334,7 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
         raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
     if not 0 <= options.recall < 1:
         raise StatetrimError(
-            f"recall is a part of the tokens, from 0 to below 1, not {options.recall:g}"
+            f"recall must be a fraction of the tokens, from 0 to below 1, not {options.recall:g}"
         )
     if options.patience < 0 or (options.patience and not options.recall):
         raise StatetrimError(

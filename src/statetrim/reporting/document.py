@@ -54,7 +54,7 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-    folded: bool = False  # a long table beside a picture opens when asked for
+    folded: bool = False  # a long table next to a picture opens when asked for
 
     @property
     def columns(self) -> list[str]:

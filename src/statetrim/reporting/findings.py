@@ -36,7 +36,7 @@ ARTIFACTS: dict[str, Callable[[Path], Any]] = {
     "decision": Decision.load,
 }
 WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
-"""What a checkpoint may hold beside its plan; what the user gives counts more."""
+"""What a checkpoint may hold besides its plan; what the user gives takes precedence."""
 
 
 @dataclass
@@ -118,7 +118,7 @@ class Findings:
         analysed = self.analysis.lineage.get("source") if self.analysis else None
         after = self.after
         if analysed and after is not None and after.shards and not after.is_source(analysed):
-            yield "the analysis looked at other weights than this checkpoint's"
+            yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
             marks = run.lineage.get("models")
             if after is not None and after.shards and after.fingerprint not in (marks or []):
@@ -152,7 +152,7 @@ def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
 
 
 def _read_sweep(found: Findings, directory: Path) -> None:
-    """A directory that `trim --sweep` wrote: the sweep, and the plans beside it."""
+    """A directory that `trim --sweep` wrote: the sweep, and its plans."""
     _read(found, inside(directory, SWEEP_FILE))
     for path in sorted(directory.glob("plan-*.json")):
         found.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
@@ -198,8 +198,8 @@ def _read(found: Findings, path: Path) -> None:
         _put(found, FIELDS.get(kind, kind), read_object(path, MOST_RECORD_BYTES), path)
     else:
         raise StatetrimError(
-            f"{path} is no artifact a report knows; give a checkpoint, or what select, evaluate, "
-            f"analyze, verify, benchmark, recover or trim --sweep wrote"
+            f"{path} is not an artifact that a report knows; give a checkpoint, or what select, "
+            f"evaluate, analyze, verify, benchmark, recover or trim --sweep wrote"
         )
 
 

@@ -75,7 +75,9 @@ def _of_sweep(found: Findings, advice: Recommendation) -> Opening:
     facts += _memory(found, _resized(found, cut))
     command = trim_command(found, cut.point.keep, cut.point.keep_values)
     if advice.chosen:
-        facts.append(Fact("Next", ["cut, check and measure it beside a random cut"], [command]))
+        facts.append(
+            Fact("Next", ["cut, check and measure it, with a random cut for comparison"], [command])
+        )
         return Opening(f"Take {cut.shape}", TONES[Outcome.SHIP], advice.reason, facts)
     recover = f"{command} --recover {names(found).tokens}"
     facts.append(Fact("Next", ["recover the nearest, or sweep larger shapes"], [recover]))

@@ -47,7 +47,7 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
                 reason = short(f"{type(error).__name__}: {error}", 120)
                 raise StatetrimError(
                     f"a record among the artifacts holds values that mean nothing ({reason}); "
-                    f"leave it out or write it anew"
+                    f"leave it out or write it again"
                 ) from error
             if len(page.encode()) > MOST_BYTES:
                 raise StatetrimError(

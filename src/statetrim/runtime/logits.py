@@ -82,7 +82,7 @@ class LogitReader:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How a model reads sequences, beside the original; float64 [rows] each."""
+    """How a model reads sequences, compared with the original; float64 [rows] each."""
 
     kl: Tensor  # KL(original || model) in nats, mean over the row's tokens
     same: Tensor  # share of tokens with the same most likely successor

@@ -81,7 +81,9 @@ class Placement:
         if self.device_map is None:
             return {"device_map": {"": self.home}}
         if not torch.cuda.is_available():
-            raise StatetrimError("--device-map auto spreads a model over GPUs, and here is none")
+            raise StatetrimError(
+                "--device-map auto spreads a model over GPUs, and there is none here"
+            )
         return {"device_map": "auto", "max_memory": self.memory or free_on_cards()}
 
 

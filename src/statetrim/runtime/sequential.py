@@ -2,7 +2,7 @@
 
 So every weight is read once, however much text there is, and only one layer's weights are in
 memory. Hidden states wait between two layers, in main memory or on disk; on disk, a walk that was
-killed goes on with the layer it was in.
+killed resumes with the layer it was in.
 """
 
 import shutil
@@ -54,7 +54,7 @@ class LayerWalk:
         return self.hidden.layer
 
     def turns(self, stop: int | None = None) -> Iterator[Turn]:
-        """Every layer from `first` on, before `stop`. Whoever walks keeps what he learned of a
+        """Every layer from `first` on, before `stop`. The caller keeps what it learned of a
         layer before he asks for the next one; then what went before is forgotten."""
         layers = self.live.decoder_layers
         with self.weights.paused(), ExitStack() as stack:

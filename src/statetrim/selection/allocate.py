@@ -72,7 +72,7 @@ def measured_costs(
 def cheapest(costs: Costs, share: float, whole: int) -> Allocation:
     """The exact choice: of every number of elements the least cost, layer after layer."""
     if not 0 < share <= 1:
-        raise StatetrimError(f"a share of the state lies between 0 and 1, not {share}")
+        raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
     unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
     budget = int(share * whole * len(costs) + 1e-9) // unit
     best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}

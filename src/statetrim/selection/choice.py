@@ -59,7 +59,7 @@ def _select_layer(
     try:
         kept = method.select(evidence, keep, **options)
     except (ValueError, TypeError) as error:  # an option of the wrong kind, or numbers beyond use
-        raise StatetrimError(f"method {method.name!r} cannot go on: {error}") from error
+        raise StatetrimError(f"method {method.name!r} cannot continue: {error}") from error
     heads, channels = evidence.shape
     if (
         not isinstance(kept, Tensor)

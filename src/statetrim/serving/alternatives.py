@@ -1,4 +1,4 @@
-"""What a cut saves beside what is free: a bfloat16 state without a cut, the cut alone, both."""
+"""What a cut saves, and what is free: a bfloat16 state without a cut, the cut alone, both."""
 
 from dataclasses import dataclass
 

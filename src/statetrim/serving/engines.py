@@ -21,7 +21,7 @@ Verdict = Literal["fast", "fallback", "unknown", "refused", "wrong"]
 a slower path; wrong: it serves, and answers wrongly."""
 Evidence = Literal["run", "kernel", "compiled", "source", "report"]
 """run: a model generated; kernel: one kernel ran; compiled: ahead of time, nothing was launched;
-source: read in the code; report: somebody's public report."""
+source: read in the code; report: a public report by others."""
 
 SERVES = ("fast", "fallback")
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Verdict))}

@@ -36,7 +36,8 @@ def candidates(
     """
     if not 0 < share < 1:
         raise StatetrimError(
-            f"the share of the state to keep lies between 0 and 1, not {share:g}; 0.5 halves it"
+            f"the fraction of the state to keep must be between 0 and 1, not {share:g}; "
+            "0.5 halves it"
         )
     known = engines_for(model_type)
     if engine is not None and engine not in known:

@@ -255,7 +255,7 @@ def check_values(model: Checkpoint) -> Checkpoint:
     reason = model.family.value_refusal(model.config)
     claimed = {claim.axis for claim in model.channels(model.geometry.layers[0])}
     if reason is None and "value" not in claimed:
-        reason = f"family {type(model.family).__name__} does not say where they lie"
+        reason = f"family {type(model.family).__name__} does not describe them"
     if reason:
         raise StatetrimError(
             f"the values of {model.config.get('model_type')} cannot be cut: {reason}"
@@ -267,7 +267,7 @@ def check_heads(model: Checkpoint) -> Checkpoint:
     """`model`, once it is certain that whole heads can be removed from it."""
     reason = model.family.head_refusal(model.config)
     if reason is None and not model.family.heads(model.config, model.geometry):
-        reason = f"family {type(model.family).__name__} does not say where they lie"
+        reason = f"family {type(model.family).__name__} does not describe them"
     if reason:
         raise StatetrimError(
             f"the heads of {model.config.get('model_type')} cannot be removed: {reason}"
@@ -286,8 +286,8 @@ def refuse_quantized(model: Checkpoint) -> None:
     for name in _QUANTIZED_FILES:
         if (model.path / name).exists():
             raise StatetrimError(
-                f"the checkpoint is quantised ({name} is beside it): rows cannot be dropped from "
-                f"packed weights; prune the original weights and quantise the result"
+                f"the checkpoint is quantised ({name} is next to its weights): rows cannot be "
+                f"dropped from packed weights; prune the original weights and quantise the result"
             )
 
 
@@ -328,8 +328,8 @@ def _open_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
     wrong = next((n for n in names if not re.fullmatch(r"[\w.-]+\.safetensors", n)), None)
     if wrong is not None:
         raise StatetrimError(
-            f"{INDEX} names the file {wrong[:200]!r}; shards must be .safetensors files that stand "
-            f"beside it"
+            f"{INDEX} names the file {wrong[:200]!r}; shards must be .safetensors files in "
+            f"the same directory"
         )
     shards = []
     for name in sorted(names):  # each is checked before the next is read, so memory stays bounded

@@ -1,4 +1,4 @@
-"""What stands beside the weights of a checkpoint, and comes along when it is written anew."""
+"""Files of a checkpoint other than weights, which are copied when it is written again."""
 
 import shutil
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ _WEIGHTS = {
 
 
 def companions(model: Checkpoint) -> dict[str, Path]:
-    """Files beside the weights, by their names relative to the checkpoint: tokenizer and the like.
+    """Files other than weights, by their names relative to the checkpoint: tokenizer and the like.
 
     Refuses links that lead out of the directory, or nowhere: a tokenizer without one of its files
     may be another.

@@ -66,7 +66,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         absent = object()
         repeated = next(name for name, _ in pairs if found.pop(name, absent) is absent)
-        raise ValueError(f"the name {repeated[:80]!r} stands twice")
+        raise ValueError(f"the name {repeated[:80]!r} appears twice")
     return found
 
 

@@ -134,7 +134,7 @@ class Output:
 
     def _exists(self, target: Path) -> StatetrimError:
         return StatetrimError(
-            f"{target} has appeared meanwhile and is not overwritten; the result is kept in "
+            f"{target} appeared in the meantime and is not overwritten; the result is kept in "
             f"{self.path}"
         )
 
@@ -237,7 +237,7 @@ def partial_of(out: Path) -> Path:
 
 
 def complete(out: Path) -> bool:
-    """Whether `out` is there and nothing is left of its making, but for empty directories, which
+    """Whether `out` is there and nothing is left of its making, except empty directories, which
     are removed; for those who hold the lock of the directory it is in."""
     remove_empty(partial_of(out))
     return out.exists() and not partial_of(out).exists()

@@ -31,8 +31,9 @@ def refuse_redirections(directory: Path, config: Mapping[str, Any]) -> None:
     for name in _ADAPTER:
         if (directory / name).exists() or (directory / name).is_symlink():
             raise StatetrimError(
-                f"{directory} holds {name}: transformers would apply that adapter, and other "
-                f"weights would run than stand in the files; merge it into them or move it away"
+                f"{directory} holds {name}: transformers would apply that adapter, so the "
+                f"weights that run would not be those in the files; merge it into them "
+                f"or move it away"
             )
     for part in _parts(config):
         if part.get(_OTHER_WEIGHTS) is not None:

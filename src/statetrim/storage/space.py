@@ -49,7 +49,7 @@ def explained(partial: Path) -> Iterator[None]:
     except KeyboardInterrupt as stop:
         again = "run the same command again to"
         if partial.exists():
-            stop.add_note(f"what is finished is kept in {partial}; {again} go on")
+            stop.add_note(f"what is finished is kept in {partial}; {again} resume")
         else:
             stop.add_note(f"nothing was kept; {again} start over")
         raise

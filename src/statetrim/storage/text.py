@@ -30,7 +30,7 @@ class Sequences:
     def batches(self, size: int) -> "list[Tensor]":
         """int64 [<= size, length], in order."""
         if size < 1:
-            raise StatetrimError(f"a batch of {size} sequences is none; take 1 or more")
+            raise StatetrimError(f"a batch of {size} sequences is not possible; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
 
 

@@ -68,7 +68,7 @@ class Surgery:
 
     @cached_property
     def companions(self) -> dict[str, Path]:
-        """Files beside the weights that come along: where to, from where."""
+        """Files other than weights that are copied: where to, from where."""
         found = companions(self.model)
         return {_SOURCE_CARD if name == CARD else name: path for name, path in found.items()}
 

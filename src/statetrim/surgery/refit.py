@@ -1,4 +1,4 @@
-"""Cut checkpoint + Statistics -> the same checkpoint with its output projections fitted anew.
+"""Cut checkpoint + Statistics -> the same checkpoint with refitted output projections.
 
 A layer gave y = W a; after the cut its output projection is given a', which has fewer channels and,
 because the norm's mean is taken over those alone, another scale. The best W' for it, in least

@@ -40,7 +40,7 @@ class Task:
     settings: str = ""  # how the metrics begin that `metric` is the mean of
 
     def chance_of(self, metric: str) -> float:
-        """What guessing scores; of several pairs, whoever has seen them guesses one."""
+        """What guessing scores; of several pairs, a guess is one of those seen."""
         pairs = re.match(r"pairs_(\d+)", metric) if self.kind == "mqar" else None
         return 1 / max(1, int(pairs[1])) if pairs else self.chance
 

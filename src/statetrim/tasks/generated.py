@@ -1,4 +1,4 @@
-"""Sequences that are made, not read: they ask a model for what plain text seldom asks.
+"""Sequences that are made, not read: they test what plain text rarely needs.
 
 Three kinds: recall (pairs of tokens, then every key again), random tokens, and passages of a text
 that are repeated. Seeds are other ones than those of the tested sequences, so that no sequence that

@@ -169,10 +169,10 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
         "",
         "## Refit",
         "",
-        f"The output projections of its {len(layers)} linear-attention layers were then fitted "
-        f"anew to the original model's layer outputs, in closed form, with `statetrim refit`. The "
-        f"worst layer missed {before:.1%} of its output's squares before, {after:.1%} after, on "
-        f"the text of the fit; all layers are in `statetrim/refit.json`. All other tensors are "
+        f"The output projections of its {len(layers)} linear-attention layers were then "
+        f"refitted to the original model's layer outputs, in closed form, with `statetrim refit`. "
+        f"The worst layer missed {before:.1%} of its output's squares before, {after:.1%} after, "
+        f"on the text of the fit; all layers are in `statetrim/refit.json`. All other tensors are "
         f"unchanged, byte for byte.",
     ]
     return "\n".join(lines) + "\n"

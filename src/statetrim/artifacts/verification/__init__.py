@@ -44,7 +44,7 @@ class Verification:
         return next((a for a in self.agreements if (a.model, a.kind) == wanted), None)
 
     def change(self, model: str, kind: Kind) -> Interval | None:
-        """How much oftener a cut agrees than the original, in points; paired by sequence."""
+        """How much more often a cut agrees than the original, in points; paired by sequence."""
         before, after = (self.find(which, kind) for which in (self.models[0], model))
         if before is None or after is None:
             return None

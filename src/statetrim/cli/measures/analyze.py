@@ -104,7 +104,9 @@ def analyze(
         "dtype": dtype,
     }
     if output.suffix != ".json":
-        raise StatetrimError(f"{output} must end in .json; arrays go beside it as .safetensors")
+        raise StatetrimError(
+            f"{output} must end in .json; arrays are written next to it as .safetensors"
+        )
     if sensitivity:
         arguments.refuse_existing(output)
         if baseline:

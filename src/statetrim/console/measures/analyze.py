@@ -36,9 +36,9 @@ def show_analysis(
     data, was = analysis.lineage["data"], f", before {baseline.widest}" if baseline else ""
     stored = analysis.lineage.get("state_dtype")
     for line in (
-        f"used: effective rank of a state over the largest it can have ({analysis.widest}{was}),",
-        f"  mean of {data['count']} x {data['length']} tokens but the first {analysis.burn_in}; "
-        "heads: one bar each",
+        f"used: effective rank of a state, of the largest possible rank ({analysis.widest}{was});",
+        f"  mean over {data['count']} x {data['length']} tokens without the first "
+        f"{analysis.burn_in}; heads: one bar each",
         *([f"states are stored in {stored}, as an engine would"] if stored else []),
         "κ: condition number, median head; filters: mean |cosine|, of queries, of keys",
         f"written to {where}" + (f", and {len(figures)} pictures" if figures else ""),

@@ -24,14 +24,14 @@ def show_verification(found: Verification, where: str, *, as_json: bool) -> None
     if not found.faults:
         terminal.say("no fault found", "bold green")
     terminal.say(
-        f"changes beside the original, intervals of 95%, paired by sequence; the gap is by how "
-        f"many logits transformers preferred another token; written to {where}"
+        "changes from the original, intervals of 95%, paired by sequence; gap: the logits by which "
+        f"transformers preferred another token; written to {where}"
     )
 
 
 def _table(found: Verification) -> Table:
     table = Table(
-        title=f"{found.version}, {found.dtype}, beside transformers", title_justify="left"
+        title=f"{found.version}, {found.dtype}, compared with transformers", title_justify="left"
     )
     table.add_column("model", overflow="fold")
     table.add_column("tokens")

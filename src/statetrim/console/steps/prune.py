@@ -43,6 +43,6 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
     name, old, new = rows[4]
     table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
     terminal.show(table)
-    files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} files beside them"
+    files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} other files"
     verb = "written to" if done else "would go to"
     terminal.say(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}")

@@ -25,7 +25,7 @@ def blocks(found: Findings) -> Iterator[Block]:
     plan = found.plan
     if plan is None:
         yield Missing(
-            "No plan was given, so this report cannot show which channels went.",
+            "No plan was given, so this report cannot show which channels were removed.",
             [f"statetrim select {names(found).model} --method l1 --keep 0.5 -o plan.json"],
         )
         return
@@ -91,9 +91,9 @@ def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Blo
                 (f"layer {layer}", _layer_picture(kept[layer], layer, name, channels))
                 for layer in layers
             ],
-            f"Kept {name} channels{shown}: one band a head, from channel 0 on the left to "
-            f"{channels - 1} on the right; dark channels stay ({keep} in every head), gaps "
-            f"were removed. Heads are cut apart, so the same place in two heads is not alike.",
+            f"Kept {name} channels{shown}: one band per head, from channel 0 on the left to "
+            f"{channels - 1} on the right; dark channels are kept ({keep} in every head), gaps "
+            f"were removed. Each head has its own choice, so positions do not compare.",
         )
     if heads * len(kept) <= MOST_LISTED_HEADS:
         yield Table(
@@ -107,7 +107,7 @@ def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Blo
             folded=True,
         )
     else:
-        yield Text("The numbers of all kept channels stand in the plan.")
+        yield Text("The plan lists all kept channels.")
 
 
 def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> Raster:

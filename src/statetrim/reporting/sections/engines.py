@@ -39,7 +39,7 @@ def blocks(found: Findings) -> Iterator[Block]:
     yield Text(
         f"A head's state is {shape.shape} (keys x values). How it is known: run, a model "
         f"generated; kernel, one kernel ran; compiled, ahead of time only; source, read in the "
-        f"code; report, somebody's public report."
+        f"code; report, a public report by others."
     )
     alike: dict[tuple[str, ...], list[str]] = {}
     for line in lines:
@@ -90,9 +90,9 @@ def _verified(found: Findings) -> Iterator[Block]:
                 "change",
             ),
             rows,
-            caption="Choices of the engine that transformers makes too, given the same tokens; the "
-            "gap is by how many logits it preferred another; change beside the original, in "
-            "points, 95% interval",
+            caption="Tokens that the engine and transformers both choose, given the same text; "
+            "gap: the logits by which transformers preferred another token; change from the "
+            "original, in points, 95% interval",
         )
     for run in runs:
         for model, faults in run.faults.items():

@@ -1,4 +1,4 @@
-"""How full the state is."""
+"""Effective rank of the state."""
 
 from collections.abc import Iterator
 
@@ -9,7 +9,7 @@ from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
 from ..names import names
 
-TITLE = "How full the state is"
+TITLE = "Effective rank of the state"
 
 
 def blocks(found: Findings) -> Iterator[Block]:
@@ -17,7 +17,7 @@ def blocks(found: Findings) -> Iterator[Block]:
     if analysis is None:
         words = names(found)
         yield Missing(
-            "The state's rank was not looked at.",
+            "The rank of the state was not measured.",
             [
                 f"statetrim analyze {words.small} --baseline {words.model} --text {words.text} "
                 f"--tokens {min(words.tokens, 2**14)} --length 512 -o analysis.json"

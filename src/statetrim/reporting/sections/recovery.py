@@ -87,7 +87,7 @@ def _refitted(record: Mapping[str, Any]) -> Iterator[Block]:
         for layer, errors in mapping(record.get("layers")).items()
     }
     names = list(dict.fromkeys(name for errors in layers.values() for name in errors))
-    yield Text("The output projections were fitted anew to the original's layer outputs.")
+    yield Text("The output projections were refitted to the original's layer outputs.")
     if names:
         yield Table(
             ("layer", *(name.replace("_", " ") for name in names)),

@@ -14,7 +14,7 @@ TITLE = "How to reproduce it"
 def blocks(found: Findings) -> Iterator[Block]:
     plan = found.plan
     if plan is None:
-        yield Missing("Without a plan there is nothing to say how it came about.")
+        yield Missing("Without a plan, the steps cannot be shown.")
         return
     words = names(found)
     calibrated = mapping(plan.lineage.get("statistics"))
@@ -41,7 +41,7 @@ def blocks(found: Findings) -> Iterator[Block]:
 
 
 def _calibrations(model: str, calibrated: Mapping[str, Any], methods: str) -> list[str]:
-    """A command for each text, which makes anew what was generated beside it."""
+    """A command for each text, which also generates the same sequences again."""
     runs: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     for data in dicts(calibrated.get("data")):
         if not _tokens(data):

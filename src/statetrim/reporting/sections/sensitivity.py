@@ -15,7 +15,7 @@ def blocks(found: Findings) -> Iterator[Block]:
     if sensitivity is None:
         words = names(found)
         yield Missing(
-            "Layers were not cut one by one, so it is not known where recall lives.",
+            "Layers were not cut one by one, so it is not known which one carries recall.",
             [
                 f"statetrim analyze {words.model} --sensitivity --text {words.text} "
                 f"-o sensitivity.json"

@@ -1,4 +1,4 @@
-"""What a sequence costs before and after, beside what is free without a cut."""
+"""What a sequence costs before and after, compared with what is free without a cut."""
 
 from collections.abc import Iterator
 

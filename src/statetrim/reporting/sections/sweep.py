@@ -22,7 +22,7 @@ def blocks(found: Findings) -> Iterator[Block]:
     if sweep is None:
         words = names(found)
         yield Missing(
-            "Only one shape was looked at. A sweep calibrates once and shows what shapes cost.",
+            "Only one shape was measured. A sweep calibrates once and shows what shapes cost.",
             [
                 f"statetrim trim {words.model} --sweep 0.75,0.5,0.25 --text {words.text} "
                 f"--tokens {words.tokens} -o SWEEP"
@@ -80,7 +80,7 @@ def _shapes(found: Findings, sweep: Sweep, advice: Recommendation) -> Iterator[B
         if chosen.shape in found.sweep_plans:
             plan = quoted(found.sweep_plans[chosen.shape])
             lines.append(f"statetrim prune {names(found).model} {plan} -o SMALL")
-        yield Text("To cut and measure it beside a random cut, or only to cut it:")
+        yield Text("To cut and measure it with a random cut for comparison, or only to cut it:")
         yield Command(lines)
 
 

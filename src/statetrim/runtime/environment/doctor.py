@@ -98,5 +98,5 @@ def _device_problems(cards: Sequence[Gpu]) -> Iterator[str]:
     elif torch.version.cuda:
         yield (
             f"{built} was built for CUDA {torch.version.cuda} and finds no GPU, so models run on "
-            f"the CPU: look at nvidia-smi and CUDA_VISIBLE_DEVICES"
+            f"the CPU: check nvidia-smi and CUDA_VISIBLE_DEVICES"
         )

@@ -1,4 +1,4 @@
-"""Installed packages beside the versions that statetrim asks for; nothing is imported."""
+"""Installed packages and the versions that statetrim asks for; nothing is imported."""
 
 import json
 import subprocess

@@ -36,7 +36,7 @@ def walk(
     """The call from its first token to its last, with the state after every `every`-th token.
 
     `every` is a power of two; the last sample is the final state, whatever the length. The state is
-    stored in `dtype` after every `piece` tokens, a multiple of `every`, and goes on from there.
+    stored in `dtype` after every `piece` tokens, a multiple of `every`, and continues from there.
     """
     from ...portable.delta_rule import chunk_states
 

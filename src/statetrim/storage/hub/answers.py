@@ -39,7 +39,7 @@ def explained(repo: str, revision: str | None = None) -> Iterator[None]:
     except errors.LocalEntryNotFoundError:
         raise Unreachable("the hub cannot be reached") from None
     except errors.EntryNotFoundError:
-        raise StatetrimError(f"{repo} has no {CONFIG}, so it is no model for this") from None
+        raise StatetrimError(f"{repo} has no {CONFIG}, so it cannot be used as a model") from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise StatetrimError(f"the hub answers {status} for {repo}; try again later") from None

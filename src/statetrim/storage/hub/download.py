@@ -97,7 +97,7 @@ class HubModel:
         return config.parent
 
     def _weights(self, sizes: Mapping[str, int]) -> list[str]:
-        """The weight files that count; a repository may hold others beside them."""
+        """The weight files that count; a repository may hold others."""
         from huggingface_hub import hf_hub_download
 
         if sizes.get(INDEX, 0) > MOST_INDEX_BYTES:

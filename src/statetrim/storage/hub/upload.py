@@ -50,7 +50,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
 
     known = HubModel.named(repo)
     if known is None or known.revision is not None:
-        raise StatetrimError(f"{repo[:100]!r} is no name of a repository; give OWNER/NAME")
+        raise StatetrimError(f"{repo[:100]!r} is not a repository name; give OWNER/NAME")
     checkpoint = with_weights(opened(model))
     files, left_out = _files(checkpoint)
     if offline():
@@ -75,7 +75,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
         raise StatetrimError(f"{error}; nothing was pushed to {repo}") from None
     except RuntimeError as error:  # as huggingface_hub calls a file that did not arrive
         reason = str(error).partition("\n")[0][:200]
-        raise StatetrimError(f"{reason} Run the same command again to go on") from None
+        raise StatetrimError(f"{reason} Run the same command again to resume") from None
     return Pushed(url, private, tuple(files), tuple(left_out))
 
 
