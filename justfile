@@ -35,6 +35,10 @@ notebook:
 quickstart:
     pytest -m "slow or not slow" tests/test_readme.py
 
+# Every command and snippet of docs/ on tiny models; CI leaves out those that torchrun starts.
+docs-commands:
+    pytest -m "slow or not slow" tests/docs
+
 # Which lines the suite runs.
 coverage:
     pytest -n 2 --dist loadfile --cov=statetrim --cov-report=term:skip-covered

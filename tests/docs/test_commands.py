@@ -1,0 +1,112 @@
+"""Every command that docs/ shows is run on tiny models, or listed here with the reason."""
+
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from helpers.doc_pages import PAGES, Command, commands
+from helpers.doc_world import NotReady, World, complete, smaller
+
+ELSEWHERE = {
+    "quickstart.md": "tests/test_readme.py runs it, from the built wheel",
+    "commands.md": "is made from the help, and shows no values",
+}
+NOT_RUN = {
+    r"statetrim demo": "trains a model for minutes; tests/pipelines/test_demo.py",
+    r"statetrim evaluate .*--engine vllm": "needs vLLM; just evaluate-vllm",
+    r"statetrim (COMMAND|--traceback)": "stands for any command",
+    r"torchrun .*-m statetrim": "several processes: `slow` below; arguments in test_tools.py",
+    r"just ": "takes minutes or hours; recipe and arguments in test_tools.py",
+    r"python (studies|benchmarks)/": "the same; script and arguments in test_tools.py",
+    r"pip install": "the environment is there; extras and paths in test_tools.py",
+    r"(VLLM_\w+=\w+ )?vllm serve": "needs vLLM",
+    r"python -m (vllm|sglang)\.": "needs vLLM, or SGLang",
+    r"mlx_lm\.\w+ ": "needs MLX",
+    r"python convert_hf_to_gguf.py|llama-server ": "needs llama.cpp",
+    r"hf (download|auth login)": "needs the network",
+    r"mkdocs serve": "serves until it is stopped; CI builds the site",
+}
+HELP = (
+    "\nMend the page. If the command is right and needs a file or a size that is missing here, add "
+    "it to tests/helpers/doc_world.py; if it cannot run at all, to NOT_RUN in "
+    "tests/docs/test_commands.py, with the reason."
+)
+
+
+def shown() -> list[Command]:
+    """All but what only names a tool: `torchrun`, `statetrim prune`."""
+    found = [command for page in PAGES for command in commands(page)]
+    return [
+        c for c in found if not (c.in_a_sentence and re.fullmatch(r"\S+|statetrim [a-z]+", c.words))
+    ]
+
+
+def reason(command: Command) -> str | None:
+    return next((why for start, why in NOT_RUN.items() if re.match(start, command.text)), None)
+
+
+def to_run(page: Path) -> Iterator[Command]:
+    if page.name in ELSEWHERE:
+        return
+    for command in shown():
+        if command.page == page.name and not reason(command):
+            yield command
+
+
+WITH_COMMANDS = [page for page in PAGES if any(to_run(page))]
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers and huggingface_hub
+@pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
+def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) -> None:
+    here = world(page)
+    for command in to_run(page):
+        try:
+            here.run(command.words, command.line, command.in_a_sentence)
+        except NotReady as error:
+            raise AssertionError(f"{command}\n{error}{HELP}") from None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("line", sorted({c.words for c in shown() if c.words[:8] == "torchrun"}))
+def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path], World]) -> None:
+    """On one machine, whatever the page says."""
+    command = line.partition(" -m ")[2]
+    here = world(PAGES[0])
+    words, output, _ = here.prepare(command, 0)
+    if not complete(words):
+        pytest.skip("the page names the command and leaves its arguments out")
+    start = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "statetrim"]
+    done = subprocess.run([*start, *smaller(words)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert output and (here.folder / output).exists()
+
+
+def test_what_is_not_run_is_still_there() -> None:
+    found = shown()
+    assert len(found) > 100
+    for start in NOT_RUN:
+        assert any(re.match(start, command.text) for command in found), (
+            f"no page of docs/ shows {start!r} any more: take it out of NOT_RUN"
+        )
+    assert {page.name for page in PAGES} >= set(ELSEWHERE)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("statetrim inspect MODEL --keep many", "many"),
+        ("statetrim inspect MODEL --kepe 64", "--kepe"),
+        ("statetrim select MODEL --keep 64 --statistics statistic.safetensors -o p", "statistic.s"),
+        ("statetrim calibrate MODEL --text text.jsonl --tokens lots -o s", "lots"),
+        ("statetrim trim MODEL --keep 64", "lacks an argument"),
+        ("statetrim inspect MODEL && rm MODEL", "a line of its own"),
+        ("llama-server -m OUT", "nothing here runs 'llama-server'"),
+    ],
+)
+def test_a_wrong_command_is_found(line: str, says: str, world: Callable[[Path], World]) -> None:
+    with pytest.raises(NotReady, match=re.escape(says)):
+        world(PAGES[0]).run(line)

@@ -1,0 +1,124 @@
+"""Every Python snippet of docs/ is run on tiny models, in the folder of its page."""
+
+import ast
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers.doc_pages import PAGES, ROOT, Block, python
+from helpers.doc_world import NotReady, World
+from statetrim.maths.units import token_count
+
+ELSEWHERE = {"quickstart.md": "test_readme.py runs it, from the built wheel"}
+NOT_RUN = {"import fla\n": "needs a GPU, for the kernels of fla"}
+SNIPPETS = [
+    block
+    for page in PAGES
+    if page.name not in ELSEWHERE
+    for block in python(page)
+    if not block.text.startswith(tuple(NOT_RUN))
+]
+_TRIM: dict[str, Any] = {"tokens": 512, "length": 64, "limit": 2, "control": False}
+SMALLER: dict[str, dict[str, Any]] = {
+    "analyze": {"tokens": 256, "length": 64, "burn_in": 8},
+    "calibrate": {"tokens": 256, "length": 64},
+    "recover": {"tokens": 512, "length": 64, "batch_size": 4},
+    "sweep": {**_TRIM, "benchmark": False},
+    "trim": {**_TRIM, "benchmark": False},
+}
+"""Sizes that each function gets, whatever the page says; the page's own are checked beforehand."""
+
+
+def names() -> dict[str, Any]:
+    """What the text around a snippet has introduced."""
+    return {
+        "st": st,
+        "model": "MODEL",
+        "small": "SMALL",
+        "rows": st.rows,
+        "ChannelRows": st.ChannelRows,
+        "geometry": st.Geometry((0,), 2, 2, 8, 8, 4, 2, 4),
+        "heads": 2,
+        "dim": 8,
+        "keys": [],
+    }
+
+
+def smaller(function: Callable[..., Any], sizes: dict[str, Any]) -> Callable[..., Any]:
+    def call(*arguments: Any, **named: Any) -> Any:
+        token_count(named.get("tokens", 0))
+        if "memory_gib" in named:
+            named["memory_gib"] = 0.01  # for a state of 256 KiB
+        return function(*arguments, **(named | sizes))
+
+    return call
+
+
+def files(code: ast.AST) -> tuple[set[str], set[str]]:
+    """The names that a snippet reads, and those that it writes."""
+    texts = {n.value for n in ast.walk(code) if isinstance(n, ast.Constant)}
+    calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)]
+    written = [word.value for call in calls for word in call.keywords if word.arg == "out"]
+    saved = [
+        c.args[0] for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "save"
+    ]
+    outputs = {node.value for node in (*written, *saved) if isinstance(node, ast.Constant)}
+    return {str(text) for text in texts - outputs}, {str(text) for text in outputs}
+
+
+def in_the_package(block: Block) -> bool:
+    """Whether a file of the package has these lines, its first one aside."""
+    rest = block.text.strip().partition("\n")[2]
+    return any(rest in path.read_text() for path in (ROOT / "src").rglob("*.py"))
+
+
+@pytest.mark.filterwarnings("ignore")  # of transformers
+@pytest.mark.parametrize("block", SNIPPETS, ids=lambda block: f"{block.page}:{block.line}")
+def test_a_snippet_runs(
+    block: Block, world: Callable[[Path], World], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if re.search(r"^from \.", block.text, re.MULTILINE):
+        assert in_the_package(block), f"{block}: no file of the package is like this"
+        return
+    here = world(ROOT / "docs" / block.page)
+    text = block.text
+    if re.search(r"^return ", text, re.MULTILINE):
+        text = "def shown():\n" + re.sub("^", "    ", text, flags=re.MULTILINE) + "\nshown()"
+    code = ast.parse(text)
+    read, written = files(code)
+    try:
+        for name in sorted({*read, "MODEL", "SMALL"} - written):
+            here.make(name, block.line)
+        for name in written:
+            here.remove(name)
+        for name, sizes in SMALLER.items():
+            monkeypatch.setattr(st, name, smaller(getattr(st, name), sizes))
+        found = names()
+        exec(compile(code, str(block), "exec"), found)
+        if "select" in found:
+            choose(here, found["select"], "value" if '@serves("value")' in text else "key")
+    except (st.StatetrimError, NotReady, TypeError, NameError) as error:
+        raise AssertionError(f"{block}\n{error}\nMend the page, or tests/docs/") from error
+
+
+def choose(here: World, method: Any, axis: str) -> None:
+    """A method of the page chooses half of the channels."""
+    here.make("statistics.safetensors", 0)
+    given: dict[str, Any] = (
+        {"keep": 64, "method": method}
+        if axis == "key"
+        else {"keep_values": 64, "value_method": method}
+    )
+    plan = st.select("MODEL", statistics="statistics.safetensors", **given)
+    chosen = plan.kept if axis == "key" else plan.kept_values
+    assert chosen and all(kept.shape == (2, 64) for kept in chosen.values())
+
+
+def test_what_is_not_run_is_still_there() -> None:
+    shown = [block.text for page in PAGES for block in python(page)]
+    for start in NOT_RUN:
+        assert any(text.startswith(start) for text in shown), f"take {start!r} out of NOT_RUN"

@@ -1,0 +1,211 @@
+"""Where the commands of docs/ run: tiny things with the names that the pages use.
+
+A page's commands run in order in a folder of their own. What a command reads and no command before
+it made is made here, under the name that the page uses. `smaller` says what it runs as.
+"""
+
+import json
+import shlex
+import shutil
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import typer
+from typer.testing import CliRunner
+
+from helpers import tiny
+from helpers.doc_pages import Block, blocks
+from statetrim.cli import app
+from statetrim.maths.units import token_count
+
+PROGRAM: Any = typer.main.get_command(app)
+WIDE = {
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 2,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+}
+"""Heads of 128 channels, so that the pages' 96, 64 and 48 mean what they say."""
+
+SAYS = {"TEXT": "text.jsonl"}
+"""Other words for the same things."""
+
+INSTEAD = {
+    ("--keep-heads", "16"): "1",
+    ("--memory-gib", "24"): "0.01",
+    ("--skip", "64k"): "256",
+    ("--state-mib-per-sequence", "40"): "0.2",
+}
+"""Values that are too large for two heads, a state of 256 KiB and 32k tokens of text."""
+
+SMALLER: dict[str, dict[str, str]] = {
+    "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
+    "analyze --sensitivity": {"--tokens": "512", "--length": "64"},
+    "benchmark": {"--batch-sizes": "1", "--lengths": "8", "--rounds": "1"},
+    "calibrate": {"--tokens": "256", "--length": "64"},
+    "evaluate": {"--limit": "2", "--batch-size": "8"},
+    "recover": {"--tokens": "512", "--length": "64", "--batch-size": "4"},
+    "trim": {"--tokens": "512", "--length": "64", "--limit": "2", "--batch-size": "8"},
+    "verify": {"--count": "2", "--length": "24", "--generate": "2"},
+}
+"""Sizes that every command gets, whatever the page says; the page's own are checked beforehand."""
+
+HUB = (
+    "Qwen/Qwen3.5-4B",
+    "Qwen/Qwen3.5-27B",
+    "Qwen/Qwen3.5-397B-A17B",
+    "Qwen/Qwen3-Next-80B-A3B-Instruct",
+)
+"""Models on the loopback hub; all are the tiny one."""
+
+_TEXTS = ("text.jsonl", "test.jsonl")
+MADE_BY = {
+    "statistics.safetensors": "statetrim calibrate MODEL --text text.jsonl -o {}",
+    "plan.json": "statetrim select MODEL --square 64 --statistics statistics.safetensors -o {}",
+    **dict.fromkeys(("SMALL", "OUT"), "statetrim prune MODEL plan.json -o {}"),
+    "scores.json": "statetrim evaluate SMALL --baseline MODEL --tasks mqar -o {}",
+    "analysis.json": "statetrim analyze SMALL --baseline MODEL --text text.jsonl -o {}",
+    "timings.json": "statetrim benchmark SMALL --baseline MODEL -o {}",
+}  # fmt: skip
+
+
+class NotReady(Exception):
+    """A command cannot run as the page shows it."""
+
+
+def complete(words: list[str]) -> bool:
+    """Whether a command has all that it needs; an option or a value that it refuses is an error."""
+    name, *rest = words
+    if name not in PROGRAM.commands:
+        raise NotReady(f"there is no command {name!r}")
+    try:
+        context = PROGRAM.commands[name].make_context(name, [w for w in rest if w != "..."])
+        for option in ("tokens", "skip", "recover"):
+            token_count(context.params.get(option, 0))
+    except Exception as error:  # click's own, under a name that depends on the version of typer
+        if type(error).__name__ in ("MissingParameter", "BadOptionUsage"):
+            return False
+        raise NotReady(str(error)) from error
+    return "..." not in rest
+
+
+def smaller(words: list[str]) -> list[str]:
+    """The same command with small sizes."""
+    words = [*words]
+    for place in range(len(words) - 1):
+        words[place + 1] = INSTEAD.get((words[place], words[place + 1]), words[place + 1])
+    kind = "analyze --sensitivity" if "--sensitivity" in words else words[0]
+    for option, value in SMALLER.get(kind, {}).items():
+        if option in words:
+            words[words.index(option) + 1] = value
+        else:
+            words += [option, value]
+    if words[0] == "trim":
+        words += [flag for flag in ("--no-benchmark", "--no-control") if flag not in words]
+        words += [] if {"--text", "--recipe"} & set(words) else ["--text", "text.jsonl"]
+    return words
+
+
+class World:
+    """The folder of one page; `done` is what other pages ran on the same model and text."""
+
+    def __init__(
+        self, folder: Path, page: Path, build: Callable[[str], Path], done: dict[str, Path]
+    ) -> None:
+        self.folder, self.page, self.build, self.done = folder, page, build, done
+
+    def prepare(self, command: str, line: int) -> tuple[list[str], str | None, str | None]:
+        """Its words, where it writes, and where its output is sent; what it reads is there."""
+        words, printed = _split(command)
+        output = next((b for a, b in pairwise(words) if a in ("-o", "--output")), None)
+        for word in words:
+            if word != output:
+                self.make(word, line)
+        for left in (output, printed):
+            if left:  # what an earlier command of the page wrote there
+                self.remove(left)
+        return words, output, printed
+
+    def run(self, command: str, line: int = 0, in_a_sentence: bool = False) -> None:
+        """Run a command of the page, or one of `MADE_BY`."""
+        words, output, printed = self.prepare(command, line)
+        if not complete(words):
+            if in_a_sentence:
+                return  # it names options, and they exist
+            raise NotReady("it lacks an argument or an option that it needs, or has '...'")
+        words = smaller(words)
+        self.make("text.jsonl", line)  # where the page leaves it to the hub
+        key = self.same_everywhere(words, output)
+        if key in self.done and output:
+            before = self.done[key]
+            (shutil.copytree if before.is_dir() else shutil.copy)(before, self.folder / output)
+            return
+        result = CliRunner().invoke(app, words)
+        failed_a_rule = "--fail-if" in words and isinstance(result.exception, SystemExit)
+        if result.exit_code and not (failed_a_rule and result.exit_code == 1):
+            said = f"{result.output.strip()[-600:]}\n{result.exception}"
+            raise NotReady(f"It failed, run as\n    {shlex.join(['statetrim', *words])}\n{said}")
+        if printed:
+            (self.folder / printed).write_text(result.stdout)
+        if key and output and (self.folder / output).exists():
+            self.done[key] = self.folder / output
+
+    def same_everywhere(self, words: list[str], output: str | None) -> str | None:
+        """The command without its output, if it reads nothing but the model and text."""
+        words = ["MODEL" if word in HUB else word for word in words if word != output]
+        read = {word for word in words if (self.folder / word).exists()}
+        return " ".join(words) if read <= {"MODEL", *_TEXTS} else None
+
+    def remove(self, name: str) -> None:
+        path = self.folder / name
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+    def make(self, name: str, line: int) -> None:
+        """What a page calls `name`, if it is not there and the tables know it."""
+        path = self.folder / name
+        if "/" in name or path.exists():
+            return
+        if name in MADE_BY:
+            self.run(MADE_BY[name].format(name))
+        elif name in _TEXTS:
+            tiny.write_text(path, 2**15, seed=_TEXTS.index(name))
+        elif name == "MODEL":
+            path.symlink_to(self.build("qwen3_5_text"))
+        elif name == "strange-7b":
+            shutil.copytree(self.build("qwen3_5_text"), path)
+            config = json.loads((path / "config.json").read_text())
+            config |= {"model_type": "strange", "architectures": ["StrangeForCausalLM"]}
+            (path / "config.json").write_text(json.dumps(config))
+        elif name == "DATA":
+            (path / "squad").mkdir(parents=True)
+            row = '{"text": "w1 w2 w3", "value": "w4"}\n'
+            (path / "squad" / "rows.jsonl").write_text(row * 4)
+        elif path.suffix in (".py", ".yaml"):
+            language = {".py": "python", ".yaml": "yaml"}[path.suffix]
+            path.write_text(self.shown(language, line).text)
+
+    def shown(self, language: str, line: int) -> Block:
+        """The file that the page shows last before `line`, or else first."""
+        found = [block for block in blocks(self.page) if block.language == language]
+        if not found:
+            raise NotReady(f"the page shows no {language} to put into it")
+        return max([b for b in found if b.line < line], key=lambda b: b.line, default=found[0])
+
+
+def _split(command: str) -> tuple[list[str], str | None]:
+    """Its words after `statetrim`, and the file after `>`."""
+    program, *words = [SAYS.get(word, word) for word in shlex.split(command)]
+    if program != "statetrim":
+        raise NotReady(f"nothing here runs {program!r}")
+    for sign in ("|", "&&", ";", "<"):
+        if sign in words:
+            raise NotReady(f"{sign!r} is not understood; give each command a line of its own")
+    if ">" in words:
+        at = words.index(">")
+        return words[:at], words[at + 1]
+    return words, None
