@@ -3,18 +3,26 @@
 The environment holds nothing but the wheel. Its dependencies (torch above all) are those of the
 environment the tests run in: a `.pth` file adds that one's site-packages behind the fresh one's.
 Python does not follow `.pth` files there, so an editable install of statetrim stays invisible.
+
+Imports take longer than most commands on a tiny model, so plain `statetrim` commands run in forks
+of one process of that environment; what needs a shell or another program gets a process of its own.
 """
 
 from __future__ import annotations
 
 import os
+import shlex
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from helpers.forker import Forker
+from helpers.warm import modules
 
 ROOT = Path(__file__).parents[2]
 
@@ -24,24 +32,36 @@ class Fresh:
     """A virtual environment that has statetrim only as a wheel."""
 
     python: Path
+    forker: Forker
 
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
-        """A shell command as a user would type it in that environment."""
-        outside = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
-        path = f"{self.python.parent}{os.pathsep}{os.environ['PATH']}"
-        return subprocess.run(
-            command,
-            shell=True,
-            cwd=folder,
-            env={**outside, "PATH": path},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        """A command as a user would type it in that environment."""
+        program, *arguments = shlex.split(command)
+        if program != "statetrim" or set(command) & set("|&;<>$`*?#~()"):
+            return in_shell(self.python, command, folder)
+        ended = self.forker.run(arguments, folder=folder)
+        return subprocess.CompletedProcess(command, ended["code"], ended["out"], ended["err"])
+
+
+def environment(python: Path) -> dict[str, str]:
+    outside = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+    return {**outside, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+
+
+def in_shell(python: Path, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment(python),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
 
 
 @pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
     folder = tmp_path_factory.mktemp("wheel")
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT]
@@ -53,7 +73,10 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Fresh:
     subprocess.run(install, check=True, cwd=folder)
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    made = Fresh(python)
-    where = made.run("python -c 'import statetrim; print(statetrim.__file__)'", folder)
+    where = in_shell(python, "python -c 'import statetrim; print(statetrim.__file__)'", folder)
     assert Path(where.stdout.strip()).is_relative_to(packages), where.stderr
-    return made
+    script = in_shell(python, "statetrim --version", folder)  # the one that pip wrote
+    assert script.returncode == 0, script.stderr
+    forker = Forker(*modules(), python=python, environment=environment(python))
+    yield Fresh(python, forker)
+    forker.close()
