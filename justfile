@@ -39,9 +39,9 @@ quickstart:
 docs-commands:
     pytest -m "slow or not slow" tests/docs
 
-# Which lines the suite runs.
+# Which lines the suite runs; fails below the floor in pyproject.toml.
 coverage:
-    pytest -n 2 --dist loadfile --cov=statetrim --cov-report=term:skip-covered
+    pytest -n 2 --dist loadfile --no-loadscope-reorder --cov
 
 # Record the public interface and its reference pages, after an intended change (tests/test_interface.py).
 interface:
