@@ -139,8 +139,7 @@ class World:
         self.make("text.jsonl", line)  # where the page leaves it to the hub
         key = self.same_everywhere(words, output)
         if key in self.done and output:
-            before = self.done[key]
-            (shutil.copytree if before.is_dir() else shutil.copy)(before, self.folder / output)
+            _copy(self.done[key], self.folder / output)
             return
         result = CliRunner().invoke(app, words)
         failed_a_rule = "--fail-if" in words and isinstance(result.exception, SystemExit)
@@ -150,7 +149,8 @@ class World:
         if printed:
             (self.folder / printed).write_text(result.stdout)
         if key and output and (self.folder / output).exists():
-            self.done[key] = self.folder / output
+            self.done[key] = self.folder.parent / f"kept-{len(self.done)}"
+            _copy(self.folder / output, self.done[key])  # the page may write another one there
 
     def same_everywhere(self, words: list[str], output: str | None) -> str | None:
         """The command without its output, if it reads nothing but the model and text.
@@ -200,6 +200,10 @@ class World:
         if not found:
             raise NotReady(f"the page shows no {language} to put into it")
         return max([b for b in found if b.line < line], key=lambda b: b.line, default=found[0])
+
+
+def _copy(source: Path, target: Path) -> None:
+    (shutil.copytree if source.is_dir() else shutil.copy)(source, target)
 
 
 def _split(command: str) -> tuple[list[str], str | None]:
