@@ -88,6 +88,10 @@ def test_the_plan_says_who_refuses_which_shape(
     command += ["-o", str(tmp_path / "out")]
     code, _, plan = run([*command, "--state", "0.5"])
     assert not code and "refused by" in plan and "Shapes to compare" in plan
+    code, err, _ = run([*command, "--state", "0.5", "--for", "vllm"])
+    assert not code and "--for vllm-cpu" in err
+    code, err, _ = run([*command, "--state", "0.5", "--for", "sglang"])
+    assert not code and "--for vllm-cpu" not in err
     code, err, _ = run([*command, "--keep", "4"])
     assert not code and "is refused by" in err and "vLLM" in err
 

@@ -5,6 +5,7 @@ import re
 from datetime import date
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -12,6 +13,7 @@ import pytest
 import statetrim as st
 from statetrim.families import families
 from statetrim.serving import engines
+from statetrim.serving.deployment import without_mtp
 from statetrim.serving.engines import Shape
 from statetrim.serving.shapes import answers
 
@@ -84,6 +86,29 @@ def test_refusals_and_flags_are_told() -> None:
     }
     command = engines.serve_command(square["Hopper"], "SMALL")
     assert command == "vllm serve SMALL --gdn-prefill-backend triton"
+
+
+@pytest.mark.parametrize(
+    ("kind", "names", "told"),
+    [
+        ("qwen3_next", ["model.norm.weight"], True),
+        ("qwen3_next", ["model.norm.weight", "mtp.norm.weight"], False),
+        ("qwen3_next", [], False),  # only the config is at hand
+        ("bamba", ["model.norm.weight"], False),  # the converter refuses to be told
+    ],
+)
+def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
+    kind: str, names: list[str], told: bool
+) -> None:
+    model = SimpleNamespace(config={"model_type": kind}, tensors=dict.fromkeys(names))
+    lines = engines.verdicts("qwen3_next", Shape(64, 64))
+    line = next(line for line in lines if line.engine == "llama.cpp" and line.serves)
+    command = engines.serve_command(line, "SMALL", without_mtp=without_mtp(model))  # type: ignore[arg-type]
+    no_mtp = " --no-mtp" if told else ""
+    assert command == (
+        f"python convert_hf_to_gguf.py SMALL --outfile model.gguf{no_mtp} && "
+        "llama-server -m model.gguf"
+    )
 
 
 @pytest.mark.parametrize(

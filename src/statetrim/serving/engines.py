@@ -231,9 +231,13 @@ def propose(
     return best[1]
 
 
-def serve_command(line: Compatibility, model: str) -> str:
-    """What to type so that the engine serves `model`, with the flag the shape needs."""
-    command = matrix().commands[line.engine].format(model=shlex.quote(model))
+def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False) -> str:
+    """What to type so that the engine serves `model`, with the flag the shape needs.
+
+    `without_mtp`: its config may promise a head for several tokens that the weights lack.
+    """
+    convert = " --no-mtp" if without_mtp else ""
+    command = matrix().commands[line.engine].format(model=shlex.quote(model), convert=convert)
     return f"{command} {line.flag}".strip()
 
 

@@ -8,6 +8,7 @@ from rich.table import Table
 from ...maths.formatting import change, size
 from ...serving.capacity import Capacity
 from ...serving.deployment import Deployment
+from ...serving.engine_names import named_command
 from ...serving.engines import Compatibility
 from ...serving.inspect import ServedShape, StateReport
 from ...serving.state_size import StateSize
@@ -122,7 +123,7 @@ def _show_engines(found: Deployment) -> None:
     for name in ("engine", "on", "verdict", "to know"):
         table.add_column(name)
     for line, hardware in _merged(lines):
-        remark = line.error or (f"add {line.flag}" if line.flag else line.note)
+        remark = line.error or (_flag(line) if line.flag else line.note)
         table.add_row(
             f"{line.engine} {line.versions}",
             ", ".join(hardware),
@@ -131,7 +132,7 @@ def _show_engines(found: Deployment) -> None:
         )
     terminal.show(table)
     for engine, command in found.commands.items():
-        terminal.say_command(f"{engine}: {command}")
+        terminal.say_command(named_command(engine, command))
     if found.everywhere and found.everywhere != found.shape:
         keys, _, values = found.everywhere.partition("x")
         text = f"nearest shape every engine serves: --keep {keys} --keep-values {values}"
@@ -152,6 +153,11 @@ def _show_shapes(shapes: list[ServedShape]) -> None:
         "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
         "add --keep KEYS --keep-values VALUES"
     )
+
+
+def _flag(line: Compatibility) -> str:
+    """A flag to copy stands whole in the command below the table, which would break it."""
+    return "needs the flag in its command below" if line.serves else f"add {line.flag}"
 
 
 def _worth_showing(lines: Iterable[Compatibility]) -> list[Compatibility]:
@@ -175,7 +181,7 @@ def _show_capacity(found: Deployment) -> None:
     title = f"Sequences of {found.context:,} tokens in {found.memory / 2**30:g} GiB of cache"
     table = Table(title=title, title_justify="left")
     first = found.capacity[0]
-    paged = ("vLLM block", "vLLM", "prefix cache") if first.vllm else ()
+    paged = ("vLLM block", "vLLM", "no prefix cache") if first.vllm else ()
     for name in ("state", "per sequence", *paged, "any engine"):
         table.add_column(name, justify="left" if name == "state" else "right")
     for one in found.capacity:
@@ -186,20 +192,24 @@ def _show_capacity(found: Deployment) -> None:
             f"{one.sequences_unpaged:,}",
         )
     terminal.show(table)
-    vllm = "its maximum concurrency" if first.vllm else "not worked out without softmax attention"
+    vllm = "its maximum concurrency on one GPU, with prefix caching as by default"
+    if not first.vllm:
+        vllm = "not worked out without softmax attention"
     terminal.say(
         f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token; vLLM: {vllm}; any "
         "engine: memory over what a sequence holds",
     )
+    if first.vllm:
+        terminal.say("on CPUs vLLM takes blocks of a multiple of 128 tokens, so fewer may fit")
 
 
 def _paged(first: Capacity, one: Capacity) -> tuple[str, ...]:
-    """Block, sequences, and sequences with prefix caching; nothing where vLLM is left out."""
+    """Block, sequences, and sequences without prefix caching; nothing where vLLM is left out."""
     if one.vllm is None or first.vllm is None:
         return ()
-    times = one.vllm.sequences / first.vllm.sequences
+    times = one.vllm.sequences_prefix_caching / first.vllm.sequences_prefix_caching
     return (
         f"{one.vllm.block_size:,} tokens",
-        f"{one.vllm.sequences:,.1f}" + ("" if one is first else f" ({times:.2f}x)"),
-        f"{one.vllm.sequences_prefix_caching:,.1f}",
+        f"{one.vllm.sequences_prefix_caching:,.1f}" + ("" if one is first else f" ({times:.2f}x)"),
+        f"{one.vllm.sequences:,.1f}",
     )

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from ...artifacts.verification import Verification
 from ...artifacts.verification.agreement import Kind
+from ...serving.deployment import without_mtp
 from ...serving.engines import Compatibility, serve_command, verdicts_on
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
@@ -54,7 +55,10 @@ def blocks(found: Findings) -> Iterator[Block]:
     if served:
         uncut = found.after is None and found.plan is None
         path = str(model.path) if found.after or uncut else "SMALL"
-        yield Command([serve_command(line, path) for line in reversed(served.values())])
+        no_mtp = without_mtp(model)
+        yield Command(
+            [serve_command(line, path, without_mtp=no_mtp) for line in reversed(served.values())]
+        )
 
 
 def _verified(found: Findings) -> Iterator[Block]:
