@@ -125,18 +125,18 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "recall nowhere measured": (
         lambda: verdict(scores({"original": only(ORIGINAL, "text"), "cut": only(GOOD, "text"),
                                 "rand": only(RANDOM, "text")})),
-        Outcome.UNKNOWN, "no task measures its recall"),
+        Outcome.UNKNOWN, "its recall was not measured: add `mqar` to --tasks"),
     "no perplexity measured": (
         lambda: verdict(scores({"original": only(ORIGINAL, "mqar"), "cut": only(GOOD, "mqar"),
                                 "rand": only(RANDOM, "mqar")})),
-        Outcome.UNKNOWN, "no task measures its perplexity"),
+        Outcome.UNKNOWN, "its perplexity was not measured: add `text` to --tasks"),
     "the original cannot recall": (
         lambda: verdict(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
                                 "rand": model(0.01, 3.8, 0.9)})),
-        Outcome.UNKNOWN, "no task measures its recall"),
+        Outcome.UNKNOWN, "its recall is unknown: the original does no better than guessing on"),
     "the original reads no better than by guessing": (
         lambda: verdict(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
-        Outcome.UNKNOWN, "no task measures its perplexity"),
+        Outcome.UNKNOWN, "its perplexity is unknown: the original does no better than guessing"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
     "no control": (lambda: judged(GOOD, control=None), Outcome.UNKNOWN, "no random cut"),
     "the control does as well": (

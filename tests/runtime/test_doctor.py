@@ -79,6 +79,8 @@ def test_text_and_json_say_the_same_and_nothing_private() -> None:
         assert one["name"] in text and (one["version"] or "no") in text
     for problem in found["problems"]:
         assert f"problem: {problem}" in text
+    for option in found["optional"]:
+        assert f"optional: {option}" in text
     assert bool(found["problems"]) == ("no problem found" not in text)
     for private in (socket.gethostname(), str(Path.home()), sys.prefix, str(ROOT)):
         assert private not in text + printed
@@ -194,8 +196,22 @@ def test_versions_out_of_range_and_missing_packages_are_problems() -> None:
     assert "pip install 'transformers>=5.19,<6'" in old.problem
     assert Package("transformers", "5.19.0", ">=5.19,<6", "models").problem is None
     missing = Package("peft", None, ">=0.18", "recover").problem
-    assert missing and missing.endswith("pip install 'statetrim[recover]'")
+    assert missing and missing.endswith('pip install "statetrim[recover]"')
     assert Package("flash-linear-attention", None, ">=0.6", "fla").problem is None, "GPUs only"
+
+
+def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = (
+        Package("torch", None, ">=2.8"),
+        Package("peft", None, ">=0.18", "recover"),
+        Package("lm-eval", "0.1", ">=0.4.12", "evaluate"),
+    )
+    monkeypatch.setattr("statetrim.runtime.environment.doctor.packages", lambda: found)
+    environment = st.doctor()
+    (option,) = environment.optional
+    assert option.startswith("peft is not installed")
+    assert [text.split()[0] for text in environment.problems[:2]] == ["torch", "lm-eval"]
+    assert not any("peft" in text for text in environment.problems)
 
 
 def test_the_ranges_are_those_of_the_project() -> None:

@@ -38,6 +38,8 @@ LIMITS: Mapping[str, Limit] = {
 own: what it costs shows in the others."""
 NEEDED = ("perplexity", "recall")
 """Without a task of each that says something there is not enough evidence."""
+MEASURED_BY = {"perplexity": "text", "recall": "mqar"}
+"""The task of each that needs no data of its own."""
 
 
 class Outcome(StrEnum):
@@ -200,7 +202,7 @@ def _decide(
         return Outcome.UNKNOWN, doubts[0]
     for group in NEEDED:
         if not any(group in x.groups for x in told):
-            return Outcome.UNKNOWN, f"no task measures its {group}"
+            return Outcome.UNKNOWN, _nothing_told(scores, model, group)
     unclear = [x for x in told if (limit := _limit(x)) and _unclear(x, limit)]
     if unclear:
         return Outcome.UNKNOWN, _too_few(unclear[0])
@@ -214,6 +216,17 @@ def _decide(
         reason = "a random cut does as well, so these tasks do not show what the state holds"
         return Outcome.UNKNOWN, reason
     return Outcome.SHIP, _kept(told)
+
+
+def _nothing_told(scores: Scores, model: str, group: str) -> str:
+    """Not measured, or measured where the original itself only guesses; and what would help."""
+    guessed = next((x for x in losses(scores, model) if group in x.groups), None)
+    if guessed is None:
+        return f"its {group} was not measured: add `{MEASURED_BY[group]}` to --tasks"
+    return (
+        f"its {group} is unknown: the original does no better than guessing on {figure(guessed)} "
+        f"with {guessed.samples} samples; raise --limit, or choose a task that the original can do"
+    )
 
 
 def _beyond(told: Sequence[Loss], single: Sequence[Loss]) -> Iterator[tuple[Loss, Limit]]:

@@ -24,6 +24,8 @@ def show_environment(found: Environment, *, as_json: bool) -> None:
         terminal.say(f"settings: {settings}")
     for problem in found.problems:
         terminal.say(f"problem: {problem}", "bold yellow")
+    for option in found.optional:
+        terminal.say(f"optional: {option}")
     if not found.problems:
         terminal.say("no problem found", "bold green")
 

@@ -24,7 +24,8 @@ def stock_tasks() -> Path:
     found = importlib.util.find_spec("lm_eval")
     if found is None or not found.submodule_search_locations:
         raise StatetrimError(
-            "evaluate needs lm-eval; install it with: pip install statetrim[evaluate]"
+            "these tasks need lm-eval, which `--tasks text,mqar --text FILE` does not; install it "
+            'with: pip install "statetrim[evaluate]"'
         )
     return Path(found.submodule_search_locations[0]) / "tasks"
 

@@ -21,7 +21,7 @@ try:
     from matplotlib.image import imread
     from matplotlib.patches import Circle, Rectangle
 except ImportError:
-    raise StatetrimError("figures need matplotlib: pip install 'statetrim[report]'") from None
+    raise StatetrimError('figures need matplotlib: pip install "statetrim[report]"') from None
 
 SUFFIXES = ("png", "svg")
 DPI, SCALE = 100, 2  # of the pixels that drawings are measured in, and how much finer a PNG is

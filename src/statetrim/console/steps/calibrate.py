@@ -6,6 +6,9 @@ from ...artifacts.statistics import Statistics
 from ...storage.checkpoint import Checkpoint
 from .. import terminal
 
+NORM_EPS = 1e-6
+"""Of the output norm in every model type known here."""
+
 
 def show_statistics(
     statistics: Statistics, model: Checkpoint, where: str, *, as_json: bool
@@ -31,8 +34,12 @@ def show_statistics(
         table.add_row(f"tokens of {name}", f"{count:,}")
     table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
     table.add_row("sums", ", ".join(sorted(statistics.parts)))
-    if energy:
-        smallest = f"{min(energy):.3g} (the norm's eps: ~1e-6)"
-        table.add_row("read-out energy, smallest layer", smallest)
     table.add_row("written to", where)
     terminal.show(table)
+    if energy and min(energy) < NORM_EPS:
+        low = sum(one < NORM_EPS for one in energy)
+        terminal.note(
+            f"in {low} of {len(energy)} layers the output before its norm is small (mean square "
+            f"{min(energy):.2g}, below the norm's eps of about {NORM_EPS:g}): there the norm does "
+            "not undo the rescaling of a cut, which may cost more; compare with a random cut"
+        )

@@ -1,5 +1,7 @@
 """What a person sees of a recovery: what is trained, and the loss at both ends."""
 
+from statistics import mean
+
 from rich.table import Table
 
 from ...progress import is_lead
@@ -39,11 +41,13 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
         terminal.show_json({"output": where, "coverage": record["coverage"], "curve": curve})
         return
     table = Table(title="Recovery", title_justify="left")
-    for name in ("", "first step", "last step"):
-        table.add_column(name, justify="right" if name else "left")
+    steps = max(1, len(curve) // 10)
+    for name in ("training loss", f"first {steps} steps", f"last {steps} steps"):
+        table.add_column(name, justify="left" if name == "training loss" else "right")
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
-            table.add_row(name, f"{curve[0][name]:.4f}", f"{curve[-1][name]:.4f}")
+            ends = (curve[:steps], curve[-steps:])
+            table.add_row(name, *(f"{mean(x[name] for x in end):.4f}" for end in ends))
     checks = record.get("held_out", [])
     if checks and "recall" in checks[0]:
         table.add_row("held-out recall", *(f"{checks[n]['recall']:.4f}" for n in (0, -1)))
@@ -52,4 +56,8 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
     terminal.say(
         f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "
         f"others are as they were; written to {where}",
+    )
+    terminal.say(
+        "the training loss is of other batches at each end, so small changes say little; measure "
+        "with: statetrim evaluate"
     )

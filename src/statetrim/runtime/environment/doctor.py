@@ -40,6 +40,7 @@ class Environment:
     engines: dict[str, str | None]  # None: not found
     settings: dict[str, str]
     problems: tuple[str, ...] = field(default=())
+    optional: tuple[str, ...] = field(default=())  # extras that are not installed
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -49,7 +50,8 @@ def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
     """Describe what is installed here, and in the environments that `engine_pythons` belong to."""
     engines, silent = _engines([Path(python) for python in engine_pythons])
     asked_for, found, cards = packages(), kernels(), gpus()
-    problems = [one.problem for one in asked_for]
+    missing = [one.problem for one in asked_for if one.extra and one.version is None]
+    problems = [one.problem for one in asked_for if not (one.extra and one.version is None)]
     return Environment(
         statetrim=__version__,
         python=platform.python_version(),
@@ -69,6 +71,7 @@ def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
             *kernel_problems(found, bool(cards)),
             *silent,
         ),
+        optional=tuple(one for one in missing if one),
     )
 
 

@@ -114,7 +114,7 @@ def _use(model_type: str, bound: set[str]) -> tuple[str | None, str, str]:
 def kernel_problems(found: tuple[Kernels, ...], on_gpu: bool) -> Iterator[str]:
     slow = {
         "fla": "Gated DeltaNet runs in PyTorch, which is slow, and gla, comba and "
-        "gated_deltaproduct cannot run: pip install 'statetrim[fla]'",
+        'gated_deltaproduct cannot run: pip install "statetrim[fla]"',
         "causal_conv1d": "convolutions run in PyTorch, which is slower: pip install causal-conv1d",
         "mamba_ssm": "Mamba-2 runs in PyTorch, which is slow: pip install mamba-ssm",
     }

@@ -49,7 +49,7 @@ class Package:
 
     @property
     def problem(self) -> str | None:
-        wanted = f"'statetrim[{self.extra}]'" if self.extra else "statetrim"
+        wanted = f'"statetrim[{self.extra}]"' if self.extra else "statetrim"
         if self.version is None:
             lost = EXTRAS[self.extra]
             text = f"{self.name} is not installed, so {lost}: pip install {wanted}"

@@ -85,7 +85,8 @@ class HubModel:
         if new:
             nbytes = sum(sizes[name] for name in new)
             _check_space(nbytes, self)
-            logger.info("downloading %s: %s in %d files", self, size(nbytes), len(new))
+            amount = f"{size(nbytes)} in " if nbytes else ""  # a mirror may not tell sizes
+            logger.info("downloading %s: %s%d files", self, amount, len(new))
             home = _cache() / f"models--{self.repo.replace('/', '--')}"
             with (
                 showing(progress, f"downloading {self.repo}") as report,
