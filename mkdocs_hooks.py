@@ -12,6 +12,8 @@ from typing import Any
 
 ROOT = Path(__file__).parent
 SOURCE = ROOT / "src" / "statetrim"
+FEWEST_WORDS = 4
+"""Of a message on the site; "… is missing" says nothing without what it names."""
 
 
 def on_files(files: Any, config: Any) -> Any:
@@ -54,7 +56,8 @@ def _api() -> str:
 
 def _messages(modules: list[str]) -> str:
     """The sentences that the modules' errors are made of."""
-    found = sorted({text for module in modules for text in messages(SOURCE / f"{module}.py")})
+    every = {text for module in modules for text in messages(SOURCE / f"{module}.py")}
+    found = sorted(text for text in every if len(re.findall(r"\w{2,}", text)) >= FEWEST_WORDS)
     return "\n".join(f"- {_escaped(text)}" for text in found)
 
 
