@@ -116,6 +116,9 @@ def test_a_fault_found_in_an_engine_is_the_answer(home: Path) -> None:
     assert answer(well, bad) == ("Do not ship", "llama.cpp answers <nonsense>")
     assert answer(refused) == ("Do not ship", no["OUT"])
     assert answer(well, refused)[0] == "Not enough evidence"  # MLX-LM runs it
+    both = {"my model": "no memory", **no}  # says nothing of the cut
+    busy = verified(home, "vllm", refusals=both, faults={"OUT": [no["OUT"]]})
+    assert answer(busy)[0] == "Not enough evidence"
     st.report([home / "my model", home / "OUT", well, bad], out=home / "verified")
     page = (home / "verified" / "report.html").read_text()
     assert "98 of 100" in page and "-2.00 (-2.00 to -2.00)" in page

@@ -174,7 +174,7 @@ def test_the_page_needs_nothing_else(full: Path) -> None:
     headings = [a["id"] for t, a in page.tags if t == "h2"]
     assert headings == [
         "answer", "quality", "quality-against-state-size", "memory-before-and-after",
-        "where-it-runs", "speed", "what-was-cut", "how-full-the-state-is", "recovery",
+        "where-it-runs", "speed", "what-was-cut", "effective-rank-of-the-state", "recovery",
         "how-to-reproduce-it", "lineage",
     ]  # fmt: skip
 

@@ -97,12 +97,13 @@ class Findings:
     @property
     def engine_faults(self) -> list[str]:
         """What engines found wrong with this very checkpoint; that one refuses it counts only where
-        no other ran it."""
+        it ran the original, and no other ran the cut."""
         if self.after is None or not self.after.shards:
             return []
         mark = self.after.fingerprint
         ran = [run for run in self.verifications if run.ran(mark)]
-        return [fault for run in ran or self.verifications for fault in run.faults_of(mark)]
+        refused = [run for run in self.verifications if run.models[0] not in run.refusals]
+        return [fault for run in ran or refused for fault in run.faults_of(mark)]
 
     @property
     def mismatches(self) -> Iterator[str]:

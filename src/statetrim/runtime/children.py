@@ -1,6 +1,7 @@
 """Programs of other environments, started by us and never left behind."""
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -76,10 +77,12 @@ def child(
 
 
 def last_error(log: Path) -> str:
-    """The last line of a log that names an error, or its last line."""
+    """The last error that a log names, from its name on, or the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "Error" in line]
-    return (errors or lines or ["no word from it"])[-1][-300:]
+    last = (errors or lines or ["no word from it"])[-1]
+    named = re.search(r"[\w.]*Error\b.*", last)
+    return (named[0] if named else last)[:300]
 
 
 @contextmanager

@@ -12,10 +12,7 @@ ENGINES = {
 }
 """How `--for` names an engine -> its name in the matrix."""
 
-HINTS = {
-    "vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (GiB of cache), and "
-    "--max-model-len 4096"
-}
+HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (GiB of cache)"}
 """By an engine's name in the matrix: what its command may need, which depends on the machine."""
 
 

@@ -43,9 +43,13 @@ def candidates(
     if engine is not None and engine not in known:
         others = f"; it is served by {', '.join(known)}" if known else ""
         raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
+    able = engines_serving(model_type, Shape.of(geometry))
+    if engine is not None and engine not in able:
+        raise StatetrimError(
+            f"{engine} does not take {model_type}, cut or not; `statetrim inspect` says why"
+        )
     within = [shape for shape in _shapes(geometry) if shape.numel <= share * _numel(geometry)]
-    able = engines_serving(model_type, Shape.of(geometry))  # others refuse the original as well
-    refused = {
+    refused = {  # by those that serve the original
         shape: tuple(name for name in refusing(model_type, shape) if name in able)
         for shape in within
     }
