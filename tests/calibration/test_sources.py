@@ -253,9 +253,9 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
     with safe_open(tmp_path / "s", "pt") as file:
         about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for spoiled, message in (
-        ({"Recall.0.tokens": torch.tensor(3)}, "no statistic"),
-        ({"text.0.tokens": torch.tensor(3)}, "no statistic"),
-        ({"a.b.0.tokens": torch.tensor(3)}, "no statistic"),
+        ({"Recall.0.tokens": torch.tensor(3)}, "not a statistic"),
+        ({"text.0.tokens": torch.tensor(3)}, "not a statistic"),
+        ({"a.b.0.tokens": torch.tensor(3)}, "not a statistic"),
         ({"other.0.tokens": torch.tensor(3)}, "different layers"),
         ({"recall.7.query_gram": torch.zeros(1, 1, 1).double()}, "no token count"),
     ):

@@ -77,7 +77,7 @@ def _save_png(drawing: Drawing, path: Path) -> None:
     """Without pyplot: no window, no state left behind."""
     style: dict[Any, Any] = {"font.family": "sans-serif", "font.size": FONT * 72 / DPI}
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI))
+        figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI), layout="none")
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_xlim(0, drawing.width)
         axes.set_ylim(drawing.height, 0)

@@ -195,7 +195,7 @@ def propose(
     Among those of the best verdict it is the one with the most state, then the most values.
     """
     asked, whole = Shape(keep, keep_values or geometry.head_v_dim), Shape.of(geometry)
-    asked_for = [engine] if engine else engines_serving(model_type, whole)
+    asked_for = [engine] if engine else engines_taking(model_type)
     engines = {name.lower() for name in asked_for}
 
     def severity(shape: Shape) -> int | None:
@@ -241,10 +241,17 @@ def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False)
     return f"{command} {line.flag}".strip()
 
 
-def engines_serving(model_type: str, shape: Shape) -> set[str]:
-    """Names of the engines that serve the shape on some hardware, or may."""
-    lines = [line for line in verdicts(model_type, shape) if line.current]
-    return {line.engine for line in lines if line.serves or line.verdict == "unknown"}
+def engines_taking(model_type: str) -> set[str]:
+    """Names of the engines that do not refuse the model type whatever its shape."""
+    refused: set[tuple[str, str]] = set()
+    found: set[str] = set()
+    for row in _rows_for(model_type):
+        for place in ((row.engine, hardware) for hardware in row.hardware if row.current):
+            if row.verdict == "refused" and row.shape == ("any",):
+                refused.add(place)
+            elif place not in refused:  # a row for any shape hides those after it
+                found.add(row.engine)
+    return found
 
 
 def engines_for(model_type: str) -> list[str]:

@@ -6,7 +6,7 @@ from typing import Literal
 
 from ..errors import StatetrimError
 from ..geometry import Geometry
-from .engines import Shape, engines_for, engines_serving, verdicts
+from .engines import Shape, engines_for, engines_taking, verdicts
 
 Answer = Literal["yes", "flag", "no", "wrong", "unknown"]
 """flag: some hardware needs a flag; wrong: it serves, and answers wrongly."""
@@ -43,13 +43,13 @@ def candidates(
     if engine is not None and engine not in known:
         others = f"; it is served by {', '.join(known)}" if known else ""
         raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
-    able = engines_serving(model_type, Shape.of(geometry))
+    able = engines_taking(model_type)
     if engine is not None and engine not in able:
         raise StatetrimError(
             f"{engine} does not take {model_type}, cut or not; `statetrim inspect` says why"
         )
     within = [shape for shape in _shapes(geometry) if shape.numel <= share * _numel(geometry)]
-    refused = {  # by those that serve the original
+    refused = {
         shape: tuple(name for name in refusing(model_type, shape) if name in able)
         for shape in within
     }
