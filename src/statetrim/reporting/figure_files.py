@@ -75,9 +75,13 @@ def _moved(shape: Shape, x: float, y: float) -> Shape:
 
 def _save_png(drawing: Drawing, path: Path) -> None:
     """Without pyplot: no window, no state left behind."""
-    style: dict[Any, Any] = {"font.family": "sans-serif", "font.size": FONT * 72 / DPI}
+    style: dict[Any, Any] = {
+        "font.family": "sans-serif",
+        "font.size": FONT * 72 / DPI,
+        "figure.constrained_layout.use": False,  # whatever the user has set
+    }
     with matplotlib.rc_context(style):
-        figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI), layout="none")
+        figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI))
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_xlim(0, drawing.width)
         axes.set_ylim(drawing.height, 0)
