@@ -50,6 +50,8 @@ def test_no_candidate_contains_another_of_its_group() -> None:
 
 
 def test_an_engine_that_does_not_serve_the_model_type_is_named() -> None:
+    with pytest.raises(StatetrimError, match="MLX-LM does not take qwen3_5_text, cut or not"):
+        candidates("qwen3_5_text", QWEN, 0.5, "MLX-LM")
     with pytest.raises(StatetrimError, match="vLLM is not known to serve delta_net at all"):
         candidates("delta_net", QWEN, 0.5, "vLLM")
 

@@ -139,7 +139,7 @@ def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
             _read_sweep(found, Path(artifact))
         elif Path(artifact).is_dir():
             models[Path(artifact)] = open_checkpoint(artifact)
-        elif not Path(artifact).exists() and HubModel.named(str(artifact)):
+        elif _on_the_hub(artifact):
             model = open_checkpoint(str(artifact))
             models[model.path] = model
         else:
@@ -150,6 +150,12 @@ def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     if found.after is not None:
         _read_records(found, found.after.path)
     return found
+
+
+def _on_the_hub(artifact: str | Path) -> bool:
+    """A name such as OWNER/NAME; a JSON file that is missing is no model."""
+    path = Path(artifact)
+    return not (path.exists() or path.suffix == ".json") and bool(HubModel.named(str(artifact)))
 
 
 def _read_sweep(found: Findings, directory: Path) -> None:

@@ -1,7 +1,6 @@
 """Programs of other environments, started by us and never left behind."""
 
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -81,8 +80,8 @@ def last_error(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "Error" in line]
     last = (errors or lines or ["no word from it"])[-1]
-    named = re.search(r"[\w.]*Error\b.*", last)
-    return (named[0] if named else last)[:300]
+    start = last.rfind(" ", 0, max(0, last.find("Error"))) + 1
+    return last[start : start + 300]
 
 
 @contextmanager

@@ -39,15 +39,9 @@ def candidates(
             f"the fraction of the state to keep must be between 0 and 1, not {share:g}; "
             "0.5 halves it"
         )
-    known = engines_for(model_type)
-    if engine is not None and engine not in known:
-        others = f"; it is served by {', '.join(known)}" if known else ""
-        raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
+    if engine is not None:
+        check_engine(engine, model_type)
     able = engines_taking(model_type)
-    if engine is not None and engine not in able:
-        raise StatetrimError(
-            f"{engine} does not take {model_type}, cut or not; `statetrim inspect` says why"
-        )
     within = [shape for shape in _shapes(geometry) if shape.numel <= share * _numel(geometry)]
     refused = {
         shape: tuple(name for name in refusing(model_type, shape) if name in able)
@@ -67,6 +61,18 @@ def candidates(
             f"{where}; `statetrim inspect` lists what is known of each engine"
         )
     return sorted(found, key=lambda one: (not one.everywhere, -one.shape.numel))
+
+
+def check_engine(engine: str, model_type: str) -> None:
+    """Refuse an engine that takes the model type in no shape."""
+    known = engines_for(model_type)
+    if engine not in known:
+        others = f"; it is served by {', '.join(known)}" if known else ""
+        raise StatetrimError(f"{engine} is not known to serve {model_type} at all{others}")
+    if engine not in engines_taking(model_type):
+        raise StatetrimError(
+            f"{engine} does not take {model_type}, cut or not; `statetrim inspect` says why"
+        )
 
 
 def _shapes(geometry: Geometry) -> Iterator[Shape]:

@@ -10,7 +10,7 @@ from ..storage.checkpoint import Checkpoint, check_heads, check_values
 from .budget import share_of, widest_that_fits
 from .engine_names import engine_name
 from .engines import Shape, engines_for, propose
-from .shapes import Candidate, candidates, serves
+from .shapes import Candidate, candidates, check_engine, serves
 from .state_size import StateSize, stored_dtype
 from .widths import Widths, read_widths, written
 
@@ -166,8 +166,7 @@ def _within(model: Checkpoint, most_bytes: float) -> Target:
 def _served(model: Checkpoint, asked: Geometry, engine: str, *, exact: bool) -> Target:
     """What `engine` serves best, of no more state than was asked for; just that if `exact`."""
     kind = str(model.config.get("model_type"))
-    if engine not in engines_for(kind):
-        raise StatetrimError(f"{engine} is not known to serve {kind} at all, whatever its shape")
+    check_engine(engine, kind)
     if exact and serves(engine, kind, Shape.of(asked)):
         return to_shape(model, Shape.of(asked))
     shape = propose(kind, model.geometry, asked.head_k_dim, asked.head_v_dim, engine=engine)
