@@ -96,13 +96,19 @@ def test_every_command_is_tried() -> None:
     assert {line.split()[0] for line in MISTAKES} == set(GROUP.commands)
 
 
-def test_the_answer_takes_half_a_second_at_most(tmp_path: Path) -> None:
-    """Of the processor: the machine may have other work. The quickest of three tries counts."""
-    command = [sys.executable, "-m", "statetrim", "trim", "M", "-o", "O", "--tasks", "nonsense"]
-    took = []
-    for _ in range(3):
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, capture_output=True, check=False, cwd=tmp_path, env=os.environ)
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-        took.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-    assert min(took) < 0.5, took
+def test_the_answer_takes_a_third_of_the_import_of_torch_at_most(tmp_path: Path) -> None:
+    """Of the processor, side by side: machines differ, and have other work. 0.25 s beside 1.7 s where
+    this was written. The quickest of three tries counts."""
+    mistake = [sys.executable, "-m", "statetrim", "trim", "M", "-o", "O", "--tasks", "nonsense"]
+    answer = min(processor_seconds(mistake, tmp_path) for _ in range(3))
+    torch = min(
+        processor_seconds([sys.executable, "-c", "import torch"], tmp_path) for _ in range(3)
+    )
+    assert answer < torch / 3, (answer, torch)
+
+
+def processor_seconds(command: list[str], cwd: Path) -> float:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(command, capture_output=True, check=False, cwd=cwd, env=os.environ)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime

@@ -114,6 +114,9 @@ def layers_begun(work: Callable[[], object], passes: int) -> int:
             real(self, turn, step)
 
         LayerWalk.pass_through = counted  # type: ignore[method-assign]
+        # torch remakes its thread pool at the first call after a fork, and fails where two threads
+        # are the first ("Invalid thread pool"): the first is this one.
+        torch.set_num_threads(torch.get_num_threads())
         try:
             work()
         except BaseException:
