@@ -131,3 +131,25 @@ def test_a_shape_that_the_engine_refuses_is_an_error_where_both_axes_were_given(
     assert target_for(model, square=64, for_="sglang").after.head_k_dim == 64
     nearest = target_for(model, keep=64, for_="vllm").after  # keys alone: the nearest is taken
     assert (nearest.head_k_dim, nearest.head_v_dim) == (80, 96)
+
+
+def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(
+    text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_hidden_layers": 4}
+    model = tiny.build("qwen3_5_text", tmp_path / "model", "100MB", **wide)
+    said = (
+        "50% of the state was asked for, but the largest shape within it that vllm-cpu serves is "
+        "64 x 64 (keys x values), which keeps 25%"
+    )
+    command = ["trim", str(model), "--text", str(text), "--dry-run", "--json"]
+    command += ["-o", str(tmp_path / "out")]
+    for asked in (["--state", "0.5"], ["--keep", "64"], []):
+        caplog.clear()
+        code, _, out = run([*command, *asked, "--for", "vllm-cpu"])
+        assert not code and caplog.messages == [f"warning: {said}"]
+        assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.25, "why": said}
+    caplog.clear()
+    code, _, out = run([*command, "--state", "0.5", "--for", "transformers"])
+    assert not code and not caplog.messages
+    assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.5, "why": None}

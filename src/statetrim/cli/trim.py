@@ -276,7 +276,7 @@ def _trim(
     if not dry_run:
         watch = console.TerminalWatch(found)
         small = trimming.run(job, output, watch)
-        console.show_trimmed(small, job.model.geometry, watch, as_json=as_json)
+        console.show_trimmed(small, job, watch, as_json=as_json)
 
 
 def _sweep(

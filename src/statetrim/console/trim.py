@@ -82,6 +82,7 @@ def show_steps(
                 "head_k_dim": [job.model.geometry.head_k_dim, job.after.head_k_dim],
                 "head_v_dim": [job.model.geometry.head_v_dim, job.after.head_v_dim],
                 **state_bytes(job.model.geometry, job.after),
+                "state_share": _share(job, job.largest),
                 "candidates": [str(one.shape) for one in job.candidates],
                 "streams_weights": job.streamed,
                 "steps": [asdict(step) for step in steps],
@@ -98,6 +99,12 @@ def show_steps(
         _show_shape(job)
     if job.streamed:
         terminal.note("weights are streamed from disk, because memory is short")
+
+
+def _share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
+    """What was asked for and what is kept of the state's bytes, and why it is less."""
+    share = kept.state_numel / job.model.geometry.state_numel
+    return {"asked": job.asked, "kept": share, "why": job.shortfall}
 
 
 def steps_table(title: str, steps: Sequence[Step]) -> Table:
@@ -167,9 +174,7 @@ def _candidates(job: Job) -> Table:
     )
 
 
-def show_trimmed(
-    small: Checkpoint, before: Geometry, watch: TerminalWatch, *, as_json: bool
-) -> None:
+def show_trimmed(small: Checkpoint, job: Job, watch: TerminalWatch, *, as_json: bool) -> None:
     if not watch.begun:
         text = f"{small.path} is already complete; nothing was run"
         terminal.note(text)
@@ -178,6 +183,7 @@ def show_trimmed(
     judged = ship_verdict(scores, scores.models[1], small)
     if as_json:
         about = {"scores": scores.as_json(samples=False), "ship": judged.as_json()}
+        about["state_share"] = _share(job, small.geometry)
         terminal.show_json({"output": str(small.path), **about, **found})
         return
     if (home / DECISION).exists():
@@ -189,7 +195,7 @@ def show_trimmed(
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
-        state_sentence(before, small.geometry),
+        state_sentence(job.model.geometry, small.geometry),
         f"the smaller checkpoint is {small.path}; its artifacts are in {home}",
         "",
     ):

@@ -1,5 +1,6 @@
 """One run of `trim`: a model, its options, and the state they ask for."""
 
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -11,6 +12,7 @@ from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB, token_count
 from ..methods import find_method
+from ..serving.engine_names import engine_name
 from ..serving.shapes import Candidate
 from ..serving.target import Target, target_for, targets_within
 from ..storage.checkpoint import Checkpoint, with_weights
@@ -26,13 +28,16 @@ HALF = 0.5  # of the state's bytes, where only an engine was named
 SEQUENCE = 512  # tokens of a sequence that is evaluated
 RECOVERED_BATCH = 16  # sequences a step
 
+logger = logging.getLogger("statetrim")
+
 
 @dataclass(frozen=True)
 class Job:
     """One run of `trim`, with what follows from its options.
 
     Where a share of the state was asked for, several `candidates` are to be compared, and `target`
-    is the first of them until they are; `decided_on` counts the tokens that this has read.
+    is the first of them until they are; `decided_on` counts the tokens that this has read. `asked`
+    is the fraction of the state's bytes that the options ask for, whatever an engine serves of it.
     """
 
     model: Checkpoint
@@ -40,6 +45,7 @@ class Job:
     target: Target
     candidates: Mapping[Candidate, Target] = field(default_factory=dict)
     decided_on: int = 0
+    asked: float = 1.0
 
     @staticmethod
     def of(model: Checkpoint, options: TrimOptions) -> "Job":
@@ -48,11 +54,13 @@ class Job:
         if options.state is not None and not only_engine:
             raise StatetrimError("--state says what to keep; leave out the other ways to say it")
         if options.state is None and not (only_engine and options.for_ is not None):
-            return Job(model, options, target_for(model, **asked))
+            anywhere = target_for(model, **asked | {"for_": None}).after
+            share = anywhere.state_numel / model.geometry.state_numel
+            return Job(model, options, target_for(model, **asked), asked=share)
         share = HALF if options.state is None else options.state
         found = targets_within(model, share, options.for_)
         decided_on = options.limit * SEQUENCE
-        return Job(model, options, next(iter(found.values())), found, decided_on)
+        return Job(model, options, next(iter(found.values())), found, decided_on, share)
 
     @property
     def record(self) -> dict[str, Any]:
@@ -75,6 +83,27 @@ class Job:
             raise StatetrimError("take a limit of 2 or more, batches of 1, and sequences of 2")
         find_tasks(self.options.tasks)
         self.calibrated_methods  # noqa: B018  (unknown ones are refused)
+        if self.shortfall is not None:
+            logger.warning("warning: %s", self.shortfall)
+
+    @property
+    def largest(self) -> Geometry:
+        """The largest state that this run may leave."""
+        targets = [*self.candidates.values()] or [self.target]
+        return max((target.after for target in targets), key=lambda after: after.state_numel)
+
+    @property
+    def shortfall(self) -> str | None:
+        """A sentence if no shape keeps about as much as was asked for."""
+        share = self.largest.state_numel / self.model.geometry.state_numel
+        if round(100 * share) >= round(100 * self.asked):
+            return None
+        engine = self.options.for_
+        served = f"that {engine_name(engine)} serves" if engine else "to choose from"
+        return (
+            f"{self.asked:.0%} of the state was asked for, but the largest shape within it "
+            f"{served} is {self.largest.shape} (keys x values), which keeps {share:.0%}"
+        )
 
     @property
     def tokens(self) -> int:
