@@ -18,11 +18,10 @@ from ..pipelines.stages import DECISION, RECORD
 from ..progress import OnProgress, Progress
 from ..progress.bar import Whole, time_left
 from ..recovery.adapters import Coverage
-from ..serving.deployment import deployment, ship_verdict
-from ..serving.engine_names import ENGINES, engine_name, named_command
-from ..serving.engines import Shape
+from ..serving.deployment import serve_commands, ship_verdict
+from ..serving.engine_names import ENGINES, asked_engine, engine_name, named_command
+from ..serving.engines import Shape, verdicts_on
 from ..serving.shapes import refusing
-from ..serving.state_size import stored_dtype
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS
@@ -203,7 +202,7 @@ def show_trimmed(small: Checkpoint, job: Job, watch: TerminalWatch, *, as_json: 
     for line in (
         f"load it:   {small.family.auto_class(small.config)}.from_pretrained("
         f"{str(small.path)!r}){_needs(checks['runtime'])}",
-        *_serving(small),
+        *_serving(small, asked_engine(found)),
         f"push it:   statetrim push {small.path} YOUR-NAME/{small.path.resolve().name}   "
         "# private, and without records that name your files",
     ):
@@ -212,15 +211,16 @@ def show_trimmed(small: Checkpoint, job: Job, watch: TerminalWatch, *, as_json: 
     show_verdict(judged, str(small.path))
 
 
-def _serving(small: Checkpoint) -> list[str]:
+def _serving(small: Checkpoint, asked: str | None) -> list[str]:
     """A command for each engine that takes this shape, and the names of those that do not."""
-    found = deployment(small, None, dtype=stored_dtype(small))
+    commands = serve_commands(small, small.geometry, str(small.path), first=asked)
     serving = [
-        f"serve it:  {named_command(engine, command.replace('MODEL', str(small.path)))}"
-        for engine, command in found.commands.items()
+        f"serve it:  {named_command(engine, command)}"
+        for engine, command in commands.items()
         if engine in ENGINES.values()
     ]
-    refused = sorted({line.engine for line in found.engines if line.verdict == "refused"})
+    lines = verdicts_on(str(small.config.get("model_type")), small.geometry)
+    refused = sorted({line.engine for line in lines if line.verdict == "refused"})
     if refused:
         serving.append(f"refused by {', '.join(refused)}: statetrim inspect {small.path} shows why")
     if serving:

@@ -191,7 +191,9 @@ def _read_records(found: Findings, path: Path) -> None:
             _read(found, inside(path, file))
     within = path / RECORDS
     if found.scores and Path(found.sources["scores"]).parent == within and not found.own_scores:
-        found.scores = found.trim = None  # taken before the weights were trained or refitted
+        found.scores = None  # taken before the weights were trained or refitted
+        if found.trim is not None:
+            found.trim = {x: found.trim[x] for x in found.trim if x not in ("checks", "warnings")}
 
 
 def _read(found: Findings, path: Path) -> None:

@@ -7,6 +7,8 @@ from typing import Any
 
 from ..artifacts.card.markdown import one_line
 from ..maths.units import is_number
+from ..serving.deployment import serve_commands
+from ..serving.engine_names import asked_engine
 from .findings import Findings
 from .records import dicts, mapping
 
@@ -68,3 +70,13 @@ def trim_command(found: Findings, keep: int, keep_values: int) -> str:
     )
     kept = " ".join(f"{flag} {quoted(count)}" for flag, count, most in axes if count != most)
     return f"statetrim trim {words.model} {kept} --text {words.text} --tokens {words.tokens} -o OUT"
+
+
+def serving_commands(found: Findings) -> dict[str, str]:
+    """Engine -> what serves the report's checkpoint; that of `trim --for` comes first."""
+    model, shape = found.after or found.before, found.geometry_after or found.geometry_before
+    if model is None or shape is None:
+        return {}
+    uncut = found.after is None and found.plan is None
+    path = one_line(str(model.path)) if found.after or uncut else "SMALL"
+    return serve_commands(model, shape, path, first=asked_engine(found.trim))

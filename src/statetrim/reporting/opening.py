@@ -8,11 +8,12 @@ from ..artifacts.verdict import Outcome, Verdict, figure
 from ..geometry import Geometry
 from ..maths.formatting import change, size
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
-from ..serving.deployment import ship_verdict, without_mtp
-from ..serving.engines import Compatibility, serve_command, verdicts_on
+from ..serving.deployment import ship_verdict
+from ..serving.engine_names import commented_command
+from ..serving.engines import verdicts_on
 from .document import Fact, Opening
 from .findings import Findings
-from .names import names, trim_command
+from .names import names, serving_commands, trim_command
 from .records import mapping, strings
 
 TONES = {
@@ -112,31 +113,21 @@ def _memory(found: Findings, after: Geometry | None) -> Iterator[Fact]:
 
 
 def _engines(found: Findings) -> Iterator[Fact]:
-    """Who serves the shape, and what to type for the first of them."""
+    """Which engines serve the shape, and the command of the one asked for, or of the first."""
     model, shape = found.after or found.before, found.geometry_after
     if model is None or shape is None:
         return
     known = [x for x in verdicts_on(str(model.config.get("model_type")), shape) if x.current]
-    serving = _first_of_each([line for line in known if line.serves])
+    commands = serving_commands(found)
+    serving = [name for name in commands if any(x.engine == name and x.serves for x in known)]
     refusing = sorted({line.engine for line in known if line.verdict in ("refused", "wrong")})
     refusing = [name for name in refusing if name not in serving]
     lines = [f"served by {', '.join(serving)}" if serving else "no engine is known to serve it"]
     if refusing:
         lines.append(f"refused by {', '.join(refusing)}")
-    first = next(iter(serving.values()), None)
-    commands = []
-    if first and found.after:
-        commands.append(
-            serve_command(first, str(found.after.path), without_mtp=without_mtp(found.after))
-        )
+    shown: list[str] = []
+    if serving and found.after:
+        shown = commented_command(serving[0], commands[serving[0]])
         if len(serving) > 1:
-            text = f'this is the command of {first.engine}; "Where it runs" has those of the others'
-            lines.append(text)
-    yield Fact("Engines", lines, commands)
-
-
-def _first_of_each(lines: list[Compatibility]) -> dict[str, Compatibility]:
-    found: dict[str, Compatibility] = {}
-    for line in lines:
-        found.setdefault(line.engine, line)
-    return found
+            lines.append('"Where it runs" has the commands of the others')
+    yield Fact("Engines", lines, shown)

@@ -15,7 +15,7 @@ from .engines import Compatibility, engines_for, propose, serve_command, verdict
 
 GIB = 2**30
 DEFAULT_CONTEXT = 4096
-MODEL = "SMALL"  # stands in commands for the directory that prune will write
+MODEL, SMALL = "MODEL", "SMALL"  # stand in commands for the model, and for what prune will write
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ def deployment(
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
         engines=lines,
-        commands=_commands(lines, MODEL if after else "MODEL", without_mtp(model)),
+        commands=serve_commands(model, shape, SMALL if after else MODEL),
         everywhere=_everywhere(model_type, model.geometry, after),
         memory=None if memory_gib is None else _memory(memory_gib),
         context=None if memory_gib is None else context or DEFAULT_CONTEXT,
@@ -86,23 +86,40 @@ def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
     return [ship_verdict(scores, name, opened(by_name[name])) for name in cut_models(scores)]
 
 
+def worth_showing(lines: Sequence[Compatibility]) -> list[Compatibility]:
+    """Current versions, and older ones where only they serve."""
+    refusing = {line.engine for line in lines if line.current and not line.serves}
+    return [line for line in lines if line.current or (line.serves and line.engine in refusing)]
+
+
+def serve_commands(
+    model: Checkpoint, shape: Geometry, path: str, *, first: str | None = None
+) -> dict[str, str]:
+    """Engine -> what to type so that it serves the model at `path`, with a state of this shape.
+
+    Older versions have a line where only they serve it. `first` is an engine to begin with.
+    """
+    lines = verdicts_on(str(model.config.get("model_type")), shape)
+    current = {line.engine for line in lines if line.current and line.serves}
+    chosen: dict[str, Compatibility] = {}
+    for line in lines:
+        if line.serves and (line.current or line.engine not in current):
+            name = line.engine if line.current else f"{line.engine} {line.versions}"
+            if name not in chosen or (line.flag and not chosen[name].flag):
+                chosen[name] = line  # a flag does no harm on other hardware
+    bare = without_mtp(model)
+    return {
+        name: serve_command(chosen[name], path, without_mtp=bare)
+        for name in sorted(chosen, key=lambda name: name != first)
+    }
+
+
 def without_mtp(model: Checkpoint) -> bool:
     """Whether llama.cpp's converter must be told that a Qwen model has no head for several tokens;
     of other types it refuses to be told."""
     if not str(model.config.get("model_type")).startswith("qwen") or not model.tensors:
         return False
     return not any(name.startswith("mtp.") for name in model.tensors)
-
-
-def _commands(lines: list[Compatibility], model: str, no_mtp: bool) -> dict[str, str]:
-    """One for each engine that serves the shape, and for older versions where only they do."""
-    found: dict[str, str] = {}
-    current = {line.engine for line in lines if line.current and line.serves}
-    for line in sorted(lines, key=lambda line: not line.flag):  # a flag does no harm elsewhere
-        if line.serves and (line.current or line.engine not in current):
-            name = line.engine if line.current else f"{line.engine} {line.versions}"
-            found.setdefault(name, serve_command(line, model, without_mtp=no_mtp))
-    return found
 
 
 def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> str | None:

@@ -1,5 +1,8 @@
 """How `--for` names an engine."""
 
+from collections.abc import Mapping
+from typing import Any
+
 from ..errors import StatetrimError
 
 ENGINES = {
@@ -18,7 +21,16 @@ HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (Gi
 
 def named_command(engine: str, command: str) -> str:
     """A line to copy, with the engine and its hint as a comment."""
-    return f"{command}   # " + "; ".join([engine, *filter(None, [HINTS.get(engine)])])
+    return f"{command}   # {_label(engine)}"
+
+
+def commented_command(engine: str, command: str) -> list[str]:
+    """The same as two lines for a page, where a comment after a long command would be broken."""
+    return [f"# {_label(engine)}", command]
+
+
+def _label(engine: str) -> str:
+    return "; ".join([engine, *filter(None, [HINTS.get(engine)])])
 
 
 def engine_name(name: str) -> str:
@@ -27,3 +39,13 @@ def engine_name(name: str) -> str:
     if known is None:
         raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(ENGINES)}")
     return known
+
+
+def asked_engine(record: Mapping[str, Any] | None) -> str | None:
+    """The engine that `trim --for` named, by the untrusted record of the run; None without one."""
+    recipe = (record or {}).get("recipe")
+    asked = recipe.get("for_") if isinstance(recipe, dict) else None
+    try:
+        return engine_name(asked) if isinstance(asked, str) else None
+    except StatetrimError:
+        return None

