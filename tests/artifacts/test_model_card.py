@@ -23,6 +23,14 @@ from statetrim.artifacts.verdict import verdict
 NASTY = "x\n---\nlicense: gpl\n---\n# Heading\n| a | b |\n<script>alert(1)</script> `code` [a](b)"
 LICENSED = "---\nlicense: apache-2.0\nlanguage: [en, de]\nlibrary_name: {a: b}\n---\nbody\n"
 
+RECORD = {
+    "options": {"layerwise": False, "rank": 4}, "teacher": "x",
+    "coverage": {"projections": 1, "layers": 1, "convolutions": 0},
+    "curve": [{"loss": 2.0, "tokens": 0}, {"loss": 1.0, "tokens": 10}],
+    "layers": {"0": {"before": 0.5, "after": 0.1}},
+}  # fmt: skip
+"""Of a recovery and of a refit, as far as a card tells of them."""
+
 
 @pytest.fixture(scope="module")
 def model(checkpoint: Callable[[str], Path]) -> st.Checkpoint:
@@ -79,16 +87,26 @@ def test_a_second_measurement_takes_the_place_of_the_first(model: st.Checkpoint)
 
 def test_what_was_measured_of_other_weights_is_taken_out(model: st.Checkpoint) -> None:
     measured = with_measurements(card(model), scores(), verdict(scores()))
-    curve = [{"loss": 2.0, "tokens": 0}, {"loss": 1.0, "tokens": 10}]
-    coverage = {"projections": 1, "layers": 1, "convolutions": 0}
-    record = {"options": {"layerwise": False, "rank": 4}, "coverage": coverage, "curve": curve,
-              "teacher": "x", "layers": {"0": {"before": 0.5, "after": 0.1}}}  # fmt: skip
     for after in (
-        recovered_card(measured, "name", record),
-        refitted_card(measured, "name", record),
+        recovered_card(measured, "name", RECORD),
+        refitted_card(measured, "name", RECORD),
     ):
         assert "## Measured" not in after and "was not measured since" in after
         assert "## How it was made" in after
+
+
+def test_no_step_claims_the_tensors_that_a_later_one_changed(model: st.Checkpoint) -> None:
+    """Every sentence about bytes names the step that copied them, once there are several."""
+    pruned = card(model)
+    assert "All other tensors are the original's, byte for byte." in pruned
+    refitted = refitted_card(pruned, "name", RECORD)
+    for later in (refitted, recovered_card(pruned, "name", RECORD),
+                  recovered_card(refitted, "name", RECORD)):  # fmt: skip
+        said = re.findall(r"[^.]*byte for byte[^.]*\.", later)
+        assert len(said) == later.count("byte for byte") == later.count("\n## ")
+        assert "the steps below changed some of them" in said[0]
+        for sentence in said:
+            assert re.match(r"\s*(The cut|The refit|Recovery) copied all other tensors", sentence)
 
 
 def test_the_licence_is_carried_where_it_is_plain(model: st.Checkpoint) -> None:

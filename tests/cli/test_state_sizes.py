@@ -36,11 +36,19 @@ def test_inspect_and_prune_have_a_row_for_it(model: Path, tmp_path: Path) -> Non
     _, _, pruned = run([*prune, "--dry-run"])
     for text in (shown, pruned):
         whole, cut = figures(text, "per sequence, float32")
-        half, both = figures(text, "in bfloat16, which needs no cut")
+        half, both = figures(text, "in bfloat16 (an engine option)")
         assert (whole, cut, half) == (WHOLE, HALF, HALF) and both == QUARTER
     _, _, told = run([*prune, "--dry-run", "--json"])
     sizes = json.loads(told)
     assert [2 * x for x in sizes["state_bytes_bfloat16"]] == sizes["state_bytes"]
+
+
+def test_nothing_says_of_a_cut_that_it_needs_no_cut(model: Path, tmp_path: Path) -> None:
+    """`inspect` of a checkpoint that was cut has one column: the cut itself."""
+    small = st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
+    _, _, shown = run(["inspect", str(small.path)])
+    assert figures(shown, "in bfloat16") == [QUARTER]
+    assert "needs no cut" not in shown + (small.path / "README.md").read_text()
 
 
 def test_the_plans_of_trim_and_sweep_have_it(model: Path, tmp_path: Path) -> None:
@@ -48,8 +56,8 @@ def test_the_plans_of_trim_and_sweep_have_it(model: Path, tmp_path: Path) -> Non
     text.write_text("words")
     words = ["trim", str(model), "--text", str(text), "--dry-run", "-o", str(tmp_path / "out")]
     _, said, _ = run([*words, "--keep", "6"])
-    expected = f"{WHOLE} -> {HALF} in float32; in bfloat16, which needs no cut, {HALF} -> {QUARTER}"
-    assert f"recurrent state per sequence: {expected}" in said
+    expected = f"{WHOLE} -> {HALF} in float32; {HALF} -> {QUARTER} in bfloat16 (an engine option"
+    assert f"recurrent state per sequence: {expected}, with or without the cut)" in said
     for way in (["--state", "0.5"], ["--sweep", "6,6x4"]):
         _, _, plan = run([*words, *way])
         assert figures(plan, "no cut") == [WHOLE, HALF]

@@ -103,10 +103,15 @@ def measured(value: Any, low: Any, high: Any, unit: str) -> dict[str, Any]:
 def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
     """What benchmark, recover and trim write, with `text` wherever there is text."""
     timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
-    timing |= {"spread": None, "ratio": 0.5, "ratio_spread": None}
+    timing |= {"spread": None, "ratio": 0.7, "ratio_spread": None}
+    whole = timing | {"model": "whole", "value": 5.0, "ratio": None}
     infinite = timing | {"value": "inf", "ratio": "nan"}
     records = {
-        "timings": {"models": [text], "records": [timing, infinite], "lineage": {"x": text}},
+        "timings": {
+            "models": ["whole", text],
+            "records": [whole, timing, infinite],
+            "lineage": {"x": text},
+        },
         "recover": {
             "options": {text: text},
             "curve": [{"step": n, "loss": 2.0 - n, "ce": 1.0, "kl": 1.0} for n in (0, 1)]

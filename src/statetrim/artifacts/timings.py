@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..maths.formatting import listed, quantity
 from ..maths.table import Table
-from ..maths.units import MIB
+from ..maths.units import MIB, is_number
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
@@ -54,7 +54,7 @@ class Timings:
         by_row: dict[tuple[str, int | None, int | None], dict[str, Timing]] = {}
         for record in self.records:
             place = (record.metric, record.batch, record.length)
-            by_row.setdefault(place, {})[record.model] = record
+            by_row.setdefault(place, {}).setdefault(record.model, record)
         rows = []
         for (metric, *sizes), cells in by_row.items():
             found = [cells.get(model) for model in self.models]
@@ -63,7 +63,7 @@ class Timings:
                 (
                     f"{metric}, {unit}",
                     *("" if size is None else str(size) for size in sizes),
-                    *(_cell(record, found[0]) for record in found),
+                    *(beside(record, found[0]) for record in found),
                 )
             )
         return Table("Timings", ("", "batch", "length", *self.models), rows)
@@ -117,13 +117,19 @@ def distinct(names: Sequence[str]) -> list[str]:
     return found
 
 
-def _cell(record: Timing | None, first: Timing | None) -> str:
-    if record is None:
+def beside(record: Timing | None, first: Timing | None) -> str:
+    """A value, and its ratio to the baseline's value that is shown next to it.
+
+    The ratios of single rounds, which `Timing.ratio` is the median of, tell whether it is noise.
+    """
+    if record is None or not is_number(record.value):
         return ""
-    ratio = record.ratio
-    if ratio is None and first is not None and first is not record and first.value:
-        ratio = record.value / first.value
-    return quantity(record.value) + ("" if ratio is None else f" ({ratio:.2f}x)")
+    text = quantity(record.value)
+    if first is None or first is record or not is_number(first.value) or not first.value:
+        return text
+    low, high = record.ratio_spread or (0.0, 0.0)
+    noise = ", within noise" if low <= 1.0 <= high else ""
+    return f"{text} ({record.value / first.value:.2f}x{noise})"
 
 
 def _record(stored: dict[str, Any]) -> Timing:

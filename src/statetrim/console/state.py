@@ -1,4 +1,4 @@
-"""The sizes of a state: what a cut saves, compared with a bfloat16 state, which needs no cut."""
+"""The sizes of a state: what a cut saves, compared with a bfloat16 state."""
 
 from collections.abc import Mapping, Sequence
 
@@ -13,8 +13,8 @@ def state_sentence(before: Geometry, after: Geometry) -> str:
     """Before and after the cut, in both dtypes."""
     whole, half, cut, both = (size(one.state_bytes) for one in alternatives(before, after))
     return (
-        f"recurrent state per sequence: {whole} -> {cut} in float32; in bfloat16, which needs no "
-        f"cut, {half} -> {both}"
+        f"recurrent state per sequence: {whole} -> {cut} in float32; {half} -> {both} in bfloat16 "
+        f"(an engine option, with or without the cut)"
     )
 
 

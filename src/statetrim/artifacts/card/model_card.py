@@ -23,6 +23,8 @@ _VALUE = re.compile(
     r"[\w./:+-][\w ./:+-]*|\[[\w, -]*\]"
 )  # what YAML reads as plain text, or a list
 _FLOAT32, _BFLOAT16 = 4, 2
+_UNCHANGED = "All other tensors are the original's, byte for byte."
+_COPIED = "The cut copied all other tensors byte for byte; the steps below changed some of them."
 
 
 def model_card(
@@ -57,7 +59,7 @@ def model_card(
         f"| state of a head, keys x values | {shapes[0]} | {shapes[1]} | "
         f"{change(before.state_numel, after.state_numel)} |",
         _bytes("recurrent state per sequence, float32", before, after, _FLOAT32),
-        _bytes("the same in bfloat16, which needs no cut", before, after, _BFLOAT16),
+        _bytes("the same in bfloat16 (an engine option)", before, after, _BFLOAT16),
         f"| parameters | {model.parameters:,} | {parameters:,} | "
         f"{change(model.parameters, parameters)} |",
         "",
@@ -74,7 +76,7 @@ def model_card(
             if plan.kept_values is not None
             else ""
         )
-        + "All other tensors are the original's, byte for byte.",
+        + _UNCHANGED,
     ]
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
@@ -121,8 +123,10 @@ def _around_measurements(card: str) -> tuple[str, str]:
     return before, rest.partition(_END)[2]
 
 
-def _without_measurements(card: str) -> str:
-    """The weights are about to change, and what was measured of them holds no longer."""
+def _before_training(card: str) -> str:
+    """The weights are about to change: what was measured of them holds no longer, nor that all but
+    the cut ones are the original's."""
+    card = card.replace(_UNCHANGED, _COPIED)
     before, rest = _around_measurements(card)
     if not rest:
         return card.rstrip()
@@ -148,14 +152,14 @@ def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
     recall = options.get("recall", 0)
     made = f" ({recall:.0%} of them recall sequences)" if recall else ""
     lines = [
-        _without_measurements(original) or f"# {plain(name)}",
+        _before_training(original) or f"# {plain(name)}",
         "",
         "## Recovery",
         "",
         f"This checkpoint was then {teacher}, {how}with `statetrim recover`: "
-        f"{last['tokens']:,} tokens{made}, {what}. All other tensors are unchanged, "
-        f"byte for byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the whole "
-        f"curve is in `statetrim/recover.json`.",
+        f"{last['tokens']:,} tokens{made}, {what}. Recovery copied all other tensors byte for "
+        f"byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the whole curve is "
+        f"in `statetrim/recover.json`.",
     ]
     return "\n".join(lines) + "\n"
 
@@ -165,15 +169,15 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
     layers = record["layers"].values()
     before, after = (max(layer[when] for layer in layers) for when in ("before", "after"))
     lines = [
-        _without_measurements(original) or f"# {plain(name)}",
+        _before_training(original) or f"# {plain(name)}",
         "",
         "## Refit",
         "",
         f"The output projections of its {len(layers)} linear-attention layers were then "
         f"refitted to the original model's layer outputs, in closed form, with `statetrim refit`. "
         f"The worst layer missed {before:.1%} of its output's squares before, {after:.1%} after, "
-        f"on the text of the fit; all layers are in `statetrim/refit.json`. All other tensors are "
-        f"unchanged, byte for byte.",
+        f"on the text of the fit; all layers are in `statetrim/refit.json`. The refit "
+        f"copied all other tensors byte for byte.",
     ]
     return "\n".join(lines) + "\n"
 

@@ -12,4 +12,4 @@ def show_timings(timings: Timings, where: str, *, as_json: bool) -> None:
     for label, lines in timings.lineage.get("log", {}).items():
         for line in lines:
             terminal.say(f"{label}: {line}")
-    terminal.say(f"medians, (ratio to the first model); written to {where}")
+    terminal.say(f"medians (ratio to that of the first model); written to {where}")

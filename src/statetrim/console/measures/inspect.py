@@ -63,7 +63,7 @@ def _show_state(report: StateReport) -> None:
     )
     _compare(
         table,
-        "in bfloat16, which needs no cut",
+        "the same in bfloat16 (an engine option)",
         report,
         lambda s: size(s.state_bytes / 2),
         "state_bytes",

@@ -31,7 +31,7 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
     rows = [
         ("state per head, keys x values", before.state_numel, after.state_numel),
         ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
-        ("in bfloat16, which needs no cut", before.state_numel * 2, after.state_numel * 2),
+        ("the same in bfloat16 (an engine option)", before.state_numel * 2, after.state_numel * 2),
         ("weights", surgery.bytes_before, surgery.bytes_after),
         ("parameters", surgery.model.parameters, surgery.parameters_after),
     ]
