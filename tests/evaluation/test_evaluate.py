@@ -17,6 +17,7 @@ import torch
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
+from statetrim.artifacts.origin import seen_texts
 from statetrim.evaluation import harness
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_live, load_tokenizer
@@ -340,3 +341,63 @@ def test_a_stored_state_is_measured_beside_the_same_model_in_float32(
     assert same.scores == found.scores  # also where it is one object
     with pytest.raises(st.StatetrimError, match="is given twice"):
         st.evaluate(model, text=text, storage="float32", progress=False, **options)
+
+
+def test_a_text_that_the_cut_has_seen_is_named_with_what_to_skip(
+    checkpoint: Callable[[str], Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = checkpoint("delta_net")
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
+    sizes: dict[str, Any] = {"tokens": 2048, "length": 64, "recall": 0.25, "progress": False}
+    statistics = st.calibrate(path, text, methods=["drrqr"], skip=100, **sizes)
+    plan = st.select(path, "drrqr", 6, statistics=statistics)
+    cut = st.prune(path, plan, tmp_path / "cut")
+    other = st.prune(path, st.select(path, "l1", 6), tmp_path / "other")
+    moved = tmp_path / "moved.jsonl"
+    moved.write_bytes(text.read_bytes())
+    unseen = tiny.write_text(tmp_path / "unseen.jsonl", 2**13, seed=1)
+
+    def warned(text: Path, skip: int = 0) -> list[str]:
+        caplog.clear()
+        st.evaluate(
+            [cut, other], baseline=path, tasks=["text"], text=text, limit=2, skip=skip,
+            progress=False,
+        )  # fmt: skip
+        return [message for message in caplog.messages if "warning" in message]
+
+    end = 100 + 1536  # three quarters of the tokens are text
+    for same in (text, moved):
+        assert warned(same) == [
+            f"warning: cut was calibrated or trained on the start of {same}; to measure on new "
+            f"text, use --skip {end}"
+        ]
+    assert warned(text, end - 1) and not warned(text, end)
+    assert not warned(unseen)
+    short = tiny.write_text(tmp_path / "short.jsonl", 1100)
+    assert not warned(short), "too short to be the text"
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {"text": "t", "skip": -1, "length": 64, "count": 1, "digest": ""},
+        {"text": "t", "skip": 0, "length": 2**70, "count": "many", "digest": ""},
+        {"text": "t", "skip": 0, "length": 1, "count": 1, "digest": ""},
+        {"text": None, "skip": 0, "length": 64, "count": 1, "digest": ""},
+        "text",
+    ],
+)
+def test_records_of_seen_text_are_not_trusted(
+    entry: Any, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    cut = st.prune(
+        checkpoint("delta_net"), st.select(checkpoint("delta_net"), "l1", 6), tmp_path / "cut"
+    )
+    record = cut.path / "statetrim" / "plan.json"
+    plan = json.loads(record.read_text())
+    plan["lineage"]["statistics"] = {"data": [entry]}
+    record.write_text(json.dumps(plan))
+    assert not seen_texts(cut)
+    plan["lineage"]["statistics"] = entry
+    record.write_text(json.dumps(plan))
+    assert not seen_texts(cut)

@@ -10,6 +10,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
+from statetrim.artifacts.origin import seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Watch
 from statetrim.pipelines.options import TrimOptions
@@ -40,7 +41,7 @@ class Told(Watch):
 
 
 def test_half_of_the_bytes_by_the_best_of_three(
-    checkpoint: Load, text: Path, tmp_path: Path
+    checkpoint: Load, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, out = st.open(checkpoint("qwen3_5_text")), tmp_path / "small"
     small = st.trim(model, state=0.5, text=text, out=out, **OPTIONS)
@@ -55,6 +56,9 @@ def test_half_of_the_bytes_by_the_best_of_three(
     measured = [one["name"] for one in decision["measured"]]
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
+    ends = {one.end for one in seen_texts(small)}
+    assert ends == {1024 + 2 * 512}, "calibration, and the text that decided"
+    assert not [message for message in caplog.messages if "--skip" in message]
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "Why this shape" in page and f"{chosen} (chosen)" in page
     watch = Told()

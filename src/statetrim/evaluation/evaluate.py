@@ -30,6 +30,7 @@ from . import harness
 from .finished_tasks import FinishedTasks
 from .runner import Engine, Original, Runner, Setting
 from .samples import Samples, Source, prepare
+from .seen_text import warn_of_seen_text
 
 
 def evaluate(
@@ -87,6 +88,7 @@ def evaluate(
         folder = Path(data) if data is not None else None
         tokenizers = _tokenizers(checkpoints)
         source = Source(folder, text, token_count(skip), limit)
+        warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source, tokenizers[0])
         work = [prepare(task, source, tokenizers[0], scratch) for task in chosen]
         lineage = _lineage(names, checkpoints, setting, work, limit)
         ranks, known, place = Ranks.of_this_process(), FinishedTasks(None, names), None

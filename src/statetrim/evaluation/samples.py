@@ -36,6 +36,10 @@ class Source:
     skip: int
     limit: int | None
 
+    @property
+    def text_tokens(self) -> int:
+        return (self.limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
+
 
 def prepare(task: Task, source: Source, tokenizer: Any, scratch: Path) -> Samples:
     data, limit = source.data, source.limit
@@ -44,9 +48,12 @@ def prepare(task: Task, source: Source, tokenizer: Any, scratch: Path) -> Sample
     if task.kind in ("agreement", "text"):
         if task.kind == "text":
             assert source.text is not None
-            count = (limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
             ids = sequences(
-                source.text, tokenizer, tokens=count, length=AGREEMENT_LENGTH, skip=source.skip
+                source.text,
+                tokenizer,
+                tokens=source.text_tokens,
+                length=AGREEMENT_LENGTH,
+                skip=source.skip,
             ).ids
         else:
             ids = _agreement_ids(task, data, tokenizer, limit)

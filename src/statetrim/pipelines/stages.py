@@ -77,8 +77,8 @@ class Run:
         card = small.path / CARD
         judged = ship_verdict(scores, scores.models[1], small)
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, judged))
-        warned = list(judged.warnings)
-        write_object(home / RECORD, {**record, "checks": checks, "warnings": warned})
+        found = {"checks": checks, "warnings": list(judged.warnings)}
+        write_object(home / RECORD, record | found | {"measured_from": self.job.measured_from})
         return small.path
 
     @property
