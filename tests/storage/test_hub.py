@@ -13,6 +13,7 @@ from huggingface_hub import constants
 import statetrim as st
 from helpers import tiny
 from helpers.loopback_hub import LoopbackHub, serving, use
+from helpers.refusal import check_refusal, run
 from statetrim.storage import space
 from statetrim.storage.checkpoint import open_checkpoint
 from statetrim.storage.hub import download
@@ -90,6 +91,56 @@ def test_inspect_fetches_the_config_alone(hub: LoopbackHub) -> None:
     report = st.inspect(REPO, keep=6)
     assert report.after is not None
     assert hub.fetched() == {"config.json"}
+
+
+def test_a_dry_run_fetches_headers_and_no_weights(
+    hub: LoopbackHub, checkpoint: Load, tmp_path: Path
+) -> None:
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**13)
+    command = ["trim", REPO, "--keep", "6", "--text", str(text), "--tokens", "1k", "--limit", "2"]
+    command += ["--dry-run", "--json", "-o", str(tmp_path / "out")]
+    code, err, out = run(command)
+    assert code is None, err
+    index = "model.safetensors.index.json"
+    assert hub.fetched() == {"config.json", index} | weights(hub)
+    ranges = [line.split()[2] for line in hub.asked if "GET model-" in line]
+    assert len(ranges) == len(weights(hub)) and set(ranges) == {"bytes=0-100000"}
+    kept = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")}
+    assert kept == {"config.json", index}, "no weights in the cache"
+    local = str(checkpoint("delta_net"))
+    remote, here = json.loads(out), json.loads(run([local if w == REPO else w for w in command])[2])
+    assert remote["download_bytes"] == 4 * st.open(local).parameters and not here["download_bytes"]
+    assert [step["disk"] for step in remote["steps"]] == [step["disk"] for step in here["steps"]]
+
+    for words in (["--sweep", "6,4"], ["--state", "0.5"]):
+        code, err, _ = run([*command[:2], *words, *command[4:]])
+        assert code is None and "safetensors" not in "".join(kept - {index}), err
+    assert len(st.estimate(REPO, keep=6, text=text)) == len(st.estimate(local, keep=6, text=text))
+    (tmp_path / "out").mkdir()
+    check_refusal(*run(command), "exists already")
+
+
+def test_the_cache_is_enough_for_a_dry_run(hub: LoopbackHub) -> None:
+    open_checkpoint(REPO)
+    hub.asked.clear()
+    assert open_checkpoint(REPO, weights="headers").downloaded
+    assert not hub.fetched()
+
+
+def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:
+    home = hub.root / REPO / "main"
+    name = sorted(weights(hub))[0]
+    whole = (home / name).read_bytes()
+    for damaged, says in (
+        (whole.replace(b'"shape":[', b'"shape":[9,', 1)[:-2], "gives .* bytes, which do not fit"),
+        (b"\x00" * 7, "is not one of safetensors"),
+        ((2**40).to_bytes(8, "little"), "is not one of safetensors"),
+        ((2).to_bytes(8, "little") + b"[]", "is not one of safetensors"),
+        ((7).to_bytes(8, "little") + b'{"a":1}', "is not one of safetensors"),
+    ):
+        (home / name).write_bytes(damaged)
+        with pytest.raises(st.StatetrimError, match=says):
+            open_checkpoint(REPO, weights="headers")
 
 
 def test_a_revision_is_its_own(hub: LoopbackHub) -> None:

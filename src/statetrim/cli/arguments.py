@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -89,7 +89,9 @@ def count(text: str) -> int:
     return token_count(text)
 
 
-def open_model(model: str, family: Path | None, *, weights: bool = True) -> Any:
+def open_model(
+    model: str, family: Path | None, *, weights: bool | Literal["headers"] = True
+) -> Any:
     from ..families import family_from_file
     from ..storage.checkpoint import open_checkpoint
 

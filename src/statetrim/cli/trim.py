@@ -249,13 +249,15 @@ def _run(
     sweep: str | None,
     options: "TrimOptions",
     output: Path,
-    **shown: bool,
+    *,
+    dry_run: bool,
+    as_json: bool,
 ) -> None:
-    opened = arguments.open_model(model, family)
+    opened = arguments.open_model(model, family, weights="headers" if dry_run else True)
     if sweep is None:
-        _trim(opened, options, output, **shown)
+        _trim(opened, options, output, dry_run=dry_run, as_json=as_json)
     else:
-        _sweep(opened, sweep, options, output, **shown)
+        _sweep(opened, sweep, options, output, dry_run=dry_run, as_json=as_json)
 
 
 def _trim(

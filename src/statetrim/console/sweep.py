@@ -13,7 +13,7 @@ from ..serving.engines import Shape
 from ..serving.shapes import refusing
 from . import terminal
 from .state import shapes_table, state_bytes
-from .trim import steps_table
+from .trim import show_download, steps_table
 
 
 def show_sweep_steps(
@@ -32,6 +32,7 @@ def show_sweep_steps(
     after = {name: job.after for name, job in jobs.items()}
     refused = {name: refusing(kind, Shape.of(geometry)) for name, geometry in after.items()}
     show(shapes_table("Shapes to measure", model.geometry, after, refused))
+    show_download(model)
 
 
 def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:

@@ -10,7 +10,7 @@ from ..artifacts.scores import Scores
 from ..geometry import Geometry
 from ..maths.formatting import duration, size
 from ..maths.units import MIB
-from ..pipelines.estimate import Step
+from ..pipelines.estimate import Step, weight_bytes
 from ..pipelines.job import Job
 from ..pipelines.observer import Watch
 from ..pipelines.schedule import Schedule
@@ -84,6 +84,7 @@ def show_steps(
                 "state_share": _share(job, job.largest),
                 "candidates": [str(one.shape) for one in job.candidates],
                 "streams_weights": job.streamed,
+                "download_bytes": _to_download(job.model),
                 "steps": [asdict(step) for step in steps],
             }
         )
@@ -98,6 +99,17 @@ def show_steps(
         _show_shape(job)
     if job.streamed:
         terminal.note("weights are streamed from disk, because memory is short")
+    show_download(job.model)
+
+
+def show_download(model: Checkpoint) -> None:
+    """A dry run reads the headers on the hub."""
+    if nbytes := _to_download(model):
+        terminal.note(f"{size(nbytes)} of weights are not here yet; the run downloads them first")
+
+
+def _to_download(model: Checkpoint) -> int:
+    return 0 if model.downloaded else weight_bytes(model)
 
 
 def _share(job: Job, kept: Geometry) -> dict[str, float | str | None]:

@@ -17,6 +17,7 @@ from ..serving.shapes import Candidate
 from ..serving.target import Target, target_for, targets_within
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
+from ..storage.output import refuse_existing
 from ..storage.text import check_source
 from ..tasks import find_tasks
 from ..version import __version__
@@ -209,6 +210,16 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
         **{name: value for name, value in settled.items() if name in told},
         "text_stamp": _stamp(Path(options.text)),
     }
+
+
+def is_comparable(model: Checkpoint, out: Path) -> bool:
+    """Whether there may be a result of the same job at `out`. A record needs the digest of all
+    weights, which takes time, and which headers alone do not give: then what is there is refused.
+    """
+    if model.downloaded and out.exists():
+        return True
+    refuse_existing(out)
+    return False
 
 
 def plain(options: TrimOptions) -> dict[str, Any]:

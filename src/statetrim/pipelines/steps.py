@@ -19,10 +19,11 @@ def estimate(
     """Describe what `trim` would do with these options, with an estimate for each step
     (`--dry-run`).
 
-    Nothing is run or written; estimates are right within a factor of two or three.
+    Nothing is run or written, and of a hub model only headers are downloaded. Estimates are right
+    within a factor of two or three.
     """
     options = changed("estimate", options, changes)
-    job = Job.of(opened(model), options)
+    job = Job.of(opened(model, weights="headers"), options)
     job.check()
     return steps(job, Machine.here(options.placement))
 

@@ -19,7 +19,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from ..storage.output import already_done, complete, output
 from ..storage.space import check_writable
-from .job import Job, recipe
+from .job import Job, is_comparable, recipe
 from .job import record as trim_record
 from .measuring import measure
 from .observer import Reported, Watch
@@ -68,6 +68,8 @@ def finished(
     model: Checkpoint, shapes: Sequence[str], options: TrimOptions, out: str | Path
 ) -> bool:
     """Whether `out` is the result of this sweep; anything else that is there is refused."""
+    if not is_comparable(model, Path(out)):
+        return False
     return already_done(Path(out), RECORD, _record(model, shapes, options))
 
 

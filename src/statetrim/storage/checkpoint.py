@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -21,11 +21,14 @@ from .claims import LayerClaims, resolve, resolve_heads
 from .digests import digest_of, is_sampled, sampled_digests
 from .file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from .hub.cache import model_name, repository_in_cache
-from .hub.download import HubModel
+from .hub.download import HubModel, missing_weights
 from .joined import Part, saved_in_equal_parts
 from .json_file import read_object
 from .redirections import refuse_redirections
 from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
+
+Weights = bool | Literal["headers"]
+"""What is opened of the weights: the files, nothing, or of a hub model their headers alone."""
 
 _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
@@ -80,6 +83,11 @@ class Checkpoint:
     def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:
         """Every tensor by name, and the shard that holds it."""
         return {tensor.name: (shard, tensor) for shard in self.shards for tensor in shard.tensors}
+
+    @property
+    def downloaded(self) -> bool:
+        """Whether its weights are on this machine; of a hub model there may be only headers."""
+        return all(shard.path.exists() for shard in self.shards)
 
     @cached_property
     def parameters(self) -> int:
@@ -204,14 +212,14 @@ def open_checkpoint(
     model: str | Path,
     family: Family | None = None,
     *,
-    weights: bool = True,
+    weights: Weights = True,
     progress: ShowProgress = True,
 ) -> Checkpoint:
     """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
     Reads and checks the config and the headers of the weights. For a hub id, files that are not in
     the local cache are downloaded; without `weights`, or if the model cannot be cut, only the
-    config.
+    config. `weights="headers"` reads the headers on the hub, which is enough for an estimate.
     """
     path = _local(model)
     hub = HubModel.named(str(model)) if path is None else None
@@ -228,6 +236,8 @@ def open_checkpoint(
     family = family or family_of(config)
     bare = Checkpoint(file.parent, config, family, geometry_of(family, config))
     if hub is not None and weights and family.refusal(config) is None and not _quantized(config):
+        if weights == "headers" and missing_weights(bare.path):
+            return replace(bare, shards=hub.headers(bare.path))
         path = hub.download(progress)
     if not path.is_dir():
         return bare

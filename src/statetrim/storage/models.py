@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from ..errors import StatetrimError
-from .checkpoint import Checkpoint, open_checkpoint
+from .checkpoint import Checkpoint, Weights, open_checkpoint
 
 Artifact = TypeVar("Artifact")
 ModelLike = str | Path | Checkpoint
@@ -14,7 +14,7 @@ ModelLike = str | Path | Checkpoint
 open = open_checkpoint  # its public name; hides Python's own, which nothing here uses
 
 
-def opened(model: ModelLike, *, weights: bool = True) -> Checkpoint:
+def opened(model: ModelLike, *, weights: Weights = True) -> Checkpoint:
     return model if isinstance(model, Checkpoint) else open_checkpoint(model, weights=weights)
 
 

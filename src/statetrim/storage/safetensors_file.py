@@ -111,28 +111,35 @@ def read_shard(path: Path) -> Shard:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise StatetrimError(f"the header of {path.name} has metadata that is not text")
-    data = 8 + length
-    found = [_tensor(path, data, name, entry) for name, entry in header.items()]
-    found.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
-    end = data
-    for tensor in found:
-        if tensor.start != end:
-            raise StatetrimError(
-                f"{path.name} is damaged: the bytes of {tensor.name[:200]!r} overlap others or "
-                f"leave a gap"
-            )
-        end += tensor.nbytes
+    found = checked_tensors(path.name, header, 8 + length)
+    end = 8 + length + sum(tensor.nbytes for tensor in found)
     if end != total:
         raise StatetrimError(
             f"{path.name} is damaged or not complete: its header describes {end} bytes, "
             f"the file has {total}"
         )
-    return Shard(path, metadata, tuple(found))
+    return Shard(path, metadata, found)
 
 
-def _tensor(path: Path, data: int, name: str, entry: Any) -> TensorInfo:
+def checked_tensors(file: str, header: Mapping[str, Any], data: int) -> tuple[TensorInfo, ...]:
+    """The tensors of a header, in the order of their bytes, which begin at `data` and leave no gap;
+    `file` is what an error calls it."""
+    found = [_tensor(file, data, name, entry) for name, entry in header.items()]
+    found.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
+    end = data
+    for tensor in found:
+        if tensor.start != end:
+            raise StatetrimError(
+                f"{file} is damaged: the bytes of {tensor.name[:200]!r} overlap others or "
+                f"leave a gap"
+            )
+        end += tensor.nbytes
+    return tuple(found)
+
+
+def _tensor(file: str, data: int, name: str, entry: Any) -> TensorInfo:
     def wrong(what: str) -> StatetrimError:
-        return StatetrimError(f"the header of {path.name} gives {name[:200]!r} {what}")
+        return StatetrimError(f"the header of {file} gives {name[:200]!r} {what}")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
         raise wrong("an entry that is not dtype, shape and data_offsets")

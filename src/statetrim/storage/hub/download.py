@@ -18,8 +18,10 @@ from ...maths.formatting import size
 from ...progress import OnProgress, Progress, ShowProgress, showing
 from ..file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from ..json_file import read_object
+from ..safetensors_file import Shard
 from ..space import NoSpace
 from .answers import Unreachable, explained, offline
+from .headers import remote_shards
 
 _ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@(\w[\w./-]*))?")
 _BESIDE = re.compile(
@@ -75,13 +77,34 @@ class HubModel:
         except Unreachable as error:
             return self._cached_weights(str(error))
 
-    def _downloaded(self, progress: ShowProgress) -> Path:
-        from huggingface_hub import HfApi, snapshot_download
+    def headers(self, home: Path) -> tuple[Shard, ...]:
+        """The headers of its weights, as files of `home`, where its config is. The weights are not
+        downloaded: a range of the first bytes of each file is."""
+        if offline():
+            raise self._missing("HF_HUB_OFFLINE is set")
+        try:
+            with explained(self.repo, self.revision):
+                commit, sizes = self._files()
+                return remote_shards(self.repo, commit, self._weights(sizes), home)
+        except Unreachable as error:
+            raise self._missing(str(error)) from None
+
+    def _missing(self, why: str) -> StatetrimError:
+        return StatetrimError(f"the weights of {self} are not in the local hub cache, and {why}")
+
+    def _files(self) -> tuple[str | None, dict[str, int]]:
+        """The commit, and the size of each of its files."""
+        from huggingface_hub import HfApi
 
         info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
-        sizes = {file.rfilename: file.size or 0 for file in info.siblings or []}
+        return info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []}
+
+    def _downloaded(self, progress: ShowProgress) -> Path:
+        from huggingface_hub import snapshot_download
+
+        commit, sizes = self._files()
         names = [*self._weights(sizes), *(name for name in sizes if _BESIDE.fullmatch(name))]
-        new = [name for name in names if self._cached(name, info.sha) is None]
+        new = [name for name in names if self._cached(name, commit) is None]
         if new:
             nbytes = sum(sizes[name] for name in new)
             _check_space(nbytes, self)
@@ -93,7 +116,7 @@ class HubModel:
                 _counting(home, nbytes, report),
             ):
                 snapshot_download(self.repo, revision=self.revision, allow_patterns=names)
-        config = self._cached(CONFIG, info.sha)
+        config = self._cached(CONFIG, commit)
         assert config is not None, "it was just read"
         return config.parent
 
@@ -134,16 +157,21 @@ class HubModel:
 
     def _cached_weights(self, why: str) -> Path:
         home = self._cached_config(why).parent
-        index = home / INDEX
-        named = read_object(index, MOST_INDEX_BYTES).get("weight_map") if index.exists() else None
-        files = {str(file) for file in named.values()} if isinstance(named, dict) else {SINGLE}
-        missing = sorted(file for file in files if not (home / file).exists())
+        missing = missing_weights(home)
         if missing:
             raise StatetrimError(
                 f"{len(missing)} weight files of {self} are not in the local hub cache, the first "
                 f"is {missing[0][:100]}, and {why}; what has arrived is kept"
             )
         return home
+
+
+def missing_weights(home: Path) -> list[str]:
+    """The weight files that a directory of the cache should have and does not."""
+    index = home / INDEX
+    named = read_object(index, MOST_INDEX_BYTES).get("weight_map") if index.exists() else None
+    files = {str(file) for file in named.values()} if isinstance(named, dict) else {SINGLE}
+    return sorted(file for file in files if not (home / file).exists())
 
 
 @contextmanager
