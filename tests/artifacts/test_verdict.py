@@ -2,6 +2,7 @@
 
 import math
 import random
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 import statetrim as st
 from statetrim.artifacts.gate import broken
-from statetrim.artifacts.losses import loss_of, losses, recall_change
+from statetrim.artifacts.losses import averaged, loss_of, losses, mean_recall, recall_change
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verdict import LIMITS, Limit, Outcome, Verdict, verdict, warnings
 
@@ -133,10 +134,19 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "the original cannot recall": (
         lambda: verdict(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
                                 "rand": model(0.01, 3.8, 0.9)})),
-        Outcome.UNKNOWN, "its recall is unknown: the original does no better than guessing on"),
+        Outcome.UNKNOWN, "its recall is unknown: the original is less than 5 points above chance "
+        "on 64 samples of mqar; choose a task that the original can do"),
+    "too few samples to know whether the original recalls": (
+        lambda: verdict(scores({name: figures | {("mqar", "pairs_4"): answers(0.5, 8)}
+                                for name, figures in (("original", only(ORIGINAL, "text")),
+                                                      ("cut", only(GOOD, "text")),
+                                                      ("rand", only(RANDOM, "text")))})),
+        Outcome.UNKNOWN, "its recall is unknown: 8 samples of mqar are too few to tell the "
+        "original from chance; raise --limit, or choose a task that the original can do"),
     "the original reads no better than by guessing": (
         lambda: verdict(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
-        Outcome.UNKNOWN, "its perplexity is unknown: the original does no better than guessing"),
+        Outcome.UNKNOWN, "its perplexity is unknown: the original predicts 64 samples of text no "
+        "better than chance; choose a task that the original can do"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
     "no control": (lambda: judged(GOOD, control=None), Outcome.UNKNOWN, "no random cut"),
     "the control does as well": (
@@ -193,8 +203,9 @@ def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_facts_stand_beside_the_random_cut() -> None:
     found = judged(model(recall=0.5, nats=3.06, kl=0.05))
     first, second = found.facts
-    assert first.startswith("mqar accuracy 89.9% → 49.9%") and "; a random cut -50.0" in first
-    assert second.startswith("text perplexity ") and "95%: +" in second
+    assert first.startswith("mqar accuracy 89.9% → 49.9% (loss 40.0 points, 95%: 40.0 ")
+    assert first.endswith("; a random cut loses 50.0 points")
+    assert second.startswith("text perplexity ") and re.search(r"loss 6\.\d%, 95%: [56]\.", second)
     assert any("recall falls by" in text for text in found.warnings)
 
 
@@ -312,7 +323,8 @@ HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
                      cuts={"cut": {"source": "of the original", "methods": ["l1"]}}),
         "was not cut from"),
     "every task is at chance": (
-        lambda: gate({"original": model(0.01), "cut": model(0.0)}), "at chance"),
+        lambda: gate({"original": model(0.01), "cut": model(0.0)}),
+        "less than 5 points above chance on 64 samples of mqar"),
     "perplexity improves while recall is lost": (
         lambda: gate({"original": ORIGINAL, "cut": model(recall=0.7, nats=2.8), "rand": RANDOM},
                      "not ship"), "do not ship"),
@@ -366,7 +378,9 @@ def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
     assert warnings(found, "cut") == warnings(alone, "cut")
     assert verdict(found).facts == verdict(alone).facts
     told = {x.task: x.sentence for x in losses(found, "cut")}
-    assert told["squad"] == told["piqa"] == "not informative: the original is at chance"
+    for task, count in (("squad", 50), ("piqa", 100)):
+        few = f"{count} samples of {task} are too few to tell the original from chance"
+        assert told[task] == f"not informative: {few}"
 
 
 def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
@@ -380,3 +394,34 @@ def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
     alone = loss_of(scores({"original": ORIGINAL, "cut": LOST}), "cut", "mqar", "accuracy")
     assert loss_of(found, "cut", "mqar", "accuracy") == alone
     assert loss_of(found, "cut", "mqar", "pairs_127").floor
+
+
+def test_a_mean_names_the_settings_that_it_is_of() -> None:
+    """The original recalls at two loads of five; more are not in the mean, of any model."""
+    some = {4: 0.9, 8: 0.8, 16: 0.05, 32: 0.03, 63: 0.02}
+    found = scores({"original": model(some), "cut": model(0.5), "rand": model(0.4)})
+    assert averaged(found, "mqar", "accuracy") == "mean of 2 of 5 settings: pairs_4, pairs_8"
+    whole = scores({"original": ORIGINAL, "cut": GOOD})
+    assert averaged(whole, "mqar", "accuracy") == "mean of 5 settings"
+    nowhere = scores({"original": model(0.02), "cut": GOOD})
+    assert averaged(nowhere, "mqar", "accuracy") == "mean of 5 settings"
+    for task, metric in (("mqar", "pairs_4"), ("text", "perplexity")):
+        assert averaged(whole, task, metric) == ""
+
+
+def test_mean_recall_is_a_loss_like_any_other() -> None:
+    models = {"original": ORIGINAL, "cut": LOST}
+    assert mean_recall(scores(models), "cut") is None  # the task says it already
+    right = {"original": 0.8, "cut": 0.6}
+    both = scores({name: figures | {("squad", "contains"): answers(right[name])}
+                   for name, figures in models.items()})  # fmt: skip
+    said, change = mean_recall(both, "cut"), recall_change(both, "cut")
+    assert said and change and change.estimate < 0
+    assert re.fullmatch(r"loss of (\d+\.\d\d) ± \d+\.\d\d points over 2 tasks", said)
+    assert said.startswith(f"loss of {-change.estimate:.2f} ")
+
+
+def test_one_sample_tells_nothing_from_chance() -> None:
+    one = {("mqar", "pairs_4"): [0.75], ("mqar", "accuracy"): [0.75]}
+    (lost,) = losses(scores({"original": one, "cut": one}), "cut")
+    assert lost.floor and lost.few

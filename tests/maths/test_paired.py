@@ -135,7 +135,11 @@ def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
     same = loss_of(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
     assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
     floor = loss_of(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
-    assert floor.sentence == "not informative: the original is at chance"
+    few = "20 samples of squad are too few to tell the original from chance"
+    assert floor.sentence == f"not informative: {few}"
+    floor = loss_of(scores([0.0] * 200, [0.0] * 200), "new", "squad", "contains")
+    known = "the original is less than 5 points above chance on 200 samples of squad"
+    assert floor.sentence == f"not informative: {known}"
     unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
     assert unchanged is not None and unchanged.high == pytest.approx(2.95, abs=0.01)
     change = recall_change(lost, "new")

@@ -121,7 +121,7 @@ def test_a_fault_found_in_an_engine_is_the_answer(home: Path) -> None:
     assert answer(busy)[0] == "Not enough evidence"
     st.report([home / "my model", home / "OUT", well, bad], out=home / "verified")
     page = (home / "verified" / "report.html").read_text()
-    assert "98 of 100" in page and "-2.00 (-2.00 to -2.00)" in page
+    assert "98 of 100" in page and "+2.00 (+2.00 to +2.00)" in page
     assert "llama.cpp answers &lt;nonsense&gt;" in page
 
 

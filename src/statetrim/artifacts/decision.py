@@ -162,7 +162,9 @@ def _sentence(
     kept: Sequence[Contender],
     tied: Sequence[Contender],
 ) -> str:
-    recall = "" if chosen.recall is None else f" and recall {chosen.recall.estimate:+.1f} points"
+    recall = (
+        "" if chosen.recall is None else f" and recall loss {-chosen.recall.estimate:+.1f} points"
+    )
     why = "its loss is the lowest"
     if len(measured) == 1:
         why = "no other shape fits"

@@ -46,8 +46,7 @@ def _broken_by(rule: Rule, scores: Scores, model: str) -> str | None:
         raise StatetrimError(f"--fail-if is about {rule.name!r}, but no such task was run")
     told = [x for x in found if not x.floor]
     if not told:
-        tasks = ", ".join(x.task for x in found)
-        return f"{model} cannot be judged by {about}: the original is at chance on {tasks}"
+        return f"{model} cannot be judged by {about}: {'; '.join(x.guessed for x in found)}"
     return next(_failures(rule, model, told, single), None)
 
 

@@ -1,7 +1,8 @@
 """Scores -> what was lost: each task against the original, on the same samples.
 
-A task on which the original does no better than guessing says nothing of a cut: there is nothing
-to lose. It is marked as a floor, and enters no mean, no rule and no verdict.
+A loss is positive where the cut is worse. A task on which the original is not shown to be above
+chance says nothing of a cut: there is nothing to lose. It is marked as a floor, and enters no mean,
+no rule and no verdict.
 """
 
 from collections.abc import Callable
@@ -44,7 +45,8 @@ class Loss:
     samples: int
     loss: Interval
     p: float | None  # McNemar's mid-p, for right and wrong answers
-    floor: bool = False  # the original is at chance, so there is nothing to lose
+    floor: bool = False  # the original is not shown to be above chance
+    few: bool = False  # and more samples could show it
 
     @property
     def groups(self) -> tuple[str, ...]:
@@ -54,15 +56,27 @@ class Loss:
 
     @property
     def sentence(self) -> str:
-        low, high, suffix = self.loss.low, self.loss.high, SUFFIX[self.unit]
-        digits = 4 if self.unit == "nats" else 2
-        if self.floor and high >= 0.0:
-            return "not informative: the original is at chance"
-        if low <= 0.0 <= high:
-            return f"no loss within {abs(high):.{digits}f}{suffix}"
-        size, margin = abs(self.loss.estimate), self.loss.margin
-        kind = "loss" if low > 0 else "gain"
-        return f"{kind} of {size:.{digits}f} ± {margin:.{digits}f}{suffix}"
+        if self.floor and self.loss.high >= 0.0:
+            return f"not informative: {self.guessed}"
+        return _sentence(self.loss, self.unit)
+
+    @property
+    def guessed(self) -> str:
+        """Why a floor says nothing, as far as it was measured."""
+        samples = f"{self.samples} samples of {self.task}"
+        if self.few:
+            return f"{samples} are too few to tell the original from chance"
+        if self.unit == "perplexity":
+            return f"the original predicts {samples} no better than chance"
+        return f"the original is less than {100 * HEADROOM:g} points above chance on {samples}"
+
+
+def _sentence(loss: Interval, unit: Unit) -> str:
+    suffix, digits = SUFFIX[unit], 4 if unit == "nats" else 2
+    if loss.low <= 0.0 <= loss.high:
+        return f"no loss within {abs(loss.high):.{digits}f}{suffix}"
+    kind = "loss" if loss.low > 0 else "gain"
+    return f"{kind} of {abs(loss.estimate):.{digits}f} ± {loss.margin:.{digits}f}{suffix}"
 
 
 def losses(scores: Scores, model: str) -> list[Loss]:
@@ -101,15 +115,31 @@ def settings(scores: Scores, task: str) -> list[str]:
 def headline(scores: Scores, model: str, task: str, metric: str) -> Score:
     """The score a task is judged by: where it is a mean of settings, of all those on which the
     original is above chance, sample by sample."""
-    known = TASKS.get(task)
-    told = [name for name in settings(scores, task) if not at_chance(scores, task, name)]
-    if known is None or metric != known.metric or not told:
+    told = _told_settings(scores, task, metric)
+    if not told:
         return scores.find(model, task, metric)
     found = [scores.find(model, task, name) for name in told]
     if len({len(score.samples) for score in found}) > 1:
         raise StatetrimError(f"the settings of {task} hold different samples of {model}")
     means = [sum(row) / len(row) for row in zip(*(s.samples for s in found), strict=True)]
     return replace(found[0], metric=metric, samples=means)
+
+
+def averaged(scores: Scores, task: str, metric: str) -> str:
+    """Which settings the figure is the mean of, in words; empty where it is no mean."""
+    every, told = settings(scores, task), _told_settings(scores, task, metric)
+    if not every or metric not in main_metrics(scores, task):
+        return ""
+    if len(told) in (0, len(every)):
+        return f"mean of {len(every)} settings"
+    return f"mean of {len(told)} of {len(every)} settings: {', '.join(told)}"
+
+
+def _told_settings(scores: Scores, task: str, metric: str) -> list[str]:
+    """Of a task's figure, the settings on which the original is above chance."""
+    if metric not in main_metrics(scores, task):
+        return []
+    return [name for name in settings(scores, task) if not at_chance(scores, task, name)]
 
 
 def scores_table(scores: Scores) -> Table:
@@ -133,7 +163,7 @@ def _headline_text(scores: Scores, model: str, task: str, metric: str) -> tuple[
 
 
 def at_chance(scores: Scores, task: str, metric: str) -> bool:
-    """Whether the original's score, with its interval, is about what guessing gives."""
+    """Whether the original's score, with its interval, may be about what guessing gives."""
     score, known = scores.find(scores.baseline, task, metric), TASKS.get(task)
     if score.unit == "perplexity":
         vocabulary = scores.lineage.get("vocabulary")
@@ -141,8 +171,29 @@ def at_chance(scores: Scores, task: str, metric: str) -> bool:
         return tokens and type(vocabulary) is int and score.value >= vocabulary
     if score.unit != "share" or not score.higher_is_better:
         return False
-    chance = known.chance_of(metric) if known else 0.0
-    return not above_chance(score.samples, min(chance + HEADROOM, 0.99), LEVEL)
+    return not above_chance(score.samples, _needed(task, metric), LEVEL)
+
+
+def _needed(task: str, metric: str) -> float:
+    """The share that the original must exceed to have something to lose."""
+    known = TASKS.get(task)
+    return min((known.chance_of(metric) if known else 0.0) + HEADROOM, 0.99)
+
+
+def floor_of(scores: Scores, task: str, metric: str) -> tuple[bool, bool]:
+    """Whether the original is not shown to be above chance, of a mean on none of its settings; and
+    whether more samples could show it."""
+    every = settings(scores, task) if metric in main_metrics(scores, task) else []
+    parts = every or [metric]
+    floor = all(at_chance(scores, task, name) for name in parts)
+    return floor, floor and any(_too_few(scores, task, name) for name in parts)
+
+
+def _too_few(scores: Scores, task: str, metric: str) -> bool:
+    """Whether the original's share is not shown to be below what it needs, either."""
+    score = scores.find(scores.baseline, task, metric)
+    wrong = [1.0 - share for share in score.samples]
+    return score.unit == "share" and not above_chance(wrong, 1 - _needed(task, metric), LEVEL)
 
 
 def loss_of(scores: Scores, model: str, task: str, metric: str) -> Loss:
@@ -155,12 +206,19 @@ def loss_of(scores: Scores, model: str, task: str, metric: str) -> Loss:
     binary = new.unit == "share" and both <= {0.0, 1.0}
     change = _change(pairs, new.unit)
     loss = -change if new.higher_is_better else change
-    floor = at_chance(scores, task, metric)
-    if settings(scores, task) and metric in main_metrics(scores, task):
-        floor = all(at_chance(scores, task, name) for name in settings(scores, task))
+    floor = floor_of(scores, task, metric)
     p = mcnemar(pairs.before, pairs.after) if binary else None
     count = len(new.samples)
-    return Loss(model, task, metric, new.unit, old.value, new.value, count, loss, p, floor)
+    return Loss(model, task, metric, new.unit, old.value, new.value, count, loss, p, *floor)
+
+
+def mean_recall(scores: Scores, model: str) -> str | None:
+    """What is lost of recall over several tasks, in words; None where one task says it."""
+    told = {x.task for x in losses(scores, model) if "recall" in x.groups and not x.floor}
+    change = recall_change(scores, model)
+    if change is None or len(told) < 2:
+        return None
+    return f"{_sentence(-change, 'share')} over {len(told)} tasks"
 
 
 def recall_change(scores: Scores, model: str) -> Interval | None:

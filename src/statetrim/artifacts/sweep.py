@@ -24,7 +24,7 @@ class Measured:
     high: float | None
     unit: str
     higher_is_better: bool
-    floor: bool = False  # the original is at chance, so that this says nothing of a cut
+    floor: bool = False  # the original is not shown to be above chance: nothing can be lost
 
 
 @dataclass(frozen=True)

@@ -223,9 +223,9 @@ def _nothing_told(scores: Scores, model: str, group: str) -> str:
     guessed = next((x for x in losses(scores, model) if group in x.groups), None)
     if guessed is None:
         return f"its {group} was not measured: add `{MEASURED_BY[group]}` to --tasks"
+    more = "raise --limit, or " if guessed.few else ""
     return (
-        f"its {group} is unknown: the original does no better than guessing on {figure(guessed)} "
-        f"with {guessed.samples} samples; raise --limit, or choose a task that the original can do"
+        f"its {group} is unknown: {guessed.guessed}; {more}choose a task that the original can do"
     )
 
 
@@ -289,7 +289,7 @@ def _fact(scores: Scores, x: Loss) -> str:
     for control in controls(scores)[:1]:
         if control != x.model:
             by_chance = next(y for y in losses(scores, control) if same_figure(x, y))
-            text += f"; a random cut {_signed(by_chance.loss.estimate, x.unit)}"
+            text += f"; a random cut loses {_size(by_chance.loss.estimate, x.unit)}"
     return text
 
 
@@ -298,17 +298,12 @@ def same_figure(x: Loss, y: Loss) -> bool:
 
 
 def _interval(x: Loss) -> str:
-    ends = sorted((-x.loss.low, -x.loss.high) if x.unit == "share" else (x.loss.low, x.loss.high))
-    estimate = _signed(x.loss.estimate, x.unit)
-    return f"{estimate}, 95%: {ends[0]:+.1f} to {ends[1]:+.1f}"
+    return f"loss {_size(x.loss.estimate, x.unit)}, 95%: {x.loss.low:.1f} to {x.loss.high:.1f}"
 
 
-def _signed(loss: float, unit: str) -> str:
-    """A loss as the change that a reader sees: shares fall, perplexities rise."""
-    change = -loss if unit == "share" else loss
-    if unit == "perplexity" and change > 1000:
-        return f"x {1 + change / 100:,.0f}"
-    return f"{change:+.4f}{SUFFIX[unit]}" if unit == "nats" else f"{change:+.1f}{SUFFIX[unit]}"
+def _size(loss: float, unit: str) -> str:
+    """A loss with its unit; a gain is negative."""
+    return f"{loss:.4f}{SUFFIX[unit]}" if unit == "nats" else f"{loss:,.1f}{SUFFIX[unit]}"
 
 
 def lost(x: Loss) -> str:
@@ -338,5 +333,6 @@ def _kept(told: Sequence[Loss]) -> str:
     parts = []
     for group in NEEDED:
         worst = max((x for x in told if group in x.groups), key=lambda x: x.loss.estimate)
-        parts.append(f"{group} {_signed(worst.loss.estimate, worst.unit)} on {worst.task}")
+        size = _size(worst.loss.estimate, worst.unit)
+        parts.append(f"{group} loses {size} on {worst.task}")
     return f"{' and '.join(parts)}, both within their limits and better than a random cut"

@@ -30,7 +30,7 @@ class Interval:
         return (self.high - self.low) / 2
 
     def __neg__(self) -> "Interval":
-        return Interval(-self.estimate, -self.high, -self.low)
+        return Interval(0.0 - self.estimate, 0.0 - self.high, 0.0 - self.low)  # no -0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +102,8 @@ def above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -
     tail = (1 - level) / 2
     if set(samples) <= {0, 1}:
         return right > 0 and _binomial_tail(int(right), count, chance) < tail
+    if count < 2:
+        return False
     mean = right / count
     square = sum((value - mean) ** 2 for value in samples) / (count - 1)
     return mean - student(tail, count - 1) * sqrt(square / count) > chance

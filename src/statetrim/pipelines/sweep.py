@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..artifacts.losses import at_chance, headline, loss_of
+from ..artifacts.losses import floor_of, headline, loss_of
 from ..artifacts.scores import Score, Scores
 from ..artifacts.sweep import Measured, Point, Sweep
 from ..errors import StatetrimError
@@ -165,7 +165,7 @@ def _measured(scores: Scores, score: Score) -> Measured:
         ends = [_after(before, score.unit, end) for end in (loss.low, loss.high)]
         low, high = min(ends), max(ends)
     value = headline(scores, score.model, score.task, score.metric).value
-    floor = at_chance(scores, score.task, score.metric)
+    floor, _ = floor_of(scores, score.task, score.metric)
     return Measured(value, low, high, score.unit, score.higher_is_better, floor)
 
 

@@ -11,7 +11,7 @@ from ...geometry import Geometry
 from ...maths.formatting import change, score_text, size
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.cache import model_name, repository_in_cache
-from ..losses import headline, losses
+from ..losses import averaged, headline, losses
 from ..plan import Plan
 from ..scores import Scores
 from ..verdict import Verdict
@@ -102,9 +102,15 @@ def with_measurements(card: str, scores: Scores, judged: Verdict) -> str:
             found = [headline(scores, model, task, metric) for model in scores.models]
             cells = [score_text(score.value, score.unit) for score in found]
             count = len(found[0].samples)
-            row = [plain(task), plain(metric), str(count), *cells]
+            mean = averaged(scores, task, metric)
+            name = f"{metric} ({mean})" if mean else metric
+            row = [plain(task), plain(name), str(count), *cells]
             lines.append(f"| {' | '.join(row)} |")
-    lines += ["", "Against the original, on the same samples (95% intervals, paired):", ""]
+    lines += [
+        "",
+        "Against the original, on the same samples (95% intervals, paired; losses are positive):",
+        "",
+    ]
     lines += [
         f"- {plain(x.task)}, {plain(x.metric)}, {plain(model)}: {x.sentence}"
         for model in scores.models[1:]

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...artifacts.losses import losses, recall_change
+from ...artifacts.losses import averaged, losses, mean_recall
 from ...artifacts.scores import Scores
 from ...artifacts.verdict import Verdict
 from .. import terminal
@@ -33,10 +33,12 @@ def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_jso
         p = "" if x.p is None else f" (McNemar p = {x.p:.3g})"
         terminal.say(f"{x.task}, {x.metric}, {x.model}: {x.sentence}{p}")
     for model in scores.models[1:]:
-        moved = recall_change(scores, model)
-        if moved is not None:
-            text = f"{moved.estimate:+.2f} points, between {moved.low:+.2f} and {moved.high:+.2f}"
-            terminal.say(f"mean recall, {model}: {text}")
+        if said := mean_recall(scores, model):
+            terminal.say(f"mean recall, {model}: {said}")
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            if said := averaged(scores, task, metric):
+                terminal.say(f"{task}, {metric}: {said}")
     terminal.say(f"intervals of 95%, paired by sample; written to {where}")
     for one in judged:
         show_verdict(one)

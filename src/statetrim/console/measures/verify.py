@@ -6,7 +6,7 @@ from ...artifacts.verification import Verification
 from ...artifacts.verification.agreement import Agreement
 from .. import terminal
 
-COLUMNS = ("choices equal", "change, points", "largest gap")
+COLUMNS = ("choices equal", "loss, points", "largest gap")
 
 
 def show_verification(found: Verification, where: str, *, as_json: bool) -> None:
@@ -24,8 +24,8 @@ def show_verification(found: Verification, where: str, *, as_json: bool) -> None
     if not found.faults:
         terminal.say("no fault found", "bold green")
     terminal.say(
-        "changes from the original, intervals of 95%, paired by sequence; gap: the logits by which "
-        f"transformers preferred another token; written to {where}"
+        "losses against the original, intervals of 95%, paired by sequence; gap: the logits by "
+        f"which transformers preferred another token; written to {where}"
     )
 
 
@@ -50,4 +50,7 @@ def _table(found: Verification) -> Table:
 
 def _change(found: Verification, one: Agreement) -> str:
     moved = found.change(one.model, one.kind) if one.model != found.models[0] else None
-    return "" if moved is None else f"{moved.estimate:+.2f} ({moved.low:+.2f} to {moved.high:+.2f})"
+    if moved is None:
+        return ""
+    lost = -moved
+    return f"{lost.estimate:+.2f} ({lost.low:+.2f} to {lost.high:+.2f})"

@@ -22,18 +22,19 @@ def blocks(found: Findings) -> Iterator[Block]:
             [
                 f"{shape} (chosen)" if shape == decision.chosen else shape,
                 f"{100 * cost:.1f} %",
-                "not measured" if one is None else _change(one.loss, 4),
-                "" if one is None or one.recall is None else _change(one.recall, 1),
+                "not measured" if one is None else _signed(one.loss, 4),
+                "" if one is None or one.recall is None else _signed(-one.recall, 1),
                 ", ".join(decision.refused.get(shape, ())) or "none known",
             ]
         )
-    header = ["keys x values", "output missed", "loss, nats", "recall, points", "refused by"]
+    header = ["keys x values", "output missed", "loss, nats", "recall lost, points", "refused by"]
     caption = (
         "Output missed is predicted: the part of the layers' output that is missed after a refit, "
-        "over text and recall sequences. The best three were cut and measured."
+        "over text and recall sequences. The best three were cut and measured, on "
+        "other samples than those of the quality above; a positive figure is a loss"
     )
     yield Table(header, rows, caption)
 
 
-def _change(interval: Interval, digits: int) -> str:
+def _signed(interval: Interval, digits: int) -> str:
     return f"{interval.estimate:+.{digits}f} ± {interval.margin:.{digits}f}"

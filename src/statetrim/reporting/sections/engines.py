@@ -72,7 +72,7 @@ def _verified(found: Findings) -> Iterator[Block]:
             f"{one.model}, {one.kind}",
             f"{sum(one.agreed):,} of {sum(one.places):,}",
             f"{one.largest_gap:.2g}",
-            _change(run, one.model, one.kind),
+            _loss(run, one.model, one.kind),
         )
         for run in runs
         for one in run.agreements
@@ -85,12 +85,12 @@ def _verified(found: Findings) -> Iterator[Block]:
                 "model and tokens",
                 "choices as transformers",
                 "largest gap",
-                "change",
+                "loss, points",
             ),
             rows,
             caption="Tokens that the engine and transformers both choose, given the same text; "
-            "gap: the logits by which transformers preferred another token; change from the "
-            "original, in points, 95% interval",
+            "gap: the logits by which transformers preferred another token; loss against "
+            "the original, 95% interval",
         )
     for run in runs:
         for model, faults in run.faults.items():
@@ -98,11 +98,12 @@ def _verified(found: Findings) -> Iterator[Block]:
                 yield Text(f"Fault of {model}: {fault}.", "note")
 
 
-def _change(run: Verification, model: str, kind: Kind) -> str:
+def _loss(run: Verification, model: str, kind: Kind) -> str:
     moved = run.change(model, kind) if model != run.models[0] else None
     if moved is None:
         return ""
-    return f"{moved.estimate:+.2f} ({moved.low:+.2f} to {moved.high:+.2f})"
+    lost = -moved
+    return f"{lost.estimate:+.2f} ({lost.low:+.2f} to {lost.high:+.2f})"
 
 
 def _remark(line: Compatibility) -> str:

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...artifacts.losses import Loss, headline, losses, recall_change
+from ...artifacts.losses import Loss, averaged, headline, losses, mean_recall
 from ...artifacts.scores import Scores
-from ...artifacts.verdict import limit_of, standing
+from ...artifacts.verdict import controls, limit_of, standing
 from ...errors import StatetrimError
 from ...maths.formatting import score_text
 from ...maths.units import is_number
@@ -42,20 +42,25 @@ def blocks(found: Findings) -> Iterator[Block]:
             ],
         )
     else:
-        yield from _measured(scores)
+        yield from _measured(scores, found.scored_name)
     if found.trim is not None:
         yield from _checked(found.trim)
 
 
-def _measured(scores: Scores) -> Iterator[Block]:
+def _measured(scores: Scores, own: str | None) -> Iterator[Block]:
     try:
         judged = [x for model in scores.models[1:] for x in losses(scores, model)]
     except StatetrimError as error:
         yield Text(f"These scores cannot be compared: {error}.", "note")
         return
+    who = [f"The original is {scores.baseline}"]
+    who += [f"this checkpoint is {own}"] if own else []
+    who += [f"{name} is a random cut" for name in controls(scores)]
     yield Text(
-        f"The original is {scores.baseline}. Intervals are of 95%, paired by sample; of a task "
-        f"with settings the figure is the mean of those on which the original is above chance."
+        f"{', '.join(who)}. Losses are against the original, in percentage points, percent of "
+        f"perplexity or nats; a positive figure is a loss, a negative one a gain. Intervals are of "
+        f"95%, paired by sample. Of a task with settings the figure is the mean of those on which "
+        f"the original is above chance, the same for every model."
     )
     stored = mapping(scores.lineage.get("state")).get("dtype")
     if isinstance(stored, str):
@@ -63,8 +68,8 @@ def _measured(scores: Scores) -> Iterator[Block]:
             f"All but the original ran with states stored in {stored[:20]} as an engine would, so "
             f"what is lost is the cut's and the dtype's together."
         )
-    header = ("task", "model", "samples", "original", "now", "difference", "limit")
-    yield Table(header, list(_main_rows(judged)))
+    header = ("task", "model", "samples", "original", "now", "loss", "limit")
+    yield Table(header, list(_main_rows(scores, judged)))
     for unit, words in UNITS:
         rows = [
             (_case(scores, x), x.loss.estimate, x.loss.low, x.loss.high)
@@ -79,15 +84,13 @@ def _measured(scores: Scores) -> Iterator[Block]:
                 f"a bar that touches the dashed zero line is no proven loss. Left is better.",
             )
     for model in scores.models[1:]:
-        if moved := recall_change(scores, model):
-            yield Text(
-                f"Mean recall of {model}: {moved.estimate:+.2f} points, between {moved.low:+.2f} "
-                f"and {moved.high:+.2f}."
-            )
+        if said := mean_recall(scores, model):
+            yield Text(f"Mean recall of {model}: {said}.")
     yield from _others(scores, judged)
     yield Text(
         "There are several figures here and no correction for that: one in twenty intervals would "
-        "miss the truth by chance. Tasks on which the original is at chance count for nothing."
+        "miss the truth by chance. Tasks on which the original is not shown to be above chance do "
+        "not count."
     )
 
 
@@ -116,11 +119,11 @@ def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
         yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
 
 
-def _main_rows(judged: list[Loss]) -> Iterator[tuple[str, ...]]:
+def _main_rows(scores: Scores, judged: list[Loss]) -> Iterator[tuple[str, ...]]:
     for x in sorted(judged, key=lambda x: x.task):
-        limit = limit_of(x)
+        limit, mean = limit_of(x), averaged(scores, x.task, x.metric)
         yield (
-            f"{x.task}, {x.metric}",
+            f"{x.task}, {x.metric}{f' ({mean})' if mean else ''}",
             x.model,
             str(x.samples),
             score_text(x.before, x.unit),

@@ -1,0 +1,97 @@
+"""What a report says of quality: one sign for losses, settings by name, doubt where it is due."""
+
+import random
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import statetrim as st
+from statetrim.artifacts.decision import Contender, Prediction, decide
+from statetrim.artifacts.scores import Score
+from statetrim.artifacts.verification.agreement import Agreement
+from statetrim.maths.paired import Interval
+from statetrim.pipelines.sweep import _measured
+
+ROWS = 64
+
+
+def shares(right: float, seed: int) -> list[float]:
+    draw = random.Random(seed)
+    return [min(1.0, max(0.0, right + draw.uniform(-0.02, 0.02))) for _ in range(ROWS)]
+
+
+def scores(recall: dict[str, dict[int, float]], rows: int = ROWS, **lineage: Any) -> st.Scores:
+    """Perplexity and recall by number of pairs, of models that are worse one after the other."""
+    found = []
+    for number, (name, by_load) in enumerate(recall.items()):
+        draw = random.Random(number)
+        text = [-100 * (3.0 + 0.2 * number + draw.uniform(-0.02, 0.02)) for _ in range(rows)]
+        found.append(Score(name, "text", "perplexity", "perplexity", False, text, [100.0] * rows))
+        loads = {f"pairs_{n}": shares(right, n)[:rows] for n, right in by_load.items()}
+        means = [sum(row) / len(row) for row in zip(*loads.values(), strict=True)]
+        for metric, samples in {"accuracy": means, **loads}.items():
+            found.append(Score(name, "mqar", metric, "share", True, samples))
+        squad = [float(row < (0.9 - 0.2 * number) * rows) for row in range(rows)]
+        found.append(Score(name, "squad", "contains", "share", True, squad))
+    return st.Scores(list(recall), found, dict(lineage))
+
+
+def told(found: st.Scores, folder: Path, *more: Path) -> str:
+    found.save(folder / "scores.json")
+    st.report([folder / "scores.json", *more], out=folder / "page")
+    return (folder / "page" / "report.md").read_text()
+
+
+def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
+    """On the first screen, in the tables, in the means, in the choice of a shape, in an engine."""
+    found = scores({"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}})
+    lost, recall = Interval(0.2, 0.1, 0.3), Interval(-16.0, -18.0, -14.0)
+    prediction = Prediction({"32x32": {"text": {0: 0.1}}})
+    decide([Contender("32x32", 0.25, lost, recall)], prediction, {}).save(tmp_path / "choice.json")
+    agreements = [
+        Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
+        for name, agreed in (("whole", 50), ("cut", 49))
+    ]
+    run = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreements)
+    run.save(tmp_path / "run.json")
+    text = told(found, tmp_path, tmp_path / "choice.json", tmp_path / "run.json")
+    quality = text[: text.index("## Not in this report")]
+    assert "loss 17.5 points" in quality and "a random cut loses 67.5 points" in quality
+    assert re.search(
+        r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", quality
+    )
+    assert "+16.0 ± 2.0" in quality and "recall loss +16.0 points" in quality
+    assert "+2.00 (+2.00 to +2.00)" in quality
+    assert not re.findall(r"(?<![\w.:-])-\d[\d.]*", quality), "no loss is negative"
+    assert quality.count("a positive figure is a loss, a negative one a gain") == 1
+
+
+def test_a_mean_names_its_settings_next_to_them(tmp_path: Path) -> None:
+    cut = {4: 0.5, 8: 0.4, 16: 0.05}
+    text = told(scores({"whole": {4: 0.95, 8: 0.9, 16: 0.05}, "cut": cut, "rand": cut}), tmp_path)
+    name = r"mqar, accuracy (mean of 2 of 3 settings: pairs\_4, pairs\_8)"
+    assert f"| {name} | cut | 64 | 92.4% | 44.9% |" in text
+    assert "rand is a random cut" in text
+
+
+@pytest.mark.parametrize(("rows", "says"), [
+    (6, "6 samples of mqar are too few to tell the original from chance"),
+    (64, "the original is less than 5 points above chance on 64 samples of mqar"),
+])  # fmt: skip
+def test_chance_is_no_certainty(rows: int, says: str, tmp_path: Path) -> None:
+    """A guess is right at a quarter of four pairs; six sequences near that cannot tell."""
+    recall = {4: 0.31} if rows < ROWS else {4: 0.25}
+    text = told(scores({"whole": recall, "cut": recall, "rand": recall}, rows), tmp_path)
+    assert f"not informative: {says} |" in text
+    assert "at chance" not in text
+
+
+def test_a_sweep_doubts_what_the_verdict_doubts() -> None:
+    """All loads at chance: their mean, which is above zero, is no recall."""
+    guessed = {4: 0.25, 8: 0.125}
+    found = scores({"whole": guessed, "cut": guessed})
+    for name in found.models:
+        assert _measured(found, found.find(name, "mqar", "accuracy")).floor
+        assert not _measured(found, found.find(name, "squad", "contains")).floor
