@@ -146,7 +146,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "the original reads no better than by guessing": (
         lambda: verdict(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
         Outcome.UNKNOWN, "its perplexity is unknown: the original predicts 64 samples of text no "
-        "better than chance; choose a task that the original can do"),
+        "better than chance; choose a text that the original can predict"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
     "no control": (lambda: judged(GOOD, control=None), Outcome.UNKNOWN, "no random cut"),
     "the control does as well": (

@@ -13,6 +13,8 @@ from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.maths.paired import Interval
 from statetrim.pipelines.sweep import _measured
+from statetrim.reporting.findings import gather
+from statetrim.reporting.report import compose
 
 ROWS = 64
 
@@ -95,3 +97,18 @@ def test_a_sweep_doubts_what_the_verdict_doubts() -> None:
     for name in found.models:
         assert _measured(found, found.find(name, "mqar", "accuracy")).floor
         assert not _measured(found, found.find(name, "squad", "contains")).floor
+
+
+def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> None:
+    def facts(lost: float) -> dict[str, list[str]]:
+        right, worse = {4: 0.9}, {4: 0.9 - lost}
+        found = scores({"whole": right, "cut": worse, "rand": {4: 0.2}})
+        kept = [x for x in found.scores if x.task == "mqar"]
+        st.Scores(found.models, kept).save(tmp_path / "scores.json")
+        opening = compose(gather([tmp_path / "scores.json"])).opening
+        return {opening.answer: [], **{fact.name: list(fact.commands) for fact in opening.facts}}
+
+    (command,) = facts(0.06)["Next"]
+    assert command.startswith("statetrim recover SMALL --teacher MODEL --text TEXT --tokens ")
+    assert "Ship after recovery" in facts(0.06)
+    assert "Do not ship" in facts(0.5) and "Next" not in facts(0.5)

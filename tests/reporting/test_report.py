@@ -361,7 +361,8 @@ def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     html = page.read_text()
     check_page(html)
     assert "kept value channels" in html and "kept key/query channels" not in html
-    assert "--keep-values 4 --value-method rand" in html and "--keep all" not in html
+    text = re.sub(r"</?i>", "", html)  # around options, which a line must not break
+    assert "--keep-values 4 --value-method rand" in text and "--keep all" not in text
 
 
 def test_nothing_is_overwritten(artifacts: Path, tmp_path: Path) -> None:

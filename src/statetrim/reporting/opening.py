@@ -13,7 +13,7 @@ from ..serving.engine_names import commented_command
 from ..serving.engines import verdicts_on
 from .document import Fact, Opening
 from .findings import Findings
-from .names import names, serving_commands, trim_command
+from .names import names, recover_command, serving_commands, trim_command
 from .records import mapping, strings
 
 TONES = {
@@ -63,9 +63,21 @@ def _of_cut(found: Findings, judged: Verdict) -> Opening:
         answer=str(judged.outcome).capitalize(),
         tone=TONES[judged.outcome],
         reason=judged.reason,
-        facts=[*facts, *_memory(found, found.geometry_after), *_engines(found)],
+        facts=[
+            *facts,
+            *_memory(found, found.geometry_after),
+            *_engines(found),
+            *_next(found, judged),
+        ],
         notes=notes,
     )
+
+
+def _next(found: Findings, judged: Verdict) -> Iterator[Fact]:
+    """What to type where training may bring the loss back."""
+    if judged.outcome is Outcome.RECOVER:
+        line = "recover it, then evaluate the result as this one was"
+        yield Fact("Next", [line], [recover_command(found)])
 
 
 def _of_sweep(found: Findings, advice: Recommendation) -> Opening:
@@ -107,7 +119,8 @@ def _memory(found: Findings, after: Geometry | None) -> Iterator[Fact]:
     if whole.sequences is not None:
         lines.append(
             f"{whole.sequences:,} → {cut.sequences:,} sequences of {CONTEXT:,} tokens in "
-            f"{MEMORY_GIB:g} GiB; bfloat16 alone {half.sequences:,}, both {both.sequences:,}"
+            f"{MEMORY_GIB:g} GiB of cache; bfloat16 alone {half.sequences:,}, both "
+            f"{both.sequences:,}"
         )
     yield Fact("Memory", lines)
 

@@ -30,7 +30,7 @@ def commented_command(engine: str, command: str) -> list[str]:
 
 
 def _label(engine: str) -> str:
-    return "; ".join([engine, *filter(None, [HINTS.get(engine)])])
+    return "; ".join([engine, *filter(None, [HINTS.get(engine.partition(" ")[0])])])
 
 
 def engine_name(name: str) -> str:

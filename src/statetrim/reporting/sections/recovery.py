@@ -8,12 +8,11 @@ from ...maths.units import is_number
 from ..charts import Point, Series, line_chart
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import names
+from ..names import recover_command
 from ..records import dicts, mapping
 
 TITLE = "Recovery"
 MOST_CURVE_POINTS = 300
-FEWEST_TOKENS = 16 * 512  # one step of training
 
 
 def blocks(found: Findings) -> Iterator[Block]:
@@ -21,14 +20,7 @@ def blocks(found: Findings) -> Iterator[Block]:
         yield from _refitted(found.refit)
     record = found.recovery
     if record is None:
-        words = names(found)
-        yield Missing(
-            "No training followed the cut.",
-            [
-                f"statetrim recover {words.small} --teacher {words.model} --text {words.text} "
-                f"--tokens {max(words.tokens, FEWEST_TOKENS)} --length 512 -o RECOVERED"
-            ],
-        )
+        yield Missing("No training followed the cut.", [recover_command(found)])
         return
     options = mapping(record.get("options"))
     yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])

@@ -38,7 +38,11 @@ def blocks(found: Findings) -> Iterator[Block]:
             "state",
             "per sequence",
             "change",
-            *([f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB"] if counted else []),
+            *(
+                [f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB of cache"]
+                if counted
+                else []
+            ),
         ),
         [
             (
