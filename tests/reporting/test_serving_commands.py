@@ -10,6 +10,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
+from statetrim.console.trim import _serving
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import gather
 from statetrim.reporting.report import compose
@@ -77,6 +78,15 @@ def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None
         assert line == command.replace("SMALL", f"'{cut}'")
         hint = f"; {HINTS[engine]}" if engine in HINTS else ""
         assert comment == f"# {engine}{hint}"
+
+
+def test_trim_prints_them_in_the_same_order(cut: Path) -> None:
+    printed = _serving(st.open(cut), "vllm-cpu")
+    commands = [line.removeprefix("serve it:  ") for line in printed if "serve it" in line]
+    expected = [
+        f"{line}   {comment}" for comment, line in listed(reported(cut, {"for_": "vllm-cpu"}))
+    ]
+    assert commands == expected and f"'{cut}'" in commands[0]
 
 
 def test_older_versions_have_the_hint_of_their_engine(tmp_path: Path) -> None:
