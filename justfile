@@ -23,6 +23,10 @@ gpu-kernels ENGINES OUT:
     mkdir -p {{OUT}}
     {{ENGINES}}/hub-kernels/bin/python tests/helpers/kernel_worker.py kernels {{OUT}}
 
+# The reference models give the losses that were stated with them; CI takes one of the two.
+reference-losses:
+    pytest -m "slow or not slow" tests/portable/test_portable.py
+
 # Every hub layout through calibrate and trim; the suite takes a sample.
 layouts:
     pytest -m slow tests/pipelines/test_hub_layouts.py

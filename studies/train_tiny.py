@@ -74,7 +74,7 @@ PRESETS = {
         "num_layers": 2,
         "intermediate_size": 128,
         "steps": 250,
-        "recall_tokens": 2048,
+        "recall_tokens": 1024,
         "most_pairs": 16,
         "text_rows": 0,
         "learning_rate": 5e-3,

@@ -1,7 +1,8 @@
 """Shared fixtures: tiny checkpoints (built once a run) and the reference data, where present."""
 
+import gc
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
@@ -13,7 +14,10 @@ for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
 import pytest  # noqa: E402
 
 from helpers import tiny  # noqa: E402
-from helpers.untrusted import forker, little_memory, scratch, sound  # noqa: E402, F401
+from helpers.forker import Forker  # noqa: E402
+from helpers.fresh_install import fresh  # noqa: E402, F401
+from helpers.untrusted import little_memory, scratch, sound  # noqa: E402, F401
+from helpers.warm import modules  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -28,6 +32,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     return get
 
 
+@pytest.fixture(scope="session")
+def forker() -> Iterator[Forker]:
+    """Runs commands in children that hold little more than torch: their memory can be measured."""
+    forker = Forker()
+    yield forker
+    forker.close()
+
+
+@pytest.fixture(scope="session")
+def warm_forker() -> Iterator[Forker]:
+    """Runs commands in children that have everything imported: a fraction of a second each."""
+    forker = Forker(*modules())
+    yield forker
+    forker.close()
+
+
 LONGEST = (
     "test_readme.py", "test_adversary.py", "test_trim.py", "test_first_screen.py", "test_demo.py",
     "test_train_tiny.py", "test_mutants.py", "test_verify.py",
@@ -37,3 +57,10 @@ LONGEST = (
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: item.path.name not in LONGEST)
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now stays; looking through it for garbage takes a tenth of the suite."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

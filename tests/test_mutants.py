@@ -8,7 +8,7 @@ import pytest
 
 from helpers import mutants
 
-COUNT, SEED = 400, 7
+COUNT, SEED = 250, 7
 verification = importlib.import_module("statetrim.verification.verify")
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from helpers import tiny
-from helpers.fresh_install import ROOT, Fresh, fresh  # noqa: F401
+from helpers.fresh_install import ROOT, Fresh
 from statetrim.serving.engines import Shape, serve_command, verdicts
 
 SETUP = ("pip install", "hf download", "cd ")  # what the fixture did
@@ -57,7 +57,7 @@ def tiny_version(command: str) -> str:
 
 def test_the_package_index_gets_no_link_that_leads_nowhere(
     tmp_path: Path,
-    fresh: Fresh,  # noqa: F811
+    fresh: Fresh,
 ) -> None:
     """There is no repository around the wheel's description, so none of its links is relative."""
     read = "from importlib.metadata import metadata; print(metadata('statetrim').get_payload())"
@@ -75,7 +75,7 @@ def test_the_page_runs(
     page: str,
     checkpoint: Any,
     tmp_path: Path,
-    fresh: Fresh,  # noqa: F811
+    fresh: Fresh,
 ) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
     tiny.write_text(tmp_path / "text.jsonl", 2**16)
@@ -105,7 +105,7 @@ def test_the_quickstart_serves_as_inspect_says() -> None:
 @pytest.mark.timeout(3600)
 def test_the_quickstart_runs_as_written_on_the_demo_model(
     tmp_path: Path,
-    fresh: Fresh,  # noqa: F811
+    fresh: Fresh,
 ) -> None:
     ours = commands("docs/quickstart.md", "statetrim ")
     assert ours[:2] == ["statetrim doctor", "statetrim demo"]

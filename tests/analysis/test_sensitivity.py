@@ -112,7 +112,7 @@ def test_on_reference_models(name: str, tmp_path: Path) -> None:
         st.select(model, "l1", 16),
         st.select(model, keep_values=24, value_method="readout_l1"),
     ]
-    check_against_disk(model, plans, text, tmp_path, 4, 4)
+    check_against_disk(model, plans, text, tmp_path, 2, 2)
 
 
 def test_errors_are_those_of_the_cut_layer_on_the_same_input(

@@ -1,10 +1,10 @@
 """Sums against a plain recomputation from captured activations and autograd."""
 
 import inspect
-import socket
-import subprocess
+import os
+import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,8 +16,11 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
+from helpers.forked import in_a_child, launched
+from helpers.refusal import done
 from helpers.sums import close
 from statetrim.artifacts.statistics import PARTS, REFIT_PARTS, Statistics
+from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.mixers import find_mixers
@@ -190,46 +193,31 @@ def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: P
         st.merge([parts[0], other])
 
 
-def test_two_torchrun_processes_give_the_same_sums(
-    checkpoint: Any, text: Path, tmp_path: Path
-) -> None:
+def test_two_processes_give_the_same_sums(checkpoint: Any, text: Path, tmp_path: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
     out = tmp_path / "two.safetensors"
-    arguments = ["--tokens", "320", "--length", "20", "--batch-size", "4", "--recall", "0"]
-    arguments += ["--for", ",".join(ALL)]
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port = str(listener.getsockname()[1])
-    launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
-    command = [sys.executable, "-m", *launch, "--master-port", port, "-m", "statetrim", "calibrate"]
-    result = subprocess.run(
-        [*command, model.path, "--text", text, *arguments, "-o", out],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
+    command = ["calibrate", str(model.path), "--text", str(text), "--for", ",".join(ALL)]
+    command += ["--tokens", "320", "--length", "20", "--batch-size", "4", "--recall", "0"]
+    launched(lambda: done([*command, "-o", str(out)]))
     close(whole, Statistics.load(out), 1e-12)
     assert [path.name for path in tmp_path.iterdir()] == ["two.safetensors"]
 
 
-KILLED = """
-import os, signal, sys
-import statetrim as st
-from statetrim.calibration.saved_sums import SavedSums
-stop = int(sys.argv[4])
-real = SavedSums.save
-def save(self, sums, batches):
-    real(self, sums, batches)
-    if batches == stop:
-        os.kill(os.getpid(), signal.SIGKILL)
-SavedSums.save = save
-st.calibrate(st.open(sys.argv[1]), sys.argv[2], tokens=320, length=20, batch_size=4, recall=0.0,
-             methods=["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"],
-             out=sys.argv[3], resume=True, save_seconds=0)
-"""
+def killed_after(batches: int, work: Callable[[], object]) -> int:
+    """Exit code of a process that is killed once the sums of so many batches are saved."""
+    real = SavedSums.save
+
+    def save(self: SavedSums, sums: Any, done: int) -> None:
+        real(self, sums, done)
+        if done == batches:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def killed() -> None:
+        SavedSums.save = save  # type: ignore[method-assign]
+        work()
+
+    return in_a_child(killed)
 
 
 def test_killed_three_times_and_resumed_is_bit_identical(
@@ -238,10 +226,12 @@ def test_killed_three_times_and_resumed_is_bit_identical(
     model = st.open(checkpoint("qwen3_5_text"))
     whole = st.calibrate(model, text, methods=ALL, **SETTINGS)
     out = tmp_path / "s.safetensors"
+
+    def work() -> None:
+        st.calibrate(model, text, methods=ALL, **SETTINGS, out=out, save_seconds=0)
+
     for stop in (1, 2, 3, 99):
-        command = [sys.executable, "-c", KILLED, model.path, text, out, str(stop)]
-        ended = subprocess.run(list(map(str, command)), check=False, capture_output=True)
-        assert ended.returncode == (0 if stop == 99 else -9), ended.stderr[-1000:]
+        assert killed_after(stop, work) == (0 if stop == 99 else -9)
         assert out.exists() == (stop == 99)
     close(whole, Statistics.load(out), 0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors"]
@@ -252,8 +242,8 @@ def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     out = tmp_path / "s.safetensors"
-    command = [sys.executable, "-c", KILLED, model.path, text, out, "2"]
-    subprocess.run(list(map(str, command)), check=False, capture_output=True)
+    asked: Any = {"methods": ALL, **SETTINGS, "out": out, "save_seconds": 0}
+    assert killed_after(2, lambda: st.calibrate(model, text, **asked)) == -9
     with pytest.raises(st.StatetrimError, match=r"another job .its 'data' differs"):
         st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out, resume=True)
     finished = st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)

@@ -1,8 +1,6 @@
 """Calibration from several sources: kept apart, killed and resumed, mixed late by plain rules."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +14,8 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers import tiny
+from helpers.forked import launched
+from helpers.refusal import done
 from helpers.sums import close
 from statetrim.artifacts.mixture import mixed
 from statetrim.artifacts.statistics import PARTS, Statistics
@@ -119,17 +119,12 @@ def test_killed_anywhere_and_resumed_is_bit_identical(
     assert found.shares == whole.shares
 
 
-def test_two_torchrun_processes_give_the_same_sums(
-    model: st.Checkpoint, text: Path, tmp_path: Path
-) -> None:
+def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_path: Path) -> None:
     given = {"tokens": 640, "length": 20, "batch_size": 2, "recall": 0.4, "random": 0.25}
     options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
     out, single = tmp_path / "two.safetensors", ["drrqr", "product"]
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    command += ["-m", "statetrim", "calibrate", str(model.path), "--text", str(text), *options]
-    command += ["--for", ",".join(single), "-o", str(out)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = ["calibrate", str(model.path), "--text", str(text), *options]
+    launched(lambda: done([*command, "--for", ",".join(single), "-o", str(out)]))
     close(st.calibrate(model, text, methods=single, **given), Statistics.load(out), 1e-12)  # type: ignore[arg-type]
 
 

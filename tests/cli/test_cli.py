@@ -2,22 +2,32 @@
 
 import json
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import statetrim as st
+from helpers.forker import Forker
 from statetrim.progress import Progress, counter
 
-
-def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "statetrim", *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, check=False, cwd=cwd)
+Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def test_select_and_prune_end_in_a_smaller_checkpoint(checkpoint: Any, tmp_path: Path) -> None:
+@pytest.fixture
+def run(warm_forker: Forker) -> Run:
+    def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
+        words = [str(one) for one in arguments]
+        ended = warm_forker.run(words, folder=cwd)
+        return subprocess.CompletedProcess(words, ended["code"], ended["out"], ended["err"])
+
+    return run
+
+
+def test_select_and_prune_end_in_a_smaller_checkpoint(
+    run: Run, checkpoint: Any, tmp_path: Path
+) -> None:
     model = checkpoint("qwen3_5_text")
     asked = ["--keep", "0.5", "--method", "l1", "--option", "score=q"]
     chosen = run("select", model, *asked, "-o", "p.json", cwd=tmp_path)
@@ -43,7 +53,9 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(checkpoint: Any, tmp_path:
     assert not (tmp_path / "out.partial").exists()
 
 
-def test_a_mistake_is_one_sentence_and_exit_code_2(checkpoint: Any, tmp_path: Path) -> None:
+def test_a_mistake_is_one_sentence_and_exit_code_2(
+    run: Run, checkpoint: Any, tmp_path: Path
+) -> None:
     result = run("inspect", tmp_path / "nowhere")
     assert result.returncode == 2 and result.stdout == ""
     assert result.stderr.startswith("statetrim: ") and result.stderr.count("\n") == 1
@@ -52,7 +64,7 @@ def test_a_mistake_is_one_sentence_and_exit_code_2(checkpoint: Any, tmp_path: Pa
     assert shown.returncode == 1 and "Traceback" in shown.stderr
 
 
-def test_a_plan_is_never_overwritten(checkpoint: Any, tmp_path: Path) -> None:
+def test_a_plan_is_never_overwritten(run: Run, checkpoint: Any, tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("mine")
     result = run("select", checkpoint("mamba2"), "--keep", 4, "-o", tmp_path / "plan.json")
     assert result.returncode == 2 and "exists already" in result.stderr
@@ -60,7 +72,7 @@ def test_a_plan_is_never_overwritten(checkpoint: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["inspect", "select", "prune"])
-def test_every_command_explains_itself(command: str) -> None:
+def test_every_command_explains_itself(run: Run, command: str) -> None:
     result = run(command, "--help")
     assert result.returncode == 0 and "Usage" in result.stdout
 
@@ -81,7 +93,7 @@ def test_a_log_gets_a_line_now_and_then(
     assert said == ["pruning: 512 of 2,048 bytes, 25%", "pruning: 1,024 of 2,048 bytes, 50%"]
 
 
-def test_both_axes_are_chosen_shown_and_cut(checkpoint: Any, tmp_path: Path) -> None:
+def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path: Path) -> None:
     model = checkpoint("qwen3_5_text")
     seen = run("inspect", model, "--keep", "6", "--keep-values", "4", "--json")
     report = json.loads(seen.stdout)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import typer
 
+from helpers.forker import Forker
 from helpers.refusal import check_refusal
 from statetrim.cli import app
 from statetrim.cli.program import _ours_first
@@ -76,28 +77,18 @@ def test_options_of_the_program_stand_anywhere() -> None:
 
 
 def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
-    checkpoint: Callable[[str], Path], tmp_path: Path
+    checkpoint: Callable[[str], Path], tmp_path: Path, warm_forker: Forker
 ) -> None:
     log, text = tmp_path / "run.log", tmp_path / "text.txt"
     text.write_text("words")
-    words = (
-        "trim",
-        checkpoint("qwen3_next"),
-        "--keep",
-        "6",
-        "--text",
-        text,
-        "--dry-run",
-        "-o",
-        "O",
-    )
-    quiet = run(*words, "--quiet", "--log", log)
-    assert quiet.returncode == 0, quiet.stderr
-    assert quiet.stderr.startswith("warning: 6x8 is refused by") and quiet.stderr.count("\n") == 1
-    assert "calibrate" in quiet.stdout, "the plan is what a dry run is for"
+    words = ["trim", str(checkpoint("qwen3_next")), "--keep", "6", "--text", str(text)]
+    quiet = warm_forker.run([*words, "--dry-run", "-o", "O", "--quiet", "--log", str(log)])
+    assert quiet["code"] == 0, quiet["err"]
+    assert quiet["err"].startswith("warning: 6x8 is refused by") and quiet["err"].count("\n") == 1
+    assert "calibrate" in quiet["out"], "the plan is what a dry run is for"
     first = log.read_text()
     assert first.startswith("# statetrim log\n") and "$ statetrim trim" in first
-    for said in ("recurrent state per sequence", quiet.stderr, "sliced equals masked"):
+    for said in ("recurrent state per sequence", quiet["err"], "sliced equals masked"):
         assert said in first
     again = run("inspect", tmp_path / "nowhere", "--log", log)
     assert again.returncode == 2

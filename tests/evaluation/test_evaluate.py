@@ -2,11 +2,8 @@
 
 import json
 import math
-import os
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.origin import seen_texts
 from statetrim.evaluation import harness
@@ -48,7 +46,7 @@ def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def ours() -> st.Scores:
     tasks = ["wikitext", "lambada_openai"]
-    return st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=3, batch_size=3)
+    return st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=2, batch_size=3)
 
 
 STOCK_CLI = """
@@ -75,7 +73,7 @@ def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
             f"dataset_kwargs:\n  data_files:\n    test: {path}\n"
             "training_split: null\nvalidation_split: null\n"
         )
-    command = [sys.executable, "-c", STOCK_CLI, "run", "--model", "hf", "--limit", "3"]
+    command = [sys.executable, "-c", STOCK_CLI, "run", "--model", "hf", "--limit", "2"]
     command += ["--model_args", f"pretrained={MODEL}", "--tasks", ",".join(files)]
     command += ["--include_path", str(tmp_path), "--device", "cpu", "--batch_size", "4"]
     command += ["--output_path", str(tmp_path / "out")]
@@ -100,7 +98,7 @@ def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
 
     live, tokenizer, most = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
     total, words = 0.0, 0
-    for page in list(pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:3]:
+    for page in list(pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:2]:
         ids = torch.tensor([0, *tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]])
         done = 0  # targets scored
         while done < len(ids) - 1:
@@ -121,7 +119,7 @@ def test_batch_size_does_not_change_a_score() -> None:
     tasks = ["wikitext", "lambada_openai", "hellaswag", "squad", "mqar"]
     found = [
         st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=3, batch_size=size)
-        for size in BATCHES
+        for size in BATCHES[:2]
     ]
     for scores in found[1:]:
         for one, other in zip(found[0].scores, scores.scores, strict=True):
@@ -185,26 +183,20 @@ def test_tasks_without_rows_here_run_on_rows_made_by_hand(small: Path, tmp_path:
 
 
 @needs_data
-def test_a_killed_run_goes_on_and_ends_in_the_same_scores(small: Path, tmp_path: Path) -> None:
+def test_a_killed_run_goes_on_and_ends_in_the_same_scores(
+    small: Path, tmp_path: Path, warm_forker: Forker
+) -> None:
     tasks = "lambada_openai,nq,mqar"
-    command = [sys.executable, "-m", "statetrim", "evaluate", small, "--baseline", MODEL]
-    command += ["--tasks", tasks, "--data", DATA, "--limit", "6"]
+    command = ["evaluate", str(small), "--baseline", str(MODEL), "--tasks", tasks]
+    command += ["--data", str(DATA), "--limit", "4"]
     out = tmp_path / "killed.json"
-    process = subprocess.Popen(
-        [*map(str, command), "-o", str(out)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
     first = out.with_name("killed.json.partial") / "tiny-delta_net.lambada_openai.json"
-    while not first.exists():
-        assert process.poll() is None, "it ended before its first task"
-        time.sleep(0.02)
-    os.kill(process.pid, signal.SIGKILL)
-    process.wait()
+    killed = warm_forker.run([*command, "-o", str(out)], kill_when=first, kill_after=0.0)
+    assert killed["code"] == -9, "it ended before its first task"
     assert not out.exists()
-    options: dict[str, Any] = {"tasks": tasks.split(","), "data": DATA, "limit": 6}
+    options: dict[str, Any] = {"tasks": tasks.split(","), "data": DATA, "limit": 4}
     with pytest.raises(st.StatetrimError, match=r"another job .its 'limit' differs"):
-        st.evaluate([small], baseline=MODEL, out=out, **options | {"limit": 5})
+        st.evaluate([small], baseline=MODEL, out=out, **options | {"limit": 3})
     with pytest.raises(st.StatetrimError, match=r"another job .its 'baseline' differs"):
         st.evaluate([MODEL], baseline=small, out=out, resume=True, **options)
     kept = first.stat().st_mtime_ns

@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from helpers.forked import remake_threads
+
 Fault = Literal["kill", "stop", "full"]
 
 _CHANGES = {
@@ -229,6 +231,7 @@ def _child(
     os.chdir(root)
     if without_privileges:
         drop_privileges()
+    remake_threads()
     from statetrim.cli import main
 
     sys.argv = ["statetrim", *arguments]

@@ -21,6 +21,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,8 @@ def child(job: dict[str, Any], files: list[Any]) -> None:
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
+    except Exception:  # what the interpreter would do at its end
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""The built wheel in a fresh virtual environment; import the fixture by name.
+"""The built wheel in a fresh virtual environment.
 
 The environment holds nothing but the wheel. Its dependencies (torch above all) are those of the
 environment the tests run in: a `.pth` file adds that one's site-packages behind the fresh one's.

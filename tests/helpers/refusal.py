@@ -28,6 +28,11 @@ def run(arguments: list[str]) -> tuple[int | None, str, str]:
     return code, err.getvalue(), out.getvalue()
 
 
+def done(arguments: list[str]) -> None:
+    code, err, _ = run(arguments)
+    assert code is None, err
+
+
 def fingerprint(root: Path) -> dict[str, Any]:
     """Every path with its kind, and its content where that is small enough to hash."""
     found: dict[str, Any] = {}

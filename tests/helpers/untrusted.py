@@ -169,13 +169,6 @@ def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("untrusted")
 
 
-@pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    forker = Forker()
-    yield forker
-    forker.close()
-
-
 @pytest.fixture
 def little_memory() -> Iterator[None]:
     """At most half of the limit on top of what the process held before; torch is the rest."""

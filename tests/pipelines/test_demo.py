@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 import statetrim as st
-from helpers.fresh_install import Fresh, fresh  # noqa: F401
+from helpers.fresh_install import Fresh
 
 
 @pytest.mark.timeout(1200)
-def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:  # noqa: F811
+def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
     done = fresh.run("statetrim demo", tmp_path)
     assert done.returncode == 0, done.stderr
     home = tmp_path / "statetrim-demo"

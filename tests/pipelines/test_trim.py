@@ -5,7 +5,8 @@ import random
 import re
 import shlex
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ import statetrim as st
 from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint, run
-from helpers.warm import modules
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verdict import warnings
 from statetrim.geometry import Geometry
@@ -36,13 +36,6 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("text") / "text.jsonl"
     tiny.write_text(path, 2**14)
     return path
-
-
-@pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    forker = Forker(*modules())
-    yield forker
-    forker.close()
 
 
 class Heard(Watch):
@@ -119,17 +112,17 @@ def result(path: Path) -> dict[str, Any]:
 
 
 def test_five_kills_and_the_same_result(
-    checkpoint: Load, text: Path, tmp_path: Path, forker: Forker
+    checkpoint: Load, text: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
     """Killed as each of five stages begins, or a random moment later."""
     model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
     command = ["trim", str(model), "--keep", "6", *FLAGS, "--text", str(text)]
     whole = tmp_path / "whole" / "small"
-    ended = forker.run([*command, "-o", str(whole)])
+    ended = warm_forker.run([*command, "-o", str(whole)])
     assert ended["code"] == 0, ended["err"]
     generator = random.Random(7)
     for stage in ("calibrate", "select by product", "prune", "check", "evaluate"):
-        killed = forker.run(
+        killed = warm_forker.run(
             [*command, "-o", str(out)],
             kill_said=rf"^{stage}.* \.\.\.",
             kill_after=generator.random() / 50,  # stages of a tiny model are short
@@ -141,20 +134,22 @@ def test_five_kills_and_the_same_result(
     assert not re.search(repeated, killed["err"], flags=re.MULTILINE)
     code, err, printed = run([*command[:2], "--keep", "5", *command[4:], "-o", str(out), "--json"])
     check_refusal(code, err, printed, "is left from another job \\(its 'keep' differs\\)")
-    ends = forker.run([*command, "-o", str(out)])
+    ends = warm_forker.run([*command, "-o", str(out)])
     assert ends["code"] == 0, ends["err"]
     assert "calibrate: already done" in ends["err"]
     assert "check: already done" in ends["err"]
     assert result(out) == result(whole)
-    again = forker.run([*command, "-o", str(out)])
+    again = warm_forker.run([*command, "-o", str(out)])
     assert again["code"] == 0, again["err"]
     assert " ..." not in again["err"], "a finished job has nothing left to do"
 
 
 def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
-    checkpoint: Load, text: Path, tmp_path: Path
+    text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What no other test here turns on; llama.cpp takes square states of 16, 32, 64 or 128."""
+    quick = partial(st.benchmark, batches=[1], lengths=[16])
+    monkeypatch.setattr("statetrim.pipelines.stages.benchmark", quick)
     model, out = tmp_path / "model", tmp_path / "small"
     tiny.build("qwen3_5_text", model, linear_key_head_dim=32, linear_value_head_dim=32)
     command = ["trim", str(model), "-o", str(out), *FLAGS[:-1], "--text", str(text)]

@@ -3,7 +3,6 @@
 import json
 import re
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +12,6 @@ import statetrim as st
 from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint
-
-
-@pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    forker = Forker(
-        "statetrim.recovery.recover", "statetrim.recovery.trainer", "statetrim.portable", "peft"
-    )
-    yield forker
-    forker.close()
 
 
 @pytest.fixture(scope="module")
@@ -55,10 +45,10 @@ def contents(directory: Path) -> dict[str, bytes]:
     return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
-def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, forker: Forker) -> None:
+def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, warm_forker: Forker) -> None:
     """In the first steps, behind another state, and while the result is written."""
     whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
-    ended = forker.run(command(place, whole))
+    ended = warm_forker.run(command(place, whole))
     assert ended["code"] == 0, ended["err"]
     training = partial / "training"
     moments = [
@@ -68,12 +58,12 @@ def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, forker: Fork
     ]
     for number, moment in enumerate(moments):
         asked = ["--resume"] if number == 1 else []  # which is not needed any more
-        ended = forker.run(command(place, out, *asked), kill_after=0.0, kill_when=moment)
+        ended = warm_forker.run(command(place, out, *asked), kill_after=0.0, kill_when=moment)
         assert ended["code"] == -9, ended["err"]
         assert not out.exists()
         left = sorted(path.name for path in training.glob("checkpoint-*"))
         assert left, "something to go on from"
-    ended = forker.run(command(place, out))
+    ended = warm_forker.run(command(place, out))
     assert ended["code"] == 0, ended["err"]
     assert contents(out) == contents(whole)
     assert not partial.exists()
@@ -82,40 +72,42 @@ def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, forker: Fork
 
 
 def test_an_interrupted_run_is_not_resumed_by_another(
-    place: Path, tmp_path: Path, forker: Forker
+    place: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
     out = tmp_path / "out"
     state = tmp_path / "out.partial" / "training" / "checkpoint-2"
-    assert forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
+    assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
     before = fingerprint(tmp_path)
     for change in (["--rank", "8"], ["--learning-rate", "3e-3"], ["--seed", "1"], ["--skip", "9"]):
-        ended = forker.run(command(place, out, "--resume", *change))
+        ended = warm_forker.run(command(place, out, "--resume", *change))
         check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "another job")
         assert fingerprint(tmp_path) == before
 
 
-def test_a_result_of_another_run_is_left_alone(place: Path, tmp_path: Path, forker: Forker) -> None:
+def test_a_result_of_another_run_is_left_alone(
+    place: Path, tmp_path: Path, warm_forker: Forker
+) -> None:
     out = tmp_path / "out"
-    ended = forker.run(command(place, out, "--json"))
+    ended = warm_forker.run(command(place, out, "--json"))
     assert ended["code"] == 0, ended["err"]
     shown = json.loads(ended["out"])
     assert shown["output"] == str(out) and len(shown["curve"]) == 12
     assert "training 10 of 10 projections and 6 convolutions of 2" in ended["err"]
     assert re.search(r"step 12 of 12, loss \d\.\d+, [\d,]+ tokens/s", ended["err"])
     before = fingerprint(tmp_path)
-    ended = forker.run(command(place, out, "--rank", "8"))
+    ended = warm_forker.run(command(place, out, "--rank", "8"))
     check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "exists already")
-    assert forker.run(command(place, out))["code"] == 0, "the same run again changes nothing"
+    assert warm_forker.run(command(place, out))["code"] == 0, "the same run again changes nothing"
     assert fingerprint(tmp_path) == before
 
 
-def test_a_damaged_state_is_refused(place: Path, tmp_path: Path, forker: Forker) -> None:
+def test_a_damaged_state_is_refused(place: Path, tmp_path: Path, warm_forker: Forker) -> None:
     out = tmp_path / "out"
     state = tmp_path / "out.partial" / "training" / "checkpoint-2"
-    assert forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
+    assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
     last = max((tmp_path / "out.partial" / "training").glob("checkpoint-?"))
     (last / "training.safetensors").write_bytes(b"\x80\x04pickle")
-    ended = forker.run(command(place, out, "--resume"))
+    ended = warm_forker.run(command(place, out, "--resume"))
     check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "cannot be read")
 
 

@@ -2,11 +2,7 @@
 
 import json
 import math
-import os
 import re
-import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,22 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 import statetrim as st
-from helpers import recovery_worker, sharding_worker, tiny
-
-WORKER = Path(recovery_worker.__file__)
-SPLITTER = Path(sharding_worker.__file__)
-
-
-def launch(*arguments: object) -> subprocess.CompletedProcess[str]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2",
-        "--master-addr", "127.0.0.1", "--master-port", str(port), *map(str, arguments),
-    ]  # fmt: skip
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+from helpers import recovery_runs, sharding, tiny
+from helpers.forked import launched
+from helpers.refusal import run
 
 
 @pytest.fixture(scope="module")
@@ -40,16 +23,15 @@ def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = st.open(checkpoint("qwen3_5_text"))
     small = st.prune(model, st.select(model, "l1", 6), out=root / "small")
     tiny.write_text(root / "words.jsonl", 2000)
-    with recovery_worker.few_held_out():
-        st.recover(small, out=root / "one", **recovery_worker.options(str(model.path), root))
-    done = launch(WORKER, model.path, small.path, root)
-    assert done.returncode == 0, done.stderr[-3000:]
+    with recovery_runs.few_held_out():
+        st.recover(small, out=root / "one", **recovery_runs.options(str(model.path), root))
+        launched(lambda: recovery_runs.recoveries(str(model.path), small, root))
     return root
 
 
 def losses(run: Path) -> torch.Tensor:
     curve = json.loads((run / "statetrim" / "recover.json").read_text())["curve"]
-    assert [line["step"] for line in curve] == list(range(1, recovery_worker.STEPS + 1))
+    assert [line["step"] for line in curve] == list(range(1, recovery_runs.STEPS + 1))
     names = ("loss", "ce", "kl", "text_ce", "text_kl", "recall_ce", "recall_kl")
     return torch.tensor([[line[name] for name in names] for line in curve])
 
@@ -69,7 +51,7 @@ def test_held_out_recall_is_that_of_one_process(runs: Path) -> None:
         json.loads((runs / run / "statetrim" / "recover.json").read_text())["held_out"]
         for run in ("one", "ddp", "fsdp", "resumed")
     )
-    assert [line["step"] for line in one] == list(range(recovery_worker.STEPS + 1))
+    assert [line["step"] for line in one] == list(range(recovery_runs.STEPS + 1))
     for other in others:
         assert [line["step"] for line in other] == [line["step"] for line in one]
         for ours, theirs in zip(other, one, strict=True):  # a tie may fall otherwise
@@ -104,8 +86,7 @@ def test_no_process_holds_more_than_a_layer_while_models_are_read(
 def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
     """The same hidden states and head as the model read whole, tied to the embeddings or not."""
     models = {model_type: str(checkpoint(model_type)) for model_type in tiny.MODEL_TYPES}
-    done = launch(SPLITTER, tmp_path / "report", *models.values())
-    assert done.returncode == 0, done.stderr[-3000:]
+    launched(lambda: sharding.compare(tmp_path / "report", models.values()))
     for rank in (0, 1):
         report = json.loads((tmp_path / f"report-{rank}.json").read_text())
         assert len(report) == len(models)
@@ -117,8 +98,12 @@ def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, check
 def test_processes_must_divide_the_batch(runs: Path, checkpoint: Any) -> None:
     model, text = checkpoint("qwen3_5_text"), runs / "text.txt"
     text.write_text("w1 w2 w3 " * 100)
-    command = ["-m", "statetrim", "recover", runs / "small", "--teacher", model, "--text", text]
-    done = launch(*command, "--tokens", 60, "--length", 20, "--batch-size", 3, "-o", runs / "odd")
-    assert done.returncode != 0
-    assert "a batch of 3 sequences cannot be shared by 2 processes" in done.stderr
+    command = ["recover", runs / "small", "--teacher", model, "--text", text, "-o", runs / "odd"]
+    command += ["--tokens", 60, "--length", 20, "--batch-size", 3]
+
+    def refused() -> None:
+        code, err, _ = run([str(word) for word in command])
+        assert code == 2 and "a batch of 3 sequences cannot be shared by 2 processes" in err
+
+    launched(refused)
     assert not (runs / "odd").exists() and not (runs / "odd.partial").exists()

@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
+from helpers.forked import in_a_child
 from helpers.reads import reads_of
 from helpers.sums import close
 from statetrim.artifacts.statistics import Statistics
@@ -87,48 +87,40 @@ def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) 
     model = st.open(checkpoint("qwen3_next"))
     asked: Any = {"methods": METHODS, "layerwise": True, **QUIET}
     whole = st.calibrate(model, data(), **asked)
-    out = tmp_path / "s.safetensors"
+    out, told = tmp_path / "out" / "s.safetensors", tmp_path / "layer"
+    out.parent.mkdir()
+
+    def work() -> None:
+        st.calibrate(model, data(), out=out, **asked)
+
     for passes, begins in ((2, 0), (7, 0), (2, 2)):
-        assert layers_begun(lambda: st.calibrate(model, data(), out=out, **asked), passes) == begins
+        assert layers_begun(work, passes, told) == begins
         assert not out.exists()
-    st.calibrate(model, data(), out=out, **asked)
+    work()
     close(whole, Statistics.load(out), 0.0)
-    assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors"]
+    assert [path.name for path in out.parent.iterdir()] == ["s.safetensors"]
 
 
-def layers_begun(work: Callable[[], object], passes: int) -> int:
+def layers_begun(work: Callable[[], object], passes: int, told: Path) -> int:
     """In a process that is killed after so many passes of a batch through a layer; the first layer
     that it walked."""
-    end, begin = os.pipe()
-    child = os.fork()
-    if child == 0:
-        real, count = LayerWalk.pass_through, 0
+    real, count = LayerWalk.pass_through, 0
 
-        def counted(self: LayerWalk, turn: Any, step: int) -> None:
-            nonlocal count
-            if not count:
-                os.write(begin, str(turn.number).encode())
-            if count == passes:
-                os.kill(os.getpid(), signal.SIGKILL)
-            count += 1
-            real(self, turn, step)
+    def counted(self: LayerWalk, turn: Any, step: int) -> None:
+        nonlocal count
+        if not count:
+            told.write_text(str(turn.number))
+        if count == passes:
+            os.kill(os.getpid(), signal.SIGKILL)
+        count += 1
+        real(self, turn, step)
 
+    def killed() -> None:
         LayerWalk.pass_through = counted  # type: ignore[method-assign]
-        # torch remakes its thread pool at the first call after a fork, and fails where two threads
-        # are the first ("Invalid thread pool"): the first is this one.
-        torch.set_num_threads(torch.get_num_threads())
-        try:
-            work()
-        except BaseException:
-            os.write(begin, traceback.format_exc().encode())
-        finally:
-            os._exit(1)
-    _, status = os.waitpid(child, 0)
-    os.close(begin)
-    with os.fdopen(end) as file:
-        told = file.read()
-    assert os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL, told
-    return int(told)
+        work()
+
+    assert in_a_child(killed) == -signal.SIGKILL
+    return int(told.read_text())
 
 
 def test_no_weight_is_copied_to_a_temporary_folder(

@@ -21,15 +21,8 @@ from helpers.refusal import check_refusal, fingerprint
 from statetrim.progress import Progress
 
 SHARDS = 8
-SHARD_BYTES = 16 * 2**20
+SHARD_BYTES = 6 * 2**20
 KILLS = 30
-
-
-@pytest.fixture(scope="module")
-def forker() -> Iterator[Forker]:
-    forker = Forker()
-    yield forker
-    forker.close()
 
 
 def build(directory: Path, shard_bytes: int, shards: int = SHARDS) -> Path:

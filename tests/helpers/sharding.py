@@ -1,14 +1,8 @@
-"""One process of a torchrun launch: split models that lie on disk, and compare with whole ones.
-
-    torchrun --nproc-per-node 2 sharding_worker.py REPORT MODEL...
-
-Writes REPORT-RANK.json: for each model the largest difference of hidden states and of the head, and
-whether every parameter is a shard.
-"""
+"""Split models that lie on disk, and compare with whole ones."""
 
 import json
 import os
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import torch
@@ -36,12 +30,10 @@ def compared(path: str) -> dict[str, float]:
     }
 
 
-def main() -> None:
+def compare(report: Path, models: Iterable[str]) -> None:
+    """One of several processes. Writes REPORT-RANK.json: for each model the largest difference of
+    hidden states and of the head, and how many parameters are no shard."""
     dist.init_process_group("gloo")
-    report = {path: compared(path) for path in sys.argv[2:]}
-    Path(f"{sys.argv[1]}-{os.environ['RANK']}.json").write_text(json.dumps(report))
+    found = {path: compared(path) for path in models}
+    Path(f"{report}-{os.environ['RANK']}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

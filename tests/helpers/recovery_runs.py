@@ -1,14 +1,7 @@
-"""One process of a torchrun launch: the same recovery by DDP, by FSDP2, and stopped and resumed.
-
-    torchrun --nproc-per-node 2 recovery_worker.py MODEL SMALL DIRECTORY
-
-Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with what was sharded, and
-how many elements of parameters were whole at a time while the models were read.
-"""
+"""The same recovery by DDP, by FSDP2, and stopped and resumed; one of several processes."""
 
 import json
 import os
-import sys
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -43,8 +36,9 @@ class Stopped(Exception):
     pass
 
 
-def main() -> None:
-    model, small, directory = sys.argv[1], st.open(sys.argv[2]), Path(sys.argv[3])
+def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
+    """Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with what was sharded,
+    and how many elements of parameters were whole at a time while the models were read."""
     st.recover(small, out=directory / "ddp", **options(model, directory))
 
     counts: dict[str, Any] = {}
@@ -96,8 +90,3 @@ def main() -> None:
         st.recover(
             small, out=directory / "resumed", resume=True, shard=True, **options(model, directory)
         )
-
-
-if __name__ == "__main__":
-    with few_held_out():
-        main()

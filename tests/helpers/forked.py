@@ -1,0 +1,56 @@
+"""Work in children of the process that tests run in: they may be killed, and import nothing anew.
+
+Tracebacks of a child are in what pytest captured on standard error.
+"""
+
+import multiprocessing
+import os
+import socket
+from collections.abc import Callable
+from multiprocessing.connection import wait
+
+import torch
+
+Work = Callable[[], object]
+_fork = multiprocessing.get_context("fork")
+
+
+def in_a_child(work: Work) -> int:
+    """Its exit code, or minus the signal that ended it."""
+    (code,) = _ended([_fork.Process(target=_begin, args=(work, {}))])
+    return code
+
+
+def launched(work: Work, processes: int = 2) -> None:
+    """In so many children that know each other by the variables that torchrun sets."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
+    shared |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
+    ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
+    codes = _ended([_fork.Process(target=_begin, args=(work, rank)) for rank in ranks])
+    assert codes == [0] * processes
+
+
+def _ended(children: list[multiprocessing.context.ForkProcess]) -> list[int]:
+    """Exit codes; where one child fails, the others would wait for it and are ended."""
+    for child in children:
+        child.start()
+    while running := [child for child in children if child.exitcode is None]:
+        if any(child.exitcode for child in children):
+            running[0].kill()
+        wait([child.sentinel for child in running])
+    return [child.exitcode for child in children if child.exitcode is not None]
+
+
+def _begin(work: Work, variables: dict[str, object]) -> None:
+    os.environ.update({name: str(value) for name, value in variables.items()})
+    remake_threads()
+    work()
+
+
+def remake_threads() -> None:
+    """First in a child of a process that ran torch. torch remakes its thread pool at the first call
+    after a fork, and fails ("Invalid thread pool") where two threads are the first at once."""
+    torch.set_num_threads(torch.get_num_threads())
