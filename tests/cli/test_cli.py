@@ -89,8 +89,15 @@ def test_a_log_gets_a_line_now_and_then(
         written = counter(slow, 2048, "bytes")
         written(512)
         written(512)
+    with console.shown("evaluating") as task:
+        task(Progress(2, 2, "samples", "small: text"))
+        task(Progress(1, 1, "tasks", "small: text"))
     said = capsys.readouterr().err.splitlines()
-    assert said == ["pruning: 512 of 2,048 bytes, 25%", "pruning: 1,024 of 2,048 bytes, 50%"]
+    assert said == [
+        "pruning: 512 of 2,048 bytes, 25%",
+        "pruning: 1,024 of 2,048 bytes, 50%",
+        "small: text done",
+    ]
 
 
 def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path: Path) -> None:

@@ -393,3 +393,23 @@ def test_records_of_seen_text_are_not_trusted(
     plan["lineage"]["statistics"] = entry
     record.write_text(json.dumps(plan))
     assert not seen_texts(cut)
+
+
+@pytest.mark.parametrize("layerwise", [False, True])
+def test_progress_goes_from_nothing_to_everything_once(
+    layerwise: bool, checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    path = checkpoint("delta_net")
+    cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
+    seen: list[Progress] = []
+    st.evaluate(
+        [cut], baseline=path, tasks=["text", "mqar"], text=text, limit=4, batch_size=1,
+        layerwise=layerwise, progress=seen.append,
+    )  # fmt: skip
+    for label in (f"{name}: {task}" for name in ("delta_net", "cut") for task in ("text", "mqar")):
+        shares = [
+            one.done / one.total for one in seen if one.label == label and one.unit != "tasks"
+        ]
+        assert shares == sorted(shares) and (shares[0], shares[-1]) == (0, 1), label
+        assert len({*shares}) > 4, "it moves"

@@ -32,6 +32,10 @@ class Told(Watch):
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.found: list[str] = []
+        self.told: list[str] = []
+
+    def tells(self, sentence: str) -> None:
+        self.told.append(sentence)
 
     def begins(self, stage: str) -> None:
         self.begun.append(stage)
@@ -44,10 +48,15 @@ def test_half_of_the_bytes_by_the_best_of_three(
     checkpoint: Load, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, out = st.open(checkpoint("qwen3_5_text")), tmp_path / "small"
-    small = st.trim(model, state=0.5, text=text, out=out, **OPTIONS)
+    watch = Told()
+    small = st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
+    assert len(watch.begun) == len({*watch.begun}), "no stage has the name of another"
+    steps = [watch.begun.index(name) for name in ("calibrate for the refit", "refit", "evaluate")]
+    assert steps == sorted(steps)
     decision = json.loads((out / "statetrim" / "decision.json").read_text())
     chosen = f"{small.geometry.head_k_dim}x{small.geometry.head_v_dim}"
     assert decision["chosen"] == chosen
+    assert watch.told == [f"shape {decision['sentence']}"]
     assert small.geometry.state_numel <= model.geometry.state_numel / 2
     candidates = {str(one.shape) for one in Job.of(model, TrimOptions(state=0.5)).candidates}
     assert set(decision["predicted"]) == candidates == set(decision["refused"])

@@ -62,6 +62,8 @@ class _Lines:
             new = progress.label not in self.finished
             self.finished.add(progress.label)
             return new
+        if progress.unit == "samples" and progress.done == progress.total:
+            return False  # that the task is done is said next
         last = progress.loss is not None and progress.done == progress.total
         return last or time.monotonic() - self.told >= self.patience
 

@@ -54,6 +54,9 @@ class TerminalWatch(Watch):
         if stage not in self.begun:
             terminal.note(f"{stage}: already done")
 
+    def tells(self, sentence: str) -> None:
+        terminal.note(sentence)
+
     @property
     def _place(self) -> str:
         return f"step {self.schedule.place + 1} of {len(self.schedule.order)}"

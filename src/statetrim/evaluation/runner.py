@@ -174,12 +174,14 @@ class Runner:
             for ids, asked in made
             for part in torch.split(ids, self.setting.batch_size)
         ]
-        read = self._reader([ids for ids, _ in parts], lambda batch: report(batch, len(parts)))
+        layerwise = self.setting.placement.layerwise
+        reading, asking = _counts(report, len(parts), read_first=layerwise)
+        read = self._reader([ids for ids, _ in parts], reading)
         shares, found = list[float](), list[Score]()
         for number, (ids, asked) in enumerate(parts):
             with torch.inference_mode():
                 shares += recall.recalled(ids, asked, read(number)(asked)).tolist()
-            report(number + 1, len(parts))
+            asking(number + 1)
         for place, cell in enumerate(cells):
             far = f"_in_{cell['length']}" if cell["length"] else ""
             name = f"pairs_{cell['pairs']}{far}"
@@ -190,26 +192,26 @@ class Runner:
 
     def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
         """Sequences compared with the baseline: agreement with it and, on own text, perplexity."""
-        batches, before = list(torch.split(ids.long(), self.setting.batch_size)), None
-
-        def count(batch: int) -> None:
-            report(min(batch * self.setting.batch_size, len(ids)), len(ids))
-
+        size = self.setting.batch_size
+        batches, before = list(torch.split(ids.long(), size)), None
+        is_original = self.model is self.original.checkpoint and not self.setting.storage.rounds
+        read_first = is_original or self.setting.placement.layerwise
+        reading, comparing = _counts(report, len(ids), size, read_first=read_first)
         after: Callable[[int], Logits]
-        if self.model is self.original.checkpoint and not self.setting.storage.rounds:
-            after = self.original.read(task.name, batches, self._model(), count).at
+        if is_original:
+            after = self.original.read(task.name, batches, self._model(), reading).at
         else:
             if not self.original.has(task.name):
                 self.live = self.lm = None  # two may not fit
             before = self.original.read(task.name, batches)
-            after = self._reader(batches, count)
+            after = self._reader(batches, reading)
         parts = []
         for number, batch in enumerate(batches):
             with torch.inference_mode():
                 new = after(number)
                 old = new if before is None else before.at(number)
             parts.append(compared(old, new, batch))
-            count(number + 1)
+            comparing(number + 1)
         kl, likelihood = (
             torch.cat([getattr(part, name) for part in parts]) for name in ("kl", "log_likelihood")
         )
@@ -241,3 +243,16 @@ class Runner:
 
     def _share(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, "share", True, samples)
+
+
+def _counts(
+    report: harness.Report, total: int, size: int = 1, *, read_first: bool
+) -> tuple[Callable[[int], None], Callable[[int], None]]:
+    """What reading and what comparing batches of `size` report to. Where everything is read before
+    the first is compared, each is half of the whole, so that nothing is counted twice."""
+
+    def count(batch: int, halves: int) -> None:
+        done = min(batch * size, total)
+        report((done + halves * total) // 2 if read_first else done, total)
+
+    return lambda batch: count(batch, 0), lambda batch: count(batch, 1)

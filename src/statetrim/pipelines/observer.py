@@ -20,6 +20,9 @@ class Watch:
     def kept(self, stage: str) -> None:
         """A stage was finished by an earlier run."""
 
+    def tells(self, sentence: str) -> None:
+        """What a stage found."""
+
     def announce(self, coverage: Coverage) -> None:
         """What a recovery trains."""
 

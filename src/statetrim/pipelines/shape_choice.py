@@ -37,7 +37,7 @@ def settled(job: Job, directory: Path, watch: Watch) -> Job:
     refused = {str(one.shape): one.refused for one in job.candidates}
     found: Decision = decide(measured, prediction, refused)
     found.save(directory / DECISION)
-    watch.begins(f"shape {found.sentence}")
+    watch.tells(f"shape {found.sentence}")
     return replace(job, target=runs[found.chosen].job.target, candidates={})
 
 
@@ -50,7 +50,8 @@ def _runs(job: Job, directory: Path, watch: Watch) -> dict[str, Run]:
         for target in job.candidates.values()
     ]
     methods = job.calibrated_methods
-    return {shape_name(one.after): Run(one, directory, watch, methods) for one in jobs}
+    named = {shape_name(one.after): one for one in jobs}
+    return {name: Run(one, directory, watch, methods, shape=name) for name, one in named.items()}
 
 
 def fitting_tokens(job: Job) -> int:

@@ -41,7 +41,7 @@ class Run:
 
     `methods` are those to calibrate for, where jobs with other methods share the statistics;
     `step` is the step of the estimate that all stages but calibration are a part of, where the run
-    is one of several.
+    is one of several, and `shape` tells the stages of such runs apart.
     """
 
     def __init__(
@@ -51,11 +51,12 @@ class Run:
         watch: Watch,
         methods: Sequence[str] | None = None,
         step: str | None = None,
+        shape: str = "",
     ) -> None:
         self.job, self.options = job, job.options
         self.directory, self.watch = directory, watch
         self.methods = job.calibrated_methods if methods is None else methods
-        self.step = step
+        self.step, self.shape = step, shape
 
     def finish(self, record: dict[str, Any]) -> Path:
         """Everything; the directory that is the result."""
@@ -99,11 +100,11 @@ class Run:
             self._calibrate("calibrating for the refit", pruned, path, original=job.model)
 
         def make() -> None:
-            if not job.cuts_heads:
-                self._stage("refit", "calibrate for the refit", path, collect)
             with self.watch.progress("refitting") as progress:
                 refit(pruned, Statistics.load(path), out=out, progress=progress)
 
+        if not job.cuts_heads and not complete(out):
+            self._stage("refit", "calibrate for the refit", path, collect)
         self._stage("refit", "refit", out, make)
         return open_checkpoint(out, job.model.family)
 
@@ -203,7 +204,8 @@ class Run:
                 uneven = bool(self.job.after.widths)
                 prune(self.job.model, plan, out, uneven=uneven, progress=progress)
 
-        self._stage("evaluate" if name == CONTROL else "prune", f"prune ({name})", out, make)
+        stage = "prune" if self.shape else f"prune ({name})"
+        self._stage("evaluate" if name == CONTROL else "prune", stage, out, make)
         return open_checkpoint(out, self.job.model.family)
 
     def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
@@ -247,7 +249,10 @@ class Run:
         self._stage("evaluate", "evaluate", path, make)
 
     def _stage(self, step: str, name: str, artifact: Path, make: Callable[[], None]) -> None:
-        self.watch.enters(step if step == "calibrate" else self.step or step)
+        shared = step == "calibrate"
+        self.watch.enters(step if shared else self.step or step)
+        if self.shape and not shared:
+            name = f"{name} ({self.shape})"
         if complete(artifact):
             self.watch.kept(name)
         else:

@@ -94,7 +94,7 @@ def run(
         if not work.done:
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [
-                _measured_points(Run(job.decided(work.path), work.path, watch, methods, name))
+                _measured_points(Run(job.decided(work.path), work.path, watch, methods, name, name))
                 for name, job in jobs.items()
             ]
             original = points[0][0]
