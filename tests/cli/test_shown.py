@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from statetrim.artifacts.scores import Scores
 from statetrim.console.steps.calibrate import show_statistics
 from statetrim.console.steps.recover import show_recovery
+from statetrim.console.trim import columns
 
 
 def shown_statistics(squares: list[float], capsys: pytest.CaptureFixture[str]) -> str:
@@ -46,3 +48,12 @@ def test_recovery_shows_means_of_both_ends(
     row = next(line for line in text.splitlines() if "3.0000" in line)
     assert "2.7500" in row and "first 2 steps" in text and "last 2 steps" in text
     assert "statetrim evaluate" in text
+
+
+def test_the_columns_of_trims_scores_are_explained() -> None:
+    told = columns(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
+    assert told == (
+        "Qwen/Qwen3.5-4B is the original; recovered the result; pruned the same cut before it was "
+        "refitted or trained; rand a random cut to the same shape"
+    )
+    assert columns(Scores(["m", "pruned"], [])) == "m is the original; pruned the result"

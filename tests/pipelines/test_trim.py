@@ -347,7 +347,8 @@ def test_a_finished_run_says_how_to_measure_it_with_more_samples(
 ) -> None:
     quick = ["trim", str(checkpoint("delta_net")), "-o", str(tmp_path / "out"), *FLAGS]
     quick += ["--text", str(text), "--square", "8", "--tasks", "text", "--no-control"]
-    assert run(quick)[0] is None
+    code, err, out = run(quick)
+    assert code is None and "delta_net is the original; pruned the result" in out, err
     before = fingerprint(tmp_path)
     code, err, out = run([*quick, "--limit", "4"])
     check_refusal(code, err, out, "is complete, and was measured with another limit; to")

@@ -145,6 +145,21 @@ def test_the_stored_dtype_counts_before_the_config_and_small_sizes_stay_readable
     assert "KiB" in shown and "0.0 MiB" not in shown
 
 
+def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) -> None:
+    """vLLM and SGLang convert a float32 checkpoint to 16 bits, by a flag or by default."""
+    path = tmp_path / "config.json"
+    found = {}
+    for dtype in ("float32", "bfloat16", "float16"):
+        path.write_text(json.dumps(PUBLIC["Qwen3.5-27B"][0] | {"dtype": dtype}))
+        found[dtype] = st.inspect(st.open(path), memory_gib=16).deployment.capacity
+    assert found["float32"] == found["bfloat16"]
+    assert {one.dtype for one in found["float32"]} == {"bfloat16"}
+    assert {one.dtype for one in found["float16"]} == {"float16"}
+    path.write_text(json.dumps(PUBLIC["Qwen3.5-27B"][0] | {"dtype": "float32"}))
+    shown = " ".join(run("inspect", path, "--memory-gib", 16).stdout.split())
+    assert "64.0 KiB a token in bfloat16, in which engines serve this model" in shown
+
+
 def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.write_text(json.dumps(PUBLIC["Qwen3-Next-80B-A3B"][0]))

@@ -11,7 +11,7 @@ from ..geometry import Geometry
 from ..maths.formatting import duration, size
 from ..maths.units import MIB
 from ..pipelines.estimate import Step, weight_bytes
-from ..pipelines.job import Job
+from ..pipelines.job import CONTROL, Job
 from ..pipelines.observer import Watch
 from ..pipelines.schedule import Schedule
 from ..pipelines.stages import DECISION, RECORD
@@ -202,6 +202,7 @@ def show_trimmed(small: Checkpoint, job: Job, watch: TerminalWatch, *, as_json: 
         return
     if (home / DECISION).exists():
         terminal.note(read_object(home / DECISION, MIB)["sentence"])
+    terminal.say(columns(scores))
     show_scores(scores, [], str(home / "scores.json"), as_json=False)
     checks, stored = found["checks"], scores.lineage.get("state")
     for sentence in (
@@ -224,6 +225,17 @@ def show_trimmed(small: Checkpoint, job: Job, watch: TerminalWatch, *, as_json: 
         to_copy = line.startswith(("load it:", "serve it:", "push it:"))
         (terminal.say_command if to_copy else terminal.say)(line)
     show_verdict(judged, str(small.path))
+
+
+def columns(scores: Scores) -> str:
+    """What the models in the table of scores are."""
+    original, result, *others = scores.models
+    known = {
+        "pruned": "pruned the same cut before it was refitted or trained",
+        CONTROL: f"{CONTROL} a random cut to the same shape",
+    }
+    told = [f"{original} is the original", f"{result} the result"]
+    return "; ".join([*told, *(known[name] for name in others if name in known)])
 
 
 def _serving(small: Checkpoint, asked: str | None) -> list[str]:

@@ -7,7 +7,7 @@ from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 from .capacity import DTYPE_BYTES
 from .deployment import DEFAULT_CONTEXT, deployment
-from .state_size import stored_dtype
+from .state_size import served_dtype
 
 MEMORY_GIB = 16.0
 CONTEXT = DEFAULT_CONTEXT
@@ -39,7 +39,7 @@ def alternatives(
 def _sequences(model: Checkpoint, after: Geometry) -> list[int | None]:
     try:
         found = deployment(
-            model, after, dtype=stored_dtype(model), memory_gib=MEMORY_GIB, context=CONTEXT
+            model, after, dtype=served_dtype(model), memory_gib=MEMORY_GIB, context=CONTEXT
         )
     except StatetrimError:
         return [None] * 4

@@ -130,6 +130,7 @@ class Capacity:
 
     shape: str
     state_dtype: str
+    dtype: str  # of convolution, keys and values
     state_bytes: int  # per sequence, all layers
     convolution_bytes: int
     key_value_bytes: int  # per token, all layers
@@ -157,6 +158,7 @@ def capacity(
     return Capacity(
         shape=geometry.shape.replace(" x ", "x"),
         state_dtype=state_dtype,
+        dtype=dtype,
         state_bytes=one.state,
         convolution_bytes=one.convolution,
         key_value_bytes=kept.layers * kept.numel * DTYPE_BYTES[dtype],

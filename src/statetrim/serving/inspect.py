@@ -11,7 +11,7 @@ from ..storage.models import ModelLike, opened
 from .deployment import Deployment, deployment
 from .engines import Shape, engines_for
 from .shapes import Answer, answers, usual_shapes
-from .state_size import StateSize, stored_dtype
+from .state_size import StateSize, served_dtype, stored_dtype
 from .target import target_of, to_shape
 
 
@@ -92,7 +92,9 @@ def inspect(
         before=StateSize.of(model.geometry, dtype),
         after=StateSize.of(after, dtype) if after else None,
         warnings=warnings,
-        deployment=deployment(model, after, dtype=dtype, memory_gib=memory_gib, context=context),
+        deployment=deployment(
+            model, after, dtype=served_dtype(model), memory_gib=memory_gib, context=context
+        ),
         shapes=[] if after else _served_shapes(model),
     )
 

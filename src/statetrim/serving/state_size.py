@@ -53,3 +53,9 @@ def stored_dtype(model: Checkpoint) -> str:
         if isinstance(dtype, str) and dtype in _CONV_BYTES:
             return dtype
     return "bfloat16"
+
+
+def served_dtype(model: Checkpoint) -> str:
+    """The dtype in which engines serve it: vLLM and SGLang convert float32 to 16 bits."""
+    stored = stored_dtype(model)
+    return "bfloat16" if stored == "float32" else stored

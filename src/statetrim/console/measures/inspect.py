@@ -188,8 +188,9 @@ def _show_capacity(found: Deployment) -> None:
     if not first.vllm:
         vllm = "not worked out without softmax attention"
     terminal.say(
-        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token; vLLM: {vllm}; any "
-        "engine: memory over what a sequence holds",
+        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token in {first.dtype}, in "
+        f"which engines serve this model; vLLM: {vllm}; any engine: memory over what a sequence "
+        "holds",
     )
     if first.vllm:
         terminal.say("on CPUs vLLM takes blocks of a multiple of 128 tokens, so fewer may fit")
