@@ -143,7 +143,6 @@ class Workshop:
             text=self.text,
             skip=CALIBRATION["tokens"],
             out=self.folder / f"{name}-recovered",
-            resume=True,
             **RECOVERY,
         )
 

@@ -136,7 +136,7 @@ def measured(
     if path.exists():
         return st.Sensitivity.load(path)
     return st.sensitivity(
-        model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path, resume=True
+        model, options.text, widths=WIDTHS, windows=32, rows=16, skip=skip, out=path
     )
 
 

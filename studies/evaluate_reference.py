@@ -84,7 +84,7 @@ def evaluate(given: argparse.Namespace, group: str, models: list[Path]) -> Score
         out.unlink()  # made for other columns
     if not out.exists():
         limit = getattr(given, group)
-        options = ["--tasks", ",".join(GROUPS[group]), "--data", given.data, "-o", out, "--resume"]
+        options = ["--tasks", ",".join(GROUPS[group]), "--data", given.data, "-o", out]
         options += ["--limit", limit] if limit else []
         statetrim("evaluate", *models, "--baseline", given.model, *options)
     return Scores.load(out)

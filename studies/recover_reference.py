@@ -103,7 +103,6 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
         layerwise=row["data"] == "layerwise",
         save_every=20,
         out=out,
-        resume=True,
         progress=tell,
     )
 

@@ -1,5 +1,6 @@
 """Benchmarks, studies and tools are run by hand; here, that what they import is still there."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -14,11 +15,18 @@ for path in sys.argv[1:]:
 """
 
 
+FOLDERS = ("benchmarks", "studies", "studies/paper", "tools", "tools/engines")
+SCRIPTS = [path for folder in FOLDERS for path in sorted((ROOT / folder).glob("*.py"))]
+
+
+def test_no_script_uses_what_is_deprecated() -> None:
+    deprecated = re.compile(r"""resume=True|["']--resume""")
+    assert not [path for path in SCRIPTS if deprecated.search(path.read_text())]
+
+
 def test_every_script_starts() -> None:
     """In one process of its own, since some set threads and the environment for themselves."""
-    folders = ("benchmarks", "studies", "studies/paper", "tools", "tools/engines")
-    paths = [path for folder in folders for path in sorted((ROOT / folder).glob("*.py"))]
-    names = [str(path) for path in paths]
+    names = [str(path) for path in SCRIPTS]
     assert len(names) > 20
     done = subprocess.run(
         [sys.executable, "-c", START, *names], capture_output=True, text=True, check=False
