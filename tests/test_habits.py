@@ -1,6 +1,7 @@
 """What surrounds the code: workflows, forms, images, releases. Each YAML file has its schema."""
 
 import importlib.util
+import os
 import re
 import shutil
 import subprocess
@@ -119,6 +120,25 @@ def test_every_job_ends_and_may_do_no_more_than_it_says() -> None:
                 checkout = step.get("uses", "").startswith("actions/checkout")
                 assert not checkout or step["with"]["persist-credentials"] is False
                 assert "${{" not in step.get("run", "").replace("${{ matrix.run }}", "")
+
+
+@pytest.mark.parametrize(("listed", "does"), [("", "issue create"), ("17", "issue comment 17")])
+def test_what_breaks_every_week_is_one_issue(listed: str, does: str, tmp_path: Path) -> None:
+    job = yaml.safe_load((ROOT / ".github/workflows/weekly.yml").read_text())["jobs"]["report"]
+    script = job["steps"][-1]["run"]
+    gh = tmp_path / "gh"
+    gh.write_text(f"""#!/bin/bash
+case "$*" in
+  *'issue list'*"in:title \\"$TITLE\\""*) echo {listed};;
+  *) echo "$*" >> {tmp_path}/done;;
+esac
+""")
+    gh.chmod(0o755)
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "TITLE": job["env"]["TITLE"]}
+    subprocess.run(["bash", "-e", "-c", script], check=True, env=environment)
+    (done,) = (tmp_path / "done").read_text().splitlines()
+    assert done.startswith(does) and "body.md" in done
+    assert listed or f"--title {job['env']['TITLE']}" in done
 
 
 def test_pythons_of_the_workflow_are_those_of_the_project() -> None:
