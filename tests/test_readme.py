@@ -79,6 +79,7 @@ def test_the_page_runs(
 ) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
     tiny.write_text(tmp_path / "text.jsonl", 2**16)
+    tiny.write_text(tmp_path / "test.jsonl", 2**16 + 2**10, seed=1)
     data = tmp_path / "DATA" / "squad"
     data.mkdir(parents=True)
     (data / "rows.jsonl").write_text('{"text": "w1 w2 w3", "value": "w4"}\n' * 4)
