@@ -71,3 +71,13 @@ def test_earlier_and_unknown_steps_are_part_of_the_one_at_work(clock: Clock) -> 
     schedule.enters("prune")
     assert not schedule.enters("calibrate") and not schedule.enters("other")
     assert not schedule.enters("prune") and schedule.order[schedule.place] == "prune"
+
+
+def test_the_report_takes_the_same_however_slow_the_model_is(clock: Clock) -> None:
+    schedule = Schedule([*STEPS, Step("report", "", 5)], clock)
+    schedule.enters("calibrate")
+    clock.now = 3000  # thirty times the estimate
+    schedule.enters("prune")
+    assert schedule.left() == 30 * (20 + 60) + 5
+    schedule.enters("report")
+    assert schedule.left() == 5

@@ -7,6 +7,8 @@ from .estimate import Step
 
 _ONE_BAR = ("calibrate", "predict", "recover")
 """Steps that are one bar from begin to end: how far it is tells when they end."""
+_FIXED = ("report",)
+"""Steps that take the same on every model, so that what others took says nothing of them."""
 _ENOUGH = 0.02  # of a bar, before a step's time is told from it
 
 
@@ -43,7 +45,7 @@ class Schedule:
         if self.place < 0:
             return sum(self.estimated.values())
         name, elapsed = self.order[self.place], self.clock() - self.began
-        here = max(0.0, self._scale * self.estimated[name] - elapsed)
+        here = max(0.0, self._corrected(name) - elapsed)
         if share is not None and name in _ONE_BAR:
             if self.first is None:  # a resumed run begins somewhere
                 self.first, self.began, elapsed = share, self.clock(), 0.0
@@ -51,12 +53,15 @@ class Schedule:
             if share - self.first > _ENOUGH:
                 whole = elapsed / (share - self.first)
                 self.took[name], here = whole, whole * (1 - share)
-        return here + self._scale * sum(self.estimated[n] for n in self.order[self.place + 1 :])
+        return here + sum(self._corrected(step) for step in self.order[self.place + 1 :])
 
     def done(self, left: float) -> float:
         """The part of the whole time that is over."""
         elapsed = self.clock() - self.start
         return elapsed / (elapsed + left) if left else 1.0
+
+    def _corrected(self, step: str) -> float:
+        return self.estimated[step] * (1.0 if step in _FIXED else self._scale)
 
     @property
     def _scale(self) -> float:
