@@ -425,3 +425,18 @@ def test_one_sample_tells_nothing_from_chance() -> None:
     one = {("mqar", "pairs_4"): [0.75], ("mqar", "accuracy"): [0.75]}
     (lost,) = losses(scores({"original": one, "cut": one}), "cut")
     assert lost.floor and lost.few
+
+
+def test_a_cut_to_ship_is_told_as_one() -> None:
+    """What it loses in words, no zero with a sign, and no advice against the verdict."""
+    found = judged(model(recall=0.89, nats=3.0002, kl=0.01))
+    assert found.outcome is Outcome.SHIP
+    assert re.match(
+        r"it loses 0\.\d% of perplexity on text and 1\.0 points of recall", found.reason
+    )
+    (warning,) = found.warnings
+    assert warning.startswith("recall falls by 1.0 points on mqar (95%: ")
+    assert warning.endswith("; the limit is 3 points")
+    assert not re.search(r"-0\.0\b", " ".join([found.reason, *found.facts]))
+    (worse,) = judged(model(recall=0.84, nats=3.0, kl=0.01)).warnings
+    assert worse.endswith("keep more channels, or calibrate and recover on text that needs recall")

@@ -162,10 +162,13 @@ def warnings(scores: Scores, model: str) -> list[str]:
     found = []
     for x in losses(scores, model):
         if "recall" in x.groups and x.unit == "share" and not x.floor and x.loss.low > 0:
+            limit = limit_of(x) or 0.0
+            advice = "keep more channels, or calibrate and recover on text that needs recall"
+            if standing(x.loss, limit) is Standing.WITHIN:
+                advice = f"the limit is {limit:g} points"
             found.append(
                 f"recall falls by {x.loss.estimate:.1f} points on {x.task} (95%: "
-                f"{x.loss.low:.1f} to {x.loss.high:.1f}); keep more channels, or calibrate and "
-                f"recover on text that needs recall"
+                f"{x.loss.low:.1f} to {x.loss.high:.1f}); {advice}"
             )
     found += [
         f"on {task} the cut is no better than a random one; calibrate on more text, or choose "
@@ -300,12 +303,14 @@ def same_figure(x: Loss, y: Loss) -> bool:
 
 
 def _interval(x: Loss) -> str:
-    return f"loss {_size(x.loss.estimate, x.unit)}, 95%: {x.loss.low:.1f} to {x.loss.high:.1f}"
+    low, high = (round(end, 1) + 0.0 for end in (x.loss.low, x.loss.high))  # no -0.0
+    return f"loss {_size(x.loss.estimate, x.unit)}, 95%: {low:.1f} to {high:.1f}"
 
 
 def _size(loss: float, unit: str) -> str:
     """A loss with its unit; a gain is negative."""
-    return f"{loss:.4f}{SUFFIX[unit]}" if unit == "nats" else f"{loss:,.1f}{SUFFIX[unit]}"
+    digits = 4 if unit == "nats" else 1
+    return f"{round(loss, digits) + 0.0:,.{digits}f}{SUFFIX[unit]}"
 
 
 def lost(x: Loss) -> str:
@@ -336,5 +341,5 @@ def _kept(told: Sequence[Loss]) -> str:
     for group in NEEDED:
         worst = max((x for x in told if group in x.groups), key=lambda x: x.loss.estimate)
         size = _size(worst.loss.estimate, worst.unit)
-        parts.append(f"{group} loses {size} on {worst.task}")
-    return f"{' and '.join(parts)}, both within their limits and better than a random cut"
+        parts.append(f"{size} of {group} on {worst.task}")
+    return f"it loses {' and '.join(parts)}, both within their limits and better than a random cut"
