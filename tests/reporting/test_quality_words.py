@@ -13,8 +13,10 @@ from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.maths.paired import Interval
 from statetrim.pipelines.sweep import _measured
+from statetrim.reporting.document import Text
 from statetrim.reporting.findings import gather
 from statetrim.reporting.report import compose
+from statetrim.reporting.sections import quality
 
 ROWS = 64
 
@@ -59,15 +61,13 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     run = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreements)
     run.save(tmp_path / "run.json")
     text = told(found, tmp_path, tmp_path / "choice.json", tmp_path / "run.json")
-    quality = text[: text.index("## Not in this report")]
-    assert "loss 17.5 points" in quality and "a random cut loses 67.5 points" in quality
-    assert re.search(
-        r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", quality
-    )
-    assert "+16.0 ± 2.0" in quality and "recall loss +16.0 points" in quality
-    assert "+2.00 (+2.00 to +2.00)" in quality
-    assert not re.findall(r"(?<![\w.:-])-\d[\d.]*", quality), "no loss is negative"
-    assert quality.count("a positive figure is a loss, a negative one a gain") == 1
+    shown = text[: text.index("## Not in this report")]
+    assert "loss 17.5 points" in shown and "a random cut loses 67.5 points" in shown
+    assert re.search(r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", shown)
+    assert "+16.0 ± 2.0" in shown and "recall loss +16.0 points" in shown
+    assert "+2.00 (+2.00 to +2.00)" in shown
+    assert not re.findall(r"(?<![\w.:-])-\d[\d.]*", shown), "no loss is negative"
+    assert shown.count("a positive figure is a loss, a negative one a gain") == 1
 
 
 def test_a_mean_names_its_settings_next_to_them(tmp_path: Path) -> None:
@@ -112,3 +112,13 @@ def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> Non
     assert command.startswith("statetrim recover SMALL --teacher MODEL --text TEXT --tokens ")
     assert "Ship after recovery" in facts(0.06)
     assert "Do not ship" in facts(0.5) and "Next" not in facts(0.5)
+
+
+def test_every_model_of_trim_is_explained() -> None:
+    right = {4: 0.9}
+    found = scores({name: right for name in ("whole", "refitted", "pruned", "rand")})
+    (first, *_) = quality._measured(found, "refitted")
+    assert isinstance(first, Text) and first.text.startswith(
+        "The original is whole, this checkpoint is refitted, pruned is the same cut before it was "
+        "refitted or trained, rand is a random cut. "
+    )

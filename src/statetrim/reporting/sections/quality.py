@@ -16,6 +16,7 @@ from ..names import names
 from ..records import mapping
 
 TITLE = "Quality"
+PRUNED = "pruned"  # what trim calls the cut before later steps
 
 CHECKS = {
     "sliced_against_masked": "cut model against the original with those channels masked",
@@ -55,6 +56,8 @@ def _measured(scores: Scores, own: str | None) -> Iterator[Block]:
         return
     who = [f"The original is {scores.baseline}"]
     who += [f"this checkpoint is {own}"] if own else []
+    if own and own != PRUNED and PRUNED in scores.models:
+        who.append(f"{PRUNED} is the same cut before it was refitted or trained")
     who += [f"{name} is a random cut" for name in controls(scores)]
     yield Text(
         f"{', '.join(who)}. Losses are against the original, in percentage points, percent of "
