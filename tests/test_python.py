@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
@@ -25,6 +26,7 @@ from rich.console import Console
 
 import statetrim as st
 from helpers import tiny
+from helpers.forked import in_a_child
 from statetrim.artifacts.sweep import Point
 from statetrim.progress.bar import terminal_bar
 
@@ -298,43 +300,46 @@ def test_a_notebook_shows_no_markup_of_others_and_no_end(shown: dict[str, Any]) 
 
 LONG = ["analyze", "benchmark", "calibrate", "evaluate", "prune", "recover", "refit", "select"]
 
-WATCHED = """
-import sys
-import statetrim as st
 
-model, text, out = sys.argv[1:]
-st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
-st.prune(model, st.select(model, "l1", 0.5), out)
-print("QUIET", file=sys.stderr, flush=True)
-st.calibrate(model, text, tokens=1024, length=64, progress=False)
-plan = st.select(model, "l1", 0.5, progress=False)
-st.prune(model, plan, out + "2", progress=False)
-print("END", file=sys.stderr, flush=True)
-"""
-
-
-def watched(arguments: list[Path], terminal: bool, **environment: str) -> tuple[str, str]:
-    """What a script shows on standard error: by default, and where it asked for no progress."""
-    command = [sys.executable, "-c", WATCHED, *map(str, arguments)]
+def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: str) -> list[str]:
+    """What Python code shows on standard error: by default, and where it asked for no progress."""
     reader, writer = pty.openpty() if terminal else os.pipe()
-    variables = {**os.environ, "TERM": "xterm", "COLUMNS": "120", **environment}
-    with subprocess.Popen(command, stderr=writer, env=variables) as process:
-        os.close(writer)
-        said = b""
+
+    def script() -> None:
+        os.dup2(writer, 2)
+        sys.stderr = os.fdopen(2, "w", buffering=1)
+        os.environ.update({"TERM": "xterm", "COLUMNS": "120", **environment})
+        st.calibrate(model, text, tokens=1024, length=64, recall=0.0)
+        st.prune(model, st.select(model, "l1", 0.5), out)
+        print("QUIET", file=sys.stderr)
+        st.calibrate(model, text, tokens=1024, length=64, progress=False)
+        plan = st.select(model, "l1", 0.5, progress=False)
+        st.prune(model, plan, out.with_name("other"), progress=False)
+        print("END", file=sys.stderr)
+
+    said = b""
+
+    def read() -> None:
+        nonlocal said
         with contextlib.suppress(OSError):  # a terminal's way to say that it was closed
             while more := os.read(reader, 2**16):
                 said += more
-        os.close(reader)
-    assert process.returncode == 0, said.decode()
+
+    with ThreadPoolExecutor() as pool:
+        pool.submit(read)
+        code = in_a_child(script)
+        os.close(writer)
+    os.close(reader)
+    assert code == 0, said.decode()
     first, _, rest = said.decode().partition("QUIET")
     assert "END" in rest
-    return first, rest
+    return [first, rest]
 
 
 def test_a_terminal_shows_a_bar_unless_told_otherwise(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    default, off = watched([checkpoint("delta_net"), text, tmp_path / "small"], terminal=True)
+    default, off = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal=True)
     assert re.search(r"calibrating .*━.* 1,024/1,024 tokens", default), default
     assert re.search(r"selecting .*━.* 2/2 layers", default)
     assert re.search(r"pruning .*━.*KiB of ", default)
@@ -352,8 +357,8 @@ def test_a_name_beside_a_bar_is_no_markup() -> None:
 def test_nobody_watches_so_nothing_is_shown(
     why: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    arguments = [checkpoint("delta_net"), text, tmp_path / "small"]
-    both = watched(arguments, False) if why == "a log" else watched(arguments, True, RANK="1")
+    terminal, rank = (False, {}) if why == "a log" else (True, {"RANK": "1"})
+    both = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal, **rank)
     assert not any(re.search("calibrating|selecting|pruning|━", said) for said in both), both
 
 

@@ -6,6 +6,7 @@ Tracebacks of a child are in what pytest captured on standard error.
 import multiprocessing
 import os
 import socket
+import warnings
 from collections.abc import Callable
 from multiprocessing.connection import wait
 
@@ -35,8 +36,11 @@ def launched(work: Work, processes: int = 2) -> None:
 
 def _ended(children: list[multiprocessing.context.ForkProcess]) -> list[int]:
     """Exit codes; where one child fails, the others would wait for it and are ended."""
-    for child in children:
-        child.start()
+    with warnings.catch_warnings():
+        # Python 3.12 and later warn if there are threads; those of torch and tests sleep meanwhile.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        for child in children:
+            child.start()
     while running := [child for child in children if child.exitcode is None]:
         if any(child.exitcode for child in children):
             running[0].kill()
