@@ -1,7 +1,8 @@
 """Runs the command line in forked children, so that torch is imported once for many processes.
 
 Reads a job as JSON per line, answers with JSON per line:
-    {"arguments": [...], "folder": where to run, or null,
+    {"arguments": [...], "script": whether the first is a Python script, run instead of statetrim,
+     "folder": where to run, or null,
      "kill_after": seconds or null, "free": bytes the disk claims, or null,
      "kill_when": a path that must appear first, or null,
      "kill_size": and how many bytes must be in that directory,
@@ -16,6 +17,7 @@ import importlib
 import json
 import os
 import re
+import runpy
 import shutil
 import signal
 import sys
@@ -36,7 +38,7 @@ from statetrim.cli import main
 def child(job: dict[str, Any], files: list[Any]) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(file.fileno(), number)
-    sys.argv = ["statetrim", *job["arguments"]]
+    sys.argv = [*(() if job["script"] else ["statetrim"]), *job["arguments"]]
     free = job["free"]
     if free is not None:
         usage = shutil.disk_usage("/")._replace(free=free)
@@ -45,7 +47,11 @@ def child(job: dict[str, Any], files: list[Any]) -> None:
     try:
         if job["folder"] is not None:
             os.chdir(job["folder"])
-        main()
+        if job["script"]:
+            sys.path.insert(0, str(Path(sys.argv[0]).parent))
+            runpy.run_path(sys.argv[0], run_name="__main__")
+        else:
+            main()
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
@@ -140,10 +146,12 @@ class Forker:
         kill_size: int = 0,
         kill_said: str | None = None,
         folder: Path | None = None,
+        script: bool = False,
     ) -> dict[str, Any]:
         assert self.process.stdin and self.process.stdout
         job = {
             "arguments": arguments,
+            "script": script,
             "folder": None if folder is None else str(folder),
             "kill_after": kill_after,
             "free": free,

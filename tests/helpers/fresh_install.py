@@ -4,8 +4,9 @@ The environment holds nothing but the wheel. Its dependencies (torch above all) 
 environment the tests run in: a `.pth` file adds that one's site-packages behind the fresh one's.
 Python does not follow `.pth` files there, so an editable install of statetrim stays invisible.
 
-Imports take longer than most commands on a tiny model, so plain `statetrim` commands run in forks
-of one process of that environment; what needs a shell or another program gets a process of its own.
+Imports take longer than most commands on a tiny model, so plain `statetrim` commands and Python
+scripts run in forks of one process of that environment; what needs a shell or another program gets
+a process of its own.
 """
 
 from __future__ import annotations
@@ -37,9 +38,10 @@ class Fresh:
     def run(self, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
         """A command as a user would type it in that environment."""
         program, *arguments = shlex.split(command)
-        if program != "statetrim" or set(command) & set("|&;<>$`*?#~()"):
+        script = program == "python" and arguments[0].endswith(".py")
+        if (program != "statetrim" and not script) or set(command) & set("|&;<>$`*?#~()"):
             return in_shell(self.python, command, folder)
-        ended = self.forker.run(arguments, folder=folder)
+        ended = self.forker.run(arguments, folder=folder, script=script)
         return subprocess.CompletedProcess(command, ended["code"], ended["out"], ended["err"])
 
 

@@ -126,13 +126,8 @@ def test_reference_checkpoint_reproduces_golden_values(name: str, reference: Any
 
 @needs_models
 @needs_data
-@pytest.mark.parametrize(
-    "name, stated",
-    [
-        (REFERENCE_MODELS[0], 5.81294),
-        pytest.param(REFERENCE_MODELS[1], 5.79314, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name, stated", [*zip(REFERENCE_MODELS, (5.81294, 5.79314), strict=True)])
 def test_reference_checkpoint_reproduces_its_stated_loss(
     name: str, stated: float, reference: Any
 ) -> None:

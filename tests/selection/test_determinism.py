@@ -50,17 +50,18 @@ ANOTHER_RUN = """
 import json, pathlib, sys
 sys.path[:0] = sys.argv[1:3]
 import test_determinism
-print(json.dumps(test_determinism.plans(*map(pathlib.Path, sys.argv[3:]))))
+text, *models = map(pathlib.Path, sys.argv[3:])
+print(json.dumps([test_determinism.plans(model, text) for model in models]))
 """
 
 
-@pytest.mark.parametrize("model_type", ["delta_net", "qwen3_5_text"])
-def test_every_run_gives_the_same_plans(model_type: str, checkpoint: Any, text: Path) -> None:
-    directory = checkpoint(model_type)
-    command = [sys.executable, "-c", ANOTHER_RUN, *Path(__file__).parents[:2], directory, text]
+def test_every_run_gives_the_same_plans(checkpoint: Any, text: Path) -> None:
+    models = [checkpoint("delta_net"), checkpoint("qwen3_5_text")]
+    command = [sys.executable, "-c", ANOTHER_RUN, *Path(__file__).parents[:2], text, *models]
     other = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
     assert other.returncode == 0, other.stderr[-2000:]
-    assert json.loads(other.stdout.splitlines()[-1]) == plans(directory, text)
+    here = [plans(model, text) for model in models]
+    assert json.loads(other.stdout.splitlines()[-1]) == here
 
 
 def test_rand_repeats_from_the_seed_that_its_plan_saved(checkpoint: Any, tmp_path: Path) -> None:

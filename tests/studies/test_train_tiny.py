@@ -10,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from helpers.forker import Forker
 from helpers.tiny_models import STUDIES, recall_checkpoint, train_tiny  # noqa: F401
 from statetrim import portable
 
@@ -78,7 +79,7 @@ def test_interrupted_run_ends_as_if_it_never_stopped(
         changed.resume()
 
 
-def test_text_and_tokenizer_are_used(tmp_path: Path) -> None:
+def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> None:
     tokenizers = pytest.importorskip("tokenizers")
     made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, "?"))
     made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
@@ -86,7 +87,7 @@ def test_text_and_tokenizer_are_used(tmp_path: Path) -> None:
     made.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b " * 500}) + "\n")
     said = train_tiny(
-        "gated_deltanet", tmp_path / "out", *QUICK, "--set", "text_rows=2", "--set",
+        warm_forker, "gated_deltanet", tmp_path / "out", *QUICK, "--set", "text_rows=2", "--set",
         "text_length=16", "--text", str(tmp_path / "text.jsonl"), "--tokenizer",
         str(tmp_path / "tokenizer"),
     )  # fmt: skip
@@ -98,8 +99,8 @@ def test_text_and_tokenizer_are_used(tmp_path: Path) -> None:
     assert load_file(tmp_path / "out" / "model.safetensors")
 
 
-def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path) -> None:
-    train_tiny("qwen3_5", tmp_path / "out", *QUICK, "--set", "num_layers=4")
+def test_hybrid_is_built_in_the_class_of_transformers(tmp_path: Path, warm_forker: Forker) -> None:
+    train_tiny(warm_forker, "qwen3_5", tmp_path / "out", *QUICK, "--set", "num_layers=4")
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["model_type"] == "qwen3_5_text"
     assert config["layer_types"] == ["linear_attention"] * 3 + ["full_attention"]
