@@ -49,7 +49,7 @@ def warm_forker() -> Iterator[Forker]:
 
 
 LONGEST = (
-    "test_readme.py", "test_adversary.py", "test_trim.py", "test_first_screen.py", "test_demo.py",
+    "test_readme.py", "test_adversary.py", "test_trim.py", "test_first_screen.py",
     "test_train_tiny.py", "test_mutants.py", "test_verify.py",
 )  # fmt: skip
 """Files of minutes; begun last, one of them would run alone while the other worker is idle."""

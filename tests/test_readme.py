@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+import statetrim as st
 from helpers import tiny
 from helpers.fresh_install import ROOT, Fresh
 from statetrim.serving.engines import Shape, serve_command, verdicts
 
 SETUP = ("pip install", "hf download", "cd ")  # what the fixture did
-ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # test_demo.py, and below
+ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # below
 QUICK = {
     "trim": "--limit 4 --no-benchmark",
     "evaluate": "--limit 4",
@@ -93,6 +94,34 @@ def test_the_page_runs(
         (tmp_path / f"code{number}.py").write_text(tiny_version(code))
         result = fresh.run(f"python code{number}.py", tmp_path)
         assert result.returncode == 0, result.stderr
+
+
+@pytest.mark.timeout(1200)
+def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
+    """Its model learns, loses some by the cut, and is reported on."""
+    done = fresh.run("statetrim demo", tmp_path)
+    assert done.returncode == 0, done.stderr
+    home = tmp_path / "statetrim-demo"
+    assert (home / "report" / "report.html").is_file()
+    assert not home.with_name("statetrim-demo.partial").exists()
+    scores = st.Scores.load(home / "scores.json")
+    recall = {m: scores.find(m, "mqar", "pairs_16").value for m in scores.models}
+    assert list(recall) == ["MODEL", "rand", "l1", "product"]
+    assert recall["MODEL"] > 0.9
+    assert recall["MODEL"] > recall["product"] > recall["rand"] > 0.1
+    commands = [line for line in done.stdout.splitlines() if line.startswith("$ statetrim")]
+    assert len(commands) == 11
+    end = done.stdout[done.stdout.index("# result") :]
+    for name, share in recall.items():
+        assert f"{name:<7} recalls {share:4.0%}" in end
+    assert "# the verdict on product: " in end and "# what to do next:" in end
+    (trim,) = (line[2:].strip() for line in end.splitlines() if "statetrim trim MODEL" in line)
+    tried = fresh.run(f"{trim} --limit 8 --no-benchmark --no-control", home)
+    assert tried.returncode == 0, tried.stderr
+    assert (home / "SMALL" / "statetrim" / "report" / "report.html").is_file()
+    again = fresh.run("statetrim demo", tmp_path)
+    assert again.returncode == 2
+    assert "exists already and is not overwritten" in again.stderr
 
 
 def test_the_quickstart_serves_as_inspect_says() -> None:

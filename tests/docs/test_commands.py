@@ -15,7 +15,7 @@ ELSEWHERE = {
     "commands.md": "is made from the help, and shows no values",
 }
 NOT_RUN = {
-    r"statetrim demo": "trains a model for minutes; tests/pipelines/test_demo.py",
+    r"statetrim demo": "trains a model for minutes; tests/test_readme.py",
     r"statetrim evaluate .*--engine vllm": "needs vLLM; just evaluate-vllm",
     r"statetrim (COMMAND|--traceback)": "stands for any command",
     r"torchrun .*-m statetrim": "several processes: `slow` below; arguments in test_tools.py",

@@ -1,8 +1,7 @@
 """fla's classes need a GPU to run, but they build and load here once triton can be imported."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +11,7 @@ import torch
 import statetrim as st
 from helpers import fla_mixers, tiny
 from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, KEEPS, NO_VALUES
+from helpers.forker import Forker
 
 WORKER = Path(__file__).parents[1] / "helpers" / "fla_checkpoints.py"
 
@@ -20,18 +20,23 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def run(command: str, directory: Path) -> Any:
-    result = subprocess.run(
-        [sys.executable, WORKER, command, directory], capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 0, result.stderr[-2000:]
-    return json.loads(result.stdout.splitlines()[-1])
+@pytest.fixture(scope="module")
+def fla() -> Iterator[Forker]:
+    forker = Forker("fla.models")
+    yield forker
+    forker.close()
+
+
+def run(fla: Forker, command: str, directory: Path) -> Any:
+    ended = fla.run([str(WORKER), command, str(directory)], script=True)
+    assert ended["code"] == 0, ended["err"]
+    return json.loads(ended["out"].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def original(tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Path:
     directory = tmp_path_factory.mktemp("fla")
-    run("build", directory)
+    run(fla, "build", directory)
     return directory
 
 
@@ -47,7 +52,7 @@ def keeps(model_type: str) -> tuple[int, int | None]:
 
 
 @pytest.fixture(scope="module")
-def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
+def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Any:
     """What fla's own classes say of every pruned checkpoint."""
     directory = tmp_path_factory.mktemp("fla-pruned")
     (directory / "original").symlink_to(original)
@@ -55,7 +60,7 @@ def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Any:
         model = st.open(original / model_type)
         assert len(model.shards) >= 2
         st.prune(model, random_plan(model, seed=5), directory / "cut" / model_type)
-    return run("load", directory)
+    return run(fla, "load", directory)
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
