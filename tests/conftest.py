@@ -50,7 +50,8 @@ def warm_forker() -> Iterator[Forker]:
 
 LONGEST = (
     "test_readme.py", "test_adversary.py", "test_trim.py", "test_first_screen.py",
-    "test_train_tiny.py", "test_mutants.py", "test_verify.py",
+    "test_train_tiny.py", "test_mutants.py", "test_verify.py", "test_notebook.py",
+    "test_options.py", "test_python.py",
 )  # fmt: skip
 """Files of minutes; begun last, one of them would run alone while the other worker is idle."""
 
