@@ -395,6 +395,33 @@ def test_records_of_seen_text_are_not_trusted(
     assert not seen_texts(cut)
 
 
+def test_many_records_of_seen_text_do_not_take_long(
+    checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each would be read: a cut of a stranger may name ten thousand."""
+    path = checkpoint("delta_net")
+    cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
+    record = cut.path / "statetrim" / "plan.json"
+    plan = json.loads(record.read_text())
+    entries = [
+        {"text": "t", "digest": "0", "skip": skip, "length": 64, "count": 8}
+        for skip in range(10_000)
+    ]
+    plan["lineage"]["statistics"] = {"data": entries}
+    record.write_text(json.dumps(plan))
+    assert len(seen_texts(cut)) == 10_000
+    read: list[int] = []
+
+    def sequences(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:
+        read.append(skip)
+        raise st.StatetrimError("too short")
+
+    monkeypatch.setattr("statetrim.evaluation.seen_text.sequences", sequences)
+    text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
+    st.evaluate([cut], baseline=path, tasks=["text"], text=text, limit=2, progress=False)
+    assert 0 < len(read) < 100
+
+
 @pytest.mark.parametrize("layerwise", [False, True])
 def test_progress_goes_from_nothing_to_everything_once(
     layerwise: bool, checkpoint: Callable[[str], Path], tmp_path: Path

@@ -12,6 +12,7 @@ from ..storage.text import sequences
 from .samples import Source
 
 _QUICKLY_READ = 2**23  # tokens; the text of a longer training is known by its name alone
+_MOST_TEXTS = 16  # that a cut's records may name: each is read, and they are not trusted
 
 logger = logging.getLogger("statetrim")
 
@@ -36,10 +37,10 @@ def warn_of_seen_text(models: Mapping[str, Checkpoint], source: Source, tokenize
 
 def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, asked: range) -> int:
     """Tokens of the text that the model has seen; 0 if none of them is asked for."""
-    near = [one for one in seen_texts(model) if one.end > asked.start and one.skip < asked.stop]
-    if not any(_same(one, text, tokenizer) for one in near):
-        return 0
-    return max(one.end for one in seen_texts(model) if _same(one, text, tokenizer))
+    known = [*dict.fromkeys(seen_texts(model))][:_MOST_TEXTS]
+    near = {one for one in known if one.end > asked.start and one.skip < asked.stop}
+    same = {one for one in known if near and _same(one, text, tokenizer)}
+    return max(one.end for one in same) if same & near else 0
 
 
 def _same(seen: SeenText, text: str | Path, tokenizer: Any) -> bool:
