@@ -67,23 +67,23 @@ def build(shape: dict[str, Any], directory: Path) -> st.Checkpoint:
 def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
     live = load_live(model)
     ids = torch.randint(0, 4096, (1, LENGTH), generator=torch.Generator().manual_seed(0))
-    ways: dict[int, Callable[[], None]] = {
-        every: partial(looked_at, live, ids, every) for every in (0, CHUNK, 16)
+    passes: dict[int, Callable[[], None]] = {
+        every: partial(analyze_pass, live, ids, every) for every in (0, CHUNK, 16)
     }
-    times: dict[int, list[float]] = {every: [] for every in ways}
+    times: dict[int, list[float]] = {every: [] for every in passes}
     for number in range(rounds + 1):  # the first warms up
-        for every, way in ways.items():
-            seconds = timed(way)
+        for every, run_pass in passes.items():
+            seconds = timed(run_pass)
             if number:
                 times[every].append(seconds)
-    median = {every: statistics.median(found) for every, found in times.items()}
-    median[1] = timed(lambda: looked_at(live, ids, 1))  # once: it is slow
+    median = {every: statistics.median(seconds_list) for every, seconds_list in times.items()}
+    median[1] = timed(lambda: analyze_pass(live, ids, 1))  # once: it is slow
     cells = [f"{median[every] / median[0]:.2f}x" for every in (CHUNK, 16, 1)]
     print(f"| {name} | {median[0]:.2f} s | {' | '.join(cells)} |", flush=True)
 
 
 @torch.inference_mode()
-def looked_at(live: LiveModel, ids: torch.Tensor, every: int) -> None:
+def analyze_pass(live: LiveModel, ids: torch.Tensor, every: int) -> None:
     """The forward pass, and with `every` all that analyze does beside it."""
     if not every:
         live.hidden(ids)
@@ -99,9 +99,9 @@ def looked_at(live: LiveModel, ids: torch.Tensor, every: int) -> None:
         tally.result(model.filters(layer))
 
 
-def timed(way: Callable[[], None]) -> float:
+def timed(run_pass: Callable[[], None]) -> float:
     start = time.perf_counter()
-    way()
+    run_pass()
     return time.perf_counter() - start
 
 

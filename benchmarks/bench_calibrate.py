@@ -78,14 +78,14 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float, float]:
     """Best CPU seconds of the bare passes and of the calibrating ones."""
     live = load_live(directory)
-    parts = calibration._parts(methods, layerwise=False)
+    statistic_names = calibration._parts(methods, layerwise=False)
     data = random_sequences(BATCH * BATCHES, LENGTH)
     batches: list[Tensor] = data.batches(BATCH)
     backward = "grad" in methods
     if backward:
         calibration._train_projections_only(live)
         reader = LogitReader(live)
-    sums = Sums(live.checkpoint, parts)
+    sums = Sums(live.checkpoint, statistic_names)
 
     def bare() -> None:
         for batch in batches:
@@ -161,8 +161,8 @@ def main() -> None:
                 ("forward + backward, `grad`", ("grad",)),
                 ("forward + backward, all five", (*FORWARD, "grad")),
             ):
-                bare, ours = ratio(directory, methods, options.rounds)
-                cells = f"{bare:.2f} s | {ours:.2f} s | {ours / bare:.3f}"
+                bare, calibrating = ratio(directory, methods, options.rounds)
+                cells = f"{bare:.2f} s | {calibrating:.2f} s | {calibrating / bare:.3f}"
                 print(f"| `{model_type}` | {name} | {cells} |", flush=True)
         print("\n| model | tokens | peak memory |\n|---|---:|---:|")
         for model_type in CONFIGS:

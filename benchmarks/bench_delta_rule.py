@@ -26,9 +26,9 @@ def best_times(competitors: dict[str, Callable[[], object]], rounds: int) -> dic
     best = dict.fromkeys(competitors, float("inf"))
     for _ in range(rounds):
         for name, run in competitors.items():
-            began = time.perf_counter()
+            start = time.perf_counter()
             run()
-            best[name] = min(best[name], time.perf_counter() - began)
+            best[name] = min(best[name], time.perf_counter() - start)
     return best
 
 

@@ -74,43 +74,47 @@ def bytes_read() -> int:
     return int(next(line for line in lines if line.startswith("rchar")).split()[1])
 
 
-def limited(model: Path, text: Path, tokens: int, limit: float) -> None:
+def calibrate_within_limit(model: Path, text: Path, tokens: int, limit: float) -> None:
     """In a process of its own: calibrate within `limit` GB, and print what that took."""
-    most = int(limit * 1e9)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    max_bytes = int(limit * 1e9)
+    resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     opened = st.open(model)
     opened.digest  # noqa: B018  (reads all files, to know the model again)
-    before, began = bytes_read(), time.perf_counter()
-    asked: Any = {"methods": METHODS, "tokens": tokens, "recall": 0.0, "progress": False}
-    st.calibrate(opened, text, layerwise=True, out=model.parent / "sums.safetensors", **asked)
-    took = {
-        "seconds": time.perf_counter() - began,
+    before, start = bytes_read(), time.perf_counter()
+    arguments: Any = {"methods": METHODS, "tokens": tokens, "recall": 0.0, "progress": False}
+    st.calibrate(opened, text, layerwise=True, out=model.parent / "sums.safetensors", **arguments)
+    cost = {
+        "seconds": time.perf_counter() - start,
         "read": (bytes_read() - before) / 1e9,
         "peak": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9,
     }
-    print(json.dumps(took))
+    print(json.dumps(cost))
 
 
-def beside_bare(model: Path, text: Path, tokens: int, rounds: int) -> tuple[float, float, float]:
+def compare_with_bare(
+    model: Path, text: Path, tokens: int, rounds: int
+) -> tuple[float, float, float]:
     """CPU seconds of the bare model and of a calibration from disk on the same batches, medians;
     and the median of the ratios."""
     opened = st.open(model)
     opened.digest  # noqa: B018
     data: Sequences = sequences(text, load_tokenizer(opened), tokens=tokens, length=512)
     live = load_live(opened)
-    bare, walked = [], []
+    bare, layerwise = [], []
     for number in range(rounds + 1):  # the first is not counted
-        began = time.process_time()
+        start = time.process_time()
         with torch.inference_mode():
             for batch in data.batches(8):
                 live.hidden(batch)
-        bare.append(time.process_time() - began)
-        began = time.process_time()
+        bare.append(time.process_time() - start)
+        start = time.process_time()
         st.calibrate(opened, data, methods=METHODS, layerwise=True, progress=False)
-        walked.append(time.process_time() - began)
-        print(f"round {number}: {bare[-1]:.1f} s, {walked[-1]:.1f} s", file=sys.stderr, flush=True)
-    ratios = [w / b for w, b in zip(walked[1:], bare[1:], strict=True)]
-    return statistics.median(bare[1:]), statistics.median(walked[1:]), statistics.median(ratios)
+        layerwise.append(time.process_time() - start)
+        print(
+            f"round {number}: {bare[-1]:.1f} s, {layerwise[-1]:.1f} s", file=sys.stderr, flush=True
+        )
+    ratios = [w / b for w, b in zip(layerwise[1:], bare[1:], strict=True)]
+    return statistics.median(bare[1:]), statistics.median(layerwise[1:]), statistics.median(ratios)
 
 
 def main() -> None:
@@ -125,32 +129,32 @@ def main() -> None:
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.child:
-        limited(options.directory, options.text, options.tokens, options.limit)
+        calibrate_within_limit(options.directory, options.text, options.tokens, options.limit)
         return
     root = options.directory / "bench-layerwise"
     if options.gigabytes:
         within_limit(root / "large" / "model", options)
     small = write_checkpoint(root / "model", options.tokenizer, FITS)
-    bare, walked, ratio = beside_bare(root / "model", options.text, FEW, options.rounds)
+    bare, layerwise, ratio = compare_with_bare(root / "model", options.text, FEW, options.rounds)
     print("| weights | tokens | bare forward | calibrated from disk | ratio |")
     print("|---:|---:|---:|---:|---:|")
-    print(f"| {small:.2f} GB | {FEW:,} | {bare:.1f} s | {walked:.1f} s | {ratio:.2f} |")
+    print(f"| {small:.2f} GB | {FEW:,} | {bare:.1f} s | {layerwise:.1f} s | {ratio:.2f} |")
     shutil.rmtree(root)
 
 
 def within_limit(model: Path, options: argparse.Namespace) -> None:
     """Write a model, calibrate it in a process of its own, print a table, remove it."""
     gigabytes = write_checkpoint(model, options.tokenizer, options.gigabytes)
-    places = [model, options.tokenizer, options.text]
+    paths = [model, options.tokenizer, options.text]
     more = ["--limit", str(options.limit), "--tokens", str(options.tokens), "--child"]
-    command = [sys.executable, __file__, *map(str, places), *more]
-    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
-    took = json.loads(done.stdout.splitlines()[-1])
+    command = [sys.executable, __file__, *map(str, paths), *more]
+    process = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    cost = json.loads(process.stdout.splitlines()[-1])
     print("| weights | tokens | may allocate | peak memory | read | time |")
     print("|---:|---:|---:|---:|---:|---:|")
     print(
-        f"| {gigabytes:.2f} GB | {options.tokens:,} | {options.limit:g} GB | {took['peak']:.2f} GB "
-        f"| {took['read']:.2f} GB | {took['seconds']:.0f} s |\n",
+        f"| {gigabytes:.2f} GB | {options.tokens:,} | {options.limit:g} GB | {cost['peak']:.2f} GB "
+        f"| {cost['read']:.2f} GB | {cost['seconds']:.0f} s |\n",
         flush=True,
     )
     shutil.rmtree(model.parent)

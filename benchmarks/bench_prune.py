@@ -72,8 +72,8 @@ def write_checkpoint(directory: Path, gigabytes: float) -> int:
         text = json.dumps(header).encode()
         with (directory / file).open("wb") as out:
             out.write(len(text).to_bytes(8, "little") + text)
-            for done in range(0, start, len(noise)):
-                out.write(noise[: min(len(noise), start - done)])
+            for written in range(0, start, len(noise)):
+                out.write(noise[: min(len(noise), start - written)])
         total, layer = total + start, layer + 1
     index = {"metadata": {"total_size": total}, "weight_map": weight_map}
     (directory / "model.safetensors.index.json").write_text(json.dumps(index))
@@ -109,8 +109,8 @@ sys.exit(status != 0)
 def timed(*command: str | Path) -> tuple[float, float]:
     """Seconds until the result is on the disk, and the command's peak memory in MB."""
     launch = [sys.executable, "-c", LAUNCH, *map(str, command)]
-    done = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True)
-    seconds, peak = done.stdout.split()
+    process = subprocess.run(launch, check=True, stdout=subprocess.PIPE, text=True)
+    seconds, peak = process.stdout.split()
     return float(seconds), float(peak)
 
 

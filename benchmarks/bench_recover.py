@@ -28,7 +28,9 @@ from statetrim.storage.text import sequences
 WARM_UP = 2
 
 
-def product(small: st.Checkpoint, model: st.Checkpoint, data: Any, batch: int) -> list[float]:
+def recovery_step_seconds(
+    small: st.Checkpoint, model: st.Checkpoint, data: Any, batch: int
+) -> list[float]:
     """CPU seconds from one step's end to the next."""
     ends: list[float] = []
     with tempfile.TemporaryDirectory() as directory:
@@ -44,7 +46,7 @@ def product(small: st.Checkpoint, model: st.Checkpoint, data: Any, batch: int) -
     return [after - before for before, after in itertools.pairwise(ends)][WARM_UP:]
 
 
-def bare(
+def bare_step_seconds(
     small: st.Checkpoint, model: st.Checkpoint, data: Any, batch: int
 ) -> tuple[list[float], list[float]]:
     """CPU seconds of the student's part and of the teacher's."""
@@ -56,7 +58,7 @@ def bare(
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     student_seconds, teacher_seconds = [], []
     for ids in data.batches(batch):
-        began = time.process_time()
+        start = time.process_time()
         student(input_ids=ids, labels=ids, use_cache=False).loss.backward()
         torch.nn.utils.clip_grad_norm_(trained, 1.0)
         optimizer.step()
@@ -65,7 +67,7 @@ def bare(
         with torch.no_grad():
             teacher(input_ids=ids, use_cache=False)
         teacher_seconds.append(time.process_time() - middle)
-        student_seconds.append(middle - began)
+        student_seconds.append(middle - start)
     return student_seconds[WARM_UP:], teacher_seconds[WARM_UP:]
 
 
@@ -85,10 +87,12 @@ def main() -> None:
     data = sequences(options.text, load_tokenizer(model), tokens=tokens, length=options.length)
     with tempfile.TemporaryDirectory() as directory:
         small = st.prune(model, st.select(model, "l1", 0.5), out=Path(directory) / "small")
-        ours = median(product(small, model, data, options.batch))
-        student, teacher = map(median, bare(small, model, data, options.batch))
-    print(f"recovery {ours:.3f} s a step; bare student {student:.3f} s, teacher {teacher:.3f} s")
-    print(f"ratio {ours / (student + teacher):.3f}")
+        recovery = median(recovery_step_seconds(small, model, data, options.batch))
+        student, teacher = map(median, bare_step_seconds(small, model, data, options.batch))
+    print(
+        f"recovery {recovery:.3f} s a step; bare student {student:.3f} s, teacher {teacher:.3f} s"
+    )
+    print(f"ratio {recovery / (student + teacher):.3f}")
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ WORK = {
 
 def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> None:
     """Milliseconds of one decoded token in one mixer, by kind of operation (torch's profiler)."""
-    found: list[dict[str, float]] = []
+    rows: list[dict[str, float]] = []
     with torch.inference_mode():
         for path in paths:
             runner = benchmarking._Runner(path.name, load_live(path))
@@ -100,11 +100,11 @@ def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> Non
             for event in trace.key_averages():
                 kind = WORK.get(event.key, "everything else")
                 spent[kind] = spent.get(kind, 0.0) + event.self_cpu_time_total / tokens / 1e3
-            found.append(spent | {"all": sum(spent.values())})
+            rows.append(spent | {"all": sum(spent.values())})
     print(f"\n| {paths[0].name}, batch {batch} | " + " | ".join(p.name for p in paths) + " |")
     print("|---" * (len(paths) + 1) + "|")
     for kind in ("the state", "projections", "everything else", "all"):
-        print(f"| {kind} | " + " | ".join(f"{spent[kind]:.2f} ms" for spent in found) + " |")
+        print(f"| {kind} | " + " | ".join(f"{spent[kind]:.2f} ms" for spent in rows) + " |")
 
 
 def main() -> None:
@@ -135,10 +135,10 @@ def main() -> None:
             for batch in arguments.batches:
                 cells = [model_type, cut.name.rpartition("-")[2], str(batch)]
                 for metric in ("mixer decode", "decode", "mixer prefill", "prefill"):
-                    found = timings.find(cut.name, metric, batch, arguments.length)
-                    assert found.ratio is not None and found.ratio_spread is not None
-                    low, high = found.ratio_spread
-                    cells.append(f"{found.ratio:.2f}x ({low:.2f}-{high:.2f})")
+                    timing = timings.find(cut.name, metric, batch, arguments.length)
+                    assert timing.ratio is not None and timing.ratio_spread is not None
+                    low, high = timing.ratio_spread
+                    cells.append(f"{timing.ratio:.2f}x ({low:.2f}-{high:.2f})")
                     if metric == "mixer decode":
                         ideal = mixer_bytes(first, batch) / mixer_bytes(cut, batch)
                         cells.append(f"{ideal:.2f}x")

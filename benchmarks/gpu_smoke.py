@@ -38,7 +38,7 @@ TOKENS, LENGTH, BATCH = 16_384, 512, 8
 LIMIT_SECONDS = 900.0
 
 
-def steps(root: Path, model: str, text: str, cards: int) -> Iterator[tuple[str, list[str]]]:
+def steps(root: Path, model: str, text: str, num_gpus: int) -> Iterator[tuple[str, list[str]]]:
     """Names, and arguments of `statetrim`; one that begins with ':' is a function of this file."""
     sums, plan, small = root / "sums.safetensors", root / "plan.json", root / "small"
     run = ["--text", text, "--tokens", str(TOKENS), "--length", str(LENGTH)]
@@ -51,7 +51,7 @@ def steps(root: Path, model: str, text: str, cards: int) -> Iterator[tuple[str, 
         "calibrate", model, *run, *methods, "--layerwise", "-o", str(layerwise)
     ]  # fmt: skip
     yield "layerwise beside whole", [":compare", str(sums), str(layerwise)]
-    if cards > 1:
+    if num_gpus > 1:
         spread = root / "sums-spread.safetensors"
         yield "calibrate, spread", [
             "calibrate", model, *run, *methods, "--device-map", "auto", "-o", str(spread)
@@ -82,7 +82,7 @@ def steps(root: Path, model: str, text: str, cards: int) -> Iterator[tuple[str, 
     for name, more in (("evaluate", []), ("evaluate, layerwise", ["--layerwise"])):
         out = root / f"scores{'-layerwise' if more else ''}.json"
         yield name, ["evaluate", str(fitted), *measured, *more, "-o", str(out)]
-    sizes = [] if cards else ["--batch-sizes", "1,4", "--lengths", "128"]  # minutes on a CPU
+    sizes = [] if num_gpus else ["--batch-sizes", "1,4", "--lengths", "128"]  # minutes on a CPU
     yield "benchmark", [
         "benchmark", str(fitted), "--baseline", model, "--rounds", "3", *sizes,
         "-o", str(root / "timings.json"),
@@ -132,30 +132,30 @@ def build(directory: Path) -> None:
 def devices() -> dict[str, Any]:
     import torch
 
-    found: dict[str, str | None] = {}
+    versions: dict[str, str | None] = {}
     for name in PACKAGES:
         try:
-            found[name] = importlib.metadata.version(name)
+            versions[name] = importlib.metadata.version(name)
         except importlib.metadata.PackageNotFoundError:
-            found[name] = None
-    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+            versions[name] = None
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
     return {
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.machine()}",
-        "packages": found,
+        "packages": versions,
         "cuda": torch.version.cuda,
         "gpus": [
             {
-                "name": torch.cuda.get_device_name(card),
-                "memory": torch.cuda.get_device_properties(card).total_memory,
-                "capability": list(torch.cuda.get_device_capability(card)),
+                "name": torch.cuda.get_device_name(gpu),
+                "memory": torch.cuda.get_device_properties(gpu).total_memory,
+                "capability": list(torch.cuda.get_device_capability(gpu)),
             }
-            for card in cards
+            for gpu in gpus
         ],
     }
 
 
-def expected(model: str, name: str) -> float | None:
+def expected_seconds(model: str, name: str) -> float | None:
     """Seconds that `trim --dry-run` would foretell for a calibration."""
     if not name.startswith("calibrate"):
         return None
@@ -171,7 +171,7 @@ def child(arguments: list[str]) -> None:
 
     import torch
 
-    began, result = time.perf_counter(), None
+    start, result = time.perf_counter(), None
     if arguments[0] == ":compare":
         result = compare(*arguments[1:])
     elif arguments[0] == ":check":
@@ -185,25 +185,25 @@ def child(arguments: list[str]) -> None:
         except SystemExit as end:
             if end.code:
                 raise
-    cards = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
-    took = {
-        "seconds": round(time.perf_counter() - began, 2),
-        "gpu_peak_bytes": [torch.cuda.max_memory_allocated(card) for card in cards],
+    gpus = range(torch.cuda.device_count()) if torch.cuda.is_available() else range(0)
+    cost = {
+        "seconds": round(time.perf_counter() - start, 2),
+        "gpu_peak_bytes": [torch.cuda.max_memory_allocated(gpu) for gpu in gpus],
         "host_peak_kib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         "result": result,
     }
-    print("\n" + json.dumps(took))
+    print("\n" + json.dumps(cost))
 
 
 def compare(first: str, second: str) -> dict[str, float]:
     """The largest difference of two statistics, relative to the largest value of each sum."""
     from statetrim.artifacts.statistics import PARTS, Statistics
 
-    one, other = Statistics.load(first), Statistics.load(second)
+    first_statistics, second_statistics = Statistics.load(first), Statistics.load(second)
     worst = 0.0
-    for layer, sums in one.layers.items():
-        for part in PARTS:
-            a, b = getattr(sums, part), getattr(other.layers[layer], part)
+    for layer, sums in first_statistics.layers.items():
+        for name in PARTS:
+            a, b = getattr(sums, name), getattr(second_statistics.layers[layer], name)
             if a is not None:
                 worst = max(worst, float((a - b).abs().max() / a.abs().max()))
     return {"largest difference": worst}
@@ -217,9 +217,9 @@ def check(model: str, plan: str, small: str, *more: str) -> dict[str, Any]:
     from statetrim.storage.checkpoint import open_checkpoint
     from statetrim.surgery.check import check_cut
 
-    place = Placement(layerwise="--layerwise" in more)
+    placement = Placement(layerwise="--layerwise" in more)
     cut = check_cut(
-        open_checkpoint(model), Plan.load(plan), open_checkpoint(small), placement=place
+        open_checkpoint(model), Plan.load(plan), open_checkpoint(small), placement=placement
     )
     return asdict(cut)
 
@@ -227,18 +227,21 @@ def check(model: str, plan: str, small: str, *more: str) -> dict[str, Any]:
 def run(arguments: list[str], root: Path) -> dict[str, Any]:
     command = [sys.executable, __file__, "--child", json.dumps(arguments)]
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, check=False, timeout=LIMIT_SECONDS
         )
     except subprocess.TimeoutExpired:
         return {"error": f"not done after {LIMIT_SECONDS:.0f} s"}
-    if ended.returncode:
-        told = (ended.stderr or ended.stdout).strip().replace(str(root), "OUT")
-        if ended.returncode < 0:  # memory that ran out, as a rule
-            told += f"\nkilled by {signal.Signals(-ended.returncode).name}"
-        return {"exit code": ended.returncode, "error": told[-1500:] or "ended without a word"}
-    found: dict[str, Any] = json.loads(ended.stdout.strip().splitlines()[-1])
-    return found
+    if process.returncode:
+        error_text = (process.stderr or process.stdout).strip().replace(str(root), "OUT")
+        if process.returncode < 0:  # memory that ran out, as a rule
+            error_text += f"\nkilled by {signal.Signals(-process.returncode).name}"
+        return {
+            "exit code": process.returncode,
+            "error": error_text[-1500:] or "ended without a word",
+        }
+    result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
+    return result
 
 
 def timings(root: Path) -> list[dict[str, Any]]:
@@ -274,15 +277,15 @@ def main() -> None:
     }
     for name, arguments in steps(root, model, text, len(results["machine"]["gpus"])):
         print(f"{name} ...", end=" ", flush=True)
-        found = run(arguments, root)
-        foretold = expected(model, name)
-        if foretold is not None:
-            found["expected_seconds"] = round(foretold, 2)
-        results["steps"][name] = found
+        result = run(arguments, root)
+        estimate = expected_seconds(model, name)
+        if estimate is not None:
+            result["expected_seconds"] = round(estimate, 2)
+        results["steps"][name] = result
         results["timings"] = timings(root)
-        print(found.get("error", f"{found.get('seconds')} s").splitlines()[-1][:100])
+        print(result.get("error", f"{result.get('seconds')} s").splitlines()[-1][:100])
         (root / "gpu-smoke.json").write_text(json.dumps(results, indent=1))
-    failed = [name for name, found in results["steps"].items() if "error" in found]
+    failed = [name for name, result in results["steps"].items() if "error" in result]
     print(
         f"{root / 'gpu-smoke.json'}: {len(results['steps'])} steps, {len(failed)} failed {failed}"
     )
