@@ -22,6 +22,6 @@ print("transformers", __version__)
 with tempfile.TemporaryDirectory() as folder:
     model.save_pretrained(folder)
     saved = load_file(f"{folder}/model.safetensors")
-for part, width in (("q", 4 * 12), ("k", 4 * 12), ("v", 4 * 16)):
-    name = f"model.layers.0.linear_attn.{part}_conv1d.weight"
-    print(f"{part}_conv1d: {saved[name].shape[0]} rows saved, {width} channels in the model")
+for letter, width in (("q", 4 * 12), ("k", 4 * 12), ("v", 4 * 16)):
+    name = f"model.layers.0.linear_attn.{letter}_conv1d.weight"
+    print(f"{letter}_conv1d: {saved[name].shape[0]} rows saved, {width} channels in the model")

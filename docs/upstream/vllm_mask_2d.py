@@ -28,8 +28,8 @@ triton.runtime.driver.set_active(
 run = JITFunction.run
 JITFunction.run = lambda self, *args, **kwargs: run(self, *args, **{**kwargs, "warmup": True})
 
-home = Path(utils.__file__).parents[1] / "third_party/flash_linear_attention/ops"
-source = (home / "fused_gdn_prefill_post_conv.py").read_text()
+ops = Path(utils.__file__).parents[1] / "third_party/flash_linear_attention/ops"
+source = (ops / "fused_gdn_prefill_post_conv.py").read_text()
 if "--renamed" in sys.argv:
     keys, values = source.split("# ============ V head + gating processing ============")
     source = keys + values.replace("mask_2d", "mask_v_2d")
