@@ -12,7 +12,7 @@ from typing import Any
 
 ROOT = Path(__file__).parent
 SOURCE = ROOT / "src" / "statetrim"
-FEWEST_WORDS = 4
+MIN_WORDS = 4
 """Of a message on the site; "… is missing" says nothing without what it names."""
 
 
@@ -34,7 +34,7 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     # On a phone wide pictures are small: each links to itself, as on code hosts.
     markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
     markdown = re.sub(r"<!-- api -->.*?<!-- end -->", lambda _: _api(), markdown, flags=re.DOTALL)
-    return re.sub(r"<!-- messages: (.*?) -->", lambda found: _messages(found[1].split()), markdown)
+    return re.sub(r"<!-- messages: (.*?) -->", lambda match: _messages(match[1].split()), markdown)
 
 
 def _api() -> str:
@@ -46,8 +46,8 @@ def _api() -> str:
     classes = [name for name in names if not name[0].islower()]
 
     def directive(name: str) -> str:
-        found = getattr(statetrim, name)
-        return f"::: {found.__module__}.{found.__qualname__}"
+        value = getattr(statetrim, name)
+        return f"::: {value.__module__}.{value.__qualname__}"
 
     return "\n\n".join(
         ["## Functions", *map(directive, functions), "## Classes", *map(directive, classes)]
@@ -56,9 +56,9 @@ def _api() -> str:
 
 def _messages(modules: list[str]) -> str:
     """The sentences that the modules' errors are made of."""
-    every = {text for module in modules for text in messages(SOURCE / f"{module}.py")}
-    found = sorted(text for text in every if len(re.findall(r"\w{2,}", text)) >= FEWEST_WORDS)
-    return "\n".join(f"- {_escaped(text)}" for text in found)
+    texts = {text for module in modules for text in messages(SOURCE / f"{module}.py")}
+    shown = sorted(text for text in texts if len(re.findall(r"\w{2,}", text)) >= MIN_WORDS)
+    return "\n".join(f"- {_escaped(text)}" for text in shown)
 
 
 def messages(path: Path) -> Iterator[str]:
