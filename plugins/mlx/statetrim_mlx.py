@@ -28,21 +28,21 @@ class ModelArgs:
         return cls(config)
 
 
-def Model(wanted: ModelArgs) -> Any:
+def Model(model_args: ModelArgs) -> Any:
     """The stock model; while it is made, the class of its layers is given each layer's widths."""
-    stock = wanted.stock
+    stock = model_args.stock
     name = "Qwen3NextDecoderLayer" if stock is qwen3_next else "DecoderLayer"
     layer_class = getattr(stock, name)
 
-    def make(args: Any, layer_idx: int) -> Any:
-        keys, values = wanted.widths.get(
+    def make_layer(args: Any, layer_idx: int) -> Any:
+        keys, values = model_args.widths.get(
             str(layer_idx), (args.linear_key_head_dim, args.linear_value_head_dim)
         )
-        own = replace(args, linear_key_head_dim=keys, linear_value_head_dim=values)
-        return layer_class(own, layer_idx)
+        layer_args = replace(args, linear_key_head_dim=keys, linear_value_head_dim=values)
+        return layer_class(layer_args, layer_idx)
 
-    setattr(stock, name, make)
+    setattr(stock, name, make_layer)
     try:
-        return stock.Model(wanted.args)
+        return stock.Model(model_args.args)
     finally:
         setattr(stock, name, layer_class)
