@@ -26,9 +26,11 @@ def register() -> None:
         def __init__(
             self, config: Any, vllm_config: Any, prefix: str = "", *args: Any, **kwargs: Any
         ) -> None:
-            own = own_config(config, vllm_config.model_config.hf_config, prefix)
-            super().__init__(own, vllm_config, prefix, *args, **kwargs)
-            self.narrowed = own is not config and widths_of(own) != widths_of(config)
+            own_layer_config = layer_config(config, vllm_config.model_config.hf_config, prefix)
+            super().__init__(own_layer_config, vllm_config, prefix, *args, **kwargs)
+            self.narrowed = own_layer_config is not config and widths_of(
+                own_layer_config
+            ) != widths_of(config)
 
         def get_kv_cache_spec(self, vllm_config: Any) -> Any:
             """vLLM pads every state to one page size; where blocks are outermost it can pack pages
@@ -47,10 +49,10 @@ def widths_of(config: Any) -> tuple[int, int]:
     return config.linear_key_head_dim, config.linear_value_head_dim
 
 
-def own_config(config: Any, whole: Any, prefix: str) -> Any:
+def layer_config(config: Any, model_config: Any, prefix: str) -> Any:
     """The config of the layer called `prefix`: `config`, with this layer's widths where `whole`,
     the config of the entire model, lists them."""
-    widths = getattr(whole, FIELD, None) or getattr(config, FIELD, None)
+    widths = getattr(model_config, FIELD, None) or getattr(config, FIELD, None)
     if not widths:
         return config
     from vllm.model_executor.models.utils import extract_layer_index
@@ -58,6 +60,6 @@ def own_config(config: Any, whole: Any, prefix: str) -> Any:
     layer = str(extract_layer_index(prefix))
     if layer not in widths:
         raise ValueError(f"{FIELD} does not list layer {layer}, which has linear attention")
-    own = copy.copy(config)
-    own.linear_key_head_dim, own.linear_value_head_dim = widths[layer]
-    return own
+    result = copy.copy(config)
+    result.linear_key_head_dim, result.linear_value_head_dim = widths[layer]
+    return result
