@@ -28,7 +28,7 @@ from torch.nn import functional
 import mqar
 import statetrim as st
 from compare_methods import Judge, hidden, log_p
-from statetrim.geometry import Geometry, shapes_at
+from statetrim.geometry import Geometry, shapes_for_share
 from statetrim.maths.paired import Pairs, difference_interval
 
 PARTS = ("1/4", "1/16", "1/2", "3/8")
@@ -98,7 +98,7 @@ def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
     for step in options.steps:
         for part in options.parts:
             for kind in options.shapes:
-                keys, values = shapes_at(geometry, Fraction(part))[kind]
+                keys, values = shapes_for_share(geometry, Fraction(part))[kind]
                 methods = {
                     "key_method": None if kind == "value" else options.method,
                     "value_method": None if kind == "key" else options.value_method,

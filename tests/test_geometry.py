@@ -8,21 +8,27 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 import statetrim as st
-from statetrim.geometry import resolve_keep, resolve_square, rows, shapes_at, survivors
+from statetrim.geometry import (
+    kept_masks,
+    resolve_keep,
+    resolve_square,
+    row_indices,
+    shapes_for_share,
+)
 
 
 def test_rows_of_packed_and_interleaved_heads() -> None:
-    assert rows(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
-    assert rows(2, 3, start=4, stride=10).tolist() == [[4, 5, 6], [14, 15, 16]]
+    assert row_indices(2, 3).tolist() == [[0, 1, 2], [3, 4, 5]]
+    assert row_indices(2, 3, start=4, stride=10).tolist() == [[4, 5, 6], [14, 15, 16]]
 
 
 def test_survivors_of_a_fused_tensor() -> None:
     """Two heads of [ q q q | k k k | v ]: drop channel 1 of head 0 and channel 2 of head 1."""
     claims = [
-        st.ChannelRows("w", "q_proj", rows(2, 3, stride=7), 14),
-        st.ChannelRows("w", "k_proj", rows(2, 3, start=3, stride=7), 14),
+        st.ChannelRows("w", "q_proj", row_indices(2, 3, stride=7), 14),
+        st.ChannelRows("w", "k_proj", row_indices(2, 3, start=3, stride=7), 14),
     ]
-    masks = survivors(claims, {"key": torch.tensor([[0, 2], [0, 1]])})
+    masks = kept_masks(claims, {"key": torch.tensor([[0, 2], [0, 1]])})
     assert masks.keys() == {0}
     assert [i for i, stays in enumerate(masks[0]) if not stays] == [1, 4, 9, 12]
 
@@ -30,14 +36,14 @@ def test_survivors_of_a_fused_tensor() -> None:
 def test_survivors_along_both_axes_and_dimensions() -> None:
     """A value axis adds claims, not code: an output projection loses columns."""
     claims = [
-        st.ChannelRows("o", "value", rows(2, 2), 4, axis="value", dim=1),
-        st.ChannelRows("o", "q_proj", rows(1, 3), 3),
+        st.ChannelRows("o", "value", row_indices(2, 2), 4, axis="value", dim=1),
+        st.ChannelRows("o", "q_proj", row_indices(1, 3), 3),
     ]
     kept = {"key": torch.tensor([[0, 2]]), "value": torch.tensor([[1], [0]])}
-    masks = survivors(claims, kept)
+    masks = kept_masks(claims, kept)
     assert masks[0].tolist() == [True, False, True]
     assert masks[1].tolist() == [False, True, True, False]
-    assert survivors(claims, {"key": kept["key"]}).keys() == {0}, "values are not cut unasked"
+    assert kept_masks(claims, {"key": kept["key"]}).keys() == {0}, "values are not cut unasked"
 
 
 @pytest.mark.parametrize(
@@ -99,9 +105,9 @@ def test_a_square_cuts_the_axes_that_are_wider() -> None:
 
 
 def test_a_shared_norm_only_loses_length() -> None:
-    claim = st.ChannelRows("n", "shared_norm", rows(1, 4), 4, axis="value")
+    claim = st.ChannelRows("n", "shared_norm", row_indices(1, 4), 4, axis="value")
     kept = {"value": torch.tensor([[2, 3], [0, 1], [1, 3]])}
-    assert survivors([claim], kept)[0].tolist() == [True, True, False, False]
+    assert kept_masks([claim], kept)[0].tolist() == [True, True, False, False]
 
 
 @given(keys=some.integers(8, 256), values=some.integers(8, 256), sixteenths=some.integers(2, 15))
@@ -109,7 +115,7 @@ def test_shapes_at_equal_bytes_use_them_and_no_more(
     keys: int, values: int, sixteenths: int
 ) -> None:
     part = Fraction(sixteenths, 16)
-    shapes = shapes_at(state(keys, values), part)
+    shapes = shapes_for_share(state(keys, values), part)
     budget = part * keys * values
     for name, (k, v) in shapes.items():
         assert 1 <= k <= keys and 1 <= v <= values
@@ -124,4 +130,4 @@ def test_shapes_at_equal_bytes_use_them_and_no_more(
 def test_a_part_that_leaves_nothing_is_refused() -> None:
     for part in (Fraction(1, 16), Fraction(0), Fraction(1)):
         with pytest.raises(st.StatetrimError, match="leaves an axis with nothing"):
-            shapes_at(state(8, 8), part)
+            shapes_for_share(state(8, 8), part)

@@ -20,7 +20,7 @@ from .evaluation.evaluate import evaluate as evaluate
 from .families.contract import Family as Family
 from .geometry import ChannelRows as ChannelRows
 from .geometry import Geometry as Geometry
-from .geometry import rows as rows
+from .geometry import row_indices as row_indices
 from .methods.contract import Evidence as Evidence
 from .methods.contract import ValueEvidence as ValueEvidence
 from .methods.contract import needs as needs

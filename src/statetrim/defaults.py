@@ -6,5 +6,5 @@ VALUE_METHOD = "readout_greedy"
 """Selection method for value channels."""
 HEAD_METHOD = "head_refit"
 """Selection method for whole heads (docs/two-axes.md)."""
-RECALL = 0.25
+RECALL_SHARE = 0.25
 """The part of the calibration tokens that are recall sequences; the rest is text."""

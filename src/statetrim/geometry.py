@@ -59,8 +59,8 @@ class Geometry:
     @property
     def shapes(self) -> dict[int, tuple[int, int]]:
         """Keys and values per head of every layer."""
-        alike = ((self.head_k_dim, self.head_v_dim),) * len(self.layers)
-        return dict(zip(self.layers, self.widths or alike, strict=True))
+        uniform = ((self.head_k_dim, self.head_v_dim),) * len(self.layers)
+        return dict(zip(self.layers, self.widths or uniform, strict=True))
 
     @property
     def shape(self) -> str:
@@ -70,10 +70,10 @@ class Geometry:
         counts = Counter(self.widths)
         return ", ".join(f"{n} of {k} x {v}" for (k, v), n in sorted(counts.items(), reverse=True))
 
-    def beside(self, other: "Geometry") -> str:
+    def describe_against(self, other: "Geometry") -> str:
         """The shape, with the number of heads if the other geometry has a different number."""
-        alike = self.num_v_heads == other.num_v_heads
-        return self.shape if alike else f"{self.num_v_heads} heads of {self.shape}"
+        same_heads = self.num_v_heads == other.num_v_heads
+        return self.shape if same_heads else f"{self.num_v_heads} heads of {self.shape}"
 
     @property
     def group(self) -> int:
@@ -100,17 +100,17 @@ class Geometry:
             for keys, values in self.shapes.values()
         )
 
-    def of(self, layer: int) -> "Geometry":
+    def for_layer(self, layer: int) -> "Geometry":
         """The same with the shape of this layer in every layer."""
         keys, values = self.shapes[layer]
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
 
-    def uneven(self, shapes: Mapping[int, tuple[int, int]]) -> "Geometry":
+    def with_shapes(self, shapes: Mapping[int, tuple[int, int]]) -> "Geometry":
         """With these keys and values per head in each layer; plain where all are alike."""
         widths = tuple(shapes[layer] for layer in self.layers)
         keys, values = (max(axis) for axis in zip(*widths, strict=True))
-        alike = len(set(widths)) == 1
-        return replace(self, head_k_dim=keys, head_v_dim=values, widths=() if alike else widths)
+        uniform = len(set(widths)) == 1
+        return replace(self, head_k_dim=keys, head_v_dim=values, widths=() if uniform else widths)
 
     def with_heads(self, num_k_heads: int, num_v_heads: int) -> "Geometry":
         """With so many heads of the same shape in every layer."""
@@ -126,7 +126,7 @@ class Geometry:
         """Heads that choose their channels along one axis of the state."""
         return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
 
-    def channels(self, axis: Axis) -> int:
+    def width(self, axis: Axis) -> int:
         """Channels per head along one axis of the state."""
         return self.head_k_dim if axis == "key" else self.head_v_dim
 
@@ -153,37 +153,41 @@ class ChannelRows:
     optional: bool = False
 
 
-def rows(heads: int, channels: int, start: int = 0, stride: int | None = None) -> Tensor:
+def row_indices(heads: int, channels: int, start: int = 0, stride: int | None = None) -> Tensor:
     """Row numbers [heads, channels]: head h begins at `start + h * stride` (default: packed)."""
     head = torch.arange(heads).unsqueeze(1)
     return start + head * (channels if stride is None else stride) + torch.arange(channels)
 
 
-def survivors(claims: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
+def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
     """The slicer of every family: dimension -> mask [size] of the entries that stay."""
     masks: dict[int, Tensor] = {}
-    for claim in claims:
-        if claim.axis in kept:
-            table = kept[claim.axis]
-            if claim.role == "shared_norm":  # folded away: how many entries stay is all that counts
-                table = torch.arange(table.shape[1]).unsqueeze(0)
-            pruned = torch.ones_like(claim.rows, dtype=torch.bool)
-            pruned.scatter_(1, table, False)
-            mask = masks.setdefault(claim.dim, torch.ones(claim.size, dtype=torch.bool))
-            mask[claim.rows[pruned]] = False
+    for entry in channel_rows:
+        if entry.axis in kept:
+            kept_channels = kept[entry.axis]
+            if entry.role == "shared_norm":  # folded away: how many entries stay is all that counts
+                kept_channels = torch.arange(kept_channels.shape[1]).unsqueeze(0)
+            pruned = torch.ones_like(entry.rows, dtype=torch.bool)
+            pruned.scatter_(1, kept_channels, False)
+            mask = masks.setdefault(entry.dim, torch.ones(entry.size, dtype=torch.bool))
+            mask[entry.rows[pruned]] = False
     return masks
 
 
-def surviving_heads(claims: Sequence[ChannelRows], kept: Tensor, group: int) -> dict[int, Tensor]:
+def kept_head_masks(
+    channel_rows: Sequence[ChannelRows], kept_heads: Tensor, group: int
+) -> dict[int, Tensor]:
     """The same where whole heads go: `kept` are the value heads that stay, `group` of the original
     to a key head, which stays with any of them. A claim has a row of entries for every head."""
     masks: dict[int, Tensor] = {}
-    for claim in claims:
-        gone = torch.ones(len(claim.rows), dtype=torch.bool)
-        gone[kept.flatten() if claim.axis == "value" else kept.flatten() // group] = False
-        if bool(gone.any()):
-            mask = masks.setdefault(claim.dim, torch.ones(claim.size, dtype=torch.bool))
-            mask[claim.rows[gone]] = False
+    for entry in channel_rows:
+        removed = torch.ones(len(entry.rows), dtype=torch.bool)
+        removed[
+            kept_heads.flatten() if entry.axis == "value" else kept_heads.flatten() // group
+        ] = False
+        if bool(removed.any()):
+            mask = masks.setdefault(entry.dim, torch.ones(entry.size, dtype=torch.bool))
+            mask[entry.rows[removed]] = False
     return masks
 
 
@@ -197,7 +201,7 @@ def resolve_keep(requested: Amount, channels: int) -> int:
     try:
         keep = int(text)
     except ValueError:
-        keep = _from_fraction(text, channels)
+        keep = _keep_from_fraction(text, channels)
     if not 1 <= keep <= channels:
         raise StatetrimError(
             f"cannot keep {text[:40]} of {channels} channels per head; "
@@ -216,42 +220,42 @@ def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
     A multiple of the key heads leaves every key head, with fewer value heads each; any other count
     takes key heads away, each with all its value heads. A fraction rounds up to the next count.
     """
-    whole, text = geometry.num_v_heads, str(requested).strip()
-    counts = head_counts(geometry)
+    num_heads, text = geometry.num_v_heads, str(requested).strip()
+    counts = allowed_head_counts(geometry)
     try:
         heads = int(text)
     except ValueError:
         fraction = read_fraction(text)
-        exact = ceil(fraction * whole) if 0 < fraction <= 1 else 0
-        heads = next((count for count in counts if count >= exact > 0), exact)
+        minimum = ceil(fraction * num_heads) if 0 < fraction <= 1 else 0
+        heads = next((count for count in counts if count >= minimum > 0), minimum)
     if heads not in counts:
         raise StatetrimError(
-            f"cannot keep {text[:40]} of {whole} value heads, {geometry.group} to each of "
-            f"{geometry.num_k_heads} key heads; give {_either(counts)}, or a fraction such as 0.5"
+            f"cannot keep {text[:40]} of {num_heads} value heads, {geometry.group} to each of "
+            f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, or a fraction such as 0.5"
             if counts
             else f"the model has one head of {geometry.shape}, which cannot go"
         )
-    return geometry.with_heads(_key_heads(heads, geometry), heads)
+    return geometry.with_heads(_num_key_heads(heads, geometry), heads)
 
 
-def head_counts(geometry: Geometry) -> list[int]:
+def allowed_head_counts(geometry: Geometry) -> list[int]:
     """The numbers of value heads that may be left."""
     fewer = range(1, geometry.num_v_heads)
-    return [n for n in fewer if n % geometry.group == 0 or _leaves_all_keys(n, geometry)]
+    return [n for n in fewer if n % geometry.group == 0 or _keeps_all_key_heads(n, geometry)]
 
 
-def _key_heads(heads: int, geometry: Geometry) -> int:
+def _num_key_heads(heads: int, geometry: Geometry) -> int:
     """Key heads that stay with so many value heads."""
-    all_keys = _leaves_all_keys(heads, geometry)
+    all_keys = _keeps_all_key_heads(heads, geometry)
     return geometry.num_k_heads if all_keys else heads // geometry.group
 
 
-def _leaves_all_keys(heads: int, geometry: Geometry) -> bool:
+def _keeps_all_key_heads(heads: int, geometry: Geometry) -> bool:
     """Where heads share their values too, as in GLA, they go together."""
     return heads % geometry.num_k_heads == 0 and geometry.shared_values == 1
 
 
-def _either(counts: Sequence[int]) -> str:
+def _choices_text(counts: Sequence[int]) -> str:
     """1, 2 or 3; of many, the first, the step and the last."""
     if len(counts) > 8:
         return f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
@@ -263,37 +267,39 @@ def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, i
     """Key and value channels to keep so that a head's state becomes a square; None where an axis
     has that width already."""
     narrow = min(geometry.head_k_dim, geometry.head_v_dim)
-    oblong = geometry.head_k_dim != geometry.head_v_dim
-    width = narrow if oblong and str(requested) == str(narrow) else resolve_keep(requested, narrow)
+    rectangular = geometry.head_k_dim != geometry.head_v_dim
+    width = (
+        narrow if rectangular and str(requested) == str(narrow) else resolve_keep(requested, narrow)
+    )
     return (
         None if geometry.head_k_dim == width else width,
         None if geometry.head_v_dim == width else width,
     )
 
 
-def shapes_at(geometry: Geometry, part: Fraction) -> dict[str, tuple[int, int]]:
+def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:
     """Key and value channels per head of cuts to (at most, and next to) that part of the state's
     bytes: of one axis alone, of both to a square, and of both with more left of one."""
     keys, values = geometry.head_k_dim, geometry.head_v_dim
-    budget = int(part * keys * values)
+    budget = int(share * keys * values)
     side = min(isqrt(budget), keys, values)
-    wide = min(2 * side if part <= Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
+    longer = min(2 * side if share <= Fraction(1, 8) else (4 * side + 2) // 3, keys, values)
     shapes = {
         "key": (budget // values, values),
         "value": (keys, budget // keys),
         "square": (side, side),
-        "more keys": (wide, min(budget // max(wide, 1), values)),
-        "more values": (min(budget // max(wide, 1), keys), wide),
+        "more keys": (longer, min(budget // max(longer, 1), values)),
+        "more values": (min(budget // max(longer, 1), keys), longer),
     }
-    if not 0 < part < 1 or not all(min(shape) for shape in shapes.values()):
+    if not 0 < share < 1 or not all(min(shape) for shape in shapes.values()):
         raise StatetrimError(
-            f"{part} of a state of {keys} x {values} leaves an axis with nothing; give a part "
+            f"{share} of a state of {keys} x {values} leaves an axis with nothing; give a part "
             f"between {Fraction(1, min(keys, values))} and 1"
         )
     return shapes
 
 
-def _from_fraction(text: str, channels: int) -> int:
+def _keep_from_fraction(text: str, channels: int) -> int:
     fraction = read_fraction(text)
     if not 0 < fraction <= 1:
         return 0

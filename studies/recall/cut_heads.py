@@ -20,7 +20,7 @@ import torch
 import statetrim as st
 from judge import LOADS, Judge
 from masking import Masked
-from statetrim.geometry import head_counts
+from statetrim.geometry import allowed_head_counts
 from statetrim.runtime.loading import load_live, load_tokenizer
 
 Row = dict[str, Any]
@@ -32,7 +32,7 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
     heads, keys, values = geometry.num_v_heads, geometry.head_k_dim, geometry.head_v_dim
     found: list[tuple[Row, dict[str, Any]]] = []
     for part in (2, 4):
-        if heads // part in head_counts(geometry):
+        if heads // part in allowed_head_counts(geometry):
             found += [
                 (
                     {"part": f"1/{part}", "cut": f"{heads // part} heads", "method": method},

@@ -46,7 +46,7 @@ class Study:
     def cut(self, shape: str) -> st.Checkpoint:
         keys, values = SHAPES[shape]
         options = self.options
-        mix: dict[str, Any] = {"recall": defaults.RECALL, "seed": options.seed}
+        mix: dict[str, Any] = {"recall": defaults.RECALL_SHARE, "seed": options.seed}
         mix |= {"length": 256, "tokens": CALIBRATED, "skip": options.seed * SEEN}
         stem = f"{self.model.path.name}-seed{options.seed}"
         sums = options.work / f"{stem}.safetensors"

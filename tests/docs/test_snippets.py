@@ -39,7 +39,7 @@ def names() -> dict[str, Any]:
         "st": st,
         "model": "MODEL",
         "small": "SMALL",
-        "rows": st.rows,
+        "rows": st.row_indices,
         "ChannelRows": st.ChannelRows,
         "geometry": st.Geometry((0,), 2, 2, 8, 8, 4, 2, 4),
         "heads": 2,

@@ -18,7 +18,7 @@ from helpers import raw, tiny
 from helpers.masking import output_projections
 from statetrim.families import families
 from statetrim.families.contract import resized_config
-from statetrim.geometry import head_counts, resolve_heads
+from statetrim.geometry import allowed_head_counts, resolve_heads
 
 MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
 DELTA = tuple(t for t in tiny.MODEL_TYPES if t not in MAMBA)
@@ -73,7 +73,7 @@ def test_a_cut_of_heads_equals_the_original_with_their_columns_zeroed(
     model_type: str, checkpoint: Load, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint(model_type))
-    plan = random_heads(model, head_counts(model.geometry)[0])
+    plan = random_heads(model, allowed_head_counts(model.geometry)[0])
     check(model_type, model, plan, tmp_path / "out")
 
 
@@ -85,7 +85,7 @@ def test_heads_go_in_groups_or_evenly_from_each(
     """Six value heads of three key heads: by twos with their key head, or one from each."""
     path = tiny.build(model_type, tmp_path / "model", **THREE_KEY_HEADS[model_type])
     model = st.open(path)
-    assert head_counts(model.geometry) == [2, 3, 4]
+    assert allowed_head_counts(model.geometry) == [2, 3, 4]
     plan = random_heads(model, keep)
     after = plan.resized(model.geometry)
     assert (after.num_k_heads, after.num_v_heads) == (key_heads, keep)
@@ -108,7 +108,7 @@ def test_every_head_count_reads_back_from_the_edited_config(model_type: str) -> 
     if not family.heads(config, before):
         assert model_type in NOT_WORKED_OUT
         return
-    for keep in head_counts(before):
+    for keep in allowed_head_counts(before):
         after = resolve_heads(keep, before)
         assert after.num_v_heads == keep
         assert family.geometry(resized_config(family, config, after)) == after

@@ -102,7 +102,7 @@ def _analyze_one(
     """Run one model on all of `data`, tallying every linear layer; `count` adds up the tokens."""
     length = data.ids.shape[1]
     tallies = {
-        i: _Tally(model.geometry.of(i), model.family, length, every, burn_in, storage)
+        i: _Tally(model.geometry.for_layer(i), model.family, length, every, burn_in, storage)
         for i in model.geometry.layers
     }
     live = load_live(model, placement)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, read_cut, read_samples
-from ..errors import StatetrimError, deprecated_resume
+from ..errors import StatetrimError, warn_deprecated_resume
 from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore
@@ -79,7 +79,7 @@ def sensitivity(
     way to `OUT.partial`, from which the same call resumes after an interruption (`resume` is
     deprecated). `draw` writes `pictures` into a directory, from which they go to their places.
     """
-    deprecated_resume(resume)
+    warn_deprecated_resume(resume)
     variants = list(_variants(with_weights(model), plans))
     tokenizer = load_tokenizer(model)
     data = sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)
@@ -124,7 +124,7 @@ def _measured(
             known.keep_cut(LayerCut(*variant.identity, samples, errors[number]))
         advance(1)
     geometry = experiment.live.checkpoint.geometry
-    widths: dict[Axis, int] = {axis: geometry.channels(axis) for axis in ("key", "value")}
+    widths: dict[Axis, int] = {axis: geometry.width(axis) for axis in ("key", "value")}
     return Sensitivity(original, known.cuts, widths, dict(lineage))
 
 
@@ -142,7 +142,7 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
         for axis, table in tables.items():
             for layer, kept in table.items():
                 variant = _Variant(layer, axis, kept)
-                if kept.shape[1] == model.geometry.of(layer).channels(axis):
+                if kept.shape[1] == model.geometry.for_layer(layer).width(axis):
                     continue
                 if variant.identity in known:
                     raise StatetrimError(

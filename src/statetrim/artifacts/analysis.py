@@ -266,7 +266,7 @@ def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Ana
     if not isinstance(fields.get("lineage"), dict):
         raise StatetrimError(f"{path} has no valid 'lineage'")
     layers = {
-        layer: _layer(geometry.of(layer), len(positions), f"{part}.{layer}.", arrays, path)
+        layer: _layer(geometry.for_layer(layer), len(positions), f"{part}.{layer}.", arrays, path)
         for layer in geometry.layers
     }
     return Analysis(layers, geometry, torch.tensor(positions), burn_in, fields["lineage"])
@@ -305,7 +305,7 @@ def _uneven(geometry: Geometry, widths: Any, path: Path) -> Geometry:
     if not fits or not all(integers(w) and len(w) == 2 and min(w) >= 1 for w in widths):
         raise StatetrimError(f"{path} has no valid 'widths'")
     shapes = dict(zip(geometry.layers, ((keys, values) for keys, values in widths), strict=True))
-    uneven = geometry.uneven(shapes)
+    uneven = geometry.with_shapes(shapes)
     if uneven.resized() != geometry:
         raise StatetrimError(f"{path} has 'widths' other than its 'head_k_dim' and 'head_v_dim'")
     return uneven

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import Axis, ChannelRows, Geometry, Kept, surviving_heads, survivors
+from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
 from ..maths.formatting import listed, short
 from ..maths.table import Table
 from ..maths.units import MIB
@@ -131,8 +131,8 @@ class Plan:
         """What stays of a tensor of one layer: dimension -> mask [size]. Of `heads`, where the plan
         removes heads, else of `channels`, are the family's claims."""
         if self.kept_heads is not None:
-            return surviving_heads(claims, self.kept_heads[layer], before.group)
-        return survivors(claims, self.layer(layer))
+            return kept_head_masks(claims, self.kept_heads[layer], before.group)
+        return kept_masks(claims, self.layer(layer))
 
     def resized(self, geometry: Geometry) -> Geometry:
         """`geometry` after the cut, once the plan is certain to fit it."""
@@ -141,7 +141,7 @@ class Plan:
         self._fit(geometry, "key", self.kept)
         if self.kept_values is not None:
             self._fit(geometry, "value", self.kept_values)
-        after = geometry.uneven({layer: self._shape(geometry, layer) for layer in self.kept})
+        after = geometry.with_shapes({layer: self._shape(geometry, layer) for layer in self.kept})
         if after == geometry:
             raise StatetrimError("the plan keeps every channel, so nothing would change")
         return after
@@ -188,7 +188,7 @@ class Plan:
         heads = geometry.heads(axis)
         for layer, table in kept.items():
             where = f"the plan's {axis} channels of layer {layer}"
-            channels, keep = geometry.of(layer).channels(axis), table.shape[1]
+            channels, keep = geometry.for_layer(layer).width(axis), table.shape[1]
             if len(table) != heads:
                 raise StatetrimError(
                     f"{where} are {list(table.shape)}, not {heads} heads of {keep} channels"

@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
-from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL, VALUE_METHOD
-from ..errors import StatetrimError, deprecated_resume
+from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
+from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ShowProgress, showing
@@ -80,7 +80,7 @@ def calibrate(
     `layerwise` is for models larger than memory: each decoder layer is read from disk once, and all
     batches pass through it. `dtype`, `device`, ... are those of `load`.
     """
-    deprecated_resume(resume)
+    warn_deprecated_resume(resume)
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     model = opened(model)
     if out is not None:
@@ -133,7 +133,7 @@ def _default_methods(model: Checkpoint) -> list[str]:
 
 def _recall_share(text: str | Path | Sequences) -> float:
     """Unless it is said; ready sequences stay as they are."""
-    return 0.0 if isinstance(text, Sequences) else RECALL
+    return 0.0 if isinstance(text, Sequences) else RECALL_SHARE
 
 
 def _read(

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from ..errors import StatetrimError, out_of_memory
+from ..errors import StatetrimError, is_out_of_memory
 from .program import Interrupted, Program, version
 
 app = typer.Typer(
@@ -78,7 +78,7 @@ def main() -> None:
     except OSError as error:
         _fail(error, 1)
     except Exception as error:
-        if not out_of_memory(error) or _state["traceback"]:
+        if not is_out_of_memory(error) or _state["traceback"]:
             raise
         complain(
             "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, or "

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
+from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from . import arguments, checks
 from .app import app
 from .arguments import (
@@ -178,7 +178,7 @@ def trim(
     sweep: Sweep = None,
     text: Text = DEFAULT_TEXT,
     tokens: Tokens = "256k",
-    recall: Recall = RECALL,
+    recall: Recall = RECALL_SHARE,
     random: Random = 0.0,
     method: Method = KEY_METHOD,
     value_method: ValueMethod = VALUE_METHOD,

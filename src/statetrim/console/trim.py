@@ -168,7 +168,9 @@ def _show_shape(job: Job) -> None:
 
 
 def _show_heads(before: Geometry, after: Geometry) -> None:
-    terminal.note(f"the state is cut to {after.beside(before)} of {before.beside(after)}")
+    terminal.note(
+        f"the state is cut to {after.describe_against(before)} of {before.describe_against(after)}"
+    )
     terminal.note(shared_by(before, after))
     if after.num_k_heads < before.num_k_heads:
         terminal.warn(

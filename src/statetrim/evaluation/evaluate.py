@@ -13,7 +13,7 @@ from typing import Any
 
 from ..artifacts.origin import origin, vocabulary
 from ..artifacts.scores import Score, Scores
-from ..errors import StatetrimError, deprecated_resume
+from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import token_count
 from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.loading import load_tokenizer
@@ -67,7 +67,7 @@ def evaluate(
     and each finished task to `OUT.partial`, from which the same call resumes (`resume` is
     deprecated).
     """
-    deprecated_resume(resume)
+    warn_deprecated_resume(resume)
     chosen = find_tasks(tasks)
     if any(task.kind not in WITHOUT_HARNESS for task in chosen):
         harness.quiet()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from ..artifacts.scores import Score, Unit
-from ..errors import StatetrimError, out_of_memory
+from ..errors import StatetrimError, is_out_of_memory
 from ..storage.text import datasets_library
 from ..tasks import Task
 
@@ -170,7 +170,7 @@ def run(
     except (OSError, StatetrimError):
         raise
     except Exception as error:  # a row may hold anything, and so may a tokenizer
-        if out_of_memory(error):
+        if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:200]
         raise StatetrimError(

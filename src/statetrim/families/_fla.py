@@ -6,7 +6,7 @@ from typing import ClassVar, TypedDict
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from ..maths.units import integers
 from .contract import (
     MOST_LAYERS,
@@ -100,9 +100,9 @@ def separate_projections(geometry: Geometry, key_copies: int = 1) -> list[Channe
     """
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
     block = heads * dim
-    claims = [ChannelRows("q_proj.weight", "q_proj", rows(heads, dim), block)]
+    claims = [ChannelRows("q_proj.weight", "q_proj", row_indices(heads, dim), block)]
     for copy in range(key_copies):
-        table, size = rows(heads, dim, start=copy * block), key_copies * block
+        table, size = row_indices(heads, dim, start=copy * block), key_copies * block
         claims.append(ChannelRows("k_proj.weight", "k_proj", table, size))
     if geometry.conv_width:
         for claim in list(claims):
@@ -127,10 +127,10 @@ def separate_values(geometry: Geometry, copies: int = 1) -> list[ChannelRows]:
     `copies` value projections stand one after the other in v_proj (DeltaProduct's steps).
     """
     heads, dim = geometry.num_v_heads, geometry.head_v_dim
-    table, block = rows(heads, dim), heads * dim
+    table, block = row_indices(heads, dim), heads * dim
     claims = [
         ChannelRows("g_proj.weight", "gate", table, block, axis="value", optional=True),
-        ChannelRows("o_norm.weight", "shared_norm", rows(1, dim), dim, axis="value"),
+        ChannelRows("o_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
         ChannelRows("o_proj.weight", "o_proj", table, block, axis="value", dim=1),
     ]
     for copy in range(copies):

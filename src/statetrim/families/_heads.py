@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Sequence
 
-from ..geometry import Axis, ChannelRows, rows
+from ..geometry import Axis, ChannelRows, row_indices
 
 
 def head_claims(channels: Sequence[ChannelRows], *others: list[ChannelRows]) -> list[ChannelRows]:
@@ -13,5 +13,5 @@ def head_claims(channels: Sequence[ChannelRows], *others: list[ChannelRows]) -> 
 
 def one_each(tensors: Iterable[str], heads: int, axis: Axis = "value") -> list[ChannelRows]:
     """Tensors with one row, or one number, for every head; which of them there are, varies."""
-    table = rows(heads, 1)
+    table = row_indices(heads, 1)
     return [ChannelRows(name, "gate", table, heads, axis=axis, optional=True) for name in tensors]

@@ -1,6 +1,6 @@
 """What the transformers Gated DeltaNet families share: the `linear_*` config fields."""
 
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -64,19 +64,19 @@ def resized_linear(config: Config, geometry: Geometry) -> Config:
 def contiguous_q_k_v(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, ChannelRows]:
     """Claims on the convolution over all of q, then all of k, then all of v."""
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
-    values = rows(geometry.num_v_heads, geometry.head_v_dim, start=2 * heads * dim)
+    values = row_indices(geometry.num_v_heads, geometry.head_v_dim, start=2 * heads * dim)
     size = 2 * heads * dim + values.numel()
     return (
-        ChannelRows("conv1d.weight", "q_conv", rows(heads, dim), size),
-        ChannelRows("conv1d.weight", "k_conv", rows(heads, dim, start=heads * dim), size),
+        ChannelRows("conv1d.weight", "q_conv", row_indices(heads, dim), size),
+        ChannelRows("conv1d.weight", "k_conv", row_indices(heads, dim, start=heads * dim), size),
         ChannelRows("conv1d.weight", "v_conv", values, size, axis="value"),
     )
 
 
 def norm_and_output(geometry: Geometry) -> list[ChannelRows]:
     """Claims on what stands behind the recurrence."""
-    table, dim = rows(geometry.num_v_heads, geometry.head_v_dim), geometry.head_v_dim
+    table, dim = row_indices(geometry.num_v_heads, geometry.head_v_dim), geometry.head_v_dim
     return [
-        ChannelRows("norm.weight", "shared_norm", rows(1, dim), dim, axis="value"),
+        ChannelRows("norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
         ChannelRows("out_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1),
     ]

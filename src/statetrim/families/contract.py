@@ -151,7 +151,7 @@ def geometry_of(family: Family, config: Config) -> Geometry:
         raise StatetrimError(f"config field {WIDTHS!r} must list [keys, values] for every layer")
     if not all(number >= 1 for shape in widths.values() for number in shape):
         raise StatetrimError(f"config field {WIDTHS!r} must hold numbers from 1")
-    uneven = geometry.uneven({layers[name]: (k, v) for name, (k, v) in widths.items()})
+    uneven = geometry.with_shapes({layers[name]: (k, v) for name, (k, v) in widths.items()})
     if not uneven.widths or uneven != replace(geometry, widths=uneven.widths):
         raise StatetrimError(
             f"config field {WIDTHS!r} must differ between layers, and the widest must be "
@@ -164,7 +164,7 @@ def resized_config(family: Family, config: Config, after: Geometry) -> Config:
     """The config with its state resized, once it is certain to read back as that very size, and
     that each layer's own shape is one that a stock config can express."""
     plain = {name: value for name, value in config.items() if name != WIDTHS}
-    for shape in {after.of(layer) for layer in after.layers}:
+    for shape in {after.for_layer(layer) for layer in after.layers}:
         _resized(family, plain, shape)
     edited = _resized(family, plain, after)
     if after.widths:
@@ -174,7 +174,7 @@ def resized_config(family: Family, config: Config, after: Geometry) -> Config:
 
 def layer_config(family: Family, config: Config, geometry: Geometry, layer: int) -> Config:
     """The config of a stock model whose layers all have the shape of this one."""
-    return resized_config(family, config, geometry.of(layer)) if geometry.widths else config
+    return resized_config(family, config, geometry.for_layer(layer)) if geometry.widths else config
 
 
 def _resized(family: Family, config: Config, after: Geometry) -> Config:

@@ -1,7 +1,7 @@
 """Gated DeltaNet, with a preconditioner too, Comba, Gated DeltaProduct (fla): `head_dim` for keys,
 `expand_v` for values."""
 
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import (
     HEAD_GATES,
     NO_HEADS,
@@ -60,7 +60,7 @@ class GatedDeltaNet(FlaFamily):
         gates = [name for name in HEAD_GATES if name != "b_proj.weight"]
         strengths = [
             ChannelRows("b_proj.weight", "gate", table, steps * heads, axis="value")
-            for table in (rows(heads, 1, start=step * heads) for step in range(steps))
+            for table in (row_indices(heads, 1, start=step * heads) for step in range(steps))
         ]
         return head_claims(
             self.channels(config, geometry),

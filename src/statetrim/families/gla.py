@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from ..geometry import ChannelRows, Geometry, Role, rows
+from ..geometry import ChannelRows, Geometry, Role, row_indices
 from ._fla import (
     HEAD_GATES,
     PROJECTIONS,
@@ -44,9 +44,10 @@ class GLA(FlaFamily):
         heads, dim = geometry.num_k_heads, geometry.head_k_dim
         group = geometry.num_v_heads // heads
         queries = [
-            rows(heads, dim, start=member * dim, stride=group * dim) for member in range(group)
+            row_indices(heads, dim, start=member * dim, stride=group * dim)
+            for member in range(group)
         ]
-        keys = [rows(heads, dim)]
+        keys = [row_indices(heads, dim)]
         key_size, query_size = heads * dim, geometry.num_v_heads * dim
         parts: list[tuple[str, Role, list[Tensor], int, bool]] = [
             ("q_proj.weight", "q_proj", queries, query_size, False),
@@ -72,16 +73,16 @@ class GLA(FlaFamily):
         """A group of heads shares its values; gate and output projection know every head."""
         heads, dim, group = geometry.heads("value"), geometry.head_v_dim, geometry.shared_values
         size = geometry.num_v_heads * dim
-        claims = value_projection(geometry, rows(heads, dim), heads * dim)
+        claims = value_projection(geometry, row_indices(heads, dim), heads * dim)
         for member in range(group):
-            table = rows(heads, dim, start=member * dim, stride=group * dim)
+            table = row_indices(heads, dim, start=member * dim, stride=group * dim)
             claims += [
                 ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
                 ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),
             ]
         # fla has one of the two norms, by how it fuses, and perhaps none with a weight.
         return claims + [
-            ChannelRows(name, "shared_norm", rows(1, dim), dim, axis="value", optional=True)
+            ChannelRows(name, "shared_norm", row_indices(1, dim), dim, axis="value", optional=True)
             for name in ("g_norm_swish_gate.weight", "g_norm.weight")
         ]
 

@@ -1,7 +1,7 @@
 """Kimi Delta Attention in fla's layout, with a preconditioner too: every key channel has its own
 decay gate."""
 
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import (
     HEAD_GATES,
     NO_HEADS,
@@ -61,20 +61,23 @@ class KDA(FlaFamily):
             ChannelRows(
                 name,
                 "gate",
-                rows(geometry.num_k_heads, dim, start=member * dim, stride=group * dim),
+                row_indices(geometry.num_k_heads, dim, start=member * dim, stride=group * dim),
                 size,
             )
             for name in ("f_proj.1.weight", "dt_bias")
             for member in range(group)
         ]
         # Values cannot be cut, but where they are read is known, so that calibration can record it.
-        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*separate_projections(geometry), *gates, output]
 
     def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads = geometry.num_v_heads
-        keys, values = rows(heads, geometry.head_k_dim), rows(heads, geometry.head_v_dim)
+        keys, values = (
+            row_indices(heads, geometry.head_k_dim),
+            row_indices(heads, geometry.head_v_dim),
+        )
         gates = [
             ChannelRows(name, "gate", table, table.numel(), axis="value", optional=True)
             for name, table in (

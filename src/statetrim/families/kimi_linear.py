@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import separate_projections, value_projection
 from ._heads import head_claims, one_each
 from ._refused import ONE_WIDTH
@@ -77,7 +77,7 @@ class KimiLinear(Family):
         )
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
             *separate_projections(geometry),
             *value_projection(geometry, table, table.numel()),
@@ -87,7 +87,7 @@ class KimiLinear(Family):
         ]
 
     def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        heads, table = geometry.num_v_heads, rows(geometry.num_v_heads, geometry.head_v_dim)
+        heads, table = geometry.num_v_heads, row_indices(geometry.num_v_heads, geometry.head_v_dim)
         (decay,) = one_each(("A_log",), heads)
         kimi = config["model_type"] == "kimi_linear"  # whose A_log is [1, 1, heads, 1]
         return head_claims(

@@ -10,7 +10,7 @@ from typing import ClassVar
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry, Role, rows
+from ..geometry import ChannelRows, Geometry, Role, row_indices
 from .contract import (
     MOST_CHANNELS,
     MOST_HEADS,
@@ -174,7 +174,10 @@ class Mamba2(Family):
             (c, "q_proj", "q_bias", "q_conv"),
         ]
         for start, proj, bias, taps in parts:
-            in_proj, in_conv = rows(groups, state, start=inner + start), rows(groups, state, start)
+            in_proj, in_conv = (
+                row_indices(groups, state, start=inner + start),
+                row_indices(groups, state, start),
+            )
             claims += [
                 ChannelRows("in_proj.weight", proj, in_proj, projection),
                 ChannelRows("in_proj.bias", bias, in_proj, projection, optional=True),
@@ -185,7 +188,7 @@ class Mamba2(Family):
 
     def _values(self, geometry: Geometry, projection: int, conv: int) -> list[ChannelRows]:
         """x, its gate, the norm (a weight for every channel of every head) and out_proj."""
-        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         inner = table.numel()
         found: list[tuple[str, Role, Tensor, int, bool]] = [
             ("in_proj.weight", "gate", table, projection, False),

@@ -5,7 +5,7 @@ MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR are other vision towers before a Qwen3.5 t
 
 from dataclasses import replace
 
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from ._heads import head_claims, one_each
 from ._linear_fields import (
     LinearFieldsFamily,
@@ -47,7 +47,7 @@ class Qwen35(LinearFieldsFamily):
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         q_conv, k_conv, v_conv = contiguous_q_k_v(geometry)
-        gate = rows(geometry.num_v_heads, geometry.head_v_dim)
+        gate = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
             replace(q_conv, tensor="in_proj_qkv.weight", role="q_proj"),
             replace(k_conv, tensor="in_proj_qkv.weight", role="k_proj"),

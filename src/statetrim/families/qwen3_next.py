@@ -1,6 +1,6 @@
 """Qwen3-Next: one projection for q, k, v and z, interleaved by key head."""
 
-from ..geometry import ChannelRows, Geometry, rows
+from ..geometry import ChannelRows, Geometry, row_indices
 from ._heads import head_claims, one_each
 from ._linear_fields import (
     LinearFieldsFamily,
@@ -32,12 +32,12 @@ class Qwen3Next(LinearFieldsFamily):
         block = 2 * dim + 2 * values
         name, size = "in_proj_qkvz.weight", heads * block
         v, z = (
-            rows(heads, values, start, stride=block).reshape(-1, geometry.head_v_dim)
+            row_indices(heads, values, start, stride=block).reshape(-1, geometry.head_v_dim)
             for start in (2 * dim, 2 * dim + values)
         )
         return [
-            ChannelRows(name, "q_proj", rows(heads, dim, stride=block), size),
-            ChannelRows(name, "k_proj", rows(heads, dim, start=dim, stride=block), size),
+            ChannelRows(name, "q_proj", row_indices(heads, dim, stride=block), size),
+            ChannelRows(name, "k_proj", row_indices(heads, dim, start=dim, stride=block), size),
             ChannelRows(name, "v_proj", v, size, axis="value"),
             ChannelRows(name, "gate", z, size, axis="value"),
             *contiguous_q_k_v(geometry),
@@ -47,7 +47,10 @@ class Qwen3Next(LinearFieldsFamily):
     def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # in_proj_ba, per key head: [ b of its value heads | a of its value heads ]
         heads, group = geometry.num_k_heads, geometry.group
-        b, a = (rows(heads, group, start, stride=2 * group).reshape(-1, 1) for start in (0, group))
+        b, a = (
+            row_indices(heads, group, start, stride=2 * group).reshape(-1, 1)
+            for start in (0, group)
+        )
         size = 2 * geometry.num_v_heads
         return head_claims(
             self.channels(config, geometry),

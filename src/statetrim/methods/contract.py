@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import PARTS, LayerStatistics
-from ..errors import StatetrimError, deprecated
+from ..errors import StatetrimError, warn_deprecated
 from ..geometry import Axis
 
 Score = Literal["qk", "q", "k"]
@@ -35,7 +35,7 @@ class _Measured:
 
     def heard(self, part: str) -> Tensor:
         """The name of `statistic` in 0.1."""
-        deprecated("evidence.heard", "use evidence.statistic", "0.4")
+        warn_deprecated("evidence.heard", "use evidence.statistic", "0.4")
         return self.statistic(part)
 
 

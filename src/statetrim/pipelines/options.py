@@ -5,8 +5,8 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypedDict
 
-from ..defaults import KEY_METHOD, RECALL, VALUE_METHOD
-from ..errors import refuse_unknown
+from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
+from ..errors import check_option_names
 from ..maths.units import Amount, token_count
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class TrimOptions:
     """Text to calibrate, recover and evaluate on: a file, a folder or a hub dataset."""
     tokens: int | str = 2**18
     """Number of tokens to calibrate on: 65536 or "64k"."""
-    recall: float = RECALL
+    recall: float = RECALL_SHARE
     """Fraction of these tokens that are generated recall sequences."""
     random: float = 0.0
     """Fraction of these tokens that are drawn at random."""
@@ -173,5 +173,5 @@ class TrimFields(TypedDict, total=False):
 
 def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
     """The options with those that were given by name, which must exist."""
-    refuse_unknown(owner, changes, [field.name for field in fields(TrimOptions)])
+    check_option_names(owner, changes, [field.name for field in fields(TrimOptions)])
     return replace(options or TrimOptions(), **changes)

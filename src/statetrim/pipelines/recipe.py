@@ -11,7 +11,7 @@ from typing import Any, get_args, get_type_hints
 
 import yaml
 
-from ..errors import StatetrimError, refuse_unknown
+from ..errors import StatetrimError, check_option_names
 from ..maths.formatting import short
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
@@ -27,7 +27,7 @@ _MOST_ITEMS = 64
 def read_recipe(path: Path) -> dict[str, Any]:
     """What a recipe says, by the names of the options; its paths are relative to its place."""
     found = _parsed(path)
-    refuse_unknown("a recipe", map(str, found), KEYS)
+    check_option_names("a recipe", map(str, found), KEYS)
     said = {name: value for name, value in found.items() if value is not None}
     for name, value in said.items():
         if not _is_plain(value) and not (isinstance(value, list) and _is_short(value)):

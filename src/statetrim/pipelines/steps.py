@@ -36,7 +36,7 @@ def steps(job: Job, machine: Machine) -> list[Step]:
     found = [_calibrate(job, machine)] if job.calibrated_methods else []
     found.append(_select(job))
     found += _comparing(job, machine) if job.candidates else []
-    shape = "as chosen" if job.candidates else after.beside(model.geometry)
+    shape = "as chosen" if job.candidates else after.describe_against(model.geometry)
     found.append(
         Step("prune", f"state {shape}", cost.copying(nbytes), 64 * 2**20, nbytes),
     )

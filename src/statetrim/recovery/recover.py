@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
-from ..errors import StatetrimError, deprecated_resume, refuse_unknown
+from ..errors import StatetrimError, check_option_names, warn_deprecated_resume
 from ..progress import OnProgress, ShowProgress, showing
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, own_device
@@ -68,8 +68,8 @@ def recover(
     cross-entropy only. Give `options` as an object, by name (`rank=8`), or both; names take
     precedence. The same call resumes after an interruption (`resume` is deprecated).
     """
-    deprecated_resume(resume)
-    refuse_unknown("recover", changes, [field.name for field in fields(RecoverOptions)])
+    warn_deprecated_resume(resume)
+    check_option_names("recover", changes, [field.name for field in fields(RecoverOptions)])
     options = replace(options or RecoverOptions(), **changes)
     teacher = None if teacher is None else opened(teacher)
     if options.control:

@@ -50,7 +50,7 @@ def title(found: Findings) -> str:
     if not name:
         name = found.sweep.model if found.sweep else Path(next(iter(found.sources.values()))).stem
     if before and after and before != after:
-        return f"{name}: state {before.beside(after)} → {after.beside(before)}"
+        return f"{name}: state {before.describe_against(after)} → {after.describe_against(before)}"
     return f"{name}: what a smaller state costs"
 
 

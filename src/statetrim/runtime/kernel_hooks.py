@@ -150,7 +150,7 @@ def _shrunk_readouts(live: LiveModel, only: Mapping[int, Tensor]) -> Iterator[No
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
             if layer in only:
-                whole = live.checkpoint.geometry.of(layer).head_v_dim
+                whole = live.checkpoint.geometry.for_layer(layer).head_v_dim
                 factor = (only[layer].shape[1] / whole) ** 0.5
                 hook = module.register_forward_pre_hook(
                     lambda _, args, factor=factor: (args[0] * factor, *args[1:])
@@ -243,7 +243,7 @@ class _Recorder:
     def _width(self, axis: Axis) -> int:
         """Of the layer that is running."""
         assert self.layer is not None
-        return self.geometry.of(self.layer).channels(axis)
+        return self.geometry.for_layer(self.layer).width(axis)
 
     def _scale(self, only: Mapping[int, Tensor], width: int) -> float:
         """Of keys: the kernel divided by the root of the width it saw, not of the kept one. Of

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import StatetrimError, out_of_memory
+from ..errors import StatetrimError, is_out_of_memory
 from ..families.contract import RuntimeName
 from ..storage.checkpoint import Checkpoint
 from .mixers import find_mixers
@@ -124,7 +124,7 @@ class LiveModel:
         except StatetrimError:
             raise
         except (TypeError, AttributeError, ValueError, OverflowError, RuntimeError) as error:
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0][:200]
             raise StatetrimError(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from ..errors import StatetrimError, out_of_memory
+from ..errors import StatetrimError, is_out_of_memory
 from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
@@ -115,7 +115,7 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
         except StatetrimError:
             raise
         except Exception as error:  # a config may say anything
-            if out_of_memory(error):
+            if is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0][:300]
             raise StatetrimError(

@@ -18,7 +18,7 @@ from torch import nn
 
 from ..errors import StatetrimError
 from ..families.contract import WIDTHS, Config
-from ..geometry import Axis, survivors
+from ..geometry import Axis, kept_masks
 from ..storage.checkpoint import Checkpoint
 from .mixers import find_mixers
 from .stored_weights import empty_model
@@ -44,12 +44,12 @@ def fit_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
         return
     widest = checkpoint.family.channels(checkpoint.config, geometry.resized())
     for layer, mixer in find_mixers(module, checkpoint).items():
-        own = geometry.of(layer)
+        own = geometry.for_layer(layer)
         axes: tuple[Axis, ...] = ("key", "value")
-        kept = {a: torch.arange(own.channels(a)).repeat(own.heads(a), 1) for a in axes}
+        kept = {a: torch.arange(own.width(a)).repeat(own.heads(a), 1) for a in axes}
         buffers = checkpoint.family.row_buffers
         for name, tensor in ((n, t) for n, t in buffers.items() if n in mixer._buffers):
-            rows = survivors([claim for claim in widest if claim.tensor == tensor], kept)[0]
+            rows = kept_masks([claim for claim in widest if claim.tensor == tensor], kept)[0]
             wide = mixer.get_buffer(name)  # [1, 1, rows]
             mixer._buffers[name] = wide[..., rows.to(wide.device)]
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import Statistics
-from ..errors import StatetrimError, refuse_unknown
+from ..errors import StatetrimError, check_option_names
 from ..methods import find_method, method_names
 from ..methods.contract import Evidence, HeadEvidence, Method, Select, Served, ValueEvidence
 from ..storage.checkpoint import Checkpoint
@@ -148,4 +148,4 @@ def _check_sums(evidence: AnyEvidence, method: Method, layer: int) -> None:
 
 
 def _check_options(method: Method, options: dict[str, Any]) -> None:
-    refuse_unknown(f"method {method.name!r}", options, method.options)
+    check_option_names(f"method {method.name!r}", options, method.options)

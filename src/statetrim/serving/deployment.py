@@ -152,7 +152,7 @@ def _capacity(
                 dtype=dtype,
                 state_dtype=state_dtype,
             ),
-            shape=geometry.beside(other).replace(" x ", "x"),
+            shape=geometry.describe_against(other).replace(" x ", "x"),
         )
         for geometry, other in pairs
         for state_dtype in ("float32", "bfloat16")

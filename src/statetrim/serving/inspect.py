@@ -126,7 +126,7 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     for name, owner in claimed.items():
         _, tensor = model.tensors[name]
         for claim in owner.claims:
-            dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.channels(claim.axis))
+            dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.width(claim.axis))
             if whole_heads:
                 old, new = (
                     g.num_k_heads if claim.axis == "key" else g.num_v_heads for g in (before, after)

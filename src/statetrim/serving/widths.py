@@ -35,7 +35,7 @@ def read_widths(widths: Widths, geometry: Geometry) -> Geometry:
             )
     if shapes == geometry.shapes:
         raise StatetrimError("these widths leave every layer whole, so nothing would change")
-    return geometry.uneven(shapes)
+    return geometry.with_shapes(shapes)
 
 
 def written(geometry: Geometry) -> str:

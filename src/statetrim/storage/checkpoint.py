@@ -148,7 +148,7 @@ class Checkpoint:
 
     def channels(self, layer: int) -> list[ChannelRows]:
         """What the family says of one layer's mixer."""
-        return self.family.channels(self.layer_config(layer), self.geometry.of(layer))
+        return self.family.channels(self.layer_config(layer), self.geometry.for_layer(layer))
 
     def projections(self, layer: int) -> tuple[Tensor, Tensor]:
         """Query and key projection weights, each [heads, channels, copies, hidden], float64.

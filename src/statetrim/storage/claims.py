@@ -122,12 +122,12 @@ def _claims(
     """Layer -> tensor of its mixer -> claims; layers of one shape share them."""
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
     for layer in geometry.layers:
-        shape = geometry.of(layer)
+        shape = geometry.for_layer(layer)
         if shape not in by_shape:
             by_name = by_shape.setdefault(shape, {})
             for claim in tell(layer_config(family, config, geometry, layer), shape):
                 by_name.setdefault(claim.tensor, []).append(claim)
-    return {layer: by_shape[geometry.of(layer)] for layer in geometry.layers}
+    return {layer: by_shape[geometry.for_layer(layer)] for layer in geometry.layers}
 
 
 def _anchored(mixer: str) -> str:

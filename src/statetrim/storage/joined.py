@@ -33,7 +33,7 @@ def saved_in_equal_parts(
         return found
     for layer in geometry.layers:
         own = layer_config(family, config, geometry, layer)
-        claimed = {c.tensor: c.size for c in family.channels(own, geometry.of(layer))}
+        claimed = {c.tensor: c.size for c in family.channels(own, geometry.for_layer(layer))}
         for leaves in family.joined.values():
             sizes = [claimed[leaf] for leaf in leaves]
             parts = [len(part) for part in torch.arange(sum(sizes)).chunk(len(sizes))]

@@ -58,7 +58,7 @@ class Surgery:
 
     def __repr__(self) -> str:
         before, after = self.model.geometry, self.geometry
-        shapes = f"{before.beside(after)} -> {after.beside(before)}"
+        shapes = f"{before.describe_against(after)} -> {after.describe_against(before)}"
         return f"<Surgery: state {shapes}, {len(self.cuts)} tensors cut>"
 
     @cached_property

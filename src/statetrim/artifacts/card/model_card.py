@@ -37,7 +37,7 @@ def model_card(
     before = model.geometry
     name, base = _source(model.path.resolve())
     front = [*_carried(original), *base, "tags:", "- statetrim", "- pruned"]
-    shapes = [before.beside(after), after.beside(before)]
+    shapes = [before.describe_against(after), after.describe_against(before)]
     loads = (
         f"**Stock libraries cannot load it**: its layers differ in width (`{WIDTHS}` in its "
         f"config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from ...defaults import RECALL
+from ...defaults import RECALL_SHARE
 from ...errors import StatetrimError
 from .. import arguments, checks
 from ..app import app
@@ -82,7 +82,7 @@ def calibrate(
     length: Length = 512,
     batch_size: BatchSize = 8,
     skip: Skip = "0",
-    recall: Recall = RECALL,
+    recall: Recall = RECALL_SHARE,
     random: Random = 0.0,
     echo: Echo = 0.0,
     seed: Seed = 0,

@@ -36,7 +36,10 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
         ("parameters", surgery.model.parameters, surgery.parameters_after),
     ]
     table.add_row(
-        rows[0][0], before.beside(after), after.beside(before), change(rows[0][1], rows[0][2])
+        rows[0][0],
+        before.describe_against(after),
+        after.describe_against(before),
+        change(rows[0][1], rows[0][2]),
     )
     for name, old, new in rows[1:4]:
         table.add_row(name, size(old), size(new), change(old, new))

@@ -1,6 +1,6 @@
 """LightNet (fla): keys are normalised over time, each channel by itself; queries pass a SiLU."""
 
-from ...geometry import ChannelRows, Geometry, rows
+from ...geometry import ChannelRows, Geometry, row_indices
 from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, separate_projections
 from ..contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count
 
@@ -42,7 +42,7 @@ class LightNet(FlaFamily):
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # Values cannot be cut, but where they are read is known, so that calibration can record it.
-        table = rows(geometry.num_v_heads, geometry.head_v_dim)
+        table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*separate_projections(geometry), output]
 

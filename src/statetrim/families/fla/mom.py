@@ -3,7 +3,7 @@ that all tokens share. Memories have their own keys and values but the same quer
 same channels."""
 
 from ...errors import StatetrimError
-from ...geometry import Axis, ChannelRows, Geometry, Role, rows
+from ...geometry import Axis, ChannelRows, Geometry, Role, row_indices
 from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers
 from ..contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count, flag, number
 
@@ -47,7 +47,7 @@ class MoM(FlaFamily):
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         dim = geometry.head_v_dim
-        table = rows(geometry.num_v_heads, dim)
+        table = row_indices(geometry.num_v_heads, dim)
         size = table.numel()
         return [
             *_claims(geometry, "q_proj.weight", "q_proj"),
@@ -57,7 +57,7 @@ class MoM(FlaFamily):
             *_conv(geometry, "k_conv1d", "k_conv", "k_bias"),
             *_conv(geometry, "v_conv1d", "v_conv", "v_bias", "value"),
             ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
-            ChannelRows("o_norm.weight", "shared_norm", rows(1, dim), dim, axis="value"),
+            ChannelRows("o_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
             ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),
         ]
 
@@ -93,7 +93,7 @@ def _conv(
 def _claims(
     geometry: Geometry, name: str, role: Role, axis: Axis = "key", *, optional: bool = False
 ) -> list[ChannelRows]:
-    table = rows(geometry.heads(axis), geometry.channels(axis))
+    table = row_indices(geometry.heads(axis), geometry.width(axis))
     return [ChannelRows(name, role, table, table.numel(), axis=axis, optional=optional)]
 
 

@@ -1,6 +1,6 @@
 """RWKV-6 (fla): a decay and a bonus for every key channel, no norm over keys."""
 
-from ...geometry import ChannelRows, Geometry, Role, rows
+from ...geometry import ChannelRows, Geometry, Role, row_indices
 from .._fla import FlaFamily, linear_layers
 from ..contract import MOST_HEADS, Config, checked, count
 from ..delta_net import head_dim
@@ -46,7 +46,7 @@ class RWKV6(FlaFamily):
         )
 
     def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        table = rows(geometry.num_k_heads, geometry.head_k_dim)
+        table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
         parts: list[tuple[str, Role]] = [
             ("r_proj.linear.weight", "q_proj"),
             ("k_proj.linear.weight", "k_proj"),
@@ -54,7 +54,7 @@ class RWKV6(FlaFamily):
             ("w_proj.linear.lora.2.bias", "gate"),
             ("bonus", "gate"),
         ]
-        values = rows(geometry.num_v_heads, geometry.head_v_dim)
+        values = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", values, values.numel(), axis="value", dim=1)
         return [*(ChannelRows(name, role, table, table.numel()) for name, role in parts), output]
 

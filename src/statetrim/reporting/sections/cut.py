@@ -56,7 +56,7 @@ def blocks(found: Findings) -> Iterator[Block]:
         tables.append(("value", plan.kept_values))
     for axis, kept in tables:
         most = max(int(table.max()) for table in kept.values()) + 1
-        yield from _kept(axis, kept, before.channels(axis) if before else most)
+        yield from _kept(axis, kept, before.width(axis) if before else most)
 
 
 def _heads(plan: Plan, kept: Mapping[int, Tensor], found: Findings) -> Iterator[Block]:

@@ -72,8 +72,8 @@ def blocks(found: Findings) -> Iterator[Block]:
 def _sizes(found: Findings, before: Geometry, after: Geometry) -> Iterator[tuple[str, ...]]:
     yield (
         "state of a head, keys x values",
-        before.beside(after),
-        after.beside(before),
+        before.describe_against(after),
+        after.describe_against(before),
         change(before.state_numel, after.state_numel),
     )
     model = found.before or found.after
