@@ -35,7 +35,7 @@ def test_prediction_equals_the_cut_on_disk(
     }
     fitted = {"a": drawn(0), "b": drawn(1)}
     measured = {"a": drawn(2), "b": drawn(3)}
-    found = predict(model, plans, fitted, measured, most_bytes=1)  # a layer at a time
+    found = predict(model, plans, fitted, measured, max_bytes=1)  # a layer at a time
     for name, plan in plans.items():
         small = st.prune(model, plan, tmp_path / name)
         sums = {n: st.calibrate(small, d, original=model) for n, d in fitted.items()}
@@ -61,7 +61,7 @@ def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
     model = st.open(checkpoint("qwen3_next"))
     plans = {"half": st.select(model, "l1", 0.5)}
     one, all_ = (
-        predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)}, most_bytes=size)
+        predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)}, max_bytes=size)
         for size in (1, 2**40)
     )
     for layer, error in one.errors["half"]["a"].items():

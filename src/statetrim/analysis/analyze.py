@@ -77,16 +77,16 @@ def analyze(
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
     options = {"tokens": token_count(tokens), "length": length, "skip": token_count(skip)}
-    texts = [_text(m, text, **options) for m in models]
+    texts = [_read_text(checkpoint, text, **options) for checkpoint in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
     with showing(progress, "analysing") as report:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
-        found = [
-            _analyze_one(each, data, placement, stride, burn_in, batch_size, storage, count)
-            for each, data in zip(models, texts, strict=True)
+        analyses = [
+            _analyze_one(checkpoint, data, placement, stride, burn_in, batch_size, storage, count)
+            for checkpoint, data in zip(models, texts, strict=True)
         ]
-    return found[0] if baseline is None else replace(found[0], baseline=found[1])
+    return analyses[0] if baseline is None else replace(analyses[0], baseline=analyses[1])
 
 
 def _analyze_one(
@@ -106,7 +106,7 @@ def _analyze_one(
         for i in model.geometry.layers
     }
     live = load_live(model, placement)
-    run = _walk if placement.layerwise else _run
+    run = _run_layerwise if placement.layerwise else _run_all_layers
     with stored_states(live, storage):
         run(live, data.batches(batch_size), tallies, count)
     return Analysis(
@@ -128,7 +128,7 @@ def _analyze_one(
     )
 
 
-def _run(
+def _run_all_layers(
     live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
 ) -> None:
     with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
@@ -137,15 +137,15 @@ def _run(
             count(batch.numel())
 
 
-def _walk(
+def _run_layerwise(
     live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
 ) -> None:
     """The same, layer by layer."""
-    for turn in LayerWalk(live, batches).turns(max(tallies) + 1):
-        layers = [turn.number] if turn.number in tallies else []
+    for layer_pass in LayerWalk(live, batches).turns(max(tallies) + 1):
+        layers = [layer_pass.number] if layer_pass.number in tallies else []
         with hook_kernels(live, lambda call: tallies[call.layer].add(call), layers=layers):
-            for step in turn.run():
-                if turn.number == max(tallies):
+            for step in layer_pass.run():
+                if layer_pass.number == max(tallies):
                     count(batches[step].numel())
 
 
@@ -168,14 +168,14 @@ class _Tally:
         self.geometry, self.family, self.storage = geometry, family, storage
         self.every, self.length, self.burn_in = every, length, burn_in
         self.states = 0  # in the spectrum, for every head
-        self._make(torch.device("cpu"))
+        self._allocate(torch.device("cpu"))
 
-    def _make(self, device: torch.device) -> None:
+    def _allocate(self, device: torch.device) -> None:
         g = self.geometry
         heads, groups, width = g.num_v_heads, g.num_k_heads, g.head_k_dim
         exact: Any = {"dtype": torch.float64, "device": device}
         self.ranks = torch.zeros(heads, math.ceil(self.length / self.every), **exact)
-        self.known = torch.zeros_like(self.ranks)  # how many states were not zero
+        self.nonzero = torch.zeros_like(self.ranks)  # how many states were not zero
         self.spectrum = torch.zeros(heads, min(width, g.head_v_dim), **exact)
         self.histogram = torch.zeros(heads, BINS, dtype=torch.int64, device=device)
         self.query_gram = torch.zeros(groups, width, width, **exact)
@@ -183,14 +183,14 @@ class _Tally:
 
     def add(self, call: KernelCall) -> None:
         if self.ranks.device != call.key.device:  # the layer's, known when it first runs
-            self._make(call.key.device)
+            self._allocate(call.key.device)
         first = 0
         for block in walk(call, self.family, self.every, self.storage.dtype, self.storage.piece):
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
-            first = self._add(first, block.states)
+            first = self._add_states(first, block.states)
 
-    def _add(self, first: int, states: Tensor) -> int:
+    def _add_states(self, first: int, states: Tensor) -> int:
         """Decompose the states [batch, samples, heads, head_k_dim, head_v_dim] of a block, all at
         once; returns the number of the next sample."""
         if states.shape[1] == 0:
@@ -199,20 +199,20 @@ class _Tally:
         samples = slice(first, first + singular.shape[1])
         ranks = (singular / singular[..., :1]).square().sum(-1)  # nan for a zero state
         self.ranks[:, samples] += ranks.nansum(0).T
-        self.known[:, samples] += ranks.isfinite().sum(0).T
-        seen = torch.arange(samples.start + 1, samples.stop + 1) * self.every
-        late_from = int((seen.clamp(max=self.length) <= self.burn_in).sum())
-        late = singular[:, late_from:].flatten(0, 1)
-        self.states += len(late)
-        self.spectrum += late.sum(0)
-        self.histogram += _histogram(late)
+        self.nonzero[:, samples] += ranks.isfinite().sum(0).T
+        positions = torch.arange(samples.start + 1, samples.stop + 1) * self.every
+        first_counted = int((positions.clamp(max=self.length) <= self.burn_in).sum())
+        counted = singular[:, first_counted:].flatten(0, 1)
+        self.states += len(counted)
+        self.spectrum += counted.sum(0)
+        self.histogram += _histogram(counted)
         return int(samples.stop)
 
     def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
         query_filters, key_filters = filters or (None, None)
         conditions = [condition_number(gram).sqrt() for gram in (self.key_gram, self.query_gram)]
-        found = [self.ranks / self.known, self.spectrum / self.states, *conditions]
-        effective_rank, spectrum, key_condition, query_condition = _on_host(found)
+        on_device = [self.ranks / self.nonzero, self.spectrum / self.states, *conditions]
+        effective_rank, spectrum, key_condition, query_condition = _to_cpu(on_device)
         return LayerAnalysis(
             effective_rank=effective_rank,
             spectrum=spectrum,
@@ -230,7 +230,7 @@ def _gram(x: Tensor) -> Tensor:
     return rows.mT @ rows
 
 
-def _on_host(tensors: list[Tensor]) -> list[Tensor]:
+def _to_cpu(tensors: list[Tensor]) -> list[Tensor]:
     """In one copy."""
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
@@ -245,7 +245,7 @@ def _histogram(singular: Tensor) -> Tensor:
     return empty.scatter_add(1, rows, torch.ones_like(rows))
 
 
-def _text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
+def _read_text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
     return sequences(text, load_tokenizer(with_weights(model)), **options)
 
 

@@ -31,7 +31,7 @@ DAMPING = 1e-6
 
 
 @dataclass
-class Sums:
+class RefitSums:
     """Of one layer under one plan, on one source: read-out a, the original's output y."""
 
     gram: Tensor  # [n, n]: aa'
@@ -47,7 +47,7 @@ def predict(
     *,
     batch_size: int = 8,
     placement: Placement | None = None,
-    most_bytes: int = 2**32,
+    max_bytes: int = 2**32,
     progress: OnProgress = ignore,
 ) -> Prediction:
     """The error of every layer under each of `plans`, on each source of `measured_on`, once its
@@ -60,22 +60,24 @@ def predict(
         raise StatetrimError("a prediction needs the same sources to fit and to measure on")
     live = load_live(with_weights(model), placement)
     data = [
-        [source.batches(batch_size) for source in part.values()]
-        for part in (fitted_on, measured_on)
+        [source.batches(batch_size) for source in sources.values()]
+        for sources in (fitted_on, measured_on)
     ]
-    reading = _Reading(live, plans, [batches for part in data for batches in part])
+    runs = _MaskedRuns(live, plans, [batches for sources in data for batches in sources])
     errors: dict[str, dict[str, dict[int, float]]] = {
         name: {source: {} for source in fitted_on} for name in plans
     }
-    groups = list(_groups(model, plans, 2 * len(fitted_on), most_bytes))
-    passes = 1 if live.weights else len(groups)  # a walk has the sums of one layer at a time
-    advance = counter(progress, passes * reading.tokens, "tokens")
-    for layers, found in reading.walk(advance) if live.weights else reading.passes(groups, advance):
-        fits, tests = found[: len(fitted_on)], found[len(fitted_on) :]
+    groups = list(_layer_groups(model, plans, 2 * len(fitted_on), max_bytes))
+    pass_count = 1 if live.weights else len(groups)  # a walk has the sums of one layer at a time
+    advance = counter(progress, pass_count * runs.tokens, "tokens")
+    for layers, sums_by_source in (
+        runs.run_layerwise(advance) if live.weights else runs.run_groups(groups, advance)
+    ):
+        fit_sums, test_sums = sums_by_source[: len(fitted_on)], sums_by_source[len(fitted_on) :]
         for name in plans:
             for layer in layers:
-                weight = _fitted([sums[name, layer] for sums in fits])
-                for source, sums in zip(measured_on, tests, strict=True):
+                weight = _fit_weight([sums[name, layer] for sums in fit_sums])
+                for source, sums in zip(measured_on, test_sums, strict=True):
                     seen = sums[name, layer]
                     errors[name][source][layer] = max(
                         0.0, missed(weight, seen.gram, seen.target, seen.square)
@@ -83,7 +85,7 @@ def predict(
     return Prediction(errors)
 
 
-def _fitted(sources: Sequence[Sums]) -> Tensor:
+def _fit_weight(sources: Sequence[RefitSums]) -> Tensor:
     """Each source's error counts as a part of its own output."""
     scales = [1 / source.square.clamp_min(1e-300) for source in sources]
     gram = torch.stack([s.gram * scale for s, scale in zip(sources, scales, strict=True)])
@@ -91,14 +93,14 @@ def _fitted(sources: Sequence[Sums]) -> Tensor:
     return fit(gram.sum(0), target.sum(0), DAMPING)
 
 
-def _groups(
-    model: Checkpoint, plans: Mapping[str, Plan], copies: int, most_bytes: int
+def _layer_groups(
+    model: Checkpoint, plans: Mapping[str, Plan], copies: int, max_bytes: int
 ) -> Iterator[tuple[int, ...]]:
     """The layers, as many at a time as their sums leave room for."""
     heads, hidden = model.geometry.num_v_heads, _hidden_size(model)
     widths = [heads * (plan.keep_values or model.geometry.head_v_dim) for plan in plans.values()]
-    each = copies * sum(8 * n * (n + hidden) for n in widths)
-    size = max(1, most_bytes // each)
+    layer_bytes = copies * sum(8 * columns * (columns + hidden) for columns in widths)
+    size = max(1, max_bytes // layer_bytes)
     layers = model.geometry.layers
     yield from (layers[start : start + size] for start in range(0, len(layers), size))
 
@@ -107,17 +109,17 @@ def _hidden_size(model: Checkpoint) -> int:
     """Rows of the output projections."""
     shapes = [
         model.tensors[name][1].shape
-        for name, owner in model.claims.items()
-        if owner.claims[0].role == "o_proj"
+        for name, layer_rows in model.claims.items()
+        if layer_rows.claims[0].role == "o_proj"
     ]
     return int(shapes[0][0])
 
 
-Found = list[dict[tuple[str, int], Sums]]
+SourceSums = list[dict[tuple[str, int], RefitSums]]
 """Of every source, the sums of each plan and layer."""
 
 
-class _Reading:
+class _MaskedRuns:
     """A model, plans, and for every source the batches that are read."""
 
     def __init__(
@@ -125,75 +127,77 @@ class _Reading:
     ) -> None:
         self.live, self.plans, self.sources = live, plans, sources
         self.tokens = sum(batch.numel() for batches in sources for batch in batches)
-        self._columns = _columns(live.checkpoint, plans)
-        self._seen: dict[str, Tensor] = {}  # of the call that is running
-        self._masked = False
+        self._kept_columns = _kept_columns(live.checkpoint, plans)
+        self._captured: dict[str, Tensor] = {}  # of the call that is running
+        self._is_repeating = False
 
-    def passes(
+    def run_groups(
         self, groups: Sequence[tuple[int, ...]], advance: Advance
-    ) -> Iterator[tuple[tuple[int, ...], Found]]:
+    ) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
         """All data once for every group of layers."""
         for layers in groups:
-            found: Found = []
+            sums_by_source: SourceSums = []
             for batches in self.sources:
-                found.append({})
-                with torch.inference_mode(), self._hooks(layers, found[-1]):
+                sums_by_source.append({})
+                with torch.inference_mode(), self._hooks(layers, sums_by_source[-1]):
                     for batch in batches:
                         self.live.hidden(batch)
                         advance(batch.numel())
-            yield layers, [_on_host(sums) for sums in found]
+            yield layers, [_to_cpu(sums) for sums in sums_by_source]
 
-    def walk(self, advance: Advance) -> Iterator[tuple[tuple[int, ...], Found]]:
+    def run_layerwise(self, advance: Advance) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
         """All data once, layer by layer."""
         batches = [batch for source in self.sources for batch in source]
         layers = self.live.checkpoint.geometry.layers
-        for turn in LayerWalk(self.live, batches).turns(max(layers) + 1):
-            here = (turn.number,) if turn.number in layers else ()
-            found: Found = []
+        for layer_pass in LayerWalk(self.live, batches).turns(max(layers) + 1):
+            measured = (layer_pass.number,) if layer_pass.number in layers else ()
+            sums_by_source: SourceSums = []
             first = 0
             for source in self.sources:
-                found.append({})
-                with self._hooks(here, found[-1]):
-                    for step in turn.run(range(first, first + len(source))):
-                        if turn.number == max(layers):
+                sums_by_source.append({})
+                with self._hooks(measured, sums_by_source[-1]):
+                    for step in layer_pass.run(range(first, first + len(source))):
+                        if layer_pass.number == max(layers):
                             advance(batches[step].numel())
                 first += len(source)
-            yield here, [_on_host(sums) for sums in found]
+            yield measured, [_to_cpu(sums) for sums in sums_by_source]
 
     @contextmanager
-    def _hooks(self, layers: tuple[int, ...], found: dict[tuple[str, int], Sums]) -> Iterator[None]:
+    def _hooks(
+        self, layers: tuple[int, ...], sums: dict[tuple[str, int], RefitSums]
+    ) -> Iterator[None]:
         """Within, every call of the mixers of `layers` is repeated for each plan."""
 
-        def readout(module: nn.Module, args: Any) -> None:
-            self._seen["values"] = args[0]
+        def capture_readout(module: nn.Module, args: Any) -> None:
+            self._captured["values"] = args[0]
 
-        def remember(module: nn.Module, args: Any, output: Tensor) -> None:
+        def capture_output(module: nn.Module, args: Any, output: Tensor) -> None:
             bias = getattr(module, "bias", None)
-            self._seen["output"] = output if bias is None else output - bias
+            self._captured["output"] = output if bias is None else output - bias
 
         with ExitStack() as stack:
             for layer in layers:
-                reader = self.live.output_projections[layer]
-                stack.callback(reader.register_forward_pre_hook(readout).remove)
-                stack.callback(reader.register_forward_hook(remember).remove)
+                projection = self.live.output_projections[layer]
+                stack.callback(projection.register_forward_pre_hook(capture_readout).remove)
+                stack.callback(projection.register_forward_hook(capture_output).remove)
             mixers = {layer: self.live.mixers[layer] for layer in layers}
-            stack.enter_context(hook_mixers(mixers, lambda call: self._repeat(call, found)))
+            stack.enter_context(hook_mixers(mixers, lambda call: self._run_masked(call, sums)))
             yield
 
-    def _repeat(self, call: MixerCall, found: dict[tuple[str, int], Sums]) -> None:
-        if self._masked:
+    def _run_masked(self, call: MixerCall, sums: dict[tuple[str, int], RefitSums]) -> None:
+        if self._is_repeating:
             return
-        self._masked, target = True, self._seen["output"].flatten(0, -2).double()
+        self._is_repeating, target = True, self._captured["output"].flatten(0, -2).double()
         for name, plan in self.plans.items():
-            with _cut(self.live, plan, call.layer):
+            with _mask_layer(self.live, plan, call.layer):
                 call.repeat(self.live.mixers[call.layer])
-            values = self._seen["values"].flatten(0, -2).double()
-            columns = self._columns[name, call.layer].to(values.device)
-            _add(found, (name, call.layer), values[:, columns], target)
-        self._masked = False
+            values = self._captured["values"].flatten(0, -2).double()
+            columns = self._kept_columns[name, call.layer].to(values.device)
+            _accumulate(sums, (name, call.layer), values[:, columns], target)
+        self._is_repeating = False
 
 
-def _cut(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None]:
+def _mask_layer(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None]:
     """Within, the kernels of one layer see only the channels that the plan keeps."""
     return hook_kernels(
         live,
@@ -204,33 +208,39 @@ def _cut(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManager[None
     )
 
 
-def _columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
+def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
     """The entries of a layer's read-out that a plan keeps."""
-    found = {}
+    columns = {}
     for name, plan in plans.items():
         for layer in model.geometry.layers:
-            tables = [claim.rows for claim in model.channels(layer) if claim.role == "o_proj"]
+            tables = [
+                channel_rows.rows
+                for channel_rows in model.channels(layer)
+                if channel_rows.role == "o_proj"
+            ]
             kept = None if plan.kept_values is None else plan.kept_values[layer]
             rows = tables if kept is None else [table.gather(1, kept) for table in tables]
-            found[name, layer] = torch.cat([table.flatten() for table in rows])
-    return found
+            columns[name, layer] = torch.cat([table.flatten() for table in rows])
+    return columns
 
 
-def _add(found: dict[Any, Sums], key: tuple[str, int], values: Tensor, target: Tensor) -> None:
+def _accumulate(
+    sums_by_key: dict[Any, RefitSums], key: tuple[str, int], values: Tensor, target: Tensor
+) -> None:
     """values [tokens, n], target [tokens, hidden]; the sums stay on the layer's device."""
     square = target.square().sum().reshape(1)
-    new = Sums(values.mT @ values, target.mT @ values, square)
-    if key in found:
-        held = found[key]
-        held.gram += new.gram
-        held.target += new.target
-        held.square += new.square
+    new = RefitSums(values.mT @ values, target.mT @ values, square)
+    if key in sums_by_key:
+        sums = sums_by_key[key]
+        sums.gram += new.gram
+        sums.target += new.target
+        sums.square += new.square
     else:
-        found[key] = new
+        sums_by_key[key] = new
 
 
-def _on_host(found: Mapping[tuple[str, int], Sums]) -> dict[tuple[str, int], Sums]:
+def _to_cpu(sums_by_key: Mapping[tuple[str, int], RefitSums]) -> dict[tuple[str, int], RefitSums]:
     return {
-        key: Sums(held.gram.cpu(), held.target.cpu(), held.square.cpu())
-        for key, held in found.items()
+        key: RefitSums(sums.gram.cpu(), sums.target.cpu(), sums.square.cpu())
+        for key, sums in sums_by_key.items()
     }

@@ -37,8 +37,8 @@ from ..version import __version__
 
 LENGTH = 256  # tokens of a window: as many as the longest recall sequence has, and a few
 LOADS = (16, 32, 63)
-_MOST_BYTES = 256 * MIB
-_SO_FAR = "so-far.json"
+_MAX_BYTES = 256 * MIB
+_PARTIAL_FILE = "so-far.json"
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,47 +90,47 @@ def sensitivity(
         "dtype": (placement or Placement()).said_dtype,
         "data": data.lineage,
         "rows": rows,
-        "plans": _digest(variants),
+        "plans": _variants_digest(variants),
     }
-    places = sorted(str(path) for path in (pictures or {}).values())
-    record = {"format": "statetrim sensitivity job", "pictures": places, **lineage}
+    picture_paths = sorted(str(path) for path in (pictures or {}).values())
+    record = {"format": "statetrim sensitivity job", "pictures": picture_paths, **lineage}
 
-    def measured(directory: Path | None) -> Sensitivity:
+    def measure(directory: Path | None) -> Sensitivity:
         live = load_live(model, placement)
         experiment = _Experiment(live, data, rows, batch_size)
-        found = _measured(experiment, variants, _SoFar(directory), lineage, progress)
+        result = _measure(experiment, variants, _PartialResult(directory), lineage, progress)
         if draw is not None and directory is not None:
-            draw(found, directory)
-        return found
+            draw(result, directory)
+        return result
 
-    return saved(out, record, measured, Sensitivity.load, ours=[_SO_FAR], beside=pictures)
+    return saved(out, record, measure, Sensitivity.load, ours=[_PARTIAL_FILE], beside=pictures)
 
 
-def _measured(
+def _measure(
     experiment: "_Experiment",
     variants: Sequence[_Variant],
-    known: "_SoFar",
+    partial: "_PartialResult",
     lineage: Mapping[str, Any],
     progress: OnProgress,
 ) -> Sensitivity:
     advance = counter(progress, len(variants) + 2, "settings")
-    original = known.original or known.keep_original(experiment.samples(None))
+    original = partial.original or partial.store_original(experiment.samples(None))
     advance(1)
-    errors = known.errors or known.keep_errors(experiment.errors(variants))
+    errors = partial.errors or partial.store_errors(experiment.errors(variants))
     advance(1)
     for number, variant in enumerate(variants):
-        if number == len(known.cuts):
+        if number == len(partial.cuts):
             samples = experiment.samples(variant)
-            known.keep_cut(LayerCut(*variant.identity, samples, errors[number]))
+            partial.store_cut(LayerCut(*variant.identity, samples, errors[number]))
         advance(1)
     geometry = experiment.live.checkpoint.geometry
     widths: dict[Axis, int] = {axis: geometry.width(axis) for axis in ("key", "value")}
-    return Sensitivity(original, known.cuts, widths, dict(lineage))
+    return Sensitivity(original, partial.cuts, widths, dict(lineage))
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
     """Every layer of every axis that a plan cuts; two plans may not say the same."""
-    known: set[tuple[int, Axis, int]] = set()
+    identities: set[tuple[int, Axis, int]] = set()
     for plan in plans:
         source = plan.lineage.get("source")
         if source is not None and not model.is_source(source):
@@ -144,13 +144,13 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
                 variant = _Variant(layer, axis, kept)
                 if kept.shape[1] == model.geometry.for_layer(layer).width(axis):
                     continue
-                if variant.identity in known:
+                if variant.identity in identities:
                     raise StatetrimError(
                         f"two plans keep {kept.shape[1]} {axis} channels; give each width once"
                     )
-                known.add(variant.identity)
+                identities.add(variant.identity)
                 yield variant
-    if not known:
+    if not identities:
         raise StatetrimError("no plan cuts anything, so there is nothing to compare")
 
 
@@ -167,35 +167,35 @@ class _Experiment:
         self.recall = {pairs: associations(vocabulary, pairs, rows) for pairs in loads}
         generator = torch.Generator().manual_seed(0)
         self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
-        asked = [part for ids, _ in self.recall.values() for part in self._batches(ids)]
-        self.batches = [*self.text, *asked]
-        self.before = Reading(live, self.batches)
+        recall_batches = [batch for ids, _ in self.recall.values() for batch in self._batches(ids)]
+        self.batches = [*self.text, *recall_batches]
+        self.original = Reading(live, self.batches)
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         return list(torch.split(ids, self.batch_size))
 
-    def _read(self, variant: _Variant | None) -> Reading:
+    def _run(self, variant: _Variant | None) -> Reading:
         if variant is None:
-            return self.before
-        with self._cut(variant):
+            return self.original
+        with self._mask_variant(variant):
             return Reading(self.live, self.batches)
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
         nll, kl = [], []
-        read = self._read(variant)
+        reading = self._run(variant)
         for number, batch in enumerate(self.text):
-            after = read.at(number)
-            before = after if variant is None else self.before.at(number)
+            after = reading.at(number)
+            before = after if variant is None else self.original.at(number)
             both = compared(before, after, batch)
             nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
             kl += both.kl.tolist()
         right: dict[int, list[float]] = {}
         number = len(self.text)
-        for pairs, (ids, asked) in self.recall.items():
+        for pairs, (ids, positions) in self.recall.items():
             shares = []
-            for part in self._batches(ids):
-                shares.append(recalled(part, asked, read.at(number)(asked)))
+            for batch_ids in self._batches(ids):
+                shares.append(recalled(batch_ids, positions, reading.at(number)(positions)))
                 number += 1
             right[pairs] = [float(share) for share in torch.cat(shares)]
         return Samples(nll, kl, right)
@@ -208,12 +208,12 @@ class _Experiment:
             "random": self._batches(self.random),
             "recall": self._batches(self.recall[max(self.recall)][0]),
         }
-        found: list[dict[str, float]] = [{} for _ in variants]
+        errors: list[dict[str, float]] = [{} for _ in variants]
         for name, batches in sources.items():
             missed, square = self._errors(batches, variants).T
             for number, error in enumerate((missed / square.clamp_min(1e-300)).tolist()):
-                found[number][name] = error
-        return found
+                errors[number][name] = error
+        return errors
 
     def _errors(self, batches: Sequence[Tensor], variants: Sequence[_Variant]) -> Tensor:
         """[variants, 2]: the original runs, and each layer's mixer gets the same again, cut."""
@@ -222,14 +222,14 @@ class _Experiment:
             before = call.output.double()
             for number, variant in enumerate(variants):
                 if variant.layer == call.layer:
-                    with self._cut(variant):
+                    with self._mask_variant(variant):
                         after = call.repeat(self.live.mixers[call.layer]).double()
                     new = torch.stack([(after - before).square().sum(), before.square().sum()])
                     sums[number] = sums[number] + new if number in sums else new
-        here = [sums[number].to(self.live.device) for number in range(len(variants))]
-        return torch.stack(here).cpu()
+        on_device = [sums[number].to(self.live.device) for number in range(len(variants))]
+        return torch.stack(on_device).cpu()
 
-    def _cut(self, variant: _Variant | None) -> AbstractContextManager[None]:
+    def _mask_variant(self, variant: _Variant | None) -> AbstractContextManager[None]:
         if variant is None:
             return nullcontext()
         table = {variant.layer: variant.kept}
@@ -242,35 +242,35 @@ class _Experiment:
         )
 
 
-def _digest(variants: Sequence[_Variant]) -> str:
+def _variants_digest(variants: Sequence[_Variant]) -> str:
     tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
     return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
 
 
-class _SoFar:
+class _PartialResult:
     """What is measured so far, in `directory`, so that a killed run resumes."""
 
     def __init__(self, directory: Path | None) -> None:
-        self.path = directory / _SO_FAR if directory is not None else None
+        self.path = directory / _PARTIAL_FILE if directory is not None else None
         self.original: Samples | None = None
         self.errors: list[dict[str, float]] = []
         self.cuts: list[LayerCut] = []
         if self.path is not None and self.path.exists():
-            stored = read_object(self.path, _MOST_BYTES)
+            stored = read_object(self.path, _MAX_BYTES)
             self.original = read_samples(stored["original"])
             self.errors = stored["errors"]
             self.cuts = [read_cut(cut) for cut in stored["cuts"]]
 
-    def keep_original(self, samples: Samples) -> Samples:
+    def store_original(self, samples: Samples) -> Samples:
         self.original = samples
         return samples
 
-    def keep_errors(self, errors: list[dict[str, float]]) -> list[dict[str, float]]:
+    def store_errors(self, errors: list[dict[str, float]]) -> list[dict[str, float]]:
         self.errors = errors
         self._save()
         return errors
 
-    def keep_cut(self, cut: LayerCut) -> None:
+    def store_cut(self, cut: LayerCut) -> None:
         self.cuts.append(cut)
         self._save()
 

@@ -87,7 +87,7 @@ def _predicted(job: Job, plans: Mapping[str, Plan], directory: Path, watch: Watc
             measured,
             batch_size=options.batch_size,
             placement=options.placement,
-            most_bytes=free_memory(options.placement) // 4,
+            max_bytes=free_memory(options.placement) // 4,
             progress=progress,
         )
     found.save(path)
