@@ -197,12 +197,12 @@ def child(arguments: list[str]) -> None:
 
 def compare(first: str, second: str) -> dict[str, float]:
     """The largest difference of two statistics, relative to the largest value of each sum."""
-    from statetrim.artifacts.statistics import PARTS, Statistics
+    from statetrim.artifacts.statistics import SUM_NAMES, Statistics
 
     first_statistics, second_statistics = Statistics.load(first), Statistics.load(second)
     worst = 0.0
     for layer, sums in first_statistics.layers.items():
-        for name in PARTS:
+        for name in SUM_NAMES:
             a, b = getattr(sums, name), getattr(second_statistics.layers[layer], name)
             if a is not None:
                 worst = max(worst, float((a - b).abs().max() / a.abs().max()))

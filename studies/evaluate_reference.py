@@ -21,7 +21,7 @@ matplotlib.use("agg")
 from matplotlib import pyplot
 
 from statetrim import Scores
-from statetrim.artifacts.losses import loss_of, recall_change
+from statetrim.artifacts.losses import metric_loss, recall_change
 from statetrim.maths.paired import difference_interval
 from statetrim.tasks import TASKS
 
@@ -119,7 +119,7 @@ def cell(scores: Scores, model: str, task: str, metric: str) -> str:
     text = digits.get(score.unit, f"{100 * score.value:.1f}")
     if model == scores.baseline:
         return text
-    loss = loss_of(scores, model, task, metric).loss
+    loss = metric_loss(scores, model, task, metric).loss
     change = -loss if score.higher_is_better else loss
     unit, places = (
         ("%", 0) if score.unit == "perplexity" else ("", 3 if score.unit == "nats" else 1)

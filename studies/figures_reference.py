@@ -94,7 +94,7 @@ def table(found: dict[str, st.Analysis], losses: dict[str, float]) -> None:
         queries = torch.stack([layer.query_condition for layer in each.layers.values()])
         used = float(each.mean_utilization.mean())
         print(
-            f"| {name} | {each.widest} | {used * each.widest:.2f} | {used:.1%} "
+            f"| {name} | {each.max_rank} | {used * each.max_rank:.2f} | {used:.1%} "
             f"| {keys.median():.0f} | {queries.median():.0f} | {losses[name]:.3f} |"
         )
 

@@ -37,15 +37,15 @@ def found_in(analysis: st.Analysis, layer: int, head: int) -> Row:
     layers = analysis.layers.values()
     one = analysis.layers[layer]
     return {
-        "widest": analysis.widest,
+        "widest": analysis.max_rank,
         "head": [layer, head],
-        "effective rank": listed(analysis.mean_utilization.flatten() * analysis.widest),
+        "effective rank": listed(analysis.mean_utilization.flatten() * analysis.max_rank),
         "key condition": listed(torch.cat([each.key_condition for each in layers]), 2),
         "query condition": listed(torch.cat([each.query_condition for each in layers]), 2),
         "key similarity": [listed(each.key_similarity) for each in layers],
         "query similarity": [listed(each.query_similarity) for each in layers],
         "positions": analysis.positions.tolist(),
-        "curve": listed(analysis.curve),
+        "curve": listed(analysis.utilization_by_position),
         "spectra": [listed(row) for each in layers for row in each.spectrum],
         "histogram": one.histogram[head].tolist(),
     }

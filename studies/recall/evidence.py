@@ -13,7 +13,7 @@ from torch.nn import functional
 from masking import Masked
 from sources import Source
 from statetrim import Checkpoint
-from statetrim.artifacts.mixture import mixed
+from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.statistics import LayerStatistics, Statistics
 from statetrim.calibration.calibrate import _train_projections_only
 from statetrim.calibration.hooks import hooks_for
@@ -136,7 +136,7 @@ def _mixture(heard: Mapping[str, Heard], rule: str, shares: Shares, layer: int) 
         sources = {name: {layer: heard[name].sums[layer]} for name in shares}
         text = sources.pop("text", None) or next(iter(sources.values()))
         given = {name: share for name, share in shares.items() if name != "text"}
-        return mixed(Statistics(text, {}, sources), given).layers[layer]
+        return mix_statistics(Statistics(text, {}, sources), given).layers[layer]
     found: dict[str, Any] = {}
     for part in (*FORWARD, "readout_gram"):
         parts = ((heard[name].sums[layer], share) for name, share in shares.items())

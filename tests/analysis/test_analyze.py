@@ -182,7 +182,7 @@ def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, 
     late = rank_utilization(states)[BURN_IN:].mean(0)
     torch.testing.assert_close(analysis.mean_utilization[1], late, rtol=1e-9, atol=0)
     torch.testing.assert_close(
-        analysis.curve, analysis.utilization.mean((0, 1)), rtol=1e-12, atol=0
+        analysis.utilization_by_position, analysis.utilization.mean((0, 1)), rtol=1e-12, atol=0
     )
     assert analysis.utilization[..., 0].allclose(torch.tensor(1 / 12).double()), "rank one at first"
 
@@ -323,7 +323,7 @@ def test_what_is_saved_is_what_is_loaded(pair: Analysis, tmp_path: Path) -> None
     assert pair.baseline is not None and again.baseline is not None
     same(pair, again)
     same(pair.baseline, again.baseline)
-    assert (again.widest, again.baseline.widest) == (6, 12)
+    assert (again.max_rank, again.baseline.max_rank) == (6, 12)
     assert again.lineage["data"]["digest"] == again.baseline.lineage["data"]["digest"]
     assert again.lineage["source"] != again.baseline.lineage["source"]
 

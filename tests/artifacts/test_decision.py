@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from statetrim.artifacts.decision import SAME_LOSS, Contender, Decision, Prediction, decide
+from statetrim.artifacts.decision import LOSS_TIE_NATS, Candidate, Decision, Prediction, decide
 from statetrim.errors import StatetrimError
 from statetrim.maths.paired import Interval
 
@@ -14,10 +14,10 @@ PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40",
 
 def contender(
     name: str, loss: float, recall: tuple[float, float] | None, share: float = 0.5
-) -> Contender:
+) -> Candidate:
     """`recall`: points and half of their interval."""
     change = recall and Interval(recall[0], recall[0] - recall[1], recall[0] + recall[1])
-    return Contender(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
+    return Candidate(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
 
 
 CASES = {
@@ -41,9 +41,9 @@ def test_the_rule(case: str) -> None:
 
 def test_a_tie_goes_to_the_larger_state() -> None:
     small = contender("32x64", 0.0100, (-1, 2), share=0.4)
-    large = contender("48x40", 0.0100 + SAME_LOSS / 2, (-1, 2), share=0.5)
+    large = contender("48x40", 0.0100 + LOSS_TIE_NATS / 2, (-1, 2), share=0.5)
     assert decide([small, large], PREDICTION, {}).chosen == "48x40"
-    worse = contender("48x40", 0.0100 + SAME_LOSS * 2, (-1, 2), share=0.5)
+    worse = contender("48x40", 0.0100 + LOSS_TIE_NATS * 2, (-1, 2), share=0.5)
     assert decide([small, worse], PREDICTION, {}).chosen == "32x64"
 
 

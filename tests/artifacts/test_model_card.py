@@ -18,7 +18,7 @@ from statetrim.artifacts.card.model_card import (
     with_measurements,
 )
 from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verdict import verdict
+from statetrim.artifacts.verdict import judge_cut
 
 NASTY = "x\n---\nlicense: gpl\n---\n# Heading\n| a | b |\n<script>alert(1)</script> `code` [a](b)"
 LICENSED = "---\nlicense: apache-2.0\nlanguage: [en, de]\nlibrary_name: {a: b}\n---\nbody\n"
@@ -51,7 +51,7 @@ def scores(cut: str = "SMALL", lost: float = 0.5) -> st.Scores:
 
 def card(model: st.Checkpoint, original: str = "", **changes: Any) -> str:
     plan = st.select(model, "l1", keep=6)
-    after = plan.resized(model.geometry)
+    after = plan.pruned_geometry(model.geometry)
     return model_card(model, replace(plan, **changes), after, 1234, original)
 
 
@@ -65,7 +65,7 @@ def front_matter(text: str) -> dict[str, Any]:
 
 def test_measurements_and_warnings_stand_above_how_it_was_made(model: st.Checkpoint) -> None:
     found = scores()
-    text = with_measurements(card(model), found, verdict(found))
+    text = with_measurements(card(model), found, judge_cut(found))
     order = [text.index(part) for part in ("| state of a head", "## Measured", "**Do not ship**",
                                            "- Warning: recall falls by 50.0 points",
                                            "| task | metric |", "## How it was made")]  # fmt: skip
@@ -78,15 +78,15 @@ def test_measurements_and_warnings_stand_above_how_it_was_made(model: st.Checkpo
 
 
 def test_a_second_measurement_takes_the_place_of_the_first(model: st.Checkpoint) -> None:
-    once = with_measurements(card(model), scores(), verdict(scores()))
+    once = with_measurements(card(model), scores(), judge_cut(scores()))
     better = scores(lost=0.0)
-    twice = with_measurements(once, better, verdict(better))
+    twice = with_measurements(once, better, judge_cut(better))
     assert twice.count("## Measured") == 1 and "90.0% | 90.0%" in twice
-    assert twice == with_measurements(card(model), better, verdict(better))
+    assert twice == with_measurements(card(model), better, judge_cut(better))
 
 
 def test_what_was_measured_of_other_weights_is_taken_out(model: st.Checkpoint) -> None:
-    measured = with_measurements(card(model), scores(), verdict(scores()))
+    measured = with_measurements(card(model), scores(), judge_cut(scores()))
     for after in (
         recovered_card(measured, "name", RECORD),
         refitted_card(measured, "name", RECORD),
@@ -136,7 +136,7 @@ def test_names_stay_text(place: str, model: st.Checkpoint, tmp_path: Path) -> No
         found = scores(cut=NASTY)
     else:
         found = st.Scores(found.models, [replace(x, task=NASTY) for x in found.scores])
-    text = with_measurements(card(model, **changes), found, verdict(found))
+    text = with_measurements(card(model, **changes), found, judge_cut(found))
     about = front_matter(text)
     assert set(about) <= {"tags", "base_model"} and about["tags"] == ["statetrim", "pruned"]
     body = text.split("\n---\n", 1)[1]

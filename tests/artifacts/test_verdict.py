@@ -10,10 +10,16 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.gate import broken
-from statetrim.artifacts.losses import averaged, loss_of, losses, mean_recall, recall_change
+from statetrim.artifacts.gate import find_violation
+from statetrim.artifacts.losses import (
+    averaged_settings_text,
+    mean_recall_text,
+    metric_loss,
+    recall_change,
+    task_losses,
+)
 from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verdict import LIMITS, Limit, Outcome, Verdict, verdict, warnings
+from statetrim.artifacts.verdict import LIMITS, Limit, Outcome, Verdict, cut_warnings, judge_cut
 
 ROWS = 64
 LOADS = (4, 8, 16, 32, 63)
@@ -88,7 +94,7 @@ COLLAPSED = {load: 0.9 for load in LOADS} | {63: 0.02}
 
 def judged(cut: Samples, *, control: Samples | None = RANDOM, **options: Any) -> Verdict:
     models = {"original": ORIGINAL, "cut": cut} | ({"rand": control} if control else {})
-    return verdict(scores(models), **options)
+    return judge_cut(scores(models), **options)
 
 
 # The table of cases: what was measured, and what is said of it.
@@ -112,39 +118,39 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "one load collapsed": (
         lambda: judged(model(recall=COLLAPSED, kl=0.05)), Outcome.STOP, "recall falls by"),
     "one load collapsed among a hundred easy ones": (
-        lambda: verdict(scores(easy_loads() | {"rand": RANDOM | EASY})),
+        lambda: judge_cut(scores(easy_loads() | {"rand": RANDOM | EASY})),
         Outcome.STOP, "mqar, pairs_63"),
     "no engine serves it": (
         lambda: judged(GOOD, served=[]), Outcome.STOP, "no known engine"),
     "an engine serves it": (lambda: judged(GOOD, served=["vLLM"]), Outcome.SHIP, "within"),
-    "nothing measured": (lambda: verdict(None), Outcome.UNKNOWN, "was not measured"),
+    "nothing measured": (lambda: judge_cut(None), Outcome.UNKNOWN, "was not measured"),
     "only the original measured": (
-        lambda: verdict(scores({"original": ORIGINAL})), Outcome.UNKNOWN, "was not measured"),
+        lambda: judge_cut(scores({"original": ORIGINAL})), Outcome.UNKNOWN, "was not measured"),
     "no recall measured": (
         lambda: judged(only(GOOD, "text"), control=only(RANDOM, "text")),
         Outcome.UNKNOWN, "cannot be compared"),
     "recall nowhere measured": (
-        lambda: verdict(scores({"original": only(ORIGINAL, "text"), "cut": only(GOOD, "text"),
+        lambda: judge_cut(scores({"original": only(ORIGINAL, "text"), "cut": only(GOOD, "text"),
                                 "rand": only(RANDOM, "text")})),
         Outcome.UNKNOWN, "its recall was not measured: add `mqar` to --tasks"),
     "no perplexity measured": (
-        lambda: verdict(scores({"original": only(ORIGINAL, "mqar"), "cut": only(GOOD, "mqar"),
+        lambda: judge_cut(scores({"original": only(ORIGINAL, "mqar"), "cut": only(GOOD, "mqar"),
                                 "rand": only(RANDOM, "mqar")})),
         Outcome.UNKNOWN, "its perplexity was not measured: add `text` to --tasks"),
     "the original cannot recall": (
-        lambda: verdict(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
+        lambda: judge_cut(scores({"original": model(0.02), "cut": model(0.01, 3.005, 0.01),
                                 "rand": model(0.01, 3.8, 0.9)})),
         Outcome.UNKNOWN, "its recall is unknown: the original is less than 5 points above chance "
         "on 64 samples of mqar; choose a task that the original can do"),
     "too few samples to know whether the original recalls": (
-        lambda: verdict(scores({name: figures | {("mqar", "pairs_4"): answers(0.5, 8)}
+        lambda: judge_cut(scores({name: figures | {("mqar", "pairs_4"): answers(0.5, 8)}
                                 for name, figures in (("original", only(ORIGINAL, "text")),
                                                       ("cut", only(GOOD, "text")),
                                                       ("rand", only(RANDOM, "text")))})),
         Outcome.UNKNOWN, "its recall is unknown: 8 samples of mqar are too few to tell the "
         "original from chance; raise --limit, or choose a task that the original can do"),
     "the original reads no better than by guessing": (
-        lambda: verdict(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
+        lambda: judge_cut(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
         Outcome.UNKNOWN, "its perplexity is unknown: the original predicts 64 samples of text no "
         "better than chance; choose a text that the original can predict"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
@@ -160,7 +166,7 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         lambda: judged(GOOD, faults=["vLLM agrees with transformers less than on the original"]),
         Outcome.STOP, "vLLM agrees"),
     "an engine found a fault, and nothing was measured": (
-        lambda: verdict(None, faults=["layer 2: 16 of 56 rows"]), Outcome.STOP, "layer 2"),
+        lambda: judge_cut(None, faults=["layer 2: 16 of 56 rows"]), Outcome.STOP, "layer 2"),
     "in doubt, and lost anyway": (
         lambda: judged(model(recall=0.5), doubts=["they are of other weights"]),
         Outcome.STOP, "recall falls"),
@@ -180,7 +186,7 @@ def few(count: int) -> Verdict:
         }
         for name, figures in {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}.items()
     }
-    return verdict(scores(short))
+    return judge_cut(scores(short))
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -214,15 +220,20 @@ LOST = model(recall=0.7, nats=3.0, kl=0.05)
 
 
 def gate(models: Mapping[str, Samples], rule: str = GATE, **lineage: Any) -> str | None:
-    return broken(rule, scores(models, **lineage))
+    return find_violation(rule, scores(models, **lineage))
 
 
 def test_the_gate_opens() -> None:
     """Or closing would prove nothing."""
     whole = {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}
-    assert broken("recall drop > 3 points", scores({"original": ORIGINAL, "cut": GOOD})) is None
-    assert broken("perplexity rise > 3%", scores({"original": ORIGINAL, "cut": GOOD})) is None
-    assert broken("not ship", scores(whole)) is None
+    assert (
+        find_violation("recall drop > 3 points", scores({"original": ORIGINAL, "cut": GOOD}))
+        is None
+    )
+    assert (
+        find_violation("perplexity rise > 3%", scores({"original": ORIGINAL, "cut": GOOD})) is None
+    )
+    assert find_violation("not ship", scores(whole)) is None
     assert gate({"original": ORIGINAL, "cut": LOST}) is not None
 
 
@@ -362,7 +373,7 @@ def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
         replace(x, **change) if (x.model, x.metric) == ("cut", "pairs_8") else x
         for x in found.scores
     ]
-    said = broken(GATE, st.Scores(found.models, turned))
+    said = find_violation(GATE, st.Scores(found.models, turned))
     assert said is not None and "cannot be judged" in said
 
 
@@ -375,9 +386,9 @@ def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
     )
     alone = scores({"original": ORIGINAL, "cut": LOST, "rand": RANDOM})
     assert recall_change(found, "cut") == recall_change(alone, "cut")
-    assert warnings(found, "cut") == warnings(alone, "cut")
-    assert verdict(found).facts == verdict(alone).facts
-    told = {x.task: x.sentence for x in losses(found, "cut")}
+    assert cut_warnings(found, "cut") == cut_warnings(alone, "cut")
+    assert judge_cut(found).facts == judge_cut(alone).facts
+    told = {x.task: x.sentence for x in task_losses(found, "cut")}
     for task, count in (("squad", 50), ("piqa", 100)):
         few = f"{count} samples of {task} are too few to tell the original from chance"
         assert told[task] == f"not informative: {few}"
@@ -391,31 +402,34 @@ def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
             "cut": LOST | {floor: rows(0.005, 0.005, seed=3)},
         }
     )
-    alone = loss_of(scores({"original": ORIGINAL, "cut": LOST}), "cut", "mqar", "accuracy")
-    assert loss_of(found, "cut", "mqar", "accuracy") == alone
-    assert loss_of(found, "cut", "mqar", "pairs_127").floor
+    alone = metric_loss(scores({"original": ORIGINAL, "cut": LOST}), "cut", "mqar", "accuracy")
+    assert metric_loss(found, "cut", "mqar", "accuracy") == alone
+    assert metric_loss(found, "cut", "mqar", "pairs_127").uninformative
 
 
 def test_a_mean_names_the_settings_that_it_is_of() -> None:
     """The original recalls at two loads of five; more are not in the mean, of any model."""
     some = {4: 0.9, 8: 0.8, 16: 0.05, 32: 0.03, 63: 0.02}
     found = scores({"original": model(some), "cut": model(0.5), "rand": model(0.4)})
-    assert averaged(found, "mqar", "accuracy") == "mean of 2 of 5 settings: pairs_4, pairs_8"
+    assert (
+        averaged_settings_text(found, "mqar", "accuracy")
+        == "mean of 2 of 5 settings: pairs_4, pairs_8"
+    )
     whole = scores({"original": ORIGINAL, "cut": GOOD})
-    assert averaged(whole, "mqar", "accuracy") == "mean of 5 settings"
+    assert averaged_settings_text(whole, "mqar", "accuracy") == "mean of 5 settings"
     nowhere = scores({"original": model(0.02), "cut": GOOD})
-    assert averaged(nowhere, "mqar", "accuracy") == "mean of 5 settings"
+    assert averaged_settings_text(nowhere, "mqar", "accuracy") == "mean of 5 settings"
     for task, metric in (("mqar", "pairs_4"), ("text", "perplexity")):
-        assert averaged(whole, task, metric) == ""
+        assert averaged_settings_text(whole, task, metric) == ""
 
 
 def test_mean_recall_is_a_loss_like_any_other() -> None:
     models = {"original": ORIGINAL, "cut": LOST}
-    assert mean_recall(scores(models), "cut") is None  # the task says it already
+    assert mean_recall_text(scores(models), "cut") is None  # the task says it already
     right = {"original": 0.8, "cut": 0.6}
     both = scores({name: figures | {("squad", "contains"): answers(right[name])}
                    for name, figures in models.items()})  # fmt: skip
-    said, change = mean_recall(both, "cut"), recall_change(both, "cut")
+    said, change = mean_recall_text(both, "cut"), recall_change(both, "cut")
     assert said and change and change.estimate < 0
     assert re.fullmatch(r"loss of (\d+\.\d\d) ± \d+\.\d\d points over 2 tasks", said)
     assert said.startswith(f"loss of {-change.estimate:.2f} ")
@@ -423,8 +437,8 @@ def test_mean_recall_is_a_loss_like_any_other() -> None:
 
 def test_one_sample_tells_nothing_from_chance() -> None:
     one = {("mqar", "pairs_4"): [0.75], ("mqar", "accuracy"): [0.75]}
-    (lost,) = losses(scores({"original": one, "cut": one}), "cut")
-    assert lost.floor and lost.few
+    (lost,) = task_losses(scores({"original": one, "cut": one}), "cut")
+    assert lost.uninformative and lost.too_few_samples
 
 
 def test_a_cut_to_ship_is_told_as_one() -> None:

@@ -19,7 +19,7 @@ from helpers import tiny
 from helpers.forked import in_a_child, launched
 from helpers.refusal import done
 from helpers.sums import close
-from statetrim.artifacts.statistics import PARTS, REFIT_PARTS, Statistics
+from statetrim.artifacts.statistics import REFIT_SUM_NAMES, SUM_NAMES, Statistics
 from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
 from statetrim.runtime.loading import load, load_tokenizer
@@ -96,7 +96,7 @@ def gram(x: Tensor, head: int) -> Tensor:
 def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint(model_type))
     statistics = st.calibrate(model, text, methods=ALL, **SETTINGS)
-    assert statistics.parts == set(PARTS) - set(REFIT_PARTS)
+    assert statistics.sum_names == set(SUM_NAMES) - set(REFIT_SUM_NAMES)
 
     live = load(model)
     modules = find_mixers(live, model)
@@ -256,7 +256,7 @@ def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text
     model = st.open(checkpoint("qwen3_5_text"))
     statistics = st.calibrate(model, text, methods=["s_wanda"], **SETTINGS)
     needed = {"input_square", "output_square"}
-    assert statistics.parts == needed, "nothing is summed that nobody needs"
+    assert statistics.sum_names == needed, "nothing is summed that nobody needs"
     with pytest.raises(st.StatetrimError, match=r"'drrqr' needs query_gram.*--for drrqr"):
         st.select(model, "drrqr", 6, statistics=statistics)
     with pytest.raises(st.StatetrimError, match="'grad' needs query_gradient"):

@@ -17,8 +17,8 @@ from helpers import tiny
 from helpers.forked import launched
 from helpers.refusal import done
 from helpers.sums import close
-from statetrim.artifacts.mixture import mixed
-from statetrim.artifacts.statistics import PARTS, Statistics
+from statetrim.artifacts.mixture import mix_statistics
+from statetrim.artifacts.statistics import SUM_NAMES, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.surgery.refit import fitted
@@ -60,7 +60,7 @@ def test_each_source_is_what_it_alone_would_show(
     for name, sequences in alone.items():
         forward = [method for method in ALL if method != "grad"]
         found = st.calibrate(model, sequences, methods=forward, batch_size=4)
-        for part in found.parts:
+        for part in found.sum_names:
             for layer, sums in found.layers.items():
                 expected, held = getattr(sums, part), getattr(whole.sources[name][layer], part)
                 assert torch.allclose(held, expected, rtol=1e-12, atol=1e-12 * expected.abs().max())
@@ -130,7 +130,7 @@ def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_
 
 def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> None:
     shares = {"recall": 0.5, "random": 0.125, "echo": 0.0}
-    found = mixed(whole, shares)
+    found = mix_statistics(whole, shares)
     weights = {"text": 0.375, **shares}
     assert found.lineage["shares"] == weights and not found.generated
     for layer, sums in found.layers.items():
@@ -166,7 +166,7 @@ def test_nothing_of_the_others_is_text_alone(model: st.Checkpoint, whole: Statis
         first = st.select(model, method, 6, statistics=whole, shares=zero)
         second = st.select(model, method, 6, statistics=single_with_lineage(whole))
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept), method
-    assert mixed(single(whole, "text")).layers is whole.layers
+    assert mix_statistics(single(whole, "text")).layers is whole.layers
 
 
 def single_with_lineage(statistics: Statistics) -> Statistics:
@@ -209,7 +209,7 @@ def test_a_refit_weighs_each_source_by_its_own_size(
     plan = st.select(model, keep_values=4, value_method="rand")
     small = st.prune(model, plan, tmp_path / "small")
     sums = st.calibrate(small, text, original=model, **SETTINGS, recall=0.5)
-    for layer, found in mixed(sums, {"recall": 0.25}).layers.items():
+    for layer, found in mix_statistics(sums, {"recall": 0.25}).layers.items():
         gram: Any = 0.0
         target: Any = 0.0
         for name, share in (("text", 0.75), ("recall", 0.25)):
@@ -228,7 +228,7 @@ def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path
     tensors = {
         f"{layer}.{part}": value.contiguous()
         for layer, sums in whole.layers.items()
-        for part in PARTS
+        for part in SUM_NAMES
         if (value := getattr(sums, part)) is not None
     }
     tensors |= {f"{i}.tokens": torch.tensor(sums.tokens) for i, sums in whole.layers.items()}
@@ -236,7 +236,7 @@ def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path
     save_file(tensors, tmp_path / "old", metadata={"statetrim": json.dumps(about)})
     loaded = Statistics.load(tmp_path / "old")
     close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
-    assert loaded.shares == {"text": 1.0} and mixed(loaded) is loaded
+    assert loaded.shares == {"text": 1.0} and mix_statistics(loaded) is loaded
     loaded.save(tmp_path / "again")  # text alone is written as ever
     with safe_open(tmp_path / "again", "pt") as file:
         assert set(file.keys()) == set(tensors)
@@ -277,7 +277,7 @@ def test_what_cannot_be_is_one_sentence(
         st.select(model, "l1", 6, shares={"recall": 0.5})
     layers = {0: st.LayerStatistics(3, query_gram=torch.zeros(4).double())}
     with pytest.raises(st.StatetrimError, match="no usable 'query_gram'"):
-        mixed(Statistics(layers, {}, {"recall": layers}))
+        mix_statistics(Statistics(layers, {}, {"recall": layers}))
     other = {0: st.LayerStatistics(3, query_gram=torch.zeros(2, 3, 3).double())}
     with pytest.raises(st.StatetrimError, match="differ in the size"):
-        mixed(Statistics(layers, {}, {"recall": other}))
+        mix_statistics(Statistics(layers, {}, {"recall": other}))

@@ -15,7 +15,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, run
-from statetrim.artifacts.origin import seen_texts
+from statetrim.artifacts.origin import read_seen_texts
 from statetrim.evaluation import harness
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_live, load_tokenizer
@@ -389,10 +389,10 @@ def test_records_of_seen_text_are_not_trusted(
     plan = json.loads(record.read_text())
     plan["lineage"]["statistics"] = {"data": [entry]}
     record.write_text(json.dumps(plan))
-    assert not seen_texts(cut)
+    assert not read_seen_texts(cut)
     plan["lineage"]["statistics"] = entry
     record.write_text(json.dumps(plan))
-    assert not seen_texts(cut)
+    assert not read_seen_texts(cut)
 
 
 def test_many_records_of_seen_text_do_not_take_long(
@@ -409,7 +409,7 @@ def test_many_records_of_seen_text_do_not_take_long(
     ]
     plan["lineage"]["statistics"] = {"data": entries}
     record.write_text(json.dumps(plan))
-    assert len(seen_texts(cut)) == 10_000
+    assert len(read_seen_texts(cut)) == 10_000
     read: list[int] = []
 
     def sequences(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:

@@ -50,7 +50,7 @@ def silence(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
 def check(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
     """Loads in the stock class, equals the silenced original, and decodes what it prefills."""
     small = st.prune(model, plan, out, progress=False)
-    assert small.geometry == plan.resized(model.geometry)
+    assert small.geometry == plan.pruned_geometry(model.geometry)
     cls = tiny.stock_class(model_type)
     original, pruned = load_stock(cls, model.path), load_stock(cls, out)
     with torch.no_grad():
@@ -87,7 +87,7 @@ def test_heads_go_in_groups_or_evenly_from_each(
     model = st.open(path)
     assert allowed_head_counts(model.geometry) == [2, 3, 4]
     plan = random_heads(model, keep)
-    after = plan.resized(model.geometry)
+    after = plan.pruned_geometry(model.geometry)
     assert (after.num_k_heads, after.num_v_heads) == (key_heads, keep)
     if model_type == "qwen3_next" or keep == 4:
         check(model_type, model, plan, tmp_path / "out")

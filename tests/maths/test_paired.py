@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from statetrim.artifacts.gate import broken
-from statetrim.artifacts.losses import loss_of, recall_change
+from statetrim.artifacts.gate import find_violation
+from statetrim.artifacts.losses import metric_loss, recall_change
 from statetrim.artifacts.scores import Score, Scores
 from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, unseen
 from statetrim.tasks.rule import check_rule
@@ -127,17 +127,17 @@ def scores(before: list[float], after: list[float], unit: str = "share") -> Scor
 
 def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
     lost = scores([1.0] * 80 + [0.0] * 20, [1.0] * 40 + [0.0] * 60)
-    verdict = loss_of(lost, "new", "squad", "contains")
+    verdict = metric_loss(lost, "new", "squad", "contains")
     assert verdict.sentence.startswith("loss of 40.00 ± ") and verdict.sentence.endswith("points")
     assert verdict.p is not None and verdict.p < 1e-10
-    won = loss_of(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "squad", "contains")
+    won = metric_loss(scores([0.0] * 60 + [1.0] * 40, [1.0] * 100), "new", "squad", "contains")
     assert won.sentence.startswith("gain of 60.00 ± ")
-    same = loss_of(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
+    same = metric_loss(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
     assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
-    floor = loss_of(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
+    floor = metric_loss(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
     few = "20 samples of squad are too few to tell the original from chance"
     assert floor.sentence == f"not informative: {few}"
-    floor = loss_of(scores([0.0] * 200, [0.0] * 200), "new", "squad", "contains")
+    floor = metric_loss(scores([0.0] * 200, [0.0] * 200), "new", "squad", "contains")
     known = "the original is less than 5 points above chance on 200 samples of squad"
     assert floor.sentence == f"not informative: {known}"
     unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
@@ -147,24 +147,24 @@ def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
 
     worse = scores([-2.0] * 30, [-2.0 - math.log(1.1)] * 30, "perplexity")
     assert worse.find("old", "lambada_openai", "perplexity").value == pytest.approx(math.exp(2))
-    verdict = loss_of(worse, "new", "lambada_openai", "perplexity")
+    verdict = metric_loss(worse, "new", "lambada_openai", "perplexity")
     assert verdict.loss.estimate == pytest.approx(10.0) and verdict.sentence.endswith("%")
 
 
 def test_gates() -> None:
     found = scores([1.0] * 50 + [0.0] * 50, [1.0] * 48 + [0.0] * 52)
-    assert broken("recall drop > 3%", found) == (
+    assert find_violation("recall drop > 3%", found) == (
         "new breaks the rule 'recall drop > 3%': recall goes from 0.5 to 0.48, a drop of 4.00%"
     )
-    assert broken("squad drop > 1.9 points", found) is not None
-    assert broken("squad drop > 2.1 points", found) is None
-    assert broken("recall drop > 4.5%", found) is None
-    assert broken("recall rise > 0%", found) is None
+    assert find_violation("squad drop > 1.9 points", found) is not None
+    assert find_violation("squad drop > 2.1 points", found) is None
+    assert find_violation("recall drop > 4.5%", found) is None
+    assert find_violation("recall rise > 0%", found) is None
     worse = scores([-2.0] * 30, [-2.1] * 30, "perplexity")
-    assert broken("perplexity rise > 10%", worse) is not None
-    assert broken("lambada_openai rise > 11%", worse) is None
+    assert find_violation("perplexity rise > 10%", worse) is not None
+    assert find_violation("lambada_openai rise > 11%", worse) is None
     with pytest.raises(ValueError, match="no such task was run"):
-        broken("perplexity rise > 1%", found)
+        find_violation("perplexity rise > 1%", found)
     for nonsense in ("recall", "recall drop < 2%", "speed drop > 2%", "recall drop > -2%"):
         with pytest.raises(ValueError, match="is not a rule"):
             check_rule(nonsense)

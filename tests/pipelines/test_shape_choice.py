@@ -10,7 +10,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, run
-from statetrim.artifacts.origin import seen_texts
+from statetrim.artifacts.origin import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Watch
 from statetrim.pipelines.options import TrimOptions
@@ -65,7 +65,7 @@ def test_half_of_the_bytes_by_the_best_of_three(
     measured = [one["name"] for one in decision["measured"]]
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
-    ends = {one.end for one in seen_texts(small)}
+    ends = {one.end for one in read_seen_texts(small)}
     assert ends == {1024 + 2 * 512}, "calibration, and the text that decided"
     assert not [message for message in caplog.messages if "--skip" in message]
     page = (out / "statetrim" / "report" / "report.md").read_text()

@@ -19,7 +19,7 @@ from helpers import tiny
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint, run
 from statetrim.artifacts.scores import Score
-from statetrim.artifacts.verdict import warnings
+from statetrim.artifacts.verdict import cut_warnings
 from statetrim.geometry import Geometry
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Watch
@@ -248,8 +248,8 @@ def scores(cut: dict[str, float], control: dict[str, float]) -> st.Scores:
 def test_warnings_are_about_recall_and_the_random_cut() -> None:
     fine = {"mqar": 1.0, "text": 0.1}
     bad = {"mqar": 0.5, "text": 0.4}
-    assert warnings(scores(fine, bad), "cut") == []
-    fell, by_chance, too = warnings(scores(bad, fine), "cut")
+    assert cut_warnings(scores(fine, bad), "cut") == []
+    fell, by_chance, too = cut_warnings(scores(bad, fine), "cut")
     assert "recall falls by 50.0 points" in fell
     assert "on mqar the cut is no better" in by_chance and "on text" in too
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import statetrim as st
-from statetrim.artifacts.decision import Contender, Prediction, decide
+from statetrim.artifacts.decision import Candidate, Prediction, decide
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.maths.paired import Interval
@@ -53,7 +53,7 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     found = scores({"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}})
     lost, recall = Interval(0.2, 0.1, 0.3), Interval(-16.0, -18.0, -14.0)
     prediction = Prediction({"32x32": {"text": {0: 0.1}}})
-    decide([Contender("32x32", 0.25, lost, recall)], prediction, {}).save(tmp_path / "choice.json")
+    decide([Candidate("32x32", 0.25, lost, recall)], prediction, {}).save(tmp_path / "choice.json")
     agreements = [
         Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
         for name, agreed in (("whole", 50), ("cut", 49))

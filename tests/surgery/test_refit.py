@@ -14,7 +14,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
 from helpers.sums import close
-from statetrim.artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
+from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.mixers import find_mixers
@@ -86,7 +86,7 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
     model = st.open(checkpoint(model_type))
     small = cut(model, tmp_path / "small")
     heard = st.calibrate(small, text, original=model, **SETTINGS)
-    assert heard.parts == set(REFIT_PARTS)
+    assert heard.sum_names == set(REFIT_SUM_NAMES)
     damping = 1e-8
     refitted = st.refit(small, heard, out=tmp_path / "refitted", damping=damping)
     ids = sequences(text, load_tokenizer(model), tokens=640, length=20).ids.long()
@@ -226,7 +226,7 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
         (enough, other, "another model"),
         *(
             (spoiled(enough, first, part, value), small, f"no usable '{part}'")
-            for part in REFIT_PARTS
+            for part in REFIT_SUM_NAMES
             for value in (getattr(sums, part)[:-1], getattr(sums, part) * float("nan"))
         ),
     ):

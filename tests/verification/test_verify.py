@@ -168,7 +168,7 @@ def test_an_engine_that_answers_the_cut_worse(
     found = verify(pair, text, count=24, length=40)
     texts = found.find("small", "texts")
     assert texts is not None and 0.9 < texts.share() < 0.99
-    moved = found.change("small", "texts")
+    moved = found.agreement_change("small", "texts")
     assert moved is not None and moved.high < 0
     assert list(found.faults) == ["small"]
     assert "agrees with transformers less than on the original" in found.faults["small"][0]
@@ -294,15 +294,15 @@ def agreement(model: str, agreed: list[int]) -> Agreement:
 def test_the_change_is_paired_by_sequence() -> None:
     before, after = agreement("a", [10, 8, 9]), agreement("b", [9, 7, 8])
     found = st.Verification("mlx", "x", "float32", ["a", "b"], [before, after])
-    moved = found.change("b", "texts")
+    moved = found.agreement_change("b", "texts")
     assert moved is not None
     # every sequence loses one place of ten: no spread, whatever the sequences
     assert (moved.estimate, moved.low, moved.high) == pytest.approx((-10.0, -10.0, -10.0))
     same = st.Verification("mlx", "x", "float32", ["a", "b"], [before, agreement("b", [10, 8, 9])])
-    moved = same.change("b", "texts")
+    moved = same.agreement_change("b", "texts")
     assert moved is not None and moved.estimate == 0.0
     assert moved.high == pytest.approx(100 * (1 - 0.05 ** (1 / 30)))  # the rule of three, exactly
-    assert found.change("b", "continuations") is None
+    assert found.agreement_change("b", "continuations") is None
 
 
 @pytest.mark.parametrize(

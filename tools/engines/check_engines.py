@@ -51,7 +51,9 @@ def lines(found: Verification) -> Iterator[str]:
     """All that was found, a line a figure."""
     yield f"# {found.models[0]} and its cuts: {found.version or found.engine}, {found.dtype}"
     for one in found.agreements:
-        moved = found.change(one.model, one.kind) if one.model != found.models[0] else None
+        moved = (
+            found.agreement_change(one.model, one.kind) if one.model != found.models[0] else None
+        )
         off = one.largest_difference
         yield (
             f"{one.model}, {one.kind}: {sum(one.agreed)} of {sum(one.places)} choices as "

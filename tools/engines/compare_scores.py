@@ -15,7 +15,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from statetrim.artifacts.scores import Score, Scores, paired
+from statetrim.artifacts.scores import Score, Scores, pair_samples
 from statetrim.maths.paired import difference_interval
 
 
@@ -39,7 +39,7 @@ def main() -> int:
             for metric in other.metrics(task):
                 both = [x.find(model, task, metric) for x in (one, other)]
                 before, after = (first(x, min(len(y.samples) for y in both)) for x in both)
-                found = difference_interval([paired(before, after)])
+                found = difference_interval([pair_samples(before, after)])
                 beyond = max(found.low, -found.high) > 0
                 apart |= beyond
                 print(

@@ -82,7 +82,7 @@ def main() -> None:
             )
             found.save(options.out / f"{layout}-{engine}.json")
             for one in found.agreements:
-                moved = found.change(one.model, one.kind)
+                moved = found.agreement_change(one.model, one.kind)
                 beside = "" if one.model == layout or moved is None else (
                     f"; beside the original {moved.estimate:+.2f} points "
                     f"({moved.low:+.2f} to {moved.high:+.2f})")  # fmt: skip

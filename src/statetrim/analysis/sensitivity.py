@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..artifacts.plan import Plan
-from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, read_cut, read_samples
+from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, parse_cut, parse_samples
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..geometry import Axis
 from ..maths.units import MIB
@@ -257,9 +257,9 @@ class _PartialResult:
         self.cuts: list[LayerCut] = []
         if self.path is not None and self.path.exists():
             stored = read_object(self.path, _MAX_BYTES)
-            self.original = read_samples(stored["original"])
+            self.original = parse_samples(stored["original"])
             self.errors = stored["errors"]
-            self.cuts = [read_cut(cut) for cut in stored["cuts"]]
+            self.cuts = [parse_cut(cut) for cut in stored["cuts"]]
 
     def store_original(self, samples: Samples) -> Samples:
         self.original = samples

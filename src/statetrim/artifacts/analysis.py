@@ -21,9 +21,9 @@ from ..storage.atomic import replacing
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
-MOST_JSON_BYTES = 24 * MIB
-MOST_ARRAY_BYTES = 2048 * MIB
-MOST_TOKENS = 2**24
+MAX_JSON_BYTES = 24 * MIB
+MAX_ARRAY_BYTES = 2048 * MIB
+MAX_TOKENS = 2**24
 
 LOWEST_DECADE, HIGHEST_DECADE, BINS_PER_DECADE = -8, 4, 10
 BINS = (HIGHEST_DECADE - LOWEST_DECADE) * BINS_PER_DECADE
@@ -72,11 +72,13 @@ class Analysis:
     baseline: "Analysis | None" = None
 
     def __repr__(self) -> str:
-        shape, used = self.geometry, _percent(self.mean_utilization)
-        before = self.baseline and f", {_percent(self.baseline.mean_utilization)} before"
+        geometry, used = self.geometry, _percent_text(self.mean_utilization)
+        baseline_text = (
+            self.baseline and f", {_percent_text(self.baseline.mean_utilization)} before"
+        )
         return (
-            f"<Analysis of {len(self.layers)} layers: {used} of the state of {shape.shape} "
-            f"is used{before or ''}>"
+            f"<Analysis of {len(self.layers)} layers: {used} of the state of {geometry.shape} "
+            f"is used{baseline_text or ''}>"
         )
 
     def _repr_html_(self) -> str:
@@ -86,41 +88,45 @@ class Analysis:
         """One row per layer: the effective rank of its states, with a bar for each head; means
         last."""
         mean = self.mean_utilization
-        before = None if self.baseline is None else self.baseline.mean_utilization
-        top = float(mean.nan_to_num().max())
+        baseline_mean = None if self.baseline is None else self.baseline.mean_utilization
+        highest = float(mean.nan_to_num().max())
         rows = [
             (
                 str(number),
-                *([] if before is None else [_percent(before[row])]),
-                _percent(mean[row]),
-                _bars(mean[row], top),
-                _range(mean[row]),
+                *([] if baseline_mean is None else [_percent_text(baseline_mean[row])]),
+                _percent_text(mean[row]),
+                _bar_text(mean[row], highest),
+                _range_text(mean[row]),
                 f"{float(layer.key_condition.nanmedian()):,.0f}",
                 f"{float(layer.query_condition.nanmedian()):,.0f}",
-                _similarities(layer.query_similarity, layer.key_similarity),
+                _similarity_text(layer.query_similarity, layer.key_similarity),
             )
             for row, (number, layer) in enumerate(self.layers.items())
         ]
-        means = [_percent(mean)] if before is None else [_percent(before), _percent(mean)]
-        rows.append(("mean", *means, "", _range(mean), "", "", ""))
-        used = ("used",) if before is None else ("before", "used")
-        header = ("layer", *used, "heads", "range", "κ keys", "κ queries", "filters")
-        return Table("Effective rank of the state", header, rows)
+        means = (
+            [_percent_text(mean)]
+            if baseline_mean is None
+            else [_percent_text(baseline_mean), _percent_text(mean)]
+        )
+        rows.append(("mean", *means, "", _range_text(mean), "", "", ""))
+        used_columns = ("used",) if baseline_mean is None else ("before", "used")
+        column_names = ("layer", *used_columns, "heads", "range", "κ keys", "κ queries", "filters")
+        return Table("Effective rank of the state", column_names, rows)
 
     @property
-    def widest(self) -> int:
+    def max_rank(self) -> int:
         """The largest rank a state can have, in the widest layer."""
         return max(min(shape) for shape in self.geometry.shapes.values())
 
     @cached_property
     def utilization(self) -> Tensor:
         """[layers, value heads, samples]: effective rank over the largest possible."""
-        ranks = [min(self.geometry.shapes[layer]) for layer in self.layers]
-        found = torch.stack([x.effective_rank for x in self.layers.values()])
-        return found / torch.tensor(ranks).view(-1, 1, 1)
+        max_ranks = [min(self.geometry.shapes[layer]) for layer in self.layers]
+        effective_ranks = torch.stack([x.effective_rank for x in self.layers.values()])
+        return effective_ranks / torch.tensor(max_ranks).view(-1, 1, 1)
 
     @property
-    def curve(self) -> Tensor:
+    def utilization_by_position(self) -> Tensor:
         """[samples]: utilization by token, mean over layers and heads."""
         return self.utilization.nanmean((0, 1))
 
@@ -132,63 +138,65 @@ class Analysis:
     def save(self, path: str | Path) -> None:
         """The arrays next to `path`, then `path`; each file appears whole."""
         path = Path(path)
-        parts = dict(self._parts())
-        arrays = save({k: v for name, part in parts.items() for k, v in part._arrays(name)})
-        with replacing(path.with_suffix(".safetensors")) as written:
-            written.write_bytes(arrays)
-        about = header("analysis")
-        about["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
-        write_object(path, about | {name: part.summary() for name, part in parts.items()})
+        models = dict(self._named_models())
+        arrays = save(
+            {k: v for name, model in models.items() for k, v in model._named_arrays(name)}
+        )
+        with replacing(path.with_suffix(".safetensors")) as temporary_path:
+            temporary_path.write_bytes(arrays)
+        content = header("analysis")
+        content["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
+        write_object(path, content | {name: model.summary() for name, model in models.items()})
 
     def summary(self) -> dict[str, Any]:
         """What a person or a script reads first; everything else stands in the arrays."""
         mean = self.mean_utilization
         return {
             "lineage": dict(self.lineage),
-            "geometry": _stored(self.geometry),
+            "geometry": _geometry_fields(self.geometry),
             "burn_in": self.burn_in,
             "positions": self.positions.tolist(),
-            "mean_utilization": _number(mean.nanmean()),
+            "mean_utilization": _rounded(mean.nanmean()),
             "layers": {
                 str(number): {
-                    "utilization": _numbers(mean[row]),
-                    "key_condition": _numbers(layer.key_condition),
-                    "query_condition": _numbers(layer.query_condition),
-                    "key_filter_similarity": _numbers(layer.key_similarity),
-                    "query_filter_similarity": _numbers(layer.query_similarity),
+                    "utilization": _rounded_list(mean[row]),
+                    "key_condition": _rounded_list(layer.key_condition),
+                    "query_condition": _rounded_list(layer.query_condition),
+                    "key_filter_similarity": _rounded_list(layer.key_similarity),
+                    "query_filter_similarity": _rounded_list(layer.query_similarity),
                 }
                 for row, (number, layer) in enumerate(self.layers.items())
             },
         }
 
-    def _parts(self) -> Iterator[tuple[str, "Analysis"]]:
+    def _named_models(self) -> Iterator[tuple[str, "Analysis"]]:
         yield "model", self
         if self.baseline is not None:
             yield "baseline", self.baseline
 
-    def _arrays(self, part: str) -> Iterator[tuple[str, Tensor]]:
+    def _named_arrays(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
         for number, layer in self.layers.items():
             for name in ARRAYS:
                 if getattr(layer, name) is not None:
-                    yield f"{part}.{number}.{name}", getattr(layer, name).contiguous()
+                    yield f"{prefix}.{number}.{name}", getattr(layer, name).contiguous()
 
     @staticmethod
     def load(path: str | Path) -> "Analysis":
         """Both files, once it is certain that they belong together and fit the geometry."""
         path = Path(path)
-        about = read_object(path, MOST_JSON_BYTES)
-        check_header(about, "analysis", path)
-        arrays = _read_arrays(path.with_suffix(".safetensors"), about.get("arrays_sha256"))
-        parts = {
-            name: _parse(about[name], name, arrays, path)
+        content = read_object(path, MAX_JSON_BYTES)
+        check_header(content, "analysis", path)
+        arrays = _read_arrays(path.with_suffix(".safetensors"), content.get("arrays_sha256"))
+        models = {
+            name: _parse_model(content[name], name, arrays, path)
             for name in ("model", "baseline")
-            if name in about
+            if name in content
         }
-        if "model" not in parts:
+        if "model" not in models:
             raise StatetrimError(f"{path} has no valid 'model'")
         if arrays:
             raise StatetrimError(f"the arrays of {path} hold {next(iter(arrays))[:80]!r} besides")
-        return replace(parts["model"], baseline=parts.get("baseline"))
+        return replace(models["model"], baseline=models.get("baseline"))
 
 
 def filter_similarity(filters: Tensor) -> Tensor:
@@ -199,34 +207,36 @@ def filter_similarity(filters: Tensor) -> Tensor:
     unit = _unit_rows(filters.transpose(1, 2))
     cosine = (unit @ unit.mT).abs().mean(1)
     channels = cosine.shape[-1]
-    own = cosine.diagonal(dim1=-2, dim2=-1).sum(-1)
-    return (cosine.sum((-2, -1)) - own) / (channels * (channels - 1))
+    self_similarity = cosine.diagonal(dim1=-2, dim2=-1).sum(-1)
+    return (cosine.sum((-2, -1)) - self_similarity) / (channels * (channels - 1))
 
 
 def _unit_rows(x: Tensor) -> Tensor:
-    length: Tensor = x.norm(dim=-1, keepdim=True)
-    return x / length.clamp(min=torch.finfo(x.dtype).tiny)
+    norm: Tensor = x.norm(dim=-1, keepdim=True)
+    return x / norm.clamp(min=torch.finfo(x.dtype).tiny)
 
 
-def _percent(values: Tensor) -> str:
+def _percent_text(values: Tensor) -> str:
     return f"{100 * float(values.nanmean()):.1f}%"
 
 
-def _range(values: Tensor) -> str:
-    known = values[values.isfinite()]
-    return f"{100 * float(known.min()):.1f}-{100 * float(known.max()):.1f}%" if len(known) else ""
-
-
-def _bars(values: Tensor, top: float, most: int = 16) -> str:
-    """One bar per head, relative to the head of the model with the highest rank."""
-    levels = "▁▂▃▄▅▆▇█"
-    heights = (values.nan_to_num() / (top or 1.0) * (len(levels) - 1)).round().long().tolist()
-    return "".join(levels[height] for height in heights[:most]) + (
-        "…" if len(heights) > most else ""
+def _range_text(values: Tensor) -> str:
+    finite = values[values.isfinite()]
+    return (
+        f"{100 * float(finite.min()):.1f}-{100 * float(finite.max()):.1f}%" if len(finite) else ""
     )
 
 
-def _similarities(query: Tensor | None, key: Tensor | None) -> str:
+def _bar_text(values: Tensor, top: float, max_heads: int = 16) -> str:
+    """One bar per head, relative to the head of the model with the highest rank."""
+    levels = "▁▂▃▄▅▆▇█"
+    heights = (values.nan_to_num() / (top or 1.0) * (len(levels) - 1)).round().long().tolist()
+    return "".join(levels[height] for height in heights[:max_heads]) + (
+        "…" if len(heights) > max_heads else ""
+    )
+
+
+def _similarity_text(query: Tensor | None, key: Tensor | None) -> str:
     if query is None or key is None:
         return "none"
     return f"{float(query.mean()):.2f}, {float(key.mean()):.2f}"
@@ -234,9 +244,9 @@ def _similarities(query: Tensor | None, key: Tensor | None) -> str:
 
 def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
     try:
-        if path.stat().st_size > MOST_ARRAY_BYTES:
+        if path.stat().st_size > MAX_ARRAY_BYTES:
             raise StatetrimError(
-                f"{path} is larger than {MOST_ARRAY_BYTES // MIB} MiB, so it is not read"
+                f"{path} is larger than {MAX_ARRAY_BYTES // MIB} MiB, so it is not read"
             )
         content = path.read_bytes()
     except OSError as error:
@@ -250,15 +260,15 @@ def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
         raise StatetrimError(f"{path} cannot be read as arrays: {reason}") from None
 
 
-def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
+def _parse_model(fields: Any, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
     """One model of the file; takes its own out of `arrays`."""
     if not isinstance(fields, dict):
-        raise StatetrimError(f"{path} has no valid {part!r}")
-    geometry = _geometry(fields.get("geometry"), path)
+        raise StatetrimError(f"{path} has no valid {name!r}")
+    geometry = _parse_geometry(fields.get("geometry"), path)
     positions, burn_in = fields.get("positions"), fields.get("burn_in")
     if (
         not isinstance(positions, list)
-        or not _increasing(positions)
+        or not _is_increasing(positions)
         or type(burn_in) is not int
         or burn_in < 0
     ):
@@ -266,52 +276,58 @@ def _parse(fields: Any, part: str, arrays: dict[str, Tensor], path: Path) -> Ana
     if not isinstance(fields.get("lineage"), dict):
         raise StatetrimError(f"{path} has no valid 'lineage'")
     layers = {
-        layer: _layer(geometry.for_layer(layer), len(positions), f"{part}.{layer}.", arrays, path)
+        layer: _pop_layer(
+            geometry.for_layer(layer), len(positions), f"{name}.{layer}.", arrays, path
+        )
         for layer in geometry.layers
     }
     return Analysis(layers, geometry, torch.tensor(positions), burn_in, fields["lineage"])
 
 
-def _stored(geometry: Geometry) -> dict[str, Any]:
+def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
     """Few models have widths by layer or several states a head, and older versions know neither."""
     fields = asdict(geometry) | {"layers": list(geometry.layers)}
-    usual = {"widths": (), "copies": 1}
-    return {n: value for n, value in fields.items() if n not in usual or value != usual[n]}
+    defaults = {"widths": (), "copies": 1}
+    return {n: value for n, value in fields.items() if n not in defaults or value != defaults[n]}
 
 
-def _geometry(fields: Any, path: Path) -> Geometry:
-    sizes = {"num_k_heads": MOST_HEADS, "num_v_heads": MOST_HEADS}
-    sizes |= {"head_k_dim": MOST_CHANNELS, "head_v_dim": MOST_CHANNELS, "conv_width": 1024}
-    sizes |= {"conv_key_heads": MOST_TOKENS, "conv_value_heads": MOST_TOKENS}
-    sizes |= {"shared_values": MOST_HEADS, "copies": MOST_HEADS}
+def _parse_geometry(fields: Any, path: Path) -> Geometry:
+    largest_allowed = {"num_k_heads": MOST_HEADS, "num_v_heads": MOST_HEADS}
+    largest_allowed |= {
+        "head_k_dim": MOST_CHANNELS,
+        "head_v_dim": MOST_CHANNELS,
+        "conv_width": 1024,
+    }
+    largest_allowed |= {"conv_key_heads": MAX_TOKENS, "conv_value_heads": MAX_TOKENS}
+    largest_allowed |= {"shared_values": MOST_HEADS, "copies": MOST_HEADS}
     if isinstance(fields, dict):
         # written before there were such fields
         fields = {"shared_values": 1, "copies": 1, "widths": []} | fields
-    if not isinstance(fields, dict) or set(fields) != {*sizes, "layers", "widths"}:
+    if not isinstance(fields, dict) or set(fields) != {*largest_allowed, "layers", "widths"}:
         raise StatetrimError(f"{path} has no valid 'geometry'")
-    for name, most in sizes.items():
-        least = 0 if name.startswith("conv") else 1
-        if type(fields[name]) is not int or not least <= fields[name] <= most:
+    for name, largest in largest_allowed.items():
+        smallest = 0 if name.startswith("conv") else 1
+        if type(fields[name]) is not int or not smallest <= fields[name] <= largest:
             raise StatetrimError(f"{path} has no valid {name!r}")
     layers = fields["layers"]
-    if not _increasing(layers, least=0) or len(layers) > MOST_LAYERS:
+    if not _is_increasing(layers, smallest=0) or len(layers) > MOST_LAYERS:
         raise StatetrimError(f"{path} has no valid list of layers")
     geometry = Geometry(**fields | {"layers": tuple(layers), "widths": ()})
-    return _uneven(geometry, fields["widths"], path) if fields["widths"] else geometry
+    return _with_widths_by_layer(geometry, fields["widths"], path) if fields["widths"] else geometry
 
 
-def _uneven(geometry: Geometry, widths: Any, path: Path) -> Geometry:
-    fits = isinstance(widths, list) and len(widths) == len(geometry.layers)
-    if not fits or not all(integers(w) and len(w) == 2 and min(w) >= 1 for w in widths):
+def _with_widths_by_layer(geometry: Geometry, widths: Any, path: Path) -> Geometry:
+    is_one_per_layer = isinstance(widths, list) and len(widths) == len(geometry.layers)
+    if not is_one_per_layer or not all(integers(w) and len(w) == 2 and min(w) >= 1 for w in widths):
         raise StatetrimError(f"{path} has no valid 'widths'")
     shapes = dict(zip(geometry.layers, ((keys, values) for keys, values in widths), strict=True))
-    uneven = geometry.with_shapes(shapes)
-    if uneven.resized() != geometry:
+    resized = geometry.with_shapes(shapes)
+    if resized.resized() != geometry:
         raise StatetrimError(f"{path} has 'widths' other than its 'head_k_dim' and 'head_v_dim'")
-    return uneven
+    return resized
 
 
-def _layer(
+def _pop_layer(
     geometry: Geometry, samples: int, prefix: str, arrays: dict[str, Tensor], path: Path
 ) -> LayerAnalysis:
     heads, key_heads = geometry.num_v_heads, geometry.num_k_heads
@@ -322,14 +338,14 @@ def _layer(
         "key_condition": (key_heads,),
         "query_condition": (key_heads,),
     }
-    found = {name: arrays.pop(prefix + name, None) for name in ARRAYS}
+    tensors = {name: arrays.pop(prefix + name, None) for name in ARRAYS}
     for name, shape in shapes.items():
-        array = found[name]
-        wanted = torch.int64 if name == "histogram" else torch.float64
-        if array is None or tuple(array.shape) != shape or array.dtype != wanted:
+        array = tensors[name]
+        dtype = torch.int64 if name == "histogram" else torch.float64
+        if array is None or tuple(array.shape) != shape or array.dtype != dtype:
             raise StatetrimError(f"the arrays of {path} lack {prefix + name!r} as {list(shape)}")
     for name in ("key_filters", "query_filters"):
-        array = found[name]
+        array = tensors[name]
         if (array is None) != (geometry.conv_width == 0) or (
             array is not None
             and (
@@ -340,23 +356,23 @@ def _layer(
             )
         ):
             raise StatetrimError(f"the arrays of {path} have no valid {prefix + name!r}")
-    return LayerAnalysis(**found)  # type: ignore[arg-type]
+    return LayerAnalysis(**tensors)  # type: ignore[arg-type]
 
 
-def _increasing(value: Any, least: int = 1) -> bool:
+def _is_increasing(value: Any, smallest: int = 1) -> bool:
     return (
         integers(value)
         and bool(value)
-        and least <= value[0]
-        and value[-1] <= MOST_TOKENS
+        and smallest <= value[0]
+        and value[-1] <= MAX_TOKENS
         and all(a < b for a, b in pairwise(value))
     )
 
 
-def _numbers(values: Tensor | None) -> list[float | None] | None:
-    return None if values is None else [_number(value) for value in values]
+def _rounded_list(values: Tensor | None) -> list[float | None] | None:
+    return None if values is None else [_rounded(value) for value in values]
 
 
-def _number(value: Tensor) -> float | None:
+def _rounded(value: Tensor) -> float | None:
     """JSON has no nan."""
     return round(float(value), 6) if value.isfinite() else None

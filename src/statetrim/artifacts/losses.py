@@ -14,13 +14,13 @@ from ..maths.formatting import score_text
 from ..maths.paired import Interval, Pairs, above_chance, difference_interval, mcnemar, unseen
 from ..maths.table import Table
 from ..tasks import TASKS
-from .scores import Score, Scores, Unit, paired
+from .scores import Score, Scores, Unit, pair_samples
 
-LEVEL = 0.95
-HEADROOM = 0.05
+CONFIDENCE_LEVEL = 0.95
+MIN_ABOVE_CHANCE = 0.05
 """How far above chance the original must be, beyond doubt, to have something to lose."""
-SUFFIX = {"perplexity": "%", "share": " points", "nats": " nats"}
-_GROUPS: dict[str, tuple[str, ...]] = {
+UNIT_SUFFIX = {"perplexity": "%", "share": " points", "nats": " nats"}
+_GROUPS_BY_UNIT: dict[str, tuple[str, ...]] = {
     "perplexity": ("perplexity",),
     "share": ("recall", "accuracy"),
     "nats": ("agreement",),
@@ -45,44 +45,46 @@ class Loss:
     samples: int
     loss: Interval
     p: float | None  # McNemar's mid-p, for right and wrong answers
-    floor: bool = False  # the original is not shown to be above chance
-    few: bool = False  # and more samples could show it
+    uninformative: bool = False  # the original is not shown to be above chance
+    too_few_samples: bool = False  # and more samples could show it
 
     @property
     def groups(self) -> tuple[str, ...]:
         """What rules may call it besides its name."""
-        known, possible = TASKS.get(self.task), _GROUPS[self.unit]
-        return (known.group,) if known and known.group in possible else possible
+        definition, possible = TASKS.get(self.task), _GROUPS_BY_UNIT[self.unit]
+        return (definition.group,) if definition and definition.group in possible else possible
 
     @property
     def sentence(self) -> str:
-        if self.floor and self.loss.high >= 0.0:
-            return f"not informative: {self.guessed}"
-        return _sentence(self.loss, self.unit)
+        if self.uninformative and self.loss.high >= 0.0:
+            return f"not informative: {self.why_uninformative}"
+        return _loss_sentence(self.loss, self.unit)
 
     @property
-    def guessed(self) -> str:
+    def why_uninformative(self) -> str:
         """Why a floor says nothing, as far as it was measured."""
         samples = f"{self.samples} samples of {self.task}"
-        if self.few:
+        if self.too_few_samples:
             return f"{samples} are too few to tell the original from chance"
         if self.unit == "perplexity":
             return f"the original predicts {samples} no better than chance"
-        return f"the original is less than {100 * HEADROOM:g} points above chance on {samples}"
+        return (
+            f"the original is less than {100 * MIN_ABOVE_CHANCE:g} points above chance on {samples}"
+        )
 
 
-def _sentence(loss: Interval, unit: Unit) -> str:
-    suffix, digits = SUFFIX[unit], 4 if unit == "nats" else 2
+def _loss_sentence(loss: Interval, unit: Unit) -> str:
+    suffix, digits = UNIT_SUFFIX[unit], 4 if unit == "nats" else 2
     if loss.low <= 0.0 <= loss.high:
         return f"no loss within {abs(loss.high):.{digits}f}{suffix}"
     kind = "loss" if loss.low > 0 else "gain"
     return f"{kind} of {abs(loss.estimate):.{digits}f} ± {loss.margin:.{digits}f}{suffix}"
 
 
-def losses(scores: Scores, model: str) -> list[Loss]:
+def task_losses(scores: Scores, model: str) -> list[Loss]:
     """What every task is judged by, for one model."""
     return [
-        loss_of(scores, model, task, metric)
+        metric_loss(scores, model, task, metric)
         for task in scores.tasks
         for metric in main_metrics(scores, task)
     ]
@@ -91,55 +93,58 @@ def losses(scores: Scores, model: str) -> list[Loss]:
 def setting_losses(scores: Scores, model: str) -> list[Loss]:
     """The settings that a task's figure is the mean of, each by itself."""
     return [
-        loss_of(scores, model, task, metric)
+        metric_loss(scores, model, task, metric)
         for task in scores.tasks
-        for metric in settings(scores, task)
+        for metric in setting_metrics(scores, task)
     ]
 
 
 def main_metrics(scores: Scores, task: str) -> list[str]:
     """What the task is judged by; a task that nobody knows is judged by all it has."""
     metrics = scores.metrics(task)
-    known = TASKS.get(task)
-    return [known.metric] if known and known.metric in metrics else metrics
+    definition = TASKS.get(task)
+    return [definition.metric] if definition and definition.metric in metrics else metrics
 
 
-def settings(scores: Scores, task: str) -> list[str]:
+def setting_metrics(scores: Scores, task: str) -> list[str]:
     """The metrics of the original that the task's figure is the mean of; most tasks have none."""
-    known = TASKS.get(task)
-    if known is None or not known.settings:
+    definition = TASKS.get(task)
+    if definition is None or not definition.settings:
         return []
-    return [metric for metric in scores.metrics(task) if metric.startswith(known.settings)]
+    return [metric for metric in scores.metrics(task) if metric.startswith(definition.settings)]
 
 
-def headline(scores: Scores, model: str, task: str, metric: str) -> Score:
+def headline_score(scores: Scores, model: str, task: str, metric: str) -> Score:
     """The score a task is judged by: where it is a mean of settings, of all those on which the
     original is above chance, sample by sample."""
-    told = _told_settings(scores, task, metric)
-    if not told:
+    informative = _informative_settings(scores, task, metric)
+    if not informative:
         return scores.find(model, task, metric)
-    found = [scores.find(model, task, name) for name in told]
-    if len({len(score.samples) for score in found}) > 1:
+    setting_scores = [scores.find(model, task, name) for name in informative]
+    if len({len(score.samples) for score in setting_scores}) > 1:
         raise StatetrimError(f"the settings of {task} hold different samples of {model}")
-    means = [sum(row) / len(row) for row in zip(*(s.samples for s in found), strict=True)]
-    return replace(found[0], metric=metric, samples=means)
+    means = [sum(row) / len(row) for row in zip(*(s.samples for s in setting_scores), strict=True)]
+    return replace(setting_scores[0], metric=metric, samples=means)
 
 
-def averaged(scores: Scores, task: str, metric: str) -> str:
+def averaged_settings_text(scores: Scores, task: str, metric: str) -> str:
     """Which settings the figure is the mean of, in words; empty where it is no mean."""
-    every, told = settings(scores, task), _told_settings(scores, task, metric)
-    if not every or metric not in main_metrics(scores, task):
+    all_settings, informative = (
+        setting_metrics(scores, task),
+        _informative_settings(scores, task, metric),
+    )
+    if not all_settings or metric not in main_metrics(scores, task):
         return ""
-    if len(told) in (0, len(every)):
-        return f"mean of {len(every)} settings"
-    return f"mean of {len(told)} of {len(every)} settings: {', '.join(told)}"
+    if len(informative) in (0, len(all_settings)):
+        return f"mean of {len(all_settings)} settings"
+    return f"mean of {len(informative)} of {len(all_settings)} settings: {', '.join(informative)}"
 
 
-def _told_settings(scores: Scores, task: str, metric: str) -> list[str]:
+def _informative_settings(scores: Scores, task: str, metric: str) -> list[str]:
     """Of a task's figure, the settings on which the original is above chance."""
     if metric not in main_metrics(scores, task):
         return []
-    return [name for name in settings(scores, task) if not at_chance(scores, task, name)]
+    return [name for name in setting_metrics(scores, task) if not is_at_chance(scores, task, name)]
 
 
 def scores_table(scores: Scores) -> Table:
@@ -147,113 +152,127 @@ def scores_table(scores: Scores) -> Table:
     rows = []
     for task in scores.tasks:
         for number, metric in enumerate(scores.metrics(task)):
-            cells = [_headline_text(scores, model, task, metric) for model in scores.models]
+            cells = [_score_cell_texts(scores, model, task, metric) for model in scores.models]
             name, samples = "" if number else task, cells[0][1]
             rows.append((name, metric, samples, *(text for text, _ in cells)))
     return Table("Scores", ("task", "metric", "samples", *scores.models), rows)
 
 
-def _headline_text(scores: Scores, model: str, task: str, metric: str) -> tuple[str, str]:
+def _score_cell_texts(scores: Scores, model: str, task: str, metric: str) -> tuple[str, str]:
     """The figure, and of how many samples."""
     try:
-        score = headline(scores, model, task, metric)
+        score = headline_score(scores, model, task, metric)
     except StatetrimError:
         return "", ""
     return score_text(score.value, score.unit), str(len(score.samples))
 
 
-def at_chance(scores: Scores, task: str, metric: str) -> bool:
+def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's score, with its interval, may be about what guessing gives."""
-    score, known = scores.find(scores.baseline, task, metric), TASKS.get(task)
+    score, definition = scores.find(scores.baseline, task, metric), TASKS.get(task)
     if score.unit == "perplexity":
         vocabulary = scores.lineage.get("vocabulary")
-        tokens = known is not None and known.kind == "text"  # others are by word
-        return tokens and type(vocabulary) is int and score.value >= vocabulary
+        is_per_token = definition is not None and definition.kind == "text"  # others are by word
+        return is_per_token and type(vocabulary) is int and score.value >= vocabulary
     if score.unit != "share" or not score.higher_is_better:
         return False
-    return not above_chance(score.samples, _needed(task, metric), LEVEL)
+    return not above_chance(score.samples, _min_informative_share(task, metric), CONFIDENCE_LEVEL)
 
 
-def _needed(task: str, metric: str) -> float:
+def _min_informative_share(task: str, metric: str) -> float:
     """The share that the original must exceed to have something to lose."""
-    known = TASKS.get(task)
-    return min((known.chance_of(metric) if known else 0.0) + HEADROOM, 0.99)
+    definition = TASKS.get(task)
+    return min((definition.chance_of(metric) if definition else 0.0) + MIN_ABOVE_CHANCE, 0.99)
 
 
-def floor_of(scores: Scores, task: str, metric: str) -> tuple[bool, bool]:
+def uninformative_flags(scores: Scores, task: str, metric: str) -> tuple[bool, bool]:
     """Whether the original is not shown to be above chance, of a mean on none of its settings; and
     whether more samples could show it."""
-    every = settings(scores, task) if metric in main_metrics(scores, task) else []
-    parts = every or [metric]
-    floor = all(at_chance(scores, task, name) for name in parts)
-    return floor, floor and any(_too_few(scores, task, name) for name in parts)
+    setting_names = setting_metrics(scores, task) if metric in main_metrics(scores, task) else []
+    metrics = setting_names or [metric]
+    uninformative = all(is_at_chance(scores, task, name) for name in metrics)
+    return uninformative, uninformative and any(
+        _needs_more_samples(scores, task, name) for name in metrics
+    )
 
 
-def _too_few(scores: Scores, task: str, metric: str) -> bool:
+def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's share is not shown to be below what it needs, either."""
     score = scores.find(scores.baseline, task, metric)
-    wrong = [1.0 - share for share in score.samples]
-    return score.unit == "share" and not above_chance(wrong, 1 - _needed(task, metric), LEVEL)
+    wrong_shares = [1.0 - share for share in score.samples]
+    return score.unit == "share" and not above_chance(
+        wrong_shares, 1 - _min_informative_share(task, metric), CONFIDENCE_LEVEL
+    )
 
 
-def loss_of(scores: Scores, model: str, task: str, metric: str) -> Loss:
+def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
     """The paired difference to the original, by bootstrap over samples."""
-    old, new = (headline(scores, who, task, metric) for who in (scores.baseline, model))
-    if not all(isfinite(value) for score in (old, new) for value in score.samples):
+    before, after = (
+        headline_score(scores, name, task, metric) for name in (scores.baseline, model)
+    )
+    if not all(isfinite(value) for score in (before, after) for value in score.samples):
         raise StatetrimError(f"{task} {metric} of {model} or {scores.baseline} is not a number")
-    pairs = paired(old, new)
-    both = {*pairs.before.tolist(), *pairs.after.tolist()}
-    binary = new.unit == "share" and both <= {0.0, 1.0}
-    change = _change(pairs, new.unit)
-    loss = -change if new.higher_is_better else change
-    floor = floor_of(scores, task, metric)
+    pairs = pair_samples(before, after)
+    values = {*pairs.before.tolist(), *pairs.after.tolist()}
+    binary = after.unit == "share" and values <= {0.0, 1.0}
+    change = _change_in_report_unit(pairs, after.unit)
+    loss = -change if after.higher_is_better else change
+    flags = uninformative_flags(scores, task, metric)
     p = mcnemar(pairs.before, pairs.after) if binary else None
-    count = len(new.samples)
-    return Loss(model, task, metric, new.unit, old.value, new.value, count, loss, p, *floor)
+    count = len(after.samples)
+    return Loss(model, task, metric, after.unit, before.value, after.value, count, loss, p, *flags)
 
 
-def mean_recall(scores: Scores, model: str) -> str | None:
+def mean_recall_text(scores: Scores, model: str) -> str | None:
     """What is lost of recall over several tasks, in words; None where one task says it."""
-    told = {x.task for x in losses(scores, model) if "recall" in x.groups and not x.floor}
+    tasks = {
+        x.task for x in task_losses(scores, model) if "recall" in x.groups and not x.uninformative
+    }
     change = recall_change(scores, model)
-    if change is None or len(told) < 2:
+    if change is None or len(tasks) < 2:
         return None
-    return f"{_sentence(-change, 'share')} over {len(told)} tasks"
+    return f"{_loss_sentence(-change, 'share')} over {len(tasks)} tasks"
 
 
 def recall_change(scores: Scores, model: str) -> Interval | None:
     """Change of mean recall over the recall tasks that say something, in points; else None."""
-    told = [x for x in losses(scores, model) if "recall" in x.groups and not x.floor]
-    told = [x for x in told if x.unit == "share"]
-    if not told:
+    recall_losses = [
+        x for x in task_losses(scores, model) if "recall" in x.groups and not x.uninformative
+    ]
+    recall_losses = [x for x in recall_losses if x.unit == "share"]
+    if not recall_losses:
         return None
     pairs = [
-        paired(*(headline(scores, who, x.task, x.metric) for who in (scores.baseline, model)))
-        for x in told
+        pair_samples(
+            *(headline_score(scores, name, x.task, x.metric) for name in (scores.baseline, model))
+        )
+        for x in recall_losses
     ]
-    change = difference_interval(pairs, level=LEVEL)
-    if all(_unchanged(pair) for pair in pairs):
-        bound = unseen(sum(len(pair.before) for pair in pairs), LEVEL)
+    change = difference_interval(pairs, level=CONFIDENCE_LEVEL)
+    if all(_is_unchanged(pair) for pair in pairs):
+        bound = unseen(sum(len(pair.before) for pair in pairs), CONFIDENCE_LEVEL)
         change = Interval(0.0, -bound, bound)
-    return _map(change, lambda x: 100 * x)
+    return _map_interval(change, lambda x: 100 * x)
 
 
-def _change(pairs: Pairs, unit: Unit) -> Interval:
+def _change_in_report_unit(pairs: Pairs, unit: Unit) -> Interval:
     """In the unit in which losses of `unit` are told."""
-    change = difference_interval([pairs], level=LEVEL)
+    change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
     if unit == "nats":
         return change
     if unit == "perplexity":
-        return _map(change, lambda x: 100 * expm1(min(x, 700.0)))
-    if _unchanged(pairs):
-        bound = unseen(len(pairs.before), LEVEL)  # nothing to resample, which proves little
+        return _map_interval(change, lambda x: 100 * expm1(min(x, 700.0)))
+    if _is_unchanged(pairs):
+        bound = unseen(
+            len(pairs.before), CONFIDENCE_LEVEL
+        )  # nothing to resample, which proves little
         change = Interval(0.0, -bound, bound)
-    return _map(change, lambda x: 100 * min(1.0, max(-1.0, x)))
+    return _map_interval(change, lambda x: 100 * min(1.0, max(-1.0, x)))
 
 
-def _unchanged(pairs: Pairs) -> bool:
+def _is_unchanged(pairs: Pairs) -> bool:
     return bool((pairs.before == pairs.after).all())
 
 
-def _map(interval: Interval, change: Callable[[float], float]) -> Interval:
-    return Interval(change(interval.estimate), change(interval.low), change(interval.high))
+def _map_interval(interval: Interval, function: Callable[[float], float]) -> Interval:
+    return Interval(function(interval.estimate), function(interval.low), function(interval.high))

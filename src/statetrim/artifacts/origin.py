@@ -7,7 +7,7 @@ from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, inside
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
-from .plan import MOST_PLAN_BYTES
+from .plan import MAX_PLAN_BYTES
 
 _RECORDS = ("plan", "refit", "recover", "trim")
 
@@ -25,7 +25,7 @@ class SeenText:
     end: int
 
 
-def origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
+def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
     """Digest of the model it was cut from, the methods, and whether it was trained since; None for
     a model that was not cut. Records are not trusted with more than that.
 
@@ -33,7 +33,7 @@ def origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
     try:
-        plan = read_object(inside(model.path, f"{ARTIFACTS}/plan.json"), MOST_PLAN_BYTES)
+        plan = read_object(inside(model.path, f"{ARTIFACTS}/plan.json"), MAX_PLAN_BYTES)
     except StatetrimError:
         return {"source": None, "methods": [], "recovered": False}
     lineage = plan.get("lineage")
@@ -46,33 +46,37 @@ def origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
     }
 
 
-def vocabulary(model: Checkpoint) -> int | None:
+def vocabulary_size(model: Checkpoint) -> int | None:
     """Tokens that the model chooses from: the perplexity of guessing."""
-    text = model.config.get("text_config")
-    for config in (model.config, text if isinstance(text, dict) else {}):
+    text_config = model.config.get("text_config")
+    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
         if type(config.get("vocab_size")) is int:
             return int(config["vocab_size"])
     return None
 
 
-def seen_texts(model: Checkpoint) -> list[SeenText]:
+def read_seen_texts(model: Checkpoint) -> list[SeenText]:
     """The text that a cut was calibrated and trained on. Its records are not trusted: an entry that
     is not sound is left out."""
-    plan, refit, recover, trim = (_record(model, f"{name}.json") for name in _RECORDS)
+    plan, refit, recover, trim = (_read_record(model, f"{name}.json") for name in _RECORDS)
     calibrated = [
-        *_entries(_at(plan, "lineage", "statistics", "data")),
-        *_entries(_at(refit, "statistics", "data")),
+        *_dict_entries(_nested_field(plan, "lineage", "statistics", "data")),
+        *_dict_entries(_nested_field(refit, "statistics", "data")),
     ]
-    trained = [{**one, "text": recover.get("text")} for one in _entries([recover.get("data")])]
-    chosen = trim.get("measured_from")  # the text that decided between shapes follows
-    found = [
-        _seen(one, chosen if type(chosen) is int and one in calibrated else 0)
-        for one in [*calibrated, *trained]
+    trained = [
+        {**entry, "text": recover.get("text")} for entry in _dict_entries([recover.get("data")])
     ]
-    return [one for one in found if one is not None]
+    decision_start = trim.get("measured_from")  # the text that decided between shapes follows
+    texts = [
+        _parse_seen_text(
+            entry, decision_start if type(decision_start) is int and entry in calibrated else 0
+        )
+        for entry in [*calibrated, *trained]
+    ]
+    return [entry for entry in texts if entry is not None]
 
 
-def _record(model: Checkpoint, name: str) -> dict[str, Any]:
+def _read_record(model: Checkpoint, name: str) -> dict[str, Any]:
     if not (model.path / ARTIFACTS / name).is_file():
         return {}
     try:
@@ -81,17 +85,17 @@ def _record(model: Checkpoint, name: str) -> dict[str, Any]:
         return {}
 
 
-def _at(record: Any, *names: str) -> Any:
+def _nested_field(record: Any, *names: str) -> Any:
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
     return record
 
 
-def _entries(found: Any) -> list[dict[str, Any]]:
-    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+def _dict_entries(value: Any) -> list[dict[str, Any]]:
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
-def _seen(entry: dict[str, Any], end: int) -> SeenText | None:
+def _parse_seen_text(entry: dict[str, Any], end: int) -> SeenText | None:
     """None for sequences that were generated."""
     text, digest = entry.get("text"), entry.get("digest")
     skip, length, count = (entry.get(name) for name in ("skip", "length", "count"))

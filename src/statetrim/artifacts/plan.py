@@ -16,7 +16,7 @@ from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
-MOST_PLAN_BYTES = 24 * MIB
+MAX_PLAN_BYTES = 24 * MIB
 
 Channels = Mapping[int, Tensor]
 """Layer -> kept channels [heads, keep], int64, ascending in each head."""
@@ -63,29 +63,27 @@ class Plan:
         return next(iter(self.kept_heads.values())).numel() if self.kept_heads else None
 
     @property
-    def keys(self) -> str:
+    def key_width_range(self) -> str:
         """Channels kept in every key head, from the narrowest layer to the widest."""
-        return _range(self.kept)
+        return _width_range(self.kept)
 
     @property
-    def values(self) -> str | None:
+    def value_width_range(self) -> str | None:
         """The same for value heads; None if values are not cut."""
-        return _range(self.kept_values) if self.kept_values else None
+        return _width_range(self.kept_values) if self.kept_values else None
 
     @property
-    def uneven(self) -> bool:
+    def has_widths_by_layer(self) -> bool:
         """Whether layers keep different numbers of channels, which no stock config can say."""
         return any(len(set(_widths(kept))) > 1 for kept in (self.kept, self.kept_values or {}))
 
     def __repr__(self) -> str:
         if self.kept_heads:
-            return (
-                f"<Plan by {self._methods}: keeps {self.keep_heads} heads, {len(self.kept)} layers>"
-            )
-        values = f", {self.values} in every value head" if self.kept_values else ""
-        keys = self.keys if self.kept else 0
+            return f"<Plan by {self._methods_text}: keeps {self.keep_heads} heads, {len(self.kept)} layers>"
+        values = f", {self.value_width_range} in every value head" if self.kept_values else ""
+        keys = self.key_width_range if self.kept else 0
         return (
-            f"<Plan by {self._methods}: keeps {keys} channels in every key head{values}, "
+            f"<Plan by {self._methods_text}: keeps {keys} channels in every key head{values}, "
             f"{len(self.kept)} layers>"
         )
 
@@ -94,80 +92,84 @@ class Plan:
 
     def table(self) -> Table:
         """A short summary for a person."""
-        rows = {"method": self._methods}
+        rows = {"method": self._methods_text}
         if self.kept_heads:
             rows["value heads"] = f"{self.keep_heads}, asked for {short(self.requested_heads)}"
         else:
-            rows["channels of a key head"] = f"{self.keys}, asked for {short(self.requested)}"
-        rows["layers x key heads"] = _layers_and_heads(self.kept_heads or self.kept)
+            rows["channels of a key head"] = (
+                f"{self.key_width_range}, asked for {short(self.requested)}"
+            )
+        rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
         if self.kept_values:
-            asked = short(self.requested_values)
-            rows["channels of a value head"] = f"{self.values}, asked for {asked}"
-            rows["layers x value heads"] = _layers_and_heads(self.kept_values)
+            requested = short(self.requested_values)
+            rows["channels of a value head"] = f"{self.value_width_range}, asked for {requested}"
+            rows["layers x value heads"] = _layers_by_heads_text(self.kept_values)
         rows |= {"seed": str(self.seed), "model": short(self.lineage.get("source"), 16)}
         return Table("Plan", (), list(rows.items()))
 
     @property
-    def _methods(self) -> str:
+    def _methods_text(self) -> str:
         """Of each axis that is cut, with their options."""
         axes: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (self.method, self.options),
             (self.value_method, self.value_options),
             (self.head_method, {}),
         )
-        cut = [axis for axis in axes if axis[0] not in (None, "none")]
-        return " and ".join(_with_options(str(method), options) for method, options in cut)
+        pruned_axes = [axis for axis in axes if axis[0] not in (None, "none")]
+        return " and ".join(_method_text(str(method), options) for method, options in pruned_axes)
 
-    def layer(self, layer: int) -> Kept:
+    def kept_in_layer(self, layer: int) -> Kept:
         """What stays in one layer, by axis."""
         kept: dict[Axis, Tensor] = {"key": self.kept[layer]}
         if self.kept_values is not None:
             kept["value"] = self.kept_values[layer]
         return kept
 
-    def survivors(
-        self, layer: int, claims: Sequence[ChannelRows], before: Geometry
+    def kept_masks(
+        self, layer: int, channel_rows: Sequence[ChannelRows], original: Geometry
     ) -> dict[int, Tensor]:
         """What stays of a tensor of one layer: dimension -> mask [size]. Of `heads`, where the plan
         removes heads, else of `channels`, are the family's claims."""
         if self.kept_heads is not None:
-            return kept_head_masks(claims, self.kept_heads[layer], before.group)
-        return kept_masks(claims, self.layer(layer))
+            return kept_head_masks(channel_rows, self.kept_heads[layer], original.group)
+        return kept_masks(channel_rows, self.kept_in_layer(layer))
 
-    def resized(self, geometry: Geometry) -> Geometry:
+    def pruned_geometry(self, geometry: Geometry) -> Geometry:
         """`geometry` after the cut, once the plan is certain to fit it."""
         if self.kept_heads is not None:
-            return self._fewer_heads(geometry, self.kept_heads)
-        self._fit(geometry, "key", self.kept)
+            return self._geometry_with_fewer_heads(geometry, self.kept_heads)
+        self._check_channels(geometry, "key", self.kept)
         if self.kept_values is not None:
-            self._fit(geometry, "value", self.kept_values)
-        after = geometry.with_shapes({layer: self._shape(geometry, layer) for layer in self.kept})
+            self._check_channels(geometry, "value", self.kept_values)
+        after = geometry.with_shapes(
+            {layer: self._kept_shape(geometry, layer) for layer in self.kept}
+        )
         if after == geometry:
             raise StatetrimError("the plan keeps every channel, so nothing would change")
         return after
 
-    def _fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
-        _fit_layers(geometry, kept)
-        _fit_layers(geometry, self.kept)
-        whole = all(
+    def _geometry_with_fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
+        _check_layers(geometry, kept)
+        _check_layers(geometry, self.kept)
+        all_channels_kept = all(
             self.kept[layer].shape[1] == keys for layer, (keys, _) in geometry.shapes.items()
         )
-        if self.kept_values is not None or not whole:
+        if self.kept_values is not None or not all_channels_kept:
             raise StatetrimError("the plan cuts heads and channels at once; make a plan for each")
         shape = next(iter(kept.values())).shape
         for layer, table in kept.items():
-            flat, where = table.flatten(), f"the plan's heads of layer {layer}"
+            flat, label = table.flatten(), f"the plan's heads of layer {layer}"
             if table.shape != shape:
-                raise StatetrimError(f"{where} are {list(table.shape)}, not {list(shape)}")
+                raise StatetrimError(f"{label} are {list(table.shape)}, not {list(shape)}")
             if int(flat.min()) < 0 or int(flat.max()) >= geometry.num_v_heads:
-                raise StatetrimError(f"{where} go beyond 0 to {geometry.num_v_heads - 1}")
+                raise StatetrimError(f"{label} go beyond 0 to {geometry.num_v_heads - 1}")
             if not bool((flat.diff() > 0).all()):
-                raise StatetrimError(f"{where} are not in ascending order without repeats")
+                raise StatetrimError(f"{label} are not in ascending order without repeats")
             keys = table // geometry.group
-            same = bool((keys == keys[:, :1]).all())
-            if not same or not bool((keys[:, 0].diff() > 0).all()):
+            is_one_key_head = bool((keys == keys[:, :1]).all())
+            if not is_one_key_head or not bool((keys[:, 0].diff() > 0).all()):
                 raise StatetrimError(
-                    f"{where} are not rows of {shape[1]} heads that read with the same key head"
+                    f"{label} are not rows of {shape[1]} heads that read with the same key head"
                 )
         if shape[1] < geometry.group and geometry.shared_values > 1:
             raise StatetrimError("heads that share their values can only go together")
@@ -176,27 +178,27 @@ class Plan:
             raise StatetrimError("the plan keeps every head, so nothing would change")
         return after
 
-    def _shape(self, geometry: Geometry, layer: int) -> tuple[int, int]:
+    def _kept_shape(self, geometry: Geometry, layer: int) -> tuple[int, int]:
         """Keys and values per head that stay in one layer."""
         values = geometry.shapes[layer][1]
         if self.kept_values is not None:
             values = self.kept_values[layer].shape[1]
         return self.kept[layer].shape[1], values
 
-    def _fit(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
-        _fit_layers(geometry, kept)
+    def _check_channels(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
+        _check_layers(geometry, kept)
         heads = geometry.heads(axis)
         for layer, table in kept.items():
-            where = f"the plan's {axis} channels of layer {layer}"
+            label = f"the plan's {axis} channels of layer {layer}"
             channels, keep = geometry.for_layer(layer).width(axis), table.shape[1]
             if len(table) != heads:
                 raise StatetrimError(
-                    f"{where} are {list(table.shape)}, not {heads} heads of {keep} channels"
+                    f"{label} are {list(table.shape)}, not {heads} heads of {keep} channels"
                 )
             if int(table.min()) < 0 or int(table.max()) >= channels:
-                raise StatetrimError(f"{where} go beyond 0 to {channels - 1}")
+                raise StatetrimError(f"{label} go beyond 0 to {channels - 1}")
             if keep > 1 and not bool((table.diff(dim=1) > 0).all()):
-                raise StatetrimError(f"{where} are not in ascending order without repeats")
+                raise StatetrimError(f"{label} are not in ascending order without repeats")
 
     def save(self, path: str | Path) -> None:
         write_object(
@@ -211,17 +213,19 @@ class Plan:
                 "options": dict(self.options),
                 "value_method": self.value_method,
                 "value_options": dict(self.value_options),
-                **self._heads_fields(),
+                **self._head_fields(),
                 "seed": self.seed,
                 "lineage": dict(self.lineage),
                 "notes": dict(self.notes),
-                "kept": _lists(self.kept),
-                "kept_values": None if self.kept_values is None else _lists(self.kept_values),
+                "kept": _channels_to_lists(self.kept),
+                "kept_values": None
+                if self.kept_values is None
+                else _channels_to_lists(self.kept_values),
             },
             indent=None,
         )
 
-    def _heads_fields(self) -> dict[str, Any]:
+    def _head_fields(self) -> dict[str, Any]:
         """Only where heads go: other plans stay as they were."""
         if self.kept_heads is None:
             return {}
@@ -229,49 +233,51 @@ class Plan:
             "requested_heads": self.requested_heads,
             "keep_heads": self.keep_heads,
             "head_method": self.head_method,
-            "kept_heads": _lists(self.kept_heads),
+            "kept_heads": _channels_to_lists(self.kept_heads),
         }
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
-        fields = read_object(Path(path), MOST_PLAN_BYTES)
+        fields = read_object(Path(path), MAX_PLAN_BYTES)
         check_header(fields, "plan", path)
         values, heads = fields.get("kept_values"), fields.get("kept_heads")
         plan = Plan(
-            kept=_tensors(fields.get("kept"), path),
+            kept=_parse_channels(fields.get("kept"), path),
             requested=str(fields.get("requested")),
             method=str(fields.get("method")),
-            seed=_typed(fields, "seed", int, path),
-            options=_typed(fields, "options", dict, path),
-            kept_values=None if values is None else _tensors(values, path),
-            requested_values=_text(fields, "requested_values"),
-            value_method=_text(fields, "value_method"),
-            value_options=_typed({"value_options": {}} | fields, "value_options", dict, path),
-            kept_heads=None if heads is None else _tensors(heads, path),
-            requested_heads=_text(fields, "requested_heads"),
-            head_method=_text(fields, "head_method"),
-            lineage=_typed(fields, "lineage", dict, path),
-            notes=_typed({"notes": {}} | fields, "notes", dict, path),
+            seed=_typed_field(fields, "seed", int, path),
+            options=_typed_field(fields, "options", dict, path),
+            kept_values=None if values is None else _parse_channels(values, path),
+            requested_values=_optional_text(fields, "requested_values"),
+            value_method=_optional_text(fields, "value_method"),
+            value_options=_typed_field({"value_options": {}} | fields, "value_options", dict, path),
+            kept_heads=None if heads is None else _parse_channels(heads, path),
+            requested_heads=_optional_text(fields, "requested_heads"),
+            head_method=_optional_text(fields, "head_method"),
+            lineage=_typed_field(fields, "lineage", dict, path),
+            notes=_typed_field({"notes": {}} | fields, "notes", dict, path),
         )
         for name in ("keep", "keep_values", "keep_heads"):
-            found = getattr(plan, name)
-            said = fields.get(name)
-            if type(said) is not type(found) or said != found:
-                raise StatetrimError(f"{path} says {name} = {str(said)[:20]}, but lists {found}")
+            computed = getattr(plan, name)
+            stated = fields.get(name)
+            if type(stated) is not type(computed) or stated != computed:
+                raise StatetrimError(
+                    f"{path} says {name} = {str(stated)[:20]}, but lists {computed}"
+                )
         return plan
 
 
-def _fit_layers(geometry: Geometry, kept: Channels) -> None:
+def _check_layers(geometry: Geometry, kept: Channels) -> None:
     if set(kept) != set(geometry.layers):
-        odd = sorted(set(kept) ^ set(geometry.layers))[:5]
+        differing = sorted(set(kept) ^ set(geometry.layers))[:5]
         raise StatetrimError(
-            f"the plan and the model differ in their linear-attention layers: {odd}"
+            f"the plan and the model differ in their linear-attention layers: {differing}"
         )
 
 
-def _with_options(method: str, options: Mapping[str, Any]) -> str:
-    told = (f"{name}={value}" for name, value in options.items())
-    return short(method, 40) + (f" ({listed(told)})" if options else "")
+def _method_text(method: str, options: Mapping[str, Any]) -> str:
+    option_texts = (f"{name}={value}" for name, value in options.items())
+    return short(method, 40) + (f" ({listed(option_texts)})" if options else "")
 
 
 def _widths(channels: Channels) -> list[int]:
@@ -279,33 +285,35 @@ def _widths(channels: Channels) -> list[int]:
     return [table.shape[1] for table in channels.values()]
 
 
-def _range(channels: Channels) -> str:
+def _width_range(channels: Channels) -> str:
     """The channels kept, from the narrowest layer to the widest."""
     widths = _widths(channels)
     return str(widths[0]) if len(set(widths)) == 1 else f"{min(widths)} to {max(widths)}"
 
 
-def _layers_and_heads(channels: Channels) -> str:
+def _layers_by_heads_text(channels: Channels) -> str:
     return f"{len(channels)} x {len(next(iter(channels.values())))}"
 
 
-def _lists(channels: Channels) -> dict[str, list[list[int]]]:
+def _channels_to_lists(channels: Channels) -> dict[str, list[list[int]]]:
     return {str(layer): table.tolist() for layer, table in channels.items()}
 
 
-def _tensors(layers: Any, path: str | Path) -> dict[int, Tensor]:
+def _parse_channels(layers: Any, path: str | Path) -> dict[int, Tensor]:
     if not isinstance(layers, dict) or not layers:
         raise StatetrimError(f"{path} lists no kept channels")
-    return {_layer(name, path): _tensor(table, name, path) for name, table in layers.items()}
+    return {
+        _parse_layer(name, path): _parse_table(table, name, path) for name, table in layers.items()
+    }
 
 
-def _layer(name: str, path: str | Path) -> int:
+def _parse_layer(name: str, path: str | Path) -> int:
     if not name.isdecimal() or len(name) > 6 or str(int(name)) != name:
         raise StatetrimError(f"{path} names a layer {name[:40]!r}; layers are whole numbers")
     return int(name)
 
 
-def _tensor(table: Any, layer: str, path: str | Path) -> Tensor:
+def _parse_table(table: Any, layer: str, path: str | Path) -> Tensor:
     rows_ok = isinstance(table, list) and bool(table) and all(isinstance(r, list) for r in table)
     if not rows_ok or not table[0] or any(len(row) != len(table[0]) for row in table):
         raise StatetrimError(
@@ -316,12 +324,12 @@ def _tensor(table: Any, layer: str, path: str | Path) -> Tensor:
     return torch.tensor(table, dtype=torch.int64)
 
 
-def _text(fields: dict[str, Any], name: str) -> str | None:
+def _optional_text(fields: dict[str, Any], name: str) -> str | None:
     value = fields.get(name)
     return None if value is None else str(value)
 
 
-def _typed(fields: dict[str, Any], name: str, kind: type, path: str | Path) -> Any:
+def _typed_field(fields: dict[str, Any], name: str, kind: type, path: str | Path) -> Any:
     value = fields.get(name)
     if type(value) is not kind:
         raise StatetrimError(f"{path} has no valid {name!r}")

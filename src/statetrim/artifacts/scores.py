@@ -17,7 +17,7 @@ from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
-MOST_BYTES = 1024 * MIB
+MAX_BYTES = 1024 * MIB
 
 Unit = Literal["perplexity", "share", "nats"]
 
@@ -39,15 +39,15 @@ class Score:
     weights: list[float] | None = None
 
     def __repr__(self) -> str:
-        what = f"{short(self.model)} on {short(self.task)}, {short(self.metric)}"
+        subject = f"{short(self.model)} on {short(self.task)}, {short(self.metric)}"
         value = score_text(self.value, self.unit) if self.samples else "none"
-        return f"<Score of {what}: {value}, {len(self.samples)} samples>"
+        return f"<Score of {subject}: {value}, {len(self.samples)} samples>"
 
     @property
     def value(self) -> float:
         total = sum(self.samples)
         if self.unit == "perplexity":
-            return _exp(-total / sum(self.weights or [len(self.samples)]))
+            return _bounded_exp(-total / sum(self.weights or [len(self.samples)]))
         return total / len(self.samples)
 
 
@@ -61,7 +61,7 @@ class Scores:
 
     def __post_init__(self) -> None:
         """Of two scores with one name the kinder one could be taken: there is only one."""
-        if len(self._by_name) < len(self.scores) or len({*self.models}) < len(self.models):
+        if len(self._by_key) < len(self.scores) or len({*self.models}) < len(self.models):
             raise StatetrimError("the scores hold a model, or a metric of a model, twice")
 
     def __repr__(self) -> str:
@@ -88,24 +88,24 @@ class Scores:
         return list(dict.fromkeys(score.metric for score in self.scores if score.task == task))
 
     def find(self, model: str, task: str, metric: str) -> Score:
-        found = self._by_name.get((model, task, metric))
-        if found is None:
+        score = self._by_key.get((model, task, metric))
+        if score is None:
             raise StatetrimError(f"the scores hold no {metric} of {model} on {task}")
-        return found
+        return score
 
     @cached_property
-    def _by_name(self) -> dict[tuple[str, str, str], Score]:
+    def _by_key(self) -> dict[tuple[str, str, str], Score]:
         return {(score.model, score.task, score.metric): score for score in self.scores}
 
     def pairs(self, model: str, task: str, metric: str) -> Pairs:
         """The baseline and `model` on the same samples; perplexities as negative log-likelihood."""
-        return paired(self.find(self.baseline, task, metric), self.find(model, task, metric))
+        return pair_samples(self.find(self.baseline, task, metric), self.find(model, task, metric))
 
     def as_json(self, *, samples: bool = True) -> dict[str, Any]:
-        hidden = () if samples else ("samples", "weights")
+        omitted = () if samples else ("samples", "weights")
         records = [
             {"value": score.value, "count": len(score.samples)}
-            | {name: value for name, value in asdict(score).items() if name not in hidden}
+            | {name: value for name, value in asdict(score).items() if name not in omitted}
             for score in self.scores
         ]
         return {
@@ -120,11 +120,11 @@ class Scores:
 
     @classmethod
     def load(cls, path: str | Path) -> "Scores":
-        stored = read_object(Path(path), MOST_BYTES)
+        stored = read_object(Path(path), MAX_BYTES)
         check_header(stored, "scores", path)
         try:
             models, lineage = stored["models"], stored["lineage"]
-            scores = [read_score(score) for score in stored["scores"]]
+            scores = [parse_score(score) for score in stored["scores"]]
         except (KeyError, TypeError):
             raise StatetrimError(f"{path} is not what statetrim evaluate writes") from None
         if (
@@ -132,42 +132,42 @@ class Scores:
             or not models
             or not all(isinstance(model, str) for model in models)
             or not isinstance(lineage, dict)
-            or not all(map(_sound, scores))
+            or not all(map(_is_valid, scores))
         ):
             raise StatetrimError(f"{path} is not what statetrim evaluate writes")
         return cls(models, scores, lineage)
 
 
-def paired(before: Score, after: Score) -> Pairs:
+def pair_samples(before: Score, after: Score) -> Pairs:
     """Two models on the same samples; perplexities as negative log-likelihood."""
-    same = (before.unit, before.weights, before.higher_is_better) == (
+    is_same_metric = (before.unit, before.weights, before.higher_is_better) == (
         after.unit,
         after.weights,
         after.higher_is_better,
     )
-    if len(before.samples) != len(after.samples) or not same:
+    if len(before.samples) != len(after.samples) or not is_same_metric:
         raise StatetrimError(f"{after.model} and {before.model} saw other samples of {after.task}")
     sign = -1.0 if before.unit == "perplexity" else 1.0
     weights = _tensor(before.weights) if before.weights else None
     return Pairs(sign * _tensor(before.samples), sign * _tensor(after.samples), weights)
 
 
-def read_score(stored: dict[str, Any]) -> Score:
+def parse_score(stored: dict[str, Any]) -> Score:
     names = Score.__dataclass_fields__
     return Score(**{name: stored[name] for name in names})
 
 
-def _sound(score: Score) -> bool:
+def _is_valid(score: Score) -> bool:
     """Whether an untrusted score has the fields' types, and samples that give a value."""
     return (
         all(isinstance(name, str) for name in (score.model, score.task, score.metric))
         and score.unit in get_args(Unit)
         and isinstance(score.higher_is_better, bool)
-        and _numbers(score.samples)
+        and _are_finite_numbers(score.samples)
         and (
             score.weights is None
             or (
-                _numbers(score.weights)
+                _are_finite_numbers(score.weights)
                 and len(score.weights) == len(score.samples)
                 and min(score.weights) >= 0
                 and sum(score.weights) > 0
@@ -176,7 +176,7 @@ def _sound(score: Score) -> bool:
     )
 
 
-def _numbers(values: Any) -> bool:
+def _are_finite_numbers(values: Any) -> bool:
     return (
         isinstance(values, list)
         and bool(values)
@@ -188,5 +188,5 @@ def _tensor(values: list[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
 
 
-def _exp(value: float) -> float:
+def _bounded_exp(value: float) -> float:
     return exp(value) if value < 700 else float("1e304")  # JSON has no infinity

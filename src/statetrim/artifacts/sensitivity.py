@@ -18,9 +18,9 @@ from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
 SOURCES = ("text", "random", "recall")
-_MOST_BYTES = 256 * MIB
-_MOST_OF_LOSS = 0.8  # the part of all losses that one layer must carry to be named alone
-_CHANCE = 2.0  # times guessing among the pairs: below, the original does not do the task
+_MAX_BYTES = 256 * MIB
+_CARRIER_SHARE = 0.8  # the part of all losses that one layer must carry to be named alone
+_MIN_TIMES_CHANCE = 2.0  # times guessing among the pairs: below, the original does not do the task
 
 
 @dataclass(frozen=True)
@@ -63,14 +63,14 @@ class Sensitivity:
     @property
     def variants(self) -> list[tuple[Axis, int]]:
         """Axis and width of the cuts, keys first, the widest first."""
-        found: set[tuple[Axis, int]] = {(cut.axis, cut.keep) for cut in self.cuts}
-        return sorted(found, key=lambda variant: (variant[0], -variant[1]))
+        variants: set[tuple[Axis, int]] = {(cut.axis, cut.keep) for cut in self.cuts}
+        return sorted(variants, key=lambda variant: (variant[0], -variant[1]))
 
     @cached_property
-    def loads(self) -> list[int]:
+    def recalled_pair_counts(self) -> list[int]:
         """Numbers of pairs that the original recalls above chance; others cannot be lost."""
         shares = {pairs: _mean(right) for pairs, right in self.original.recall.items()}
-        return [pairs for pairs, share in shares.items() if share > _CHANCE / pairs]
+        return [pairs for pairs, share in shares.items() if share > _MIN_TIMES_CHANCE / pairs]
 
     def find(self, layer: int, axis: Axis, keep: int) -> LayerCut:
         wanted = (layer, axis, keep)
@@ -85,115 +85,119 @@ class Sensitivity:
 
     def recall_drop(self, cut: LayerCut) -> Interval | None:
         """In shares of answers, the mean over `loads`, 95 %, paired by sequence."""
-        if not self.loads:
+        if not self.recalled_pair_counts:
             return None
         before, after = self.original.recall, cut.samples.recall
-        return -difference_interval([_pairs(before[p], after[p]) for p in self.loads])
+        return -difference_interval(
+            [_pairs(before[p], after[p]) for p in self.recalled_pair_counts]
+        )
 
     @property
     def sentence(self) -> str:
         """Where recall lives, and whether one layer carries the loss."""
-        if not self.loads:
+        if not self.recalled_pair_counts:
             return "The original does not recall these sequences, so they cannot tell where."
-        return " ".join(self._sentence(axis) for axis in self._axes)
+        return " ".join(self._axis_sentence(axis) for axis in self._axes)
 
     @property
     def _axes(self) -> list[Axis]:
         return list(dict.fromkeys(axis for axis, _ in self.variants))
 
-    def _sentence(self, axis: Axis) -> str:
+    def _axis_sentence(self, axis: Axis) -> str:
         """At the narrowest width of an axis, where most is lost."""
-        keep = min(width for each, width in self.variants if each == axis)
-        where = f"at {keep} of {self.widths[axis]} {axis} channels"
+        keep = min(width for cut_axis, width in self.variants if cut_axis == axis)
+        width_text = f"at {keep} of {self.widths[axis]} {axis} channels"
         drops: dict[int, Interval] = {}
         for layer in self.layers:
             drop = self.recall_drop(self.find(layer, axis, keep))
             if drop is not None and drop.low > 0:
                 drops[layer] = drop
         if not drops:
-            return f"No layer alone costs recall {where}."
-        total, left = sum(drop.estimate for drop in drops.values()), 0.0
+            return f"No layer alone costs recall {width_text}."
+        total, explained = sum(drop.estimate for drop in drops.values()), 0.0
         carriers = []
         for layer in sorted(drops, key=lambda number: -drops[number].estimate):
             carriers.append(layer)
-            left += drops[layer].estimate
-            if left >= _MOST_OF_LOSS * total:
+            explained += drops[layer].estimate
+            if explained >= _CARRIER_SHARE * total:
                 break
         worst = drops[carriers[0]]
         loss = f"{100 * worst.estimate:.0f} ± {100 * worst.margin:.0f} points"
         if len(carriers) == 1:
             others = max((d.estimate for i, d in drops.items() if i != carriers[0]), default=0.0)
             return (
-                f"Recall is carried by layer {carriers[0]} {where}: cut alone it costs {loss}, and "
+                f"Recall is carried by layer {carriers[0]} {width_text}: cut alone it costs {loss}, and "
                 f"any other layer at most {100 * others:.0f}."
             )
         names = ", ".join(map(str, sorted(carriers)))
         return (
-            f"Recall is spread over layers {names} {where}: no single layer carries the loss; the "
+            f"Recall is spread over layers {names} {width_text}: no single layer carries the loss; the "
             f"largest is that of layer {carriers[0]}, {loss}."
         )
 
     def save(self, path: str | Path) -> None:
-        about = {**header("sensitivity"), "finding": self.sentence}
-        write_object(Path(path), {**about, **asdict(self)}, indent=None)
+        fields = {**header("sensitivity"), "finding": self.sentence}
+        write_object(Path(path), {**fields, **asdict(self)}, indent=None)
 
     @staticmethod
     def load(path: str | Path) -> "Sensitivity":
-        stored = read_object(Path(path), _MOST_BYTES)
+        stored = read_object(Path(path), _MAX_BYTES)
         check_header(stored, "sensitivity", path)
         try:
-            found = Sensitivity(
-                read_samples(stored["original"]),
-                [read_cut(cut) for cut in stored["cuts"]],
+            sensitivity = Sensitivity(
+                parse_samples(stored["original"]),
+                [parse_cut(cut) for cut in stored["cuts"]],
                 {axis: int(stored["widths"][axis]) for axis in stored["widths"]},
                 dict(stored["lineage"]),
             )
         except (KeyError, TypeError, AttributeError, ValueError):
             raise StatetrimError(f"{path} is not what statetrim analyze writes") from None
-        if not _sound(found):
+        if not _is_valid(sensitivity):
             raise StatetrimError(f"{path} is not what statetrim analyze writes")
-        return found
+        return sensitivity
 
 
-def read_samples(stored: Any) -> Samples:
+def parse_samples(stored: Any) -> Samples:
     recall = {int(pairs): list(right) for pairs, right in stored["recall"].items()}
     return Samples(list(stored["nll"]), list(stored["kl"]), recall)
 
 
-def read_cut(stored: Any) -> LayerCut:
+def parse_cut(stored: Any) -> LayerCut:
     names = LayerCut.__dataclass_fields__
     return LayerCut(
-        **{n: stored[n] for n in names if n != "samples"}, samples=read_samples(stored["samples"])
+        **{n: stored[n] for n in names if n != "samples"}, samples=parse_samples(stored["samples"])
     )
 
 
-def _sound(found: Sensitivity) -> bool:
+def _is_valid(sensitivity: Sensitivity) -> bool:
     """Untrusted files: every cut known once, with numbers that pair with the original's."""
-    ids = [(cut.layer, cut.axis, cut.keep) for cut in found.cuts]
-    grid = len(found.layers) * len(found.variants)
+    ids = [(cut.layer, cut.axis, cut.keep) for cut in sensitivity.cuts]
+    expected_count = len(sensitivity.layers) * len(sensitivity.variants)
     return (
         bool(ids)
-        and len(set(ids)) == len(ids) == grid
-        and all(axis in ("key", "value") and axis in found.widths for _, axis, _ in ids)
+        and len(set(ids)) == len(ids) == expected_count
+        and all(axis in ("key", "value") and axis in sensitivity.widths for _, axis, _ in ids)
         and all(
             type(number) is int and number >= 0
             for layer, _, keep in ids
             for number in (layer, keep)
         )
-        and all(pairs > 0 for pairs in found.original.recall)
-        and all(_paired(found.original, cut.samples) for cut in found.cuts)
-        and all(set(cut.error) == set(SOURCES) for cut in found.cuts)
-        and all(_numbers(list(cut.error.values())) for cut in found.cuts)
+        and all(pairs > 0 for pairs in sensitivity.original.recall)
+        and all(_are_paired(sensitivity.original, cut.samples) for cut in sensitivity.cuts)
+        and all(set(cut.error) == set(SOURCES) for cut in sensitivity.cuts)
+        and all(_are_finite_numbers(list(cut.error.values())) for cut in sensitivity.cuts)
     )
 
 
-def _paired(before: Samples, after: Samples) -> bool:
+def _are_paired(before: Samples, after: Samples) -> bool:
     lists = [(before.nll, after.nll), (before.kl, after.kl)]
     lists += [(before.recall[pairs], after.recall.get(pairs, [])) for pairs in before.recall]
-    return all(_numbers(a) and _numbers(b) and len(a) == len(b) for a, b in lists)
+    return all(
+        _are_finite_numbers(a) and _are_finite_numbers(b) and len(a) == len(b) for a, b in lists
+    )
 
 
-def _numbers(values: list[Any]) -> bool:
+def _are_finite_numbers(values: list[Any]) -> bool:
     return bool(values) and all(type(v) in (int, float) and abs(v) < 1e300 for v in values)
 
 

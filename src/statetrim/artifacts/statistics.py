@@ -18,7 +18,7 @@ from ..storage.safetensors_file import save_tensors
 from .header import check_header, header
 
 TEXT = "text"
-_SOURCE = re.compile(r"(?!text)[a-z]{1,32}")
+_SOURCE_NAME = re.compile(r"(?!text)[a-z]{1,32}")
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,25 +46,25 @@ class LayerStatistics:
     target_square: Tensor | None = None  # [1]: y's squares
 
     def __repr__(self) -> str:
-        sums = {name: getattr(self, name) for name in PARTS}
+        sums = {name: getattr(self, name) for name in SUM_NAMES}
         shapes = [f"{name} {list(x.shape)}" for name, x in sums.items() if x is not None]
         return f"<LayerStatistics of {self.tokens:,} tokens: {listed(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
         sums: dict[str, Any] = {"tokens": self.tokens + other.tokens}
-        for name in PARTS:
-            mine, theirs = getattr(self, name), getattr(other, name)
-            if (mine is None) != (theirs is None) or (
-                mine is not None and mine.shape != theirs.shape
+        for name in SUM_NAMES:
+            first, second = getattr(self, name), getattr(other, name)
+            if (first is None) != (second is None) or (
+                first is not None and first.shape != second.shape
             ):
                 raise StatetrimError(f"the statistics differ in the size or presence of {name!r}")
-            sums[name] = None if mine is None else mine + theirs
+            sums[name] = None if first is None else first + second
         return LayerStatistics(**sums)
 
 
-REFIT_PARTS = ("readout_moment", "target_moment", "target_square")
+REFIT_SUM_NAMES = ("readout_moment", "target_moment", "target_square")
 """What `refit` needs: sums over a cut model and its original side by side."""
-PARTS = tuple(part.name for part in fields(LayerStatistics) if part.name != "tokens")
+SUM_NAMES = tuple(part.name for part in fields(LayerStatistics) if part.name != "tokens")
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,29 +84,29 @@ class Statistics:
     @property
     def shares(self) -> dict[str, float]:
         """The default weight of each source: its fraction of all tokens."""
-        tokens = {name: next(iter(held.values())).tokens for name, held in self.sources.items()}
+        tokens = {name: next(iter(layers.values())).tokens for name, layers in self.sources.items()}
         return {name: count / sum(tokens.values()) for name, count in tokens.items()}
 
     @property
-    def parts(self) -> set[str]:
+    def sum_names(self) -> set[str]:
         """The names of the sums it holds."""
         layer = next(iter(self.layers.values()))
-        return {name for name in PARTS if getattr(layer, name) is not None}
+        return {name for name in SUM_NAMES if getattr(layer, name) is not None}
 
     def __repr__(self) -> str:
         tokens = max((sums.tokens for sums in self.layers.values()), default=0)
-        sums = listed(sorted(self.parts), 8) if self.layers else "no sums"
+        sums = listed(sorted(self.sum_names), 8) if self.layers else "no sums"
         return f"<Statistics of {tokens:,} tokens, {len(self.layers)} layers: {sums}>"
 
     def __add__(self, other: "Statistics") -> "Statistics":
         if set(self.layers) != set(other.layers):
             raise StatetrimError("the statistics are of different layers, so they do not add")
-        lineage = _merged(self.lineage, other.lineage)
+        lineage = _merge_lineage(self.lineage, other.lineage)
         if set(self.generated) != set(other.generated):
             raise StatetrimError("the statistics are of different sources, so they do not add")
         added = {
-            name: {layer: held[layer] + other.sources[name][layer] for layer in held}
-            for name, held in self.sources.items()
+            name: {layer: layers[layer] + other.sources[name][layer] for layer in layers}
+            for name, layers in self.sources.items()
         }
         return Statistics(added.pop(TEXT), lineage, added)
 
@@ -114,14 +114,14 @@ class Statistics:
         """The file appears whole; one that was there is replaced."""
         tensors: dict[str, Tensor] = {}
         for source, layers in self.sources.items():
-            before = "" if source == TEXT else f"{source}."
+            prefix = "" if source == TEXT else f"{source}."
             for layer, sums in layers.items():
-                tensors[f"{before}{layer}.tokens"] = torch.tensor(sums.tokens)
-                for part in PARTS:
-                    if (value := getattr(sums, part)) is not None:
-                        tensors[f"{before}{layer}.{part}"] = value.contiguous()
-        about = {**header("statistics"), "lineage": dict(self.lineage)}
-        save_tensors(Path(path), tensors, {"statetrim": json.dumps(about)})
+                tensors[f"{prefix}{layer}.tokens"] = torch.tensor(sums.tokens)
+                for sum_name in SUM_NAMES:
+                    if (value := getattr(sums, sum_name)) is not None:
+                        tensors[f"{prefix}{layer}.{sum_name}"] = value.contiguous()
+        metadata = {**header("statistics"), "lineage": dict(self.lineage)}
+        save_tensors(Path(path), tensors, {"statetrim": json.dumps(metadata)})
 
     @staticmethod
     def load(path: str | Path) -> "Statistics":
@@ -129,48 +129,50 @@ class Statistics:
             raise StatetrimError(f"{path} is missing, or not a file")
         try:
             with safe_open(path, framework="pt") as file:
-                about = json.loads((file.metadata() or {}).get("statetrim", "{}"))
+                stored = json.loads((file.metadata() or {}).get("statetrim", "{}"))
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         except Exception as error:
             reason = str(error).partition("\n")[0][:150]
             raise StatetrimError(f"{path} cannot be read as statistics: {reason}") from None
-        known = about if isinstance(about, dict) else {}
-        check_header(known, "statistics", path)
-        if not isinstance(known.get("lineage", {}), dict):
+        metadata = stored if isinstance(stored, dict) else {}
+        check_header(metadata, "statistics", path)
+        if not isinstance(metadata.get("lineage", {}), dict):
             raise StatetrimError(f"{path} has no valid 'lineage'")
-        sources = _sources(tensors, path)
-        return Statistics(sources.pop(TEXT), known.get("lineage", {}), sources)
+        sources = _parse_sources(tensors, path)
+        return Statistics(sources.pop(TEXT), metadata.get("lineage", {}), sources)
 
 
-def _sources(
+def _parse_sources(
     tensors: Mapping[str, Tensor], path: str | Path
 ) -> dict[str, dict[int, LayerStatistics]]:
     """The text's tensors are named LAYER.PART, those of others SOURCE.LAYER.PART."""
-    found: dict[str, dict[int, dict[str, Any]]] = {}
+    sources: dict[str, dict[int, dict[str, Any]]] = {}
     for name, tensor in tensors.items():
-        *source, layer, part = name.split(".") if name.count(".") in (1, 2) else ("", "")
-        known = part in (*PARTS, "tokens") and layer.isdecimal() and len(layer) < 6
-        if not known or (source and not _SOURCE.fullmatch(source[0])):
+        *source, layer, sum_name = name.split(".") if name.count(".") in (1, 2) else ("", "")
+        is_statistic = sum_name in (*SUM_NAMES, "tokens") and layer.isdecimal() and len(layer) < 6
+        if not is_statistic or (source and not _SOURCE_NAME.fullmatch(source[0])):
             raise StatetrimError(f"{path} holds {name[:80]!r}, which is not a statistic")
-        if part == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
+        if sum_name == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
             raise StatetrimError(f"{path} holds {name!r}, which is not a count")
-        if part != "tokens" and tensor.dtype != torch.float64:
+        if sum_name != "tokens" and tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
-        held = found.setdefault(source[0] if source else TEXT, {}).setdefault(int(layer), {})
-        held[part] = int(tensor) if part == "tokens" else tensor
-    if TEXT not in found or any(
-        "tokens" not in s for held in found.values() for s in held.values()
+        layer_fields = sources.setdefault(source[0] if source else TEXT, {}).setdefault(
+            int(layer), {}
+        )
+        layer_fields[sum_name] = int(tensor) if sum_name == "tokens" else tensor
+    if TEXT not in sources or any(
+        "tokens" not in s for layer_fields in sources.values() for s in layer_fields.values()
     ):
         raise StatetrimError(f"{path} is not complete: a layer has no token count")
-    if any(set(held) != set(found[TEXT]) for held in found.values()):
+    if any(set(layer_fields) != set(sources[TEXT]) for layer_fields in sources.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
     return {
-        source: {layer: LayerStatistics(**held[layer]) for layer in sorted(held)}
-        for source, held in found.items()
+        source: {layer: LayerStatistics(**layer_fields[layer]) for layer in sorted(layer_fields)}
+        for source, layer_fields in sources.items()
     }
 
 
-def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """The same model and settings, different data; the same data twice would count it double."""
     for name in sorted((set(first) | set(second)) - {"data"}):
         if first.get(name) != second.get(name):
@@ -179,15 +181,15 @@ def _merged(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, An
                 f"so they do not add"
             )
     data = [*first.get("data", []), *second.get("data", [])]
-    seen = [json.dumps(part, sort_keys=True) for part in data]
+    seen = [json.dumps(entry, sort_keys=True) for entry in data]
     if len(set(seen)) != len(seen):
         raise StatetrimError("the same data is in both statistics, so it would count twice")
     return {**first, "data": data}
 
 
-def merge(parts: Iterable[Statistics | str | Path]) -> Statistics:
+def merge(statistics: Iterable[Statistics | str | Path]) -> Statistics:
     """Add up statistics, in the order given."""
-    first, *others = (loaded(Statistics.load, part) for part in parts)
+    first, *others = (loaded(Statistics.load, item) for item in statistics)
     for other in others:
         first = first + other
     return first

@@ -11,11 +11,11 @@ from ..maths.units import MIB, is_number
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
-_MOST_BYTES = 16 * MIB
+_MAX_BYTES = 16 * MIB
 
 
 @dataclass(frozen=True)
-class Measured:
+class SweepScore:
     """A metric of one cut with its 95% interval, which follows from the difference to the
     original; the original's own has none."""
 
@@ -35,7 +35,7 @@ class Point:
     keep_values: int
     method: str  # "none" for the original
     state_bytes: int  # per sequence, float32
-    scores: Mapping[str, Measured]  # "task metric" -> what was measured
+    scores: Mapping[str, SweepScore]  # "task metric" -> what was measured
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,33 @@ class Sweep:
 
     @staticmethod
     def load(path: str | Path) -> "Sweep":
-        stored = read_object(Path(path), _MOST_BYTES)
+        stored = read_object(Path(path), _MAX_BYTES)
         check_header(stored, "sweep", path)
         try:
             points = [
-                Point(**{**p, "scores": {name: Measured(**m) for name, m in p["scores"].items()}})
+                Point(**{**p, "scores": {name: SweepScore(**m) for name, m in p["scores"].items()}})
                 for p in stored["points"]
             ]
-            found = Sweep(str(stored["model"]), points, dict(stored["lineage"]))
-            if points and all(map(_is_sound, points)):
-                return found
+            sweep = Sweep(str(stored["model"]), points, dict(stored["lineage"]))
+            if points and all(map(_is_valid, points)):
+                return sweep
         except (KeyError, TypeError, AttributeError, ValueError):
             pass
         raise StatetrimError(f"{path} is not what a sweep writes")
 
 
-def _is_sound(point: Point) -> bool:
+def _is_valid(point: Point) -> bool:
     """Whether every value is of its kind, and every number one that can be drawn."""
     sizes = (point.keep, point.keep_values, point.state_bytes)
     return (
         all(type(size) is int and 0 < size < 2**63 for size in sizes)
         and isinstance(point.method, str)
         and all(
-            is_number(one.value)
-            and all(end is None or is_number(end) for end in (one.low, one.high))
-            and isinstance(one.unit, str)
-            and isinstance(one.higher_is_better, bool)
-            and isinstance(one.floor, bool)
-            for one in point.scores.values()
+            is_number(score.value)
+            and all(bound is None or is_number(bound) for bound in (score.low, score.high))
+            and isinstance(score.unit, str)
+            and isinstance(score.higher_is_better, bool)
+            and isinstance(score.floor, bool)
+            for score in point.scores.values()
         )
     )

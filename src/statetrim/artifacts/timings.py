@@ -12,7 +12,7 @@ from ..maths.units import MIB, is_number
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
 
-MOST_BYTES = 64 * MIB
+MAX_BYTES = 64 * MIB
 
 
 @dataclass(frozen=True)
@@ -53,17 +53,17 @@ class Timings:
         """A row a figure, a column a model, each but the first with its ratio to the first."""
         by_row: dict[tuple[str, int | None, int | None], dict[str, Timing]] = {}
         for record in self.records:
-            place = (record.metric, record.batch, record.length)
-            by_row.setdefault(place, {}).setdefault(record.model, record)
+            row_key = (record.metric, record.batch, record.length)
+            by_row.setdefault(row_key, {}).setdefault(record.model, record)
         rows = []
         for (metric, *sizes), cells in by_row.items():
-            found = [cells.get(model) for model in self.models]
+            row_records = [cells.get(model) for model in self.models]
             unit = next(iter(cells.values())).unit
             rows.append(
                 (
                     f"{metric}, {unit}",
                     *("" if size is None else str(size) for size in sizes),
-                    *(beside(record, found[0]) for record in found),
+                    *(timing_text(record, row_records[0]) for record in row_records),
                 )
             )
         return Table("Timings", ("", "batch", "length", *self.models), rows)
@@ -95,11 +95,11 @@ class Timings:
 
     @classmethod
     def load(cls, path: str | Path) -> "Timings":
-        stored = read_object(Path(path), MOST_BYTES)
+        stored = read_object(Path(path), MAX_BYTES)
         check_header(stored, "timings", path)
         try:
             models, lineage = stored["models"], stored["lineage"]
-            records = [_record(record) for record in stored["records"]]
+            records = [_parse_timing(record) for record in stored["records"]]
         except (KeyError, TypeError, ValueError, OverflowError):
             raise StatetrimError(f"{path} is not what statetrim benchmark writes") from None
         names = isinstance(models, list) and all(isinstance(name, str) for name in models)
@@ -108,16 +108,16 @@ class Timings:
         return cls(models, records, lineage)
 
 
-def distinct(names: Sequence[str]) -> list[str]:
+def unique_names(names: Sequence[str]) -> list[str]:
     """Directories may share a name; the second to have it gets a number."""
-    found: list[str] = []
+    unique: list[str] = []
     for name in names:
-        twins = sum(other == name or other.startswith(f"{name} (") for other in found)
-        found.append(f"{name} ({twins + 1})" if twins else name)
-    return found
+        duplicates = sum(other == name or other.startswith(f"{name} (") for other in unique)
+        unique.append(f"{name} ({duplicates + 1})" if duplicates else name)
+    return unique
 
 
-def beside(record: Timing | None, first: Timing | None) -> str:
+def timing_text(record: Timing | None, baseline: Timing | None) -> str:
     """A value, and its ratio to the baseline's value that is shown next to it.
 
     The ratios of single rounds, which `Timing.ratio` is the median of, tell whether it is noise.
@@ -125,21 +125,26 @@ def beside(record: Timing | None, first: Timing | None) -> str:
     if record is None or not is_number(record.value):
         return ""
     text = quantity(record.value)
-    if first is None or first is record or not is_number(first.value) or not first.value:
+    if (
+        baseline is None
+        or baseline is record
+        or not is_number(baseline.value)
+        or not baseline.value
+    ):
         return text
     low, high = record.ratio_spread or (0.0, 0.0)
     noise = ", within noise" if low <= 1.0 <= high else ""
-    return f"{text} ({record.value / first.value:.2f}x{noise})"
+    return f"{text} ({record.value / baseline.value:.2f}x{noise})"
 
 
-def _record(stored: dict[str, Any]) -> Timing:
-    def pair(value: Any) -> tuple[float, float] | None:
+def _parse_timing(stored: dict[str, Any]) -> Timing:
+    def parse_pair(value: Any) -> tuple[float, float] | None:
         if value is None:
             return None
         low, high = value
         return float(low), float(high)
 
-    def whole(value: Any) -> int | None:
+    def parse_count(value: Any) -> int | None:
         if value is not None and type(value) is not int:
             raise ValueError
         return value
@@ -147,11 +152,11 @@ def _record(stored: dict[str, Any]) -> Timing:
     return Timing(
         model=str(stored["model"]),
         metric=str(stored["metric"]),
-        batch=whole(stored["batch"]),
-        length=whole(stored["length"]),
+        batch=parse_count(stored["batch"]),
+        length=parse_count(stored["length"]),
         value=float(stored["value"]),
         unit=str(stored["unit"]),
-        spread=pair(stored["spread"]),
+        spread=parse_pair(stored["spread"]),
         ratio=None if stored["ratio"] is None else float(stored["ratio"]),
-        ratio_spread=pair(stored["ratio_spread"]),
+        ratio_spread=parse_pair(stored["ratio_spread"]),
     )

@@ -14,10 +14,18 @@ from ..errors import StatetrimError
 from ..maths.formatting import score_text
 from ..maths.paired import Interval, difference_interval
 from ..tasks import TASKS
-from .losses import LEVEL, SUFFIX, Loss, headline, losses, main_metrics, setting_losses
-from .scores import Scores, paired
+from .losses import (
+    CONFIDENCE_LEVEL,
+    UNIT_SUFFIX,
+    Loss,
+    headline_score,
+    main_metrics,
+    setting_losses,
+    task_losses,
+)
+from .scores import Scores, pair_samples
 
-CONTROL = "rand"
+RANDOM_METHOD = "rand"
 
 
 @dataclass(frozen=True)
@@ -36,9 +44,9 @@ LIMITS: Mapping[str, Limit] = {
 }
 """Percent of perplexity, points of recall and accuracy. KL from the original has no limit of its
 own: what it costs shows in the others."""
-NEEDED = ("perplexity", "recall")
+REQUIRED_GROUPS = ("perplexity", "recall")
 """Without a task of each that says something there is not enough evidence."""
-MEASURED_BY = {"perplexity": "text", "recall": "mqar"}
+DEFAULT_TASKS = {"perplexity": "text", "recall": "mqar"}
 """The task of each that needs no data of its own."""
 
 
@@ -49,7 +57,7 @@ class Outcome(StrEnum):
     UNKNOWN = "not enough evidence"
 
 
-class Standing(StrEnum):
+class LimitStatus(StrEnum):
     WITHIN = "within the limit"
     BEYOND = "beyond the limit"
     UNCLEAR = "too few samples to tell"
@@ -75,16 +83,16 @@ class Verdict:
         }
 
 
-def standing(loss: Interval, limit: float) -> Standing:
+def compare_with_limit(loss: Interval, limit: float) -> LimitStatus:
     """Within: at most the limit, measured to within as much. Beyond: more, and a loss for sure."""
     if loss.estimate > limit and loss.low > 0:
-        return Standing.BEYOND
+        return LimitStatus.BEYOND
     if loss.estimate <= limit and loss.margin <= limit:
-        return Standing.WITHIN
-    return Standing.UNCLEAR
+        return LimitStatus.WITHIN
+    return LimitStatus.UNCLEAR
 
 
-def verdict(
+def judge_cut(
     scores: Scores | None,
     model: str | None = None,
     *,
@@ -105,87 +113,93 @@ def verdict(
         name = model or "the cut"
         return Verdict(name, Outcome.UNKNOWN, "its quality was not measured", [], [])
     name = model or cut_models(scores)[0]
-    own = [score for score in scores.scores if score.model == name]
-    nonsense = [x for x in own if not all(map(isfinite, x.samples))]
-    if nonsense:
-        reason = f"its {nonsense[0].metric} on {nonsense[0].task} is not a number"
+    own_scores = [score for score in scores.scores if score.model == name]
+    not_finite = [x for x in own_scores if not all(map(isfinite, x.samples))]
+    if not_finite:
+        reason = f"its {not_finite[0].metric} on {not_finite[0].task} is not a number"
         return Verdict(name, Outcome.STOP, reason, [], [])
     try:
-        found, single = losses(scores, name), setting_losses(scores, name)
+        all_losses, by_setting = task_losses(scores, name), setting_losses(scores, name)
     except StatetrimError as error:
         return Verdict(name, Outcome.UNKNOWN, f"its scores cannot be compared: {error}", [], [])
-    told = sorted((x for x in found if not x.floor), key=severity, reverse=True)
-    facts = [_fact(scores, x) for x in told if _limit(x)]
-    doubts = [*doubts, *mismatches(scores, name)]
-    recovered = recovered or _origin(scores, name).get("recovered") is True
-    outcome, reason = _decide(scores, name, told, single, recovered, served, doubts)
-    return Verdict(name, outcome, reason, facts, warnings(scores, name))
+    informative = sorted((x for x in all_losses if not x.uninformative), key=severity, reverse=True)
+    facts = [_fact_text(scores, x) for x in informative if _strictest_limit(x)]
+    doubts = [*doubts, *source_mismatches(scores, name)]
+    recovered = recovered or _recorded_origin(scores, name).get("recovered") is True
+    outcome, reason = _decide_outcome(
+        scores, name, informative, by_setting, recovered, served, doubts
+    )
+    return Verdict(name, outcome, reason, facts, cut_warnings(scores, name))
 
 
-def verdicts(scores: Scores, **options: Any) -> list[Verdict]:
+def judge_cuts(scores: Scores, **options: Any) -> list[Verdict]:
     """Of every cut model that is no control."""
-    return [verdict(scores, model, **options) for model in cut_models(scores)]
+    return [judge_cut(scores, model, **options) for model in cut_models(scores)]
 
 
 def cut_models(scores: Scores) -> list[str]:
     """All but the original and the random cuts; the random ones where there is nothing else."""
     others = scores.models[1:]
-    return [name for name in others if name not in controls(scores)] or others
+    return [name for name in others if name not in random_controls(scores)] or others
 
 
-def controls(scores: Scores) -> list[str]:
+def random_controls(scores: Scores) -> list[str]:
     """The cuts at random, by what evaluate recorded of them or by their name."""
-    found = []
+    controls = []
     for name in scores.models[1:]:
-        methods = _origin(scores, name).get("methods", [Path(name).name])
-        if isinstance(methods, list) and methods and all(one == CONTROL for one in methods):
-            found.append(name)
-    return found
+        methods = _recorded_origin(scores, name).get("methods", [Path(name).name])
+        if (
+            isinstance(methods, list)
+            and methods
+            and all(method == RANDOM_METHOD for method in methods)
+        ):
+            controls.append(name)
+    return controls
 
 
-def _origin(scores: Scores, model: str) -> Mapping[str, Any]:
+def _recorded_origin(scores: Scores, model: str) -> Mapping[str, Any]:
     """What evaluate recorded of how the model came about."""
     cuts = scores.lineage.get("cuts")
-    found = cuts.get(model) if isinstance(cuts, dict) else None
-    return found if isinstance(found, dict) else {}
+    origin = cuts.get(model) if isinstance(cuts, dict) else None
+    return origin if isinstance(origin, dict) else {}
 
 
-def mismatches(scores: Scores, model: str) -> Iterator[str]:
+def source_mismatches(scores: Scores, model: str) -> Iterator[str]:
     """A cut that was compared with another model than the one it was cut from."""
-    source = _origin(scores, model).get("source")
+    source = _recorded_origin(scores, model).get("source")
     if source is not None and source != scores.lineage.get("original"):
         yield f"{model} was compared with {scores.baseline}, which it was not cut from"
 
 
-def warnings(scores: Scores, model: str) -> list[str]:
+def cut_warnings(scores: Scores, model: str) -> list[str]:
     """What a user should know before serving the cut model; floors warn of nothing."""
-    found = []
-    for x in losses(scores, model):
-        if "recall" in x.groups and x.unit == "share" and not x.floor and x.loss.low > 0:
-            limit = limit_of(x) or 0.0
+    texts = []
+    for x in task_losses(scores, model):
+        if "recall" in x.groups and x.unit == "share" and not x.uninformative and x.loss.low > 0:
+            limit = ship_limit(x) or 0.0
             advice = "keep more channels, or calibrate and recover on text that needs recall"
-            if standing(x.loss, limit) is Standing.WITHIN:
+            if compare_with_limit(x.loss, limit) is LimitStatus.WITHIN:
                 advice = f"the limit is {limit:g} points"
-            found.append(
+            texts.append(
                 f"recall falls by {x.loss.estimate:.1f} points on {x.task} (95%: "
                 f"{x.loss.low:.1f} to {x.loss.high:.1f}); {advice}"
             )
-    found += [
+    texts += [
         f"on {task} the cut is no better than a random one; calibrate on more text, or choose "
         f"another method"
-        for control in controls(scores)
+        for control in random_controls(scores)
         for task in scores.tasks
-        if control != model and _informative(scores, model, task)
-        if _advantage(scores, model, control, task).estimate <= 0
+        if control != model and _is_informative(scores, model, task)
+        if _advantage_over_control(scores, model, control, task).estimate <= 0
     ]
-    return found
+    return texts
 
 
-def _decide(
+def _decide_outcome(
     scores: Scores,
     model: str,
-    told: Sequence[Loss],
-    single: Sequence[Loss],
+    informative: Sequence[Loss],
+    by_setting: Sequence[Loss],
     recovered: bool,
     served: Sequence[str] | None,
     doubts: Sequence[str],
@@ -193,153 +207,162 @@ def _decide(
     """The rule, in the order in which it is read."""
     if served is not None and not served:
         return Outcome.STOP, "no known engine serves its shape"
-    beyond = list(_beyond(told, single))
-    hopeless = [x for x, limit in beyond if x.loss.estimate > limit.recoverable]
-    if hopeless:
-        return Outcome.STOP, f"{lost(hopeless[0])}, more than recovery is known to restore"
+    beyond = list(_iter_beyond_limit(informative, by_setting))
+    unrecoverable = [x for x, limit in beyond if x.loss.estimate > limit.recoverable]
+    if unrecoverable:
+        return (
+            Outcome.STOP,
+            f"{loss_text(unrecoverable[0])}, more than recovery is known to restore",
+        )
     if beyond and recovered:
-        return Outcome.STOP, f"{lost(beyond[0][0])}, after recovery"
+        return Outcome.STOP, f"{loss_text(beyond[0][0])}, after recovery"
     if beyond:
-        return Outcome.RECOVER, f"{lost(beyond[0][0])}, which recovery may restore"
+        return Outcome.RECOVER, f"{loss_text(beyond[0][0])}, which recovery may restore"
     if doubts:
         return Outcome.UNKNOWN, doubts[0]
-    for group in NEEDED:
-        if not any(group in x.groups for x in told):
-            return Outcome.UNKNOWN, _nothing_told(scores, model, group)
-    unclear = [x for x in told if (limit := _limit(x)) and _unclear(x, limit)]
+    for group in REQUIRED_GROUPS:
+        if not any(group in x.groups for x in informative):
+            return Outcome.UNKNOWN, _missing_evidence_text(scores, model, group)
+    unclear = [x for x in informative if (limit := _strictest_limit(x)) and _is_unclear(x, limit)]
     if unclear:
-        return Outcome.UNKNOWN, _too_few(unclear[0])
-    if not controls(scores) or model in controls(scores):
+        return Outcome.UNKNOWN, _too_few_text(unclear[0])
+    if not random_controls(scores) or model in random_controls(scores):
         return Outcome.UNKNOWN, "no random cut was measured for comparison"
     if not any(
-        _advantage(scores, model, control, x.task).low > 0
-        for control in controls(scores)
-        for x in told
+        _advantage_over_control(scores, model, control, x.task).low > 0
+        for control in random_controls(scores)
+        for x in informative
     ):
         reason = "a random cut does as well, so these tasks do not show what the state holds"
         return Outcome.UNKNOWN, reason
-    return Outcome.SHIP, _kept(told)
+    return Outcome.SHIP, _within_limits_text(informative)
 
 
-def _nothing_told(scores: Scores, model: str, group: str) -> str:
+def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
     """Not measured, or measured where the original itself only guesses; and what would help."""
-    guessed = next((x for x in losses(scores, model) if group in x.groups), None)
-    if guessed is None:
-        return f"its {group} was not measured: add `{MEASURED_BY[group]}` to --tasks"
-    if guessed.unit == "perplexity":
+    uninformative = next((x for x in task_losses(scores, model) if group in x.groups), None)
+    if uninformative is None:
+        return f"its {group} was not measured: add `{DEFAULT_TASKS[group]}` to --tasks"
+    if uninformative.unit == "perplexity":
         advice = "choose a text that the original can predict"
     else:
-        more = "raise --limit, or " if guessed.few else ""
+        more = "raise --limit, or " if uninformative.too_few_samples else ""
         advice = f"{more}choose a task that the original can do"
-    return f"its {group} is unknown: {guessed.guessed}; {advice}"
+    return f"its {group} is unknown: {uninformative.why_uninformative}; {advice}"
 
 
-def _beyond(told: Sequence[Loss], single: Sequence[Loss]) -> Iterator[tuple[Loss, Limit]]:
-    for x in told:
-        limit = _limit(x)
-        if limit and standing(x.loss, limit.ship) is Standing.BEYOND:
+def _iter_beyond_limit(
+    informative: Sequence[Loss], by_setting: Sequence[Loss]
+) -> Iterator[tuple[Loss, Limit]]:
+    for x in informative:
+        limit = _strictest_limit(x)
+        if limit and compare_with_limit(x.loss, limit.ship) is LimitStatus.BEYOND:
             yield x, limit
-    setting = worst_setting(single)
-    if setting and (limit := _limit(setting)):
+    setting = worst_setting(by_setting)
+    if setting and (limit := _strictest_limit(setting)):
         yield setting, limit
 
 
-def worst_setting(single: Sequence[Loss]) -> Loss | None:
+def worst_setting(by_setting: Sequence[Loss]) -> Loss | None:
     """The setting that lost most of those beyond their limit without doubt; None without any."""
-    found = [
-        x for x in single if (limit := _limit(x)) and not x.floor and x.loss.low > limit.setting
+    beyond = [
+        x
+        for x in by_setting
+        if (limit := _strictest_limit(x)) and not x.uninformative and x.loss.low > limit.setting
     ]
-    return max(found, key=lambda x: x.loss.low, default=None)
+    return max(beyond, key=lambda x: x.loss.low, default=None)
 
 
-def _limit(x: Loss) -> Limit | None:
+def _strictest_limit(x: Loss) -> Limit | None:
     """The strictest of the limits of its groups."""
-    found = [LIMITS[group] for group in x.groups if group in LIMITS]
-    return min(found, key=lambda limit: limit.ship, default=None)
+    limits = [LIMITS[group] for group in x.groups if group in LIMITS]
+    return min(limits, key=lambda limit: limit.ship, default=None)
 
 
-def limit_of(x: Loss) -> float | None:
+def ship_limit(x: Loss) -> float | None:
     """What the task may lose, in the unit of its loss."""
-    limit = _limit(x)
+    limit = _strictest_limit(x)
     return limit.ship if limit else None
 
 
-def _unclear(x: Loss, limit: Limit) -> bool:
-    return standing(x.loss, limit.ship) is Standing.UNCLEAR
+def _is_unclear(x: Loss, limit: Limit) -> bool:
+    return compare_with_limit(x.loss, limit.ship) is LimitStatus.UNCLEAR
 
 
 def severity(x: Loss) -> float:
     """The loss over what may be lost; above 1 it is beyond the limit."""
-    limit = _limit(x)
+    limit = _strictest_limit(x)
     return x.loss.estimate / limit.ship if limit else -1.0
 
 
-def _informative(scores: Scores, model: str, task: str) -> bool:
-    return any(not x.floor for x in losses(scores, model) if x.task == task)
+def _is_informative(scores: Scores, model: str, task: str) -> bool:
+    return any(not x.uninformative for x in task_losses(scores, model) if x.task == task)
 
 
-def _advantage(scores: Scores, model: str, control: str, task: str) -> Interval:
+def _advantage_over_control(scores: Scores, model: str, control: str, task: str) -> Interval:
     """By how much the model beats the random cut; by KL from the original where the task has it,
     which sees more than a score does."""
     metric = "kl" if "kl" in scores.metrics(task) else main_metrics(scores, task)[0]
-    ours, theirs = (headline(scores, name, task, metric) for name in (model, control))
-    change = difference_interval([paired(theirs, ours)], level=LEVEL)
-    return change if ours.higher_is_better else -change
+    cut_score, control_score = (
+        headline_score(scores, name, task, metric) for name in (model, control)
+    )
+    change = difference_interval([pair_samples(control_score, cut_score)], level=CONFIDENCE_LEVEL)
+    return change if cut_score.higher_is_better else -change
 
 
-def _fact(scores: Scores, x: Loss) -> str:
+def _fact_text(scores: Scores, x: Loss) -> str:
     """Before and after with the interval, and what a random cut loses."""
     shown = f"{score_text(x.before, x.unit)} → {score_text(x.after, x.unit)}"
-    text = f"{x.task} {x.metric} {shown} ({_interval(x)})"
-    for control in controls(scores)[:1]:
+    text = f"{x.task} {x.metric} {shown} ({_interval_text(x)})"
+    for control in random_controls(scores)[:1]:
         if control != x.model:
-            by_chance = next(y for y in losses(scores, control) if same_figure(x, y))
-            text += f"; a random cut loses {_size(by_chance.loss.estimate, x.unit)}"
+            control_loss = next(y for y in task_losses(scores, control) if is_same_metric(x, y))
+            text += f"; a random cut loses {_loss_size_text(control_loss.loss.estimate, x.unit)}"
     return text
 
 
-def same_figure(x: Loss, y: Loss) -> bool:
+def is_same_metric(x: Loss, y: Loss) -> bool:
     return (x.task, x.metric) == (y.task, y.metric)
 
 
-def _interval(x: Loss) -> str:
-    low, high = (round(end, 1) + 0.0 for end in (x.loss.low, x.loss.high))  # no -0.0
-    return f"loss {_size(x.loss.estimate, x.unit)}, 95%: {low:.1f} to {high:.1f}"
+def _interval_text(x: Loss) -> str:
+    low, high = (round(bound, 1) + 0.0 for bound in (x.loss.low, x.loss.high))  # no -0.0
+    return f"loss {_loss_size_text(x.loss.estimate, x.unit)}, 95%: {low:.1f} to {high:.1f}"
 
 
-def _size(loss: float, unit: str) -> str:
+def _loss_size_text(loss: float, unit: str) -> str:
     """A loss with its unit; a gain is negative."""
     digits = 4 if unit == "nats" else 1
-    return f"{round(loss, digits) + 0.0:,.{digits}f}{SUFFIX[unit]}"
+    return f"{round(loss, digits) + 0.0:,.{digits}f}{UNIT_SUFFIX[unit]}"
 
 
-def lost(x: Loss) -> str:
+def loss_text(x: Loss) -> str:
     """A loss and its limit, in words."""
-    limit = limit_of(x)
+    limit = ship_limit(x)
     assert limit is not None
     name = "perplexity" if x.unit == "perplexity" else x.groups[0]
     verb = "rises" if x.unit == "perplexity" else "falls"
-    size = f"{x.loss.estimate:.1f}{SUFFIX[x.unit]}"
-    return f"{name} {verb} by {size} on {figure(x)} (limit {limit:g}{SUFFIX[x.unit]})"
+    size = f"{x.loss.estimate:.1f}{UNIT_SUFFIX[x.unit]}"
+    return f"{name} {verb} by {size} on {metric_label(x)} (limit {limit:g}{UNIT_SUFFIX[x.unit]})"
 
 
-def figure(x: Loss) -> str:
+def metric_label(x: Loss) -> str:
     """The task, and the metric where it is not what the task is judged by."""
-    known = TASKS.get(x.task)
-    return x.task if known and x.metric == known.metric else f"{x.task}, {x.metric}"
+    definition = TASKS.get(x.task)
+    return x.task if definition and x.metric == definition.metric else f"{x.task}, {x.metric}"
 
 
-def _too_few(x: Loss) -> str:
+def _too_few_text(x: Loss) -> str:
     return (
         f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
-        f"{x.loss.high:.1f}{SUFFIX[x.unit]} (limit {limit_of(x):g}), which is too wide to tell"
+        f"{x.loss.high:.1f}{UNIT_SUFFIX[x.unit]} (limit {ship_limit(x):g}), which is too wide to tell"
     )
 
 
-def _kept(told: Sequence[Loss]) -> str:
+def _within_limits_text(informative: Sequence[Loss]) -> str:
     parts = []
-    for group in NEEDED:
-        worst = max((x for x in told if group in x.groups), key=lambda x: x.loss.estimate)
-        size = _size(worst.loss.estimate, worst.unit)
+    for group in REQUIRED_GROUPS:
+        worst = max((x for x in informative if group in x.groups), key=lambda x: x.loss.estimate)
+        size = _loss_size_text(worst.loss.estimate, worst.unit)
         parts.append(f"{size} of {group} on {worst.task}")
     return f"it loses {' and '.join(parts)}, both within their limits and better than a random cut"

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from ..artifacts.timings import Timing, Timings, distinct
+from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
 from ..maths.units import GIB, token_count
 from ..progress import OnProgress, Progress, ShowProgress, showing
@@ -138,7 +138,7 @@ def _in_turns(
     runners = [
         _Runner(checkpoint.name, load_live(checkpoint, placement)) for checkpoint in checkpoints
     ]
-    for runner, name in zip(runners, distinct([r.name for r in runners]), strict=True):
+    for runner, name in zip(runners, unique_names([r.name for r in runners]), strict=True):
         runner.name = name
     settings = [(batch, length) for length in lengths for batch in batches]
     records: list[Timing] = []

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..artifacts.timings import Timing, Timings, distinct
+from ..artifacts.timings import Timing, Timings, unique_names
 from ..progress import OnProgress, Progress, ignore
 from ..storage.checkpoint import with_weights
 from ..storage.models import ModelLike, all_opened, opened
@@ -25,7 +25,7 @@ def benchmark_served(
     `python` is that of the environment vLLM is installed in.
     """
     checkpoints = [with_weights(m) for m in (opened(baseline), *all_opened(models))]
-    names = distinct([checkpoint.name for checkpoint in checkpoints])
+    names = unique_names([checkpoint.name for checkpoint in checkpoints])
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}
     for load in loads:

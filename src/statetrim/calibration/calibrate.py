@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from ..artifacts.statistics import REFIT_PARTS, TEXT, Statistics
+from ..artifacts.statistics import REFIT_SUM_NAMES, TEXT, Statistics
 from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import token_count
@@ -90,7 +90,7 @@ def calibrate(
     else:
         original = with_weights(opened(original))
         check_cut_from(original, model)
-        parts = sorted(REFIT_PARTS)
+        parts = sorted(REFIT_SUM_NAMES)
     recall = _recall_share(text) if recall is None else recall
     shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
     data = _sources(model, text, shares, token_count(tokens), length, token_count(skip), seed)

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 from rich.table import Table
 
-from ..artifacts.sweep import Measured, Sweep
+from ..artifacts.sweep import Sweep, SweepScore
 from ..maths.formatting import size
 from ..pipelines.estimate import Step
 from ..pipelines.job import Job
@@ -61,7 +61,7 @@ def _shown(metric: str) -> bool:
     return not metric.split()[-1].startswith("pairs_")
 
 
-def _measured(found: Measured) -> str:
+def _measured(found: SweepScore) -> str:
     scale, unit = (100, "%") if found.unit == "share" else (1, "")
     text = f"{scale * found.value:.3g}{unit}"
     if found.low is None or found.high is None:

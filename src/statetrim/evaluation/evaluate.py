@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.origin import origin, vocabulary
+from ..artifacts.origin import read_origin, vocabulary_size
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import token_count
@@ -180,8 +180,10 @@ def _lineage(
         "models": marks,
         "data": {item.task.name: item.digest for item in work},
         "original": marks[0],
-        "vocabulary": vocabulary(models[0]),
-        "cuts": {name: origin(model, models[0]) for name, model in zip(names, models, strict=True)},
+        "vocabulary": vocabulary_size(models[0]),
+        "cuts": {
+            name: read_origin(model, models[0]) for name, model in zip(names, models, strict=True)
+        },
         **({"dtype": setting.placement.said_dtype} if setting.placement.dtype else {}),
     }
 

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from ..artifacts.scores import MOST_BYTES, Score, read_score
+from ..artifacts.scores import MAX_BYTES, Score, parse_score
 from ..storage.json_file import read_object, write_object
 
 
@@ -18,8 +18,8 @@ class FinishedTasks:
     def find(self, model: str, task: str) -> list[Score] | None:
         if self.directory is None or not (self.directory / self.file(model, task)).exists():
             return None
-        stored = read_object(self.directory / self.file(model, task), MOST_BYTES)
-        return [read_score(score) for score in stored["scores"]]
+        stored = read_object(self.directory / self.file(model, task), MAX_BYTES)
+        return [parse_score(score) for score in stored["scores"]]
 
     def keep(self, model: str, task: str, scores: list[Score]) -> None:
         if self.directory is not None:

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.origin import SeenText, seen_texts
+from ..artifacts.origin import SeenText, read_seen_texts
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import sequences
@@ -37,7 +37,7 @@ def warn_of_seen_text(models: Mapping[str, Checkpoint], source: Source, tokenize
 
 def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, asked: range) -> int:
     """Tokens of the text that the model has seen; 0 if none of them is asked for."""
-    known = [*dict.fromkeys(seen_texts(model))][:_MOST_TEXTS]
+    known = [*dict.fromkeys(read_seen_texts(model))][:_MOST_TEXTS]
     near = {one for one in known if one.end > asked.start and one.skip < asked.stop}
     same = {one for one in known if near and _same(one, text, tokenizer)}
     return max(one.end for one in same) if same & near else 0

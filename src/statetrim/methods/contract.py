@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..artifacts.statistics import PARTS, LayerStatistics
+from ..artifacts.statistics import SUM_NAMES, LayerStatistics
 from ..errors import StatetrimError, warn_deprecated
 from ..geometry import Axis
 
@@ -109,7 +109,7 @@ def as_method(select: Select, name: str | None = None) -> Method:
 
 def needs(*parts: str) -> Callable[[Select], Select]:
     """Declare the calibration sums a method uses (fields of LayerStatistics)."""
-    unknown = set(parts) - set(PARTS)
+    unknown = set(parts) - set(SUM_NAMES)
     assert not unknown, f"no such statistics: {unknown}"
 
     def declare(select: Select) -> Select:

@@ -6,12 +6,12 @@ other heads could take over is not asked.
 
 from torch import Tensor
 
-from ..artifacts.statistics import REFIT_PARTS
+from ..artifacts.statistics import REFIT_SUM_NAMES
 from .contract import HeadEvidence, needs, serves, top
 
 
 @serves("head")
-@needs(*REFIT_PARTS)
+@needs(*REFIT_SUM_NAMES)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     groups, heads, width, _ = evidence.output_weight.shape
     moment = evidence.statistic("readout_moment").reshape(

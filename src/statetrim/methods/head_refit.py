@@ -9,14 +9,14 @@ complement of P_hh stays of P (the optimal brain surgeon's step, for a block).
 import torch
 from torch import Tensor
 
-from ..artifacts.statistics import REFIT_PARTS
+from ..artifacts.statistics import REFIT_SUM_NAMES
 from .contract import HeadEvidence, needs, serves
 
 _DAMPING = 1e-6  # of the read-out's mean square: dead channels have no inverse
 
 
 @serves("head")
-@needs(*REFIT_PARTS)
+@needs(*REFIT_SUM_NAMES)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     groups, heads, width, hidden = evidence.output_weight.shape
     moment, weight = (

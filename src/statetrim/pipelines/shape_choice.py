@@ -9,8 +9,8 @@ from math import log1p
 from pathlib import Path
 
 from ..analysis.predict import predict
-from ..artifacts.decision import Contender, Decision, Prediction, decide
-from ..artifacts.losses import loss_of, recall_change
+from ..artifacts.decision import Candidate, Decision, Prediction, decide
+from ..artifacts.losses import metric_loss, recall_change
 from ..artifacts.plan import Plan
 from ..maths.paired import Interval
 from ..runtime.loading import load_tokenizer
@@ -101,12 +101,12 @@ def _recall(vocabulary: int, tokens: int, seed: int) -> Sequences:
     return Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
 
 
-def _contender(job: Job, run: Run) -> Contender:
+def _contender(job: Job, run: Run) -> Candidate:
     run.step = "compare"
     scores = measure(run)
     after, before = run.job.after.state_numel, job.model.geometry.state_numel
     small = scores.models[1]
-    percent = loss_of(scores, small, "text", "perplexity").loss
+    percent = metric_loss(scores, small, "text", "perplexity").loss
     loss = Interval(*(log1p(x / 100) for x in (percent.estimate, percent.low, percent.high)))
     name = shape_name(run.job.after)
-    return Contender(name, after / before, loss, recall_change(scores, small))
+    return Candidate(name, after / before, loss, recall_change(scores, small))

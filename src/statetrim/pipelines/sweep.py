@@ -9,9 +9,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..artifacts.losses import floor_of, headline, loss_of
+from ..artifacts.losses import headline_score, metric_loss, uninformative_flags
 from ..artifacts.scores import Score, Scores
-from ..artifacts.sweep import Measured, Point, Sweep
+from ..artifacts.sweep import Point, Sweep, SweepScore
 from ..errors import StatetrimError
 from ..progress import ShowProgress
 from ..reporting.report import report
@@ -156,17 +156,17 @@ def _point(job: Job, scores: Scores, number: int) -> Point:
     )
 
 
-def _measured(scores: Scores, score: Score) -> Measured:
+def _measured(scores: Scores, score: Score) -> SweepScore:
     """The value, with the interval of its difference to the original laid around the original's."""
     low = high = None
     if score.model != scores.baseline:
-        before = headline(scores, scores.baseline, score.task, score.metric).value
-        loss = loss_of(scores, score.model, score.task, score.metric).loss
+        before = headline_score(scores, scores.baseline, score.task, score.metric).value
+        loss = metric_loss(scores, score.model, score.task, score.metric).loss
         ends = [_after(before, score.unit, end) for end in (loss.low, loss.high)]
         low, high = min(ends), max(ends)
-    value = headline(scores, score.model, score.task, score.metric).value
-    floor, _ = floor_of(scores, score.task, score.metric)
-    return Measured(value, low, high, score.unit, score.higher_is_better, floor)
+    value = headline_score(scores, score.model, score.task, score.metric).value
+    floor, _ = uninformative_flags(scores, score.task, score.metric)
+    return SweepScore(value, low, high, score.unit, score.higher_is_better, floor)
 
 
 def _after(before: float, unit: str, loss: float) -> float:

@@ -9,7 +9,7 @@ import shlex
 from pathlib import Path
 from typing import Any, Unpack
 
-from ..artifacts.origin import seen_texts
+from ..artifacts.origin import read_seen_texts
 from ..errors import StatetrimError
 from ..progress import ShowProgress
 from ..reporting.report import report
@@ -120,7 +120,7 @@ def _evaluating(job: Job, out: Path) -> list[str]:
     options = job.options
     given: dict[str, Any] = {"--baseline": job.model.path, "--tasks": ",".join(options.tasks)}
     if "text" in options.tasks:
-        ends = [one.end for one in seen_texts(open_checkpoint(out, job.model.family))]
+        ends = [one.end for one in read_seen_texts(open_checkpoint(out, job.model.family))]
         given |= {"--text": options.text, "--skip": max(ends, default=0)}
     given |= {"--data": options.data, "--state-dtype": options.state_dtype}
     given |= {"--limit": options.limit, "-o": _new_scores(out)}

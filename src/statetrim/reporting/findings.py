@@ -9,7 +9,7 @@ from ..artifacts.analysis import Analysis
 from ..artifacts.decision import Decision
 from ..artifacts.header import kind_of
 from ..artifacts.plan import Plan
-from ..artifacts.scores import MOST_BYTES, Scores
+from ..artifacts.scores import MAX_BYTES, Scores
 from ..artifacts.sensitivity import Sensitivity
 from ..artifacts.sweep import Sweep
 from ..artifacts.timings import Timings
@@ -71,7 +71,7 @@ class Findings:
         if self.after is not None:
             return self.after.geometry
         if self.before is not None and self.plan is not None:
-            return self.plan.resized(self.before.geometry)
+            return self.plan.pruned_geometry(self.before.geometry)
         return self.analysis.geometry if self.analysis else None
 
     @property
@@ -101,7 +101,7 @@ class Findings:
         if self.after is None or not self.after.shards:
             return []
         mark = self.after.fingerprint
-        ran = [run for run in self.verifications if run.ran(mark)]
+        ran = [run for run in self.verifications if run.has_run(mark)]
         refused = [run for run in self.verifications if run.models[0] not in run.refusals]
         return [fault for run in ran or refused for fault in run.faults_of(mark)]
 
@@ -197,7 +197,7 @@ def _read_records(found: Findings, path: Path) -> None:
 
 
 def _read(found: Findings, path: Path) -> None:
-    kind = kind_of(read_object(path, MOST_BYTES)) or ""
+    kind = kind_of(read_object(path, MAX_BYTES)) or ""
     if kind in ARTIFACTS:
         _put(found, kind, ARTIFACTS[kind](path), path)
     elif kind == "verification":

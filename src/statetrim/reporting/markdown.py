@@ -2,50 +2,50 @@
 
 from collections.abc import Iterator, Sequence
 
-from ..artifacts.card.markdown import one_line, plain
+from ..artifacts.card.markdown import escape, one_line
 from .document import Block, Command, Document, Fact, Gallery, Missing, Opening, Picture, Text
 
 
 def markdown(document: Document) -> str:
-    lines = [f"# {plain(document.title)}", "", *_opening(document.opening)]
+    lines = [f"# {escape(document.title)}", "", *_opening(document.opening)]
     for section in document.shown:
-        lines += ["", f"## {plain(section.title)}"]
+        lines += ["", f"## {escape(section.title)}"]
         for block in section.blocks:
             lines += ["", *_block(block)]
     if document.absent:
         lines += ["", "## Not in this report"]
     for section in document.absent:
-        lines += ["", f"**{plain(section.title)}**"]
+        lines += ["", f"**{escape(section.title)}**"]
         for block in section.blocks:
             lines += ["", *_block(block)]
-    return "\n".join([*lines, "", plain(document.footer)]) + "\n"
+    return "\n".join([*lines, "", escape(document.footer)]) + "\n"
 
 
 def _opening(opening: Opening) -> Iterator[str]:
-    yield f"**{plain(opening.answer)}**: {plain(opening.reason)}."
+    yield f"**{escape(opening.answer)}**: {escape(opening.reason)}."
     for note in opening.notes:
-        yield from ("", f"> {plain(note)}.")
+        yield from ("", f"> {escape(note)}.")
     for fact in opening.facts:
         yield from ("", *_fact(fact))
 
 
 def _fact(fact: Fact) -> Iterator[str]:
-    yield f"- {plain(fact.name)}: {'; '.join(map(plain, fact.lines))}"
+    yield f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}"
     if fact.commands:
         yield from ("", *(f"      {one_line(line)}" for line in fact.commands))
 
 
 def _block(block: Block) -> list[str]:
     if isinstance(block, Text):
-        return [f"> {plain(block.text)}" if block.tone else plain(block.text)]
+        return [f"> {escape(block.text)}" if block.tone else escape(block.text)]
     if isinstance(block, Command):
         return _code(block.lines)
     if isinstance(block, Missing):
-        return [plain(block.text), *(["", *_code(block.lines)] if block.lines else [])]
+        return [escape(block.text), *(["", *_code(block.lines)] if block.lines else [])]
     if isinstance(block, Picture | Gallery):
-        return [f"*In report.html: {plain(block.caption)}*"]
+        return [f"*In report.html: {escape(block.caption)}*"]
     dashes = ["---:" if column == "number" else "---" for column in block.columns]
-    lines = [f"{plain(block.caption)}:", ""] if block.caption else []
+    lines = [f"{escape(block.caption)}:", ""] if block.caption else []
     lines += [_row(block.header), f"|{'|'.join(dashes)}|"]
     return lines + [_row(row) for row in block.rows]
 
@@ -55,4 +55,4 @@ def _code(lines: Sequence[str]) -> list[str]:
 
 
 def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(map(plain, cells))} |"
+    return f"| {' | '.join(map(escape, cells))} |"

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..artifacts.recommendation import Judged, Recommendation, recommend
-from ..artifacts.verdict import Outcome, Verdict, figure
+from ..artifacts.recommendation import JudgedCut, Recommendation, recommend
+from ..artifacts.verdict import Outcome, Verdict, metric_label
 from ..geometry import Geometry
 from ..maths.formatting import change, size
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
@@ -81,10 +81,10 @@ def _next(found: Findings, judged: Verdict) -> Iterator[Fact]:
 
 
 def _of_sweep(found: Findings, advice: Recommendation) -> Opening:
-    cut = advice.chosen or advice.nearest
+    cut = advice.chosen or advice.closest
     if cut is None:
         return Opening("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
-    facts = [Fact("Quality", [f"{figure(x)}: {x.sentence}" for x in cut.losses[:MOST_FACTS]])]
+    facts = [Fact("Quality", [f"{metric_label(x)}: {x.sentence}" for x in cut.losses[:MOST_FACTS]])]
     facts += _memory(found, _resized(found, cut))
     command = trim_command(found, cut.point.keep, cut.point.keep_values)
     if advice.chosen:
@@ -97,7 +97,7 @@ def _of_sweep(found: Findings, advice: Recommendation) -> Opening:
     return Opening("No shape recommended", TONES[Outcome.STOP], advice.reason, facts)
 
 
-def _resized(found: Findings, cut: Judged) -> Geometry | None:
+def _resized(found: Findings, cut: JudgedCut) -> Geometry | None:
     """The model's state in that shape; an untrusted sweep may say anything."""
     before, shape = found.geometry_before, (cut.point.keep, cut.point.keep_values)
     if before is None or not all(type(count) is int and count > 0 for count in shape):

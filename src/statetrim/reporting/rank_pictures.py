@@ -60,12 +60,14 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
     """Rank in use by token, mean over layers and heads, one line an analysis."""
     series = [
         Series(
-            f"{label} (largest rank {analysis.widest})",
+            f"{label} (largest rank {analysis.max_rank})",
             evenly(
                 [
                     Point(x, y)
                     for x, y in zip(
-                        analysis.positions.tolist(), analysis.curve.tolist(), strict=True
+                        analysis.positions.tolist(),
+                        analysis.utilization_by_position.tolist(),
+                        strict=True,
                     )
                 ],
                 MOST_CURVE_POINTS,
@@ -117,7 +119,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
         charts.heat_map(
             panel,
             list(map(str, analyses[label].layers)),
-            f"Rank in use, {label} (of {analyses[label].widest}), in %",
+            f"Rank in use, {label} (of {analyses[label].max_rank}), in %",
             top,
         )
         for label, panel in panels.items()
@@ -169,7 +171,7 @@ def _histogram(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawi
     series = []
     for label, analysis, style in _styled(analyses):
         counts = analysis.layers[layer].histogram[head].double()
-        share = counts / counts.sum().clamp(min=1) * analysis.widest
+        share = counts / counts.sum().clamp(min=1) * analysis.max_rank
         used = counts.nonzero().squeeze(1)
         if len(used):
             bins = range(max(0, int(used[0]) - 1), min(BINS, int(used[-1]) + 2))

@@ -1,7 +1,7 @@
 """Pictures of a sweep: what is lost against what a sequence costs, so that a knee shows."""
 
-from ..artifacts.sweep import Measured, Sweep
 from ..artifacts.sweep import Point as Tried
+from ..artifacts.sweep import Sweep, SweepScore
 from ..maths.formatting import percent
 from ..maths.units import MIB, is_number
 from ..tasks import TASKS
@@ -51,7 +51,7 @@ def axes_cut(sweep: Sweep, tried: Tried) -> str:
     return f"{tried.method}, {' and '.join(axes)}" if whole and axes else str(tried.method)
 
 
-def bounds(measured: Measured) -> tuple[float | None, float | None]:
+def bounds(measured: SweepScore) -> tuple[float | None, float | None]:
     """The interval, within what a share can be."""
     low, high = measured.low, measured.high
     if not is_number(low) or not is_number(high) or low is None or high is None:

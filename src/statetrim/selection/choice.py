@@ -98,7 +98,7 @@ def generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
 def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
     if not method.needs:
         return
-    have = statistics.parts if statistics else set()
+    have = statistics.sum_names if statistics else set()
     lacking = [part for part in method.needs if part not in have]
     if statistics is None or lacking:
         raise StatetrimError(

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from ..artifacts.mixture import mixed
+from ..artifacts.mixture import mix_statistics
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import Statistics
 from ..defaults import HEAD_METHOD, KEY_METHOD, VALUE_METHOD
@@ -75,7 +75,7 @@ def _mixture(
     statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
 ) -> Statistics | None:
     if statistics is not None:
-        return mixed(loaded(Statistics.load, statistics), shares)
+        return mix_statistics(loaded(Statistics.load, statistics), shares)
     if shares:
         raise StatetrimError("shares are of the sources of statistics; give statistics as well")
     return None
@@ -95,7 +95,7 @@ def choose(
     progress: OnProgress,
 ) -> Plan:
     """The same, for a state that is settled already, by the default shares of the sources."""
-    statistics = None if statistics is None else mixed(statistics)
+    statistics = None if statistics is None else mix_statistics(statistics)
     geometry, after = model.geometry, target.after
     if target.keep_heads is not None:
         heads = Choice(model, "head", head_method, {}, statistics)

@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ..artifacts.scores import Scores
-from ..artifacts.verdict import Verdict, cut_models, verdict
+from ..artifacts.verdict import Verdict, cut_models, judge_cut
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
@@ -77,7 +77,7 @@ def ship_verdict(
 ) -> Verdict:
     """The verdict on `name` of the scores, which is the checkpoint `model`."""
     served = serving_engines(model) if model is not None else None
-    return verdict(scores, name, served=served, doubts=doubts, faults=faults)
+    return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:

@@ -87,7 +87,7 @@ class Surgery:
     @property
     def record(self) -> dict[str, Any]:
         """What identifies the job: the same source and plan give the same record."""
-        kept = [self.plan.layer(layer) for layer in self.geometry.layers]
+        kept = [self.plan.kept_in_layer(layer) for layer in self.geometry.layers]
         lists: list[Any] = [
             {axis: table.tolist() for axis, table in sorted(k.items())} for k in kept
         ]
@@ -114,7 +114,7 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
         check_values(model)
     if plan.kept_heads is not None:
         check_heads(model)
-    after = plan.resized(model.geometry)
+    after = plan.pruned_geometry(model.geometry)
     if after.widths and not uneven:
         raise StatetrimError(
             "the plan leaves layers of different widths, which no stock code loads; say --uneven "
@@ -125,7 +125,7 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
     cuts = {
         name: Cut(masks)
         for name, owner in claims.items()
-        if (masks := plan.survivors(owner.layer, owner.claims, model.geometry))
+        if (masks := plan.kept_masks(owner.layer, owner.claims, model.geometry))
     }
     if plan.kept_values is not None:
         cuts |= _folded(model, cuts)

@@ -19,8 +19,8 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import refitted_card
 from ..artifacts.header import header
-from ..artifacts.mixture import mixed
-from ..artifacts.statistics import REFIT_PARTS, LayerStatistics, Statistics
+from ..artifacts.mixture import mix_statistics
+from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit, missed
 from ..progress import Advance, ShowProgress, counter, showing
@@ -64,7 +64,9 @@ def refit(
     `OUT/statetrim/refit.json`. `progress` counts the bytes written.
     """
     small = with_weights(opened(small))
-    read = None if statistics is None else mixed(loaded(Statistics.load, statistics), shares)
+    read = (
+        None if statistics is None else mix_statistics(loaded(Statistics.load, statistics), shares)
+    )
     sums = _checked(small, None if read is None else of_kept_heads(small, read))
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
@@ -149,7 +151,7 @@ def _write_shards(
 
 def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
     """Statistics are not to be trusted: of this very model, whole, finite, and of enough tokens."""
-    if statistics is None or not set(REFIT_PARTS) <= statistics.parts:
+    if statistics is None or not set(REFIT_SUM_NAMES) <= statistics.sum_names:
         raise StatetrimError(
             "a refit needs what the original's layers put out and this model's read out, on text; "
             "run: statetrim calibrate SMALL --original MODEL --text SOURCE -o FILE"

@@ -29,7 +29,9 @@ def plan_of(cut: Checkpoint) -> Plan | None:
 
 def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
     """What differs between the cut's config and the original's, resized by the plan."""
-    expected = resized_config(original.family, original.config, plan.resized(original.geometry))
+    expected = resized_config(
+        original.family, original.config, plan.pruned_geometry(original.geometry)
+    )
     for name, right, wrong in _differing(expected, cut.config):
         yield f"config field {name!r} is {str(wrong)[:40]}, and this cut needs {str(right)[:40]}"
 
@@ -83,7 +85,7 @@ def _expected(
         for claim in owner.claims:
             factors[claim.rows] = original.tensor(norms[owner.layer]).double()
         tensor = (tensor.double() * factors).to(tensor.dtype)
-    for dim, mask in plan.survivors(owner.layer, owner.claims, original.geometry).items():
+    for dim, mask in plan.kept_masks(owner.layer, owner.claims, original.geometry).items():
         tensor = tensor.index_select(dim, mask.nonzero().squeeze(1))
     return torch.ones_like(tensor) if role == "shared_norm" and norms else tensor
 

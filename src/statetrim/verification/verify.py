@@ -190,7 +190,7 @@ def _engine_faults(found: Verification, name: str, engine: str) -> Iterator[str]
                 f"places in {kind}, where {found.dtype} itself does at {100 * own:.1f} %"
             )
         if name != found.models[0]:
-            moved = found.change(name, kind)
+            moved = found.agreement_change(name, kind)
         if moved is not None and moved.high < 0 and moved.estimate < -WORSE:
             yield (
                 f"{engine} agrees with transformers less than on the original in {kind}: "

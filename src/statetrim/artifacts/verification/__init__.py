@@ -11,10 +11,10 @@ from ...maths.paired import Interval, Pairs, difference_interval, unseen
 from ...maths.units import MIB
 from ...storage.json_file import read_object, write_object
 from ..header import check_header, header
-from .agreement import Agreement, Kind, sound
+from .agreement import Agreement, Kind, is_valid
 
-MOST_BYTES = 16 * MIB
-LEVEL = 0.95
+MAX_BYTES = 16 * MIB
+CONFIDENCE_LEVEL = 0.95
 
 
 @dataclass(frozen=True)
@@ -37,39 +37,47 @@ class Verification:
 
     @property
     def kinds(self) -> list[Kind]:
-        return list(dict.fromkeys(found.kind for found in self.agreements))
+        return list(dict.fromkeys(agreement.kind for agreement in self.agreements))
 
     def find(self, model: str, kind: Kind) -> Agreement | None:
         wanted = (model, kind)
         return next((a for a in self.agreements if (a.model, a.kind) == wanted), None)
 
-    def change(self, model: str, kind: Kind) -> Interval | None:
+    def agreement_change(self, model: str, kind: Kind) -> Interval | None:
         """How much more often a cut agrees than the original, in points; paired by sequence."""
-        before, after = (self.find(which, kind) for which in (self.models[0], model))
+        before, after = (self.find(name, kind) for name in (self.models[0], model))
         if before is None or after is None:
             return None
         shares = [
-            torch.tensor(found.agreed, dtype=torch.float64) / torch.tensor(found.places)
-            for found in (before, after)
+            torch.tensor(agreement.agreed, dtype=torch.float64) / torch.tensor(agreement.places)
+            for agreement in (before, after)
         ]
-        moved = difference_interval([Pairs(*shares)], level=LEVEL)
+        change = difference_interval([Pairs(*shares)], level=CONFIDENCE_LEVEL)
         if bool((shares[0] == shares[1]).all()):
-            bound = unseen(sum(after.places), LEVEL)  # nothing to resample, which proves little
-            moved = Interval(0.0, -bound, bound)
-        return Interval(100 * moved.estimate, 100 * moved.low, 100 * moved.high)
+            bound = unseen(
+                sum(after.places), CONFIDENCE_LEVEL
+            )  # nothing to resample, which proves little
+            change = Interval(0.0, -bound, bound)
+        return Interval(100 * change.estimate, 100 * change.low, 100 * change.high)
 
     def faults_of(self, fingerprint: str) -> list[str]:
         """The faults of the model whose weights these are; none where it is not among them."""
-        return [x for name in self._named(fingerprint) for x in self.faults.get(name, [])]
+        return [
+            x
+            for name in self._models_with_fingerprint(fingerprint)
+            for x in self.faults.get(name, [])
+        ]
 
-    def ran(self, fingerprint: str) -> bool:
+    def has_run(self, fingerprint: str) -> bool:
         """Whether the engine answered for the model whose weights these are."""
-        names = self._named(fingerprint)
-        return any(found.model in names for found in self.agreements)
+        names = self._models_with_fingerprint(fingerprint)
+        return any(agreement.model in names for agreement in self.agreements)
 
-    def _named(self, fingerprint: str) -> list[str]:
-        marks = zip(self.lineage.get("models") or [], self.models, strict=False)
-        return [name for mark, name in marks if mark == fingerprint]
+    def _models_with_fingerprint(self, fingerprint: str) -> list[str]:
+        fingerprints = zip(self.lineage.get("models") or [], self.models, strict=False)
+        return [
+            name for model_fingerprint, name in fingerprints if model_fingerprint == fingerprint
+        ]
 
     def as_json(self) -> dict[str, Any]:
         return {**asdict(self), **header("verification"), "engine_version": self.version}
@@ -79,33 +87,40 @@ class Verification:
 
     @classmethod
     def load(cls, path: str | Path) -> "Verification":
-        stored = read_object(Path(path), MOST_BYTES)
+        stored = read_object(Path(path), MAX_BYTES)
         check_header(stored, "verification", path)
         del stored["format"]
         try:
-            agreements = [Agreement(**found) for found in stored.pop("agreements")]
+            agreements = [Agreement(**verification) for verification in stored.pop("agreements")]
             stored["version"] = stored.pop("engine_version")
-            found = cls(**stored, agreements=agreements)
+            verification = cls(**stored, agreements=agreements)
         except (KeyError, TypeError):
             raise StatetrimError(f"{path} is not what statetrim verify writes") from None
-        if not _sound(found):
+        if not _is_valid(verification):
             raise StatetrimError(f"{path} is not what statetrim verify writes")
-        return found
+        return verification
 
 
-def _sound(found: Verification) -> bool:
+def _is_valid(verification: Verification) -> bool:
     """Whether the fields of an untrusted file have the types they claim."""
-    texts = (found.engine, found.version, found.dtype)
-    said = (found.faults, found.notes)
-    if not all(isinstance(some, dict) for some in (*said, found.refusals, found.lineage)):
+    texts = (verification.engine, verification.version, verification.dtype)
+    sentences = (verification.faults, verification.notes)
+    if not all(
+        isinstance(mapping, dict)
+        for mapping in (*sentences, verification.refusals, verification.lineage)
+    ):
         return False
-    if not isinstance(found.lineage.get("models", []), list):
+    if not isinstance(verification.lineage.get("models", []), list):
         return False
-    lists = [found.models, [*found.refusals.values()], *(x for s in said for x in s.values())]
+    lists = [
+        verification.models,
+        [*verification.refusals.values()],
+        *(x for s in sentences for x in s.values()),
+    ]
     return (
         all(isinstance(text, str) for text in texts)
-        and all(isinstance(several, list) for several in lists)
-        and len(found.models) > 1
-        and all(isinstance(text, str) for several in lists for text in several)
-        and all(map(sound, found.agreements))
+        and all(isinstance(texts_of_field, list) for texts_of_field in lists)
+        and len(verification.models) > 1
+        and all(isinstance(text, str) for texts_of_field in lists for text in texts_of_field)
+        and all(map(is_valid, verification.agreements))
     )

@@ -31,16 +31,25 @@ class Agreement:
         return sum(counts) / sum(self.places)
 
 
-def sound(found: Agreement) -> bool:
+def is_valid(agreement: Agreement) -> bool:
     """Whether the fields of an untrusted file have the types they claim."""
-    counts = (found.places, found.agreed, found.agreed_float32, found.own)
-    numbers = (found.largest_gap, found.largest_difference or 0.0, found.different_tokens)
+    counts = (agreement.places, agreement.agreed, agreement.agreed_float32, agreement.own)
+    numbers = (
+        agreement.largest_gap,
+        agreement.largest_difference or 0.0,
+        agreement.different_tokens,
+    )
     return (
-        isinstance(found.model, str)
-        and found.kind in get_args(Kind)
-        and all(isinstance(many, list) and len(many) == len(found.places) for many in counts)
-        and bool(found.places)
-        and all(type(count) is int and count >= 0 for many in counts for count in many)
-        and min(found.places) > 0
+        isinstance(agreement.model, str)
+        and agreement.kind in get_args(Kind)
+        and all(
+            isinstance(field_counts, list) and len(field_counts) == len(agreement.places)
+            for field_counts in counts
+        )
+        and bool(agreement.places)
+        and all(
+            type(count) is int and count >= 0 for field_counts in counts for count in field_counts
+        )
+        and min(agreement.places) > 0
         and all(type(number) in (int, float) for number in numbers)
     )

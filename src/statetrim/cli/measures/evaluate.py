@@ -101,7 +101,7 @@ def evaluate(
     as_json: Json = False,
 ) -> None:
     """Score models and their original on the same samples, and report what was lost."""
-    from ...artifacts.gate import broken
+    from ...artifacts.gate import find_violation
     from ...console.measures.evaluate import show_scores
     from ...console.progress import shown
     from ...evaluation.evaluate import evaluate as run
@@ -138,7 +138,7 @@ def evaluate(
     judged = ship_verdicts(scores, models)
     show_scores(scores, judged, str(output), as_json=as_json)
     for rule in fail_if or []:
-        sentence = broken(rule, scores, judged)
+        sentence = find_violation(rule, scores, judged)
         if sentence:
             complain(sentence)
             sys.exit(1)

@@ -33,10 +33,10 @@ def show_analysis(
     for row in rows:
         table.add_row(*row)
     terminal.show(table)
-    data, was = analysis.lineage["data"], f", before {baseline.widest}" if baseline else ""
+    data, was = analysis.lineage["data"], f", before {baseline.max_rank}" if baseline else ""
     stored = analysis.lineage.get("state_dtype")
     for line in (
-        f"used: effective rank of a state, of the largest possible rank ({analysis.widest}{was});",
+        f"used: effective rank of a state, of the largest possible rank ({analysis.max_rank}{was});",
         f"  mean over {data['count']} x {data['length']} tokens without the first "
         f"{analysis.burn_in}; heads: one bar each",
         *([f"states are stored in {stored}, as an engine would"] if stored else []),

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from ...artifacts.losses import averaged, losses, mean_recall
+from ...artifacts.losses import averaged_settings_text, mean_recall_text, task_losses
 from ...artifacts.scores import Scores
 from ...artifacts.verdict import Verdict
 from .. import terminal
@@ -10,7 +10,7 @@ from .. import terminal
 
 def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_json: bool) -> None:
     """Every score, what was lost, and the verdict on each cut."""
-    found = [x for model in scores.models[1:] for x in losses(scores, model)]
+    found = [x for model in scores.models[1:] for x in task_losses(scores, model)]
     if as_json:
         told = [
             {
@@ -33,11 +33,11 @@ def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_jso
         p = "" if x.p is None else f" (McNemar p = {x.p:.3g})"
         terminal.say(f"{x.task}, {x.metric}, {x.model}: {x.sentence}{p}")
     for model in scores.models[1:]:
-        if said := mean_recall(scores, model):
+        if said := mean_recall_text(scores, model):
             terminal.say(f"mean recall, {model}: {said}")
     for task in scores.tasks:
         for metric in scores.metrics(task):
-            if said := averaged(scores, task, metric):
+            if said := averaged_settings_text(scores, task, metric):
                 terminal.say(f"{task}, {metric}: {said}")
     terminal.say(f"intervals of 95%, paired by sample; written to {where}")
     for one in judged:

@@ -36,7 +36,7 @@ def show_sensitivity(
         table.add_row(str(layer), *(_cell(found, cut) for cut in cuts))
     terminal.show(table)
     terminal.say(found.sentence)
-    loads = ", ".join(map(str, found.loads)) or "none"
+    loads = ", ".join(map(str, found.recalled_pair_counts)) or "none"
     terminal.say(f"NLL in nats per token; recall in points, mean over {loads} pairs")
     for share in SHARES:
         _say_widths(found, share)

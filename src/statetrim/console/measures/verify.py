@@ -49,7 +49,7 @@ def _table(found: Verification) -> Table:
 
 
 def _change(found: Verification, one: Agreement) -> str:
-    moved = found.change(one.model, one.kind) if one.model != found.models[0] else None
+    moved = found.agreement_change(one.model, one.kind) if one.model != found.models[0] else None
     if moved is None:
         return ""
     lost = -moved

@@ -23,7 +23,7 @@ def show_statistics(
                 "statistics": where,
                 "tokens": tokens,
                 "generated": made,
-                "parts": sorted(statistics.parts),
+                "parts": sorted(statistics.sum_names),
                 "output_energy": energy,
             }
         )
@@ -33,7 +33,7 @@ def show_statistics(
     for name, count in made.items():
         table.add_row(f"tokens of {name}", f"{count:,}")
     table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
-    table.add_row("sums", ", ".join(sorted(statistics.parts)))
+    table.add_row("sums", ", ".join(sorted(statistics.sum_names)))
     table.add_row("written to", where)
     terminal.show(table)
     if energy and min(energy) < NORM_EPS:

@@ -29,15 +29,19 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
     if plan.method != "none":
         table.add_row("method", _with_options(plan.method, plan.options))
         table.add_row("asked to keep", plan.requested)
-        table.add_row("keeps per key head", f"{plan.keys} of {before.head_k_dim} channels")
+        table.add_row(
+            "keeps per key head", f"{plan.key_width_range} of {before.head_k_dim} channels"
+        )
         table.add_row("layers x key heads", f"{layers} x {before.num_k_heads}")
     if plan.value_method is not None:
         table.add_row("method for values", _with_options(plan.value_method, plan.value_options))
         table.add_row("asked to keep", str(plan.requested_values))
-        table.add_row("keeps per value head", f"{plan.values} of {before.head_v_dim} channels")
+        table.add_row(
+            "keeps per value head", f"{plan.value_width_range} of {before.head_v_dim} channels"
+        )
         table.add_row("layers x value heads", f"{layers} x {before.heads('value')}")
     if plan.kept_heads is not None:
-        after = plan.resized(before)
+        after = plan.pruned_geometry(before)
         table.add_row("method for heads", str(plan.head_method))
         table.add_row("asked to keep", str(plan.requested_heads))
         table.add_row("keeps", f"{after.num_v_heads} of {before.num_v_heads} value heads")
@@ -47,13 +51,13 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
     table.add_row("written to", where)
     terminal.show(table)
     if plan.kept_heads is not None:
-        terminal.note(shared_by(before, plan.resized(before)))
+        terminal.note(shared_by(before, plan.pruned_geometry(before)))
 
 
 def _heads(plan: Plan, before: Geometry) -> dict[str, Any]:
     if plan.kept_heads is None:
         return {}
-    after = plan.resized(before)
+    after = plan.pruned_geometry(before)
     return {
         "head_method": plan.head_method,
         "keep_heads": plan.keep_heads,

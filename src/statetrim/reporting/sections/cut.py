@@ -38,13 +38,13 @@ def blocks(found: Findings) -> Iterator[Block]:
         ("its options", options),
         ("seed", str(plan.seed)),
         ("asked to keep", plan.requested),
-        ("key/query channels kept per head", plan.keys),
+        ("key/query channels kept per head", plan.key_width_range),
     ]
-    if plan.values is not None:
+    if plan.value_width_range is not None:
         chosen = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
         rows += [
             ("method for values", f"{plan.value_method}{f' ({chosen})' if chosen else ''}"),
-            ("value channels kept per head", plan.values),
+            ("value channels kept per head", plan.value_width_range),
         ]
     rows.append(("linear-attention layers", str(len(plan.kept))))
     yield Table(("", "the plan"), rows)

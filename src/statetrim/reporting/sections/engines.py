@@ -99,7 +99,7 @@ def _verified(found: Findings) -> Iterator[Block]:
 
 
 def _loss(run: Verification, model: str, kind: Kind) -> str:
-    moved = run.change(model, kind) if model != run.models[0] else None
+    moved = run.agreement_change(model, kind) if model != run.models[0] else None
     if moved is None:
         return ""
     lost = -moved

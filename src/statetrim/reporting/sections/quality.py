@@ -3,9 +3,15 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ...artifacts.losses import Loss, averaged, headline, losses, mean_recall
+from ...artifacts.losses import (
+    Loss,
+    averaged_settings_text,
+    headline_score,
+    mean_recall_text,
+    task_losses,
+)
 from ...artifacts.scores import Scores
-from ...artifacts.verdict import controls, limit_of, standing
+from ...artifacts.verdict import compare_with_limit, random_controls, ship_limit
 from ...errors import StatetrimError
 from ...maths.formatting import score_text
 from ...maths.units import is_number
@@ -50,7 +56,7 @@ def blocks(found: Findings) -> Iterator[Block]:
 
 def _measured(scores: Scores, own: str | None) -> Iterator[Block]:
     try:
-        judged = [x for model in scores.models[1:] for x in losses(scores, model)]
+        judged = [x for model in scores.models[1:] for x in task_losses(scores, model)]
     except StatetrimError as error:
         yield Text(f"These scores cannot be compared: {error}.", "note")
         return
@@ -58,7 +64,7 @@ def _measured(scores: Scores, own: str | None) -> Iterator[Block]:
     who += [f"this checkpoint is {own}"] if own else []
     if own and own != PRUNED and PRUNED in scores.models:
         who.append(f"{PRUNED} is the same cut before it was refitted or trained")
-    who += [f"{name} is a random cut" for name in controls(scores)]
+    who += [f"{name} is a random cut" for name in random_controls(scores)]
     yield Text(
         f"{', '.join(who)}. Losses are against the original, in percentage points, percent of "
         f"perplexity or nats; a positive figure is a loss, a negative one a gain. Intervals are of "
@@ -77,7 +83,7 @@ def _measured(scores: Scores, own: str | None) -> Iterator[Block]:
         rows = [
             (_case(scores, x), x.loss.estimate, x.loss.low, x.loss.high)
             for x in judged
-            if x.unit == unit and not x.floor
+            if x.unit == unit and not x.uninformative
         ]
         chart = interval_chart(rows, f"Loss by task with 95% intervals: {words}", words)
         if chart:
@@ -87,7 +93,7 @@ def _measured(scores: Scores, own: str | None) -> Iterator[Block]:
                 f"a bar that touches the dashed zero line is no proven loss. Left is better.",
             )
     for model in scores.models[1:]:
-        if said := mean_recall(scores, model):
+        if said := mean_recall_text(scores, model):
             yield Text(f"Mean recall of {model}: {said}.")
     yield from _others(scores, judged)
     yield Text(
@@ -124,7 +130,7 @@ def _checked(record: Mapping[str, Any]) -> Iterator[Block]:
 
 def _main_rows(scores: Scores, judged: list[Loss]) -> Iterator[tuple[str, ...]]:
     for x in sorted(judged, key=lambda x: x.task):
-        limit, mean = limit_of(x), averaged(scores, x.task, x.metric)
+        limit, mean = ship_limit(x), averaged_settings_text(scores, x.task, x.metric)
         yield (
             f"{x.task}, {x.metric}{f' ({mean})' if mean else ''}",
             x.model,
@@ -132,12 +138,14 @@ def _main_rows(scores: Scores, judged: list[Loss]) -> Iterator[tuple[str, ...]]:
             score_text(x.before, x.unit),
             score_text(x.after, x.unit),
             x.sentence,
-            "" if limit is None or x.floor else f"{standing(x.loss, limit)} ({limit:g})",
+            ""
+            if limit is None or x.uninformative
+            else f"{compare_with_limit(x.loss, limit)} ({limit:g})",
         )
 
 
 def _cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
-    found = [headline(scores, model, task, metric) for model in scores.models]
+    found = [headline_score(scores, model, task, metric) for model in scores.models]
     return (
         task,
         metric,

@@ -28,7 +28,7 @@ def blocks(found: Findings) -> Iterator[Block]:
     looked: dict[str, Analysis] = {**parts, "after" if parts else "this model": analysis}
     means = {name: float(part.mean_utilization.nanmean()) for name, part in looked.items()}
     shares = ", ".join(
-        f"{name} {100 * mean:.1f}% of {looked[name].widest}" for name, mean in means.items()
+        f"{name} {100 * mean:.1f}% of {looked[name].max_rank}" for name, mean in means.items()
     )
     yield Text(
         f"A state of d keys could have rank d; its effective rank says how many directions it "

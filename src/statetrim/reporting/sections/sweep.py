@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from ...artifacts.recommendation import Judged, Recommendation, recommend
+from ...artifacts.recommendation import JudgedCut, Recommendation, recommend
 from ...artifacts.sweep import Sweep
-from ...artifacts.verdict import figure
+from ...artifacts.verdict import metric_label
 from ...maths.formatting import change, size
 from ...maths.units import is_number
 from ...serving.engines import Shape, verdicts
@@ -66,9 +66,9 @@ def _shapes(found: Findings, sweep: Sweep, advice: Recommendation) -> Iterator[B
                 f"{cut.point.keep} x {cut.point.keep_values}",
                 size(int(cut.point.state_bytes)),
                 change(original.state_bytes, cut.point.state_bytes),
-                "yes" if cut.frontier else "",
-                f"{figure(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
-                "recommended" if cut is chosen else str(cut.standing),
+                "yes" if cut.on_frontier else "",
+                f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
+                "recommended" if cut is chosen else str(cut.limit_status),
                 *([_served(found, cut)] if known else []),
                 found.sweep_plans.get(cut.shape, ""),
             )
@@ -85,7 +85,7 @@ def _shapes(found: Findings, sweep: Sweep, advice: Recommendation) -> Iterator[B
         yield Command(lines)
 
 
-def _served(found: Findings, cut: Judged) -> str:
+def _served(found: Findings, cut: JudgedCut) -> str:
     """The engines that take the shape; the model's type decides."""
     assert found.before is not None
     try:
