@@ -90,7 +90,7 @@ def profile(paths: list[Path], batch: int, length: int, tokens: int = 96) -> Non
         for path in paths:
             runner = benchmarking._Runner(path.name, load_live(path))
             ids = runner.live.random_ids(batch, length)
-            work = benchmarking._mixer_decode(runner, ids)
+            work = benchmarking._mixer_decode_work(runner, ids)
             for _ in range(32):
                 work()
             with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as trace:

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import statetrim as st
 from statetrim.artifacts.timings import Timing
-from statetrim.benchmarking.stopwatch import Laps
+from statetrim.benchmarking.stopwatch import RoundTimes
 
 SECONDS = {"original": [1.0, 2.0, 4.0, 1.6, 2.0], "cut": [0.9, 2.6, 3.0, 1.5, 2.2]}
 """A noisy machine: the cut is faster in three rounds of five, and its median is slower."""
 
 
 def timings(seconds: dict[str, list[float]]) -> st.Timings:
-    laps, records = Laps(seconds), list[Timing]()
+    laps, records = RoundTimes(seconds), list[Timing]()
     for name in seconds:
         (value, spread), (ratio, within) = laps.rate(name, 400), laps.speedup(name)
         first = not records

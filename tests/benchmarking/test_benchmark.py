@@ -17,10 +17,10 @@ from typer.testing import CliRunner
 import statetrim as st
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
-from statetrim.benchmarking.peak_memory import peak_of
-from statetrim.benchmarking.served import benchmark_served
-from statetrim.benchmarking.stopwatch import Laps, laps
-from statetrim.benchmarking.vllm_server import Load
+from statetrim.benchmarking.peak_memory import measure_peak_memory
+from statetrim.benchmarking.served import benchmark_vllm
+from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
+from statetrim.benchmarking.vllm_server import ServerLoad
 from statetrim.cli import app
 from statetrim.portable.deferred import DeferredState
 from statetrim.serving import capacity as concurrency
@@ -85,15 +85,15 @@ def test_every_kind_of_mixer_can_be_timed(
 
 
 def test_taking_turns_gives_the_ratio_of_each_round() -> None:
-    found = Laps({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
+    found = RoundTimes({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
     assert found.speedup("fast")[0] == 2.0
     assert found.rate("slow", 8.0) == (2.0, (1.1, 3.0))
     order: list[str] = []
-    watched = laps(
+    watched = time_in_turns(
         {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"},
         rounds=2,
         device=CPU,
-        least_seconds=0.0,
+        min_seconds=0.0,
         warm_up=0,
     )
     assert order == ["a", "b", "a", "b", "b", "a"]  # once to see how long it takes, then in turns
@@ -110,11 +110,11 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
     monkeypatch.setattr(
         stopwatch, "_seconds", lambda work, repeats, device: made.append(repeats) or 0.01
     )
-    laps(
+    time_in_turns(
         {"a": lambda: None},
         rounds=2,
         device=CPU,
-        least_seconds=asked,
+        min_seconds=asked,
         warm_up=0,
         cycle=DECODE_CYCLE,
     )
@@ -131,7 +131,7 @@ def test_peak_memory_is_that_of_the_work() -> None:
     blocks = work()
     above = [torch.ones(2**18) for _ in range(4)]  # the heap cannot shrink below these
     del blocks
-    peak = peak_of(work, CPU)
+    peak = measure_peak_memory(work, CPU)
     assert peak is None or 0.9 * 2**27 < peak < 1.5 * 2**27
     assert len(above) == 4
 
@@ -237,8 +237,8 @@ def gone(pids: Path) -> bool:
 
 def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
     python, pids = stand_in(tmp_path)
-    load = Load(requests=6, length=32, generated=4, seconds=60)
-    timings = benchmark_served([pair[1]], baseline=pair[0], python=python, loads=[load])
+    load = ServerLoad(requests=6, length=32, generated=4, seconds=60)
+    timings = benchmark_vllm([pair[1]], baseline=pair[0], python=python, loads=[load])
     held = [timings.find(name, "concurrent sequences") for name in timings.models]
     assert [record.value for record in held] == [2, 4]
     assert held[1].ratio == 2.0 and held[0].ratio is None
@@ -285,7 +285,9 @@ def test_a_server_that_does_not_start_is_told_in_a_sentence(
 
 def test_a_python_that_is_none_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
     with pytest.raises(st.StatetrimError, match="nowhere cannot be started"):
-        benchmark_served([pair[1]], baseline=pair[0], python=tmp_path / "nowhere", loads=[Load()])
+        benchmark_vllm(
+            [pair[1]], baseline=pair[0], python=tmp_path / "nowhere", loads=[ServerLoad()]
+        )
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])

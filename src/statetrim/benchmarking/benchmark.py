@@ -27,14 +27,14 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened
 from ..storage.output import saved
 from ..version import __version__
-from .peak_memory import peak_of
-from .served import benchmark_served
-from .stopwatch import Laps, Work, clock_name, laps
-from .vllm_server import Load
+from .peak_memory import measure_peak_memory
+from .served import benchmark_vllm
+from .stopwatch import RoundTimes, Work, clock_name, time_in_turns
+from .vllm_server import ServerLoad
 
-MOST_BATCH = 4096
-MOST_LENGTH = 2**20
-MOST_ROUNDS = 1000
+MAX_BATCH = 4096
+MAX_LENGTH = 2**20
+MAX_ROUNDS = 1000
 PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
 SERVED_LENGTH = 1024
@@ -49,7 +49,7 @@ class _Runner:
     name: str
     live: LiveModel
 
-    def forward(self, ids: Tensor, cache: Any = None) -> Any:
+    def compute_cache(self, ids: Tensor, cache: Any = None) -> Any:
         """The cache after `ids`; logits of the last token only, as in serving."""
         return self.live.step(ids, cache)[1]
 
@@ -87,9 +87,9 @@ def benchmark(
     if not 0 < memory_gib <= 2**20:
         raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
     checkpoints = [opened(baseline), *all_opened(models)]
-    said = None if dtype is None else str(placement.torch_dtype).removeprefix("torch.")
-    settings = [batches, lengths, rounds, said, engine, requests, memory_gib, prefix_caching]
-    settings += [str(where) for where in (device, device_map) if where is not None]
+    dtype_name = None if dtype is None else str(placement.torch_dtype).removeprefix("torch.")
+    settings = [batches, lengths, rounds, dtype_name, engine, requests, memory_gib, prefix_caching]
+    settings += [str(location) for location in (device, device_map) if location is not None]
     record = {
         "format": "statetrim benchmark",
         "statetrim": __version__,
@@ -97,12 +97,14 @@ def benchmark(
         "settings": str(settings),
     }
 
-    def timed(directory: Path | None) -> Timings:
+    def run_benchmark(directory: Path | None) -> Timings:
         if engine is None:
             with showing(progress, "loading") as report:
-                return _in_turns(checkpoints, batches, lengths, rounds, placement, report)
+                return _benchmark_in_process(
+                    checkpoints, batches, lengths, rounds, placement, report
+                )
         loads = [
-            Load(
+            ServerLoad(
                 requests=requests,
                 length=token_count(length),
                 memory=int(memory_gib * GIB),
@@ -114,14 +116,14 @@ def benchmark(
         python = engine_python or sys.executable
         before, *after = checkpoints
         with showing(progress, "loading") as report:
-            return benchmark_served(
+            return benchmark_vllm(
                 after, baseline=before, python=python, loads=loads, progress=report
             )
 
-    return saved(out, record, timed, Timings.load)
+    return saved(out, record, run_benchmark, Timings.load)
 
 
-def _in_turns(
+def _benchmark_in_process(
     checkpoints: Sequence[Checkpoint],
     batches: Sequence[int] | None,
     lengths: Sequence[int | str] | None,
@@ -131,10 +133,12 @@ def _in_turns(
 ) -> Timings:
     """In this process, every model once a round."""
     on_gpu = placement.home.type == "cuda"
-    batches = _checked(batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MOST_BATCH, "batch")
-    asked = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
-    lengths = _checked([*asked], MOST_LENGTH, "length")
-    _checked([rounds], MOST_ROUNDS, "number of rounds")
+    batches = _check_range(
+        batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MAX_BATCH, "batch"
+    )
+    token_counts = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
+    lengths = _check_range([*token_counts], MAX_LENGTH, "length")
+    _check_range([rounds], MAX_ROUNDS, "number of rounds")
     runners = [
         _Runner(checkpoint.name, load_live(checkpoint, placement)) for checkpoint in checkpoints
     ]
@@ -146,63 +150,69 @@ def _in_turns(
         for done, (batch, length) in enumerate(settings):
             label = f"batch {batch}, {length} tokens"
             progress(Progress(done, len(settings), "settings", label))
-            records += _sizes(runners, batch, length) if not done else []
-            records += _times(runners, batch, length, rounds)
-            records += _peaks(runners, batch, length)
+            records += _size_timings(runners, batch, length) if not done else []
+            records += _speed_timings(runners, batch, length, rounds)
+            records += _peak_memory_timings(runners, batch, length)
     progress(Progress(len(settings), len(settings), "settings", "done"))
     names = [runner.name for runner in runners]
     return Timings(names, records, _lineage(runners, batches, lengths, rounds))
 
 
-def _times(runners: list[_Runner], batch: int, length: int, rounds: int) -> Iterator[Timing]:
+def _speed_timings(
+    runners: list[_Runner], batch: int, length: int, rounds: int
+) -> Iterator[Timing]:
     """Whole model and single mixer; prefill of `length` tokens, and decoding after them."""
     prompts = {runner.name: runner.live.random_ids(batch, length) for runner in runners}
-    works: dict[str, dict[str, Work]] = {
-        "prefill": {r.name: _prefill(r, prompts[r.name]) for r in runners},
-        "decode": {r.name: _decode(r, prompts[r.name]) for r in runners},
-        "mixer prefill": {r.name: _mixer_prefill(r, prompts[r.name]) for r in runners},
-        "mixer decode": {r.name: _mixer_decode(r, prompts[r.name]) for r in runners},
+    work_by_metric: dict[str, dict[str, Work]] = {
+        "prefill": {r.name: _prefill_work(r, prompts[r.name]) for r in runners},
+        "decode": {r.name: _decode_work(r, prompts[r.name]) for r in runners},
+        "mixer prefill": {r.name: _mixer_prefill_work(r, prompts[r.name]) for r in runners},
+        "mixer decode": {r.name: _mixer_decode_work(r, prompts[r.name]) for r in runners},
     }
-    for metric, competitors in works.items():
+    for metric, competitors in work_by_metric.items():
         tokens = batch * (length if "prefill" in metric else 1)
         cycle = 1 if "prefill" in metric else DECODE_CYCLE
-        found = laps(competitors, rounds=rounds, device=runners[0].live.device, cycle=cycle)
-        yield from _records(found, metric, batch, length, tokens)
+        times = time_in_turns(
+            competitors, rounds=rounds, device=runners[0].live.device, cycle=cycle
+        )
+        yield from _timings_of_rounds(times, metric, batch, length, tokens)
 
 
-def _records(found: Laps, metric: str, batch: int, length: int, tokens: int) -> Iterator[Timing]:
-    first = next(iter(found.seconds))
-    for name in found.seconds:
-        value, spread = found.rate(name, tokens)
-        record = Timing(name, metric, batch, length, value, "tokens/s", spread)
-        if name != first:
-            ratio, ratio_spread = found.speedup(name)
-            record = replace(record, ratio=ratio, ratio_spread=ratio_spread)
+def _timings_of_rounds(
+    times: RoundTimes, metric: str, batch: int, length: int, tokens: int
+) -> Iterator[Timing]:
+    baseline = next(iter(times.seconds))
+    for name in times.seconds:
+        value, quartiles = times.rate(name, tokens)
+        record = Timing(name, metric, batch, length, value, "tokens/s", quartiles)
+        if name != baseline:
+            ratio, ratio_quartiles = times.speedup(name)
+            record = replace(record, ratio=ratio, ratio_spread=ratio_quartiles)
         yield record
 
 
-def _prefill(runner: _Runner, ids: Tensor) -> Work:
-    return lambda: runner.forward(ids)
+def _prefill_work(runner: _Runner, ids: Tensor) -> Work:
+    return lambda: runner.compute_cache(ids)
 
 
-def _decode(runner: _Runner, ids: Tensor) -> Work:
+def _decode_work(runner: _Runner, ids: Tensor) -> Work:
     """One token for every sequence; the cache grows by it, on both sides alike."""
-    cache = runner.forward(ids)
+    cache = runner.compute_cache(ids)
     token = ids[:, -1:]
-    return lambda: runner.forward(token, cache)
+    return lambda: runner.compute_cache(token, cache)
 
 
-def _mixer_prefill(runner: _Runner, ids: Tensor) -> Work:
-    call = _mixer_call(runner, lambda: runner.forward(ids))
+def _mixer_prefill_work(runner: _Runner, ids: Tensor) -> Work:
+    call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids))
     # A cache that the call would fill is left out: storing it is not the mixer's work.
-    free = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
-    module, call = runner.live.mixers[call.layer], replace(call, kwargs=free)
+    kwargs = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
+    module, call = runner.live.mixers[call.layer], replace(call, kwargs=kwargs)
     return lambda: call.repeat(module)
 
 
-def _mixer_decode(runner: _Runner, ids: Tensor) -> Work:
-    cache = runner.forward(ids)
-    call = _mixer_call(runner, lambda: runner.forward(ids[:, -1:], cache))
+def _mixer_decode_work(runner: _Runner, ids: Tensor) -> Work:
+    cache = runner.compute_cache(ids)
+    call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids[:, -1:], cache))
     module = runner.live.mixers[call.layer]
     return lambda: call.repeat(module)
 
@@ -211,7 +221,7 @@ def _is_cache(value: object) -> bool:
     return hasattr(value, "layers") and not isinstance(value, nn.Module)
 
 
-def _mixer_call(runner: _Runner, run: Work) -> MixerCall:
+def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
     """How the model calls the mixer of its last linear layer."""
     layer = runner.live.checkpoint.geometry.layers[-1]
     calls: list[MixerCall] = []
@@ -220,16 +230,16 @@ def _mixer_call(runner: _Runner, run: Work) -> MixerCall:
     return calls[-1]
 
 
-def _sizes(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
+def _size_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
     """What a sequence holds, counted on the live cache object; and how much a mixer computes."""
     from torch.utils.flop_counter import FlopCounterMode
 
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
-        held = _cache_bytes(runner.forward(ids))
-        for metric, total in held.items():
+        nbytes_by_metric = _cache_bytes(runner.compute_cache(ids))
+        for metric, total in nbytes_by_metric.items():
             yield Timing(runner.name, metric, batch, length, total / batch, "bytes/sequence")
-        work = _mixer_prefill(runner, ids)
+        work = _mixer_prefill_work(runner, ids)
         with FlopCounterMode(display=False) as counter:
             work()
         flops = counter.get_total_flops() / ids.numel()
@@ -241,38 +251,40 @@ def _cache_bytes(cache: Any) -> dict[str, int]:
 
     Its layers name them as transformers does, or in a dictionary as fla does.
     """
-    kinds = {
+    names_by_metric = {
         "state bytes": ("recurrent_state", "recurrent_states"),
         "convolution bytes": ("conv_state", "conv_states"),
         "key-value bytes": ("keys", "values", "indexer_keys", "attn_state"),
     }
-    found = dict.fromkeys(kinds, 0)
+    nbytes_by_metric = dict.fromkeys(names_by_metric, 0)
     for layer in cache.layers:
-        named = getattr(layer, "state", None)
-        held = {**vars(layer), **(named if isinstance(named, dict) else {})}
-        for metric, names in kinds.items():
-            tensors = {id(x): x for name in names for x in tree_leaves(held.get(name))}
-            found[metric] += sum(x.nbytes for x in tensors.values() if isinstance(x, Tensor))
-    return found
+        fla_state = getattr(layer, "state", None)
+        attributes = {**vars(layer), **(fla_state if isinstance(fla_state, dict) else {})}
+        for metric, names in names_by_metric.items():
+            tensors = {id(x): x for name in names for x in tree_leaves(attributes.get(name))}
+            nbytes_by_metric[metric] += sum(
+                x.nbytes for x in tensors.values() if isinstance(x, Tensor)
+            )
+    return nbytes_by_metric
 
 
-def _peaks(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
+def _peak_memory_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
     """Memory on top of the weights while a prompt is read and one token decoded."""
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
-        peak = peak_of(partial(_read_and_decode, runner, ids), runner.live.device)
+        peak = measure_peak_memory(partial(_prefill_and_decode, runner, ids), runner.live.device)
         if peak is not None:
             yield Timing(runner.name, "peak memory", batch, length, peak, "bytes")
 
 
-def _read_and_decode(runner: _Runner, ids: Tensor) -> None:
-    _decode(runner, ids)()
+def _prefill_and_decode(runner: _Runner, ids: Tensor) -> None:
+    _decode_work(runner, ids)()
 
 
-def _checked(values: Sequence[int], most: int, what: str) -> tuple[int, ...]:
+def _check_range(values: Sequence[int], maximum: int, name: str) -> tuple[int, ...]:
     for value in values:
-        if not 1 <= value <= most:
-            raise StatetrimError(f"a {what} must be between 1 and {most}, not {value}")
+        if not 1 <= value <= maximum:
+            raise StatetrimError(f"a {name} must be between 1 and {maximum}, not {value}")
     return tuple(values)
 
 

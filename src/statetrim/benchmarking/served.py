@@ -9,15 +9,15 @@ from ..progress import OnProgress, Progress, ignore
 from ..storage.checkpoint import with_weights
 from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
-from .vllm_server import Load, Served, serve_under_load
+from .vllm_server import LoadResult, ServerLoad, serve_under_load
 
 
-def benchmark_served(
+def benchmark_vllm(
     models: ModelLike | Sequence[ModelLike],
     *,
     baseline: ModelLike,
     python: str | Path,
-    loads: Sequence[Load],
+    loads: Sequence[ServerLoad],
     progress: OnProgress = ignore,
 ) -> Timings:
     """Put every load on a vLLM server of each model, one after the other, with the same memory.
@@ -29,14 +29,14 @@ def benchmark_served(
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}
     for load in loads:
-        before: Served | None = None
+        baseline_result: LoadResult | None = None
         for name, checkpoint in zip(names, checkpoints, strict=True):
             label = f"{name}, {load.length} tokens"
             progress(Progress(len(logs), len(loads) * len(checkpoints), "settings", label))
-            served = serve_under_load(Path(python), checkpoint.path, load)
-            records += _records(name, load, served, before)
-            logs[label] = served.log
-            before = before or served
+            result = serve_under_load(Path(python), checkpoint.path, load)
+            records += _timings_of_load(name, load, result, baseline_result)
+            logs[label] = result.cache_log
+            baseline_result = baseline_result or result
     lineage = {
         "statetrim": __version__,
         "engine": "vllm",
@@ -54,17 +54,19 @@ def benchmark_served(
     return Timings(names, records, lineage)
 
 
-def _records(name: str, load: Load, served: Served, before: Served | None) -> list[Timing]:
-    def figures(of: Served) -> dict[str, tuple[float, str]]:
+def _timings_of_load(
+    name: str, load: ServerLoad, result: LoadResult, baseline_result: LoadResult | None
+) -> list[Timing]:
+    def metrics_of(load_result: LoadResult) -> dict[str, tuple[float, str]]:
         return {
-            "concurrent sequences": (of.most_running, "sequences"),
-            "cache blocks": (of.blocks, "blocks"),
-            "cache use": (of.most_cache_use, "share"),
-            "preemptions": (of.preemptions, "requests"),
-            "served decode": (of.generated / of.seconds, "tokens/s"),
+            "concurrent sequences": (load_result.max_running, "sequences"),
+            "cache blocks": (load_result.blocks, "blocks"),
+            "cache use": (load_result.max_cache_use, "share"),
+            "preemptions": (load_result.preemptions, "requests"),
+            "served decode": (load_result.generated / load_result.seconds, "tokens/s"),
         }
 
-    first = {} if before is None else figures(before)
+    baseline_metrics = {} if baseline_result is None else metrics_of(baseline_result)
     return [
         Timing(
             name,
@@ -73,7 +75,9 @@ def _records(name: str, load: Load, served: Served, before: Served | None) -> li
             load.length,
             value,
             unit,
-            ratio=value / first[metric][0] if metric in first and first[metric][0] else None,
+            ratio=value / baseline_metrics[metric][0]
+            if metric in baseline_metrics and baseline_metrics[metric][0]
+            else None,
         )
-        for metric, (value, unit) in figures(served).items()
+        for metric, (value, unit) in metrics_of(result).items()
     ]

@@ -13,32 +13,32 @@ Work = Callable[[], object]
 
 
 @dataclass(frozen=True)
-class Laps:
+class RoundTimes:
     """Seconds that each competitor took, round by round; the first is the baseline."""
 
     seconds: dict[str, list[float]]
 
     def rate(self, name: str, amount: float) -> tuple[float, tuple[float, float]]:
         """Median and quartiles of `amount` per second."""
-        return _middle([amount / lap for lap in self.seconds[name]])
+        return _median_and_quartiles([amount / elapsed for elapsed in self.seconds[name]])
 
     def speedup(self, name: str) -> tuple[float, tuple[float, float]]:
         """Of `name` over the baseline, from ratios within a round."""
         baseline = next(iter(self.seconds.values()))
-        return _middle(
+        return _median_and_quartiles(
             [before / after for before, after in zip(baseline, self.seconds[name], strict=True)]
         )
 
 
-def laps(
+def time_in_turns(
     competitors: Mapping[str, Work],
     *,
     rounds: int,
     device: torch.device,
-    least_seconds: float = 0.02,
+    min_seconds: float = 0.02,
     cycle: int = 1,
     warm_up: int = 2,
-) -> Laps:
+) -> RoundTimes:
     """Each round runs every competitor, in alternating order, long enough for the clock.
 
     Where not every call does the same, a round is a whole number of cycles of `cycle` calls.
@@ -47,28 +47,28 @@ def laps(
     for name, work in competitors.items():
         for _ in range(warm_up):
             work()
-        once = max(_seconds(work, 1, device), 1e-7)
-        repeats[name] = cycle * max(1, round(min(1000, least_seconds / once) / cycle))
+        seconds_per_call = max(_seconds_per_call(work, 1, device), 1e-7)
+        repeats[name] = cycle * max(1, round(min(1000, min_seconds / seconds_per_call) / cycle))
     seconds: dict[str, list[float]] = {name: [] for name in competitors}
-    for turn in range(rounds):
-        order = list(competitors)[:: 1 if turn % 2 == 0 else -1]
+    for round_number in range(rounds):
+        order = list(competitors)[:: 1 if round_number % 2 == 0 else -1]
         for name in order:
-            seconds[name].append(_seconds(competitors[name], repeats[name], device))
-    return Laps(seconds)
+            seconds[name].append(_seconds_per_call(competitors[name], repeats[name], device))
+    return RoundTimes(seconds)
 
 
-def _seconds(work: Work, repeats: int, device: torch.device) -> float:
+def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
     """Of one call: by events on a GPU, which knows best when it began and ended."""
     if device.type == "cuda":
         event: Any = torch.cuda.Event
-        began, ended = (event(enable_timing=True) for _ in range(2))
+        start_event, end_event = (event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize(device)
-        began.record()
+        start_event.record()
         for _ in range(repeats):
             work()
-        ended.record()
+        end_event.record()
         torch.cuda.synchronize(device)
-        return float(began.elapsed_time(ended)) / 1e3 / repeats
+        return float(start_event.elapsed_time(end_event)) / 1e3 / repeats
     clock = time.process_time if clock_name(device) == CPU_TIME else time.perf_counter
     start = clock()
     for _ in range(repeats):
@@ -84,7 +84,7 @@ def clock_name(device: torch.device) -> str:
     return CPU_TIME if torch.get_num_threads() == 1 else "wall time"
 
 
-def _middle(values: list[float]) -> tuple[float, tuple[float, float]]:
+def _median_and_quartiles(values: list[float]) -> tuple[float, tuple[float, float]]:
     if len(values) == 1:
         return values[0], (values[0], values[0])
     low, median, high = quantiles(values, n=4, method="inclusive")

@@ -18,16 +18,18 @@ from typing import Any
 from ..errors import StatetrimError
 from ..runtime.children import Process, child, last_error
 
-MOST_REQUESTS = 4096
+MAX_REQUESTS = 4096
 _HOST = "127.0.0.1"
-_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
+_OPENER_WITHOUT_PROXY = urllib.request.build_opener(
+    urllib.request.ProxyHandler({})
+)  # past any http_proxy
 _SAMPLE_SECONDS = 0.1
 _METRIC = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? ([-+.\deE]+|NaN)$", flags=re.MULTILINE)
 _BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
 
 
 @dataclass(frozen=True)
-class Load:
+class ServerLoad:
     """What the server is asked: `requests` at once, each of `length` tokens in all."""
 
     requests: int = 64
@@ -39,9 +41,9 @@ class Load:
     cards: int = 1  # GPUs that the model is spread over
 
     def check(self) -> None:
-        if not 1 <= self.requests <= MOST_REQUESTS:
+        if not 1 <= self.requests <= MAX_REQUESTS:
             raise StatetrimError(
-                f"requests must be between 1 and {MOST_REQUESTS}, not {self.requests}"
+                f"requests must be between 1 and {MAX_REQUESTS}, not {self.requests}"
             )
         if not 1 <= self.generated < self.length:
             raise StatetrimError(
@@ -50,50 +52,50 @@ class Load:
 
 
 @dataclass
-class Served:
+class LoadResult:
     """What the server's counters said."""
 
-    most_running: int = 0
-    most_waiting: int = 0
-    most_cache_use: float = 0.0
+    max_running: int = 0
+    max_waiting: int = 0
+    max_cache_use: float = 0.0
     blocks: int = 0
     preemptions: int = 0
     generated: int = 0
     seconds: float = 0.0
-    log: list[str] = field(default_factory=list)  # lines about the cache
+    cache_log: list[str] = field(default_factory=list)  # lines about the cache
 
 
-def serve_under_load(python: Path, model: Path, load: Load) -> Served:
+def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
     """Start a server for `model`, send the load, read /metrics meanwhile, stop the server."""
     load.check()
     with server(python, model, load) as (port, log):
-        served = Served()
+        result = LoadResult()
         stop = threading.Event()
-        watcher = threading.Thread(target=_watch, args=(port, served, stop), daemon=True)
-        watcher.start()
-        began = time.monotonic()
+        sampler = threading.Thread(target=_sample_metrics, args=(port, result, stop), daemon=True)
+        sampler.start()
+        start = time.monotonic()
         try:
             with ThreadPoolExecutor(load.requests) as pool:
-                deadline = began + load.seconds
-                tasks = [
-                    pool.submit(_complete, port, seed, load, deadline)
+                deadline = start + load.seconds
+                futures = [
+                    pool.submit(_send_request, port, seed, load, deadline)
                     for seed in range(load.requests)
                 ]
-                for task in tasks:
-                    task.result()
+                for future in futures:
+                    future.result()
         finally:
             stop.set()
-            watcher.join()
-        served.seconds = time.monotonic() - began
-        counters = _metrics(port)
-        served.preemptions = int(counters.get("vllm:num_preemptions_total", 0))
-        served.generated = int(counters.get("vllm:generation_tokens_total", 0))
-        served.log = _about_the_cache(log)
-    return served
+            sampler.join()
+        result.seconds = time.monotonic() - start
+        counters = _read_metrics(port)
+        result.preemptions = int(counters.get("vllm:num_preemptions_total", 0))
+        result.generated = int(counters.get("vllm:generation_tokens_total", 0))
+        result.cache_log = _cache_log_lines(log)
+    return result
 
 
 @contextmanager
-def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
+def server(python: Path, model: Path, load: ServerLoad) -> Iterator[tuple[int, Path]]:
     """Within, vLLM answers on 127.0.0.1 at the yielded port; its log is in the yielded file."""
     port = _free_port()
     arguments = [
@@ -110,23 +112,23 @@ def server(python: Path, model: Path, load: Load) -> Iterator[tuple[int, Path]]:
         yield port, log
 
 
-def _wait_until_ready(process: Process, port: int, log: Path, most: float) -> None:
-    deadline = time.monotonic() + most
+def _wait_until_ready(process: Process, port: int, log: Path, timeout: float) -> None:
+    deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
             raise StatetrimError(f"vLLM did not start: {last_error(log)}")
         try:
-            with _DIRECT.open(f"http://{_HOST}:{port}/health", timeout=5):
+            with _OPENER_WITHOUT_PROXY.open(f"http://{_HOST}:{port}/health", timeout=5):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise StatetrimError(f"vLLM was not ready after {most:.0f} seconds")
+    raise StatetrimError(f"vLLM was not ready after {timeout:.0f} seconds")
 
 
-def _complete(port: int, seed: int, load: Load, deadline: float) -> None:
+def _send_request(port: int, seed: int, load: ServerLoad, deadline: float) -> None:
     """One request: a prompt of random tokens, so that no two share a prefix."""
-    draw = Random(seed)
-    prompt = [draw.randrange(1, 256) for _ in range(load.length - load.generated)]
+    rng = Random(seed)
+    prompt = [rng.randrange(1, 256) for _ in range(load.length - load.generated)]
     body = {
         "model": "model",
         "prompt": prompt,
@@ -139,48 +141,52 @@ def _complete(port: int, seed: int, load: Load, deadline: float) -> None:
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    left = max(1.0, deadline - time.monotonic())
+    timeout = max(1.0, deadline - time.monotonic())
     try:
-        with _DIRECT.open(request, timeout=left) as answer:
-            usage = json.load(answer)["usage"]
+        with _OPENER_WITHOUT_PROXY.open(request, timeout=timeout) as response:
+            usage = json.load(response)["usage"]
     except (urllib.error.URLError, OSError, ValueError, KeyError) as error:
         raise StatetrimError(f"vLLM did not answer a request: {error}") from None
     if usage["completion_tokens"] != load.generated:
         raise StatetrimError(f"vLLM generated {usage['completion_tokens']} tokens of a request")
 
 
-def _watch(port: int, served: Served, stop: threading.Event) -> None:
+def _sample_metrics(port: int, result: LoadResult, stop: threading.Event) -> None:
     while not stop.wait(_SAMPLE_SECONDS):
         try:
-            now = _metrics(port)
+            metrics = _read_metrics(port)
         except (urllib.error.URLError, OSError):
             continue
-        served.most_running = max(served.most_running, int(now.get("vllm:num_requests_running", 0)))
-        served.most_waiting = max(served.most_waiting, int(now.get("vllm:num_requests_waiting", 0)))
-        use = now.get("vllm:kv_cache_usage_perc", 0.0)
-        served.most_cache_use = max(served.most_cache_use, use)
-        served.blocks = int(now.get("blocks", served.blocks))
+        result.max_running = max(
+            result.max_running, int(metrics.get("vllm:num_requests_running", 0))
+        )
+        result.max_waiting = max(
+            result.max_waiting, int(metrics.get("vllm:num_requests_waiting", 0))
+        )
+        use = metrics.get("vllm:kv_cache_usage_perc", 0.0)
+        result.max_cache_use = max(result.max_cache_use, use)
+        result.blocks = int(metrics.get("blocks", result.blocks))
 
 
-def _metrics(port: int) -> dict[str, float]:
+def _read_metrics(port: int) -> dict[str, float]:
     """vLLM's own counters and gauges; those with several labels are added up."""
-    with _DIRECT.open(f"http://{_HOST}:{port}/metrics", timeout=10) as answer:
-        text = answer.read(2**24).decode()
-    found: dict[str, float] = {}
+    with _OPENER_WITHOUT_PROXY.open(f"http://{_HOST}:{port}/metrics", timeout=10) as response:
+        text = response.read(2**24).decode()
+    totals: dict[str, float] = {}
     for name, _, value in _METRIC.findall(text):
-        found[name] = found.get(name, 0.0) + float(value)
+        totals[name] = totals.get(name, 0.0) + float(value)
     blocks = _BLOCKS.search(text)
-    return found | ({"blocks": float(blocks.group(1))} if blocks else {})
+    return totals | ({"blocks": float(blocks.group(1))} if blocks else {})
 
 
-def _about_the_cache(log: Path) -> list[str]:
-    words = ("attention block size", "mamba page size", "KV cache size")
+def _cache_log_lines(log: Path) -> list[str]:
+    phrases = ("attention block size", "mamba page size", "KV cache size")
     lines = log.read_text(errors="replace").splitlines()
-    return [line[line.index("]") + 2 :] for line in lines if any(w in line for w in words)]
+    return [line[line.index("]") + 2 :] for line in lines if any(w in line for w in phrases)]
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind((_HOST, 0))
-        address: Any = found.getsockname()
+    with socket.socket() as listener:
+        listener.bind((_HOST, 0))
+        address: Any = listener.getsockname()
         return int(address[1])
