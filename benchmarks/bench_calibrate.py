@@ -24,7 +24,7 @@ from torch import Tensor
 import statetrim as st
 from statetrim import portable
 from statetrim.calibration import calibrate as calibration
-from statetrim.calibration.hooks import hooks_for
+from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.progress import ignore
@@ -78,27 +78,27 @@ def cpu_seconds(work: Callable[[], None]) -> float:
 def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float, float]:
     """Best CPU seconds of the bare passes and of the calibrating ones."""
     live = load_live(directory)
-    statistic_names = calibration._parts(methods, layerwise=False)
+    statistic_names = calibration._needed_sums(methods, layerwise=False)
     data = random_sequences(BATCH * BATCHES, LENGTH)
     batches: list[Tensor] = data.batches(BATCH)
     backward = "grad" in methods
     if backward:
-        calibration._train_projections_only(live)
+        calibration._enable_projection_gradients(live)
         reader = LogitReader(live)
     sums = Sums(live.checkpoint, statistic_names)
 
     def bare() -> None:
         for batch in batches:
             if backward:
-                calibration._backward(reader, batch, None)
+                calibration._backward_loss(reader, batch, None)
                 live.module.zero_grad(set_to_none=True)
             else:
                 with torch.inference_mode():
                     live.hidden(batch)
 
     def calibrating() -> None:
-        run = calibration._Run({"text": sums}, None, len(batches), ignore)
-        run.batches(live, hooks_for([live], sums), "text", batches, data)
+        run = calibration._BatchRunner({"text": sums}, None, len(batches), ignore)
+        run.run_source(live, calibration_hooks([live], sums), "text", batches, data)
 
     for warm_up in (bare, calibrating):
         warm_up()

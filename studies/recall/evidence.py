@@ -15,8 +15,8 @@ from sources import Source
 from statetrim import Checkpoint
 from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.statistics import LayerStatistics, Statistics
-from statetrim.calibration.calibrate import _train_projections_only
-from statetrim.calibration.hooks import hooks_for
+from statetrim.calibration.calibrate import _enable_projection_gradients
+from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.methods.contract import Evidence, ValueEvidence, top
@@ -47,15 +47,15 @@ class Heard:
 def _heard(model: Checkpoint, masked: Masked, source: Source, backward: bool) -> dict[str, Any]:
     parts = [*FORWARD, "readout_gram"]
     sums, live = Sums(model, parts), masked.live
-    with hooks_for([live], sums), torch.inference_mode():
+    with calibration_hooks([live], sums), torch.inference_mode():
         for batch in source.batches():
             live.hidden(batch)
             sums.tokens += batch.numel()
     if not backward:
-        return {"sums": _plain(sums.layers), "gradients": {}, "fisher": {}}
+        return {"sums": _plain(sums.layer_statistics), "gradients": {}, "fisher": {}}
     half = Source(source.ids[: len(source.ids) // 2], source.asked)  # a backward pass is dear
     return {
-        "sums": _plain(sums.layers),
+        "sums": _plain(sums.layer_statistics),
         "gradients": _plain(_gradients(model, masked, half)),
         "fisher": _fisher(model, masked, half),
     }
@@ -75,13 +75,13 @@ def _loss(live: LiveModel, batch: Tensor, asked: Tensor | None) -> Any:
 
 def _gradients(model: Checkpoint, masked: Masked, source: Source) -> Mapping[int, LayerStatistics]:
     sums = Sums(model, ["query_gradient", "key_gradient"])
-    _train_projections_only(masked.live)
+    _enable_projection_gradients(masked.live)
     for batch in source.batches():
         _loss(masked.live, batch, source.asked).backward()
         sums.on_gradients(masked.mixers)
         sums.tokens += batch.numel()
     masked.live.module.requires_grad_(False)
-    return sums.layers
+    return sums.layer_statistics
 
 
 def _fisher(model: Checkpoint, masked: Masked, source: Source) -> dict[int, Tensor]:

@@ -20,8 +20,8 @@ from torch.utils._pytree import tree_leaves
 import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import INDEXED, DevicesMixed
-from statetrim.calibration.calibrate import _backward, _train_projections_only
-from statetrim.calibration.hooks import hooks_for
+from statetrim.calibration.calibrate import _backward_loss, _enable_projection_gradients
+from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.recovery.adapters import Adapters, attach, attach_to_mixer
 from statetrim.recovery.distillation import Distillation
@@ -109,13 +109,13 @@ def test_a_mix_is_seen_in_the_backward_pass_too() -> None:
 def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
     live = load_live(checkpoint(model_type), BF16)
     sums = Sums(live.checkpoint, ["query_gradient", "key_gradient", "output_square"])
-    _train_projections_only(live)
+    _enable_projection_gradients(live)
     live = moved(live)
     batch = torch.arange(40).reshape(2, 20) % tiny.VOCABULARY
     with OneDevice():
         reader = LogitReader(live)
-        with hooks_for([live], sums):
-            _backward(reader, batch, None)
+        with calibration_hooks([live], sums):
+            _backward_loss(reader, batch, None)
             sums.on_gradients(live.mixers)
     for parts in sums._sums.values():
         assert len(parts) == 3 and all(value.device == META for value in parts.values())

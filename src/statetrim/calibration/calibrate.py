@@ -29,13 +29,13 @@ from ..storage.space import check_writable
 from ..storage.text import Sequences, sequences
 from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
-from .hooks import hooks_for
+from .hooks import calibration_hooks
 from .pair_hooks import check_cut_from
-from .saved_sums import SavedSums, saved_sums
-from .sums import Sums, statistics_of
-from .walk import walk_batches
+from .saved_sums import SavedSums, open_saved_sums
+from .sums import Sums, to_statistics
+from .walk import calibrate_layerwise
 
-GRADIENTS = {"query_gradient", "key_gradient"}
+GRADIENT_SUMS = {"query_gradient", "key_gradient"}
 
 
 def calibrate(
@@ -86,35 +86,37 @@ def calibrate(
     if out is not None:
         check_writable(out)
     if original is None:
-        parts = _parts(methods or _default_methods(model), layerwise)
+        sum_names = _needed_sums(methods or _default_methods(model), layerwise)
     else:
         original = with_weights(opened(original))
         check_cut_from(original, model)
-        parts = sorted(REFIT_SUM_NAMES)
-    recall = _recall_share(text) if recall is None else recall
+        sum_names = sorted(REFIT_SUM_NAMES)
+    recall = _default_recall_share(text) if recall is None else recall
     shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
-    data = _sources(model, text, shares, token_count(tokens), length, token_count(skip), seed)
+    sources = _load_sources(
+        model, text, shares, token_count(tokens), length, token_count(skip), seed
+    )
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
-        "parts": parts,
+        "parts": sum_names,
         "dtype": placement.said_dtype,
         "batch_size": batch_size,
-        "data": [source.lineage for source in data.values()],
+        "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
-    ranks, sums = Ranks.of_this_process(), {name: Sums(model, parts) for name in data}
-    work = _shared_out(data, batch_size, ranks)
+    ranks, sums = Ranks.of_this_process(), {name: Sums(model, sum_names) for name in sources}
+    batches = _batches_of_rank(sources, batch_size, ranks)
     with (
-        saved_sums(out, ranks, lineage, save_seconds) as saved,
+        open_saved_sums(out, ranks, lineage, save_seconds) as saved,
         showing(progress, "calibrating") as report,
     ):
-        if saved and saved.done:
+        if saved and saved.is_finished:
             return Statistics.load(saved.out)
         models = [model] if original is None else [original, model]
-        _read(models, placement, sums, work, data, saved, report)
-        for held in sums.values():
-            held.tokens = ranks.add(held.tensors, held.tokens)
-        statistics = statistics_of(sums, lineage)
+        _run_models(models, placement, sums, batches, sources, saved, report)
+        for source_sums in sums.values():
+            source_sums.tokens = ranks.add(source_sums.tensors, source_sums.tokens)
+        statistics = to_statistics(sums, lineage)
         if saved:
             saved.finish(statistics)
         return statistics
@@ -131,46 +133,65 @@ def _default_methods(model: Checkpoint) -> list[str]:
     return [KEY_METHOD, VALUE_METHOD]
 
 
-def _recall_share(text: str | Path | Sequences) -> float:
+def _default_recall_share(text: str | Path | Sequences) -> float:
     """Unless it is said; ready sequences stay as they are."""
     return 0.0 if isinstance(text, Sequences) else RECALL_SHARE
 
 
-def _read(
+def _run_models(
     models: Sequence[Checkpoint],
     placement: Placement,
     sums: Mapping[str, Sums],
-    work: Mapping[str, list[Tensor]],
-    data: Mapping[str, Sequences],
+    batches_by_source: Mapping[str, list[Tensor]],
+    sources: Mapping[str, Sequences],
     saved: SavedSums | None,
     report: OnProgress,
 ) -> None:
     """Add what the models show on all batches, except what an earlier run has added."""
     if placement.layerwise:
-        walk_batches([load_live(each, placement) for each in models], sums, work, saved, report)
+        calibrate_layerwise(
+            [load_live(checkpoint, placement) for checkpoint in models],
+            sums,
+            batches_by_source,
+            saved,
+            report,
+        )
         return
-    run = _Run(sums, saved, sum(b.numel() for batches in work.values() for b in batches), report)
-    if run.done < sum(map(len, work.values())):
-        lives = [load_live(each, placement) for each in models]
-        for name, batches in work.items():
-            run.batches(lives[0], hooks_for(lives, sums[name]), name, batches, data[name])
+    run = _BatchRunner(
+        sums,
+        saved,
+        sum(batch.numel() for batches in batches_by_source.values() for batch in batches),
+        report,
+    )
+    if run.batches_done < sum(map(len, batches_by_source.values())):
+        live_models = [load_live(checkpoint, placement) for checkpoint in models]
+        for name, batches in batches_by_source.items():
+            run.run_source(
+                live_models[0],
+                calibration_hooks(live_models, sums[name]),
+                name,
+                batches,
+                sources[name],
+            )
 
 
-def _shared_out(
-    data: Mapping[str, Sequences], batch_size: int, ranks: Ranks
+def _batches_of_rank(
+    sources: Mapping[str, Sequences], batch_size: int, ranks: Ranks
 ) -> dict[str, list[Tensor]]:
     """This process's batches of every source; a process without work is refused."""
-    work = {name: ranks.share(source.batches(batch_size)) for name, source in data.items()}
-    for name, batches in work.items():
+    batches_by_source = {
+        name: ranks.share(source.batches(batch_size)) for name, source in sources.items()
+    }
+    for name, batches in batches_by_source.items():
         if not batches:
             raise StatetrimError(
-                f"{data[name].tokens} tokens of {name} in batches of {batch_size} sequences leave "
+                f"{sources[name].tokens} tokens of {name} in batches of {batch_size} sequences leave "
                 f"process {ranks.rank} without work; start fewer processes or make smaller batches"
             )
-    return work
+    return batches_by_source
 
 
-def _sources(
+def _load_sources(
     model: Checkpoint,
     text: str | Path | Sequences,
     shares: Mapping[Kind, float],
@@ -180,44 +201,56 @@ def _sources(
     seed: int,
 ) -> dict[str, Sequences]:
     """The text, and what is generated: each as many tokens as its share."""
-    made = {kind: share for kind, share in shares.items() if share != 0}
-    if not all(0 < share < 1 for share in made.values()) or sum(made.values()) >= 1:
-        asked = ", ".join(f"{kind} {share:g}" for kind, share in made.items())
+    generated_shares = {kind: share for kind, share in shares.items() if share != 0}
+    if (
+        not all(0 < share < 1 for share in generated_shares.values())
+        or sum(generated_shares.values()) >= 1
+    ):
+        listing = ", ".join(f"{kind} {share:g}" for kind, share in generated_shares.items())
         raise StatetrimError(
-            f"{asked}: fractions of the tokens must be between 0 and 1, and leave some for text"
+            f"{listing}: fractions of the tokens must be between 0 and 1, and leave some for text"
         )
-    if not made and isinstance(text, Sequences):
+    if not generated_shares and isinstance(text, Sequences):
         return {TEXT: text}
     tokenizer = load_tokenizer(with_weights(model))
-    read = tokens - sum(int(share * tokens) for share in made.values())
+    text_tokens = tokens - sum(int(share * tokens) for share in generated_shares.values())
     if isinstance(text, Sequences):
-        found = {TEXT: text}
+        sources = {TEXT: text}
     else:
-        found = {TEXT: sequences(text, tokenizer, tokens=read, length=length, skip=skip)}
-    for kind, share in made.items():
+        sources = {TEXT: sequences(text, tokenizer, tokens=text_tokens, length=length, skip=skip)}
+    for kind, share in generated_shares.items():
         count = int(share * tokens)
         if kind == "recall":
-            found[kind] = recall_sequences(tokenizer, count, seed)
+            sources[kind] = recall_sequences(tokenizer, count, seed)
         elif kind == "random":
-            found[kind] = random_sequences(tokenizer, count, length, seed)
+            sources[kind] = random_sequences(tokenizer, count, length, seed)
         elif isinstance(text, Sequences):
             raise StatetrimError("echo repeats passages of a text; give a text, not token ids")
         else:
-            found[kind] = echo_sequences(text, tokenizer, count, length, skip + read)
-    return found
+            sources[kind] = echo_sequences(text, tokenizer, count, length, skip + text_tokens)
+    return sources
 
 
-class _Run:
+class _BatchRunner:
     """Runs batches of every source in turn, passing over those that an earlier run has done."""
 
     def __init__(
-        self, sums: Mapping[str, Sums], saved: SavedSums | None, total: int, progress: OnProgress
+        self,
+        sums: Mapping[str, Sums],
+        saved: SavedSums | None,
+        total_tokens: int,
+        progress: OnProgress,
     ) -> None:
-        self.sums, self.saved, self.total, self.progress = sums, saved, total, progress
-        self.done = saved.restore(sums) if saved else 0
-        self.passed = 0
+        self.sums, self.saved, self.total_tokens, self.progress = (
+            sums,
+            saved,
+            total_tokens,
+            progress,
+        )
+        self.batches_done = saved.restore(sums) if saved else 0
+        self.batches_passed = 0
 
-    def batches(
+    def run_source(
         self,
         live: LiveModel,
         hooks: AbstractContextManager[None],
@@ -225,69 +258,69 @@ class _Run:
         batches: list[Tensor],
         data: Sequences,
     ) -> None:
-        left = batches[max(0, self.done - self.passed) :]
-        self.passed += len(batches) - len(left)
-        if not left:
+        remaining = batches[max(0, self.batches_done - self.batches_passed) :]
+        self.batches_passed += len(batches) - len(remaining)
+        if not remaining:
             return
         reader = None
-        if GRADIENTS & set(self.sums[source].parts):
-            _train_projections_only(live)
+        if GRADIENT_SUMS & set(self.sums[source].sum_names):
+            _enable_projection_gradients(live)
             reader = LogitReader(live)  # whose probe is not counted
         with hooks:
-            self._batches(live, reader, self.sums[source], left, data.asked)
+            self._run_batches(live, reader, self.sums[source], remaining, data.asked)
 
-    def _batches(
+    def _run_batches(
         self,
         live: LiveModel,
         reader: LogitReader | None,
         sums: Sums,
         batches: list[Tensor],
-        asked: Tensor | None,
+        answer_positions: Tensor | None,
     ) -> None:
         for batch in batches:
-            self.passed += 1
+            self.batches_passed += 1
             if reader is not None:
-                _backward(reader, batch, asked)
+                _backward_loss(reader, batch, answer_positions)
                 sums.on_gradients(live.mixers)
             else:
                 with torch.inference_mode():
                     live.hidden(batch)  # no method needs logits
             sums.tokens += batch.numel()
             if self.saved:
-                self.saved.save(self.sums, self.passed)
-            read = sum(held.tokens for held in self.sums.values())
-            self.progress(Progress(read, self.total, "tokens"))
+                self.saved.save(self.sums, self.batches_passed)
+            tokens_read = sum(source_sums.tokens for source_sums in self.sums.values())
+            self.progress(Progress(tokens_read, self.total_tokens, "tokens"))
 
 
-def _backward(reader: LogitReader, batch: Tensor, asked: Tensor | None) -> None:
+def _backward_loss(reader: LogitReader, batch: Tensor, answer_positions: Tensor | None) -> None:
     """Gradient of the next-token loss, summed over tokens so that batches add.
 
     Where only some tokens can be answered, only they count: the rest of a generated sequence is
     chance, and its gradient noise.
     """
 
-    def loss(logits: Tensor, places: Tensor) -> Tensor:
-        targets = batch[:, places + 1].flatten().to(logits.device)
+    def loss(logits: Tensor, positions: Tensor) -> Tensor:
+        targets = batch[:, positions + 1].flatten().to(logits.device)
         return functional.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
 
-    places = torch.arange(batch.shape[1] - 1) if asked is None else asked
-    reader.backward(batch, places, loss)
+    positions = torch.arange(batch.shape[1] - 1) if answer_positions is None else answer_positions
+    reader.backward(batch, positions, loss)
 
 
-def _train_projections_only(live: LiveModel) -> None:
+def _enable_projection_gradients(live: LiveModel) -> None:
     model = live.checkpoint
     live.module.requires_grad_(False)
-    for claim in model.channels(model.geometry.layers[0]):
-        if claim.role in ("q_proj", "k_proj"):
+    for channel_rows in model.channels(model.geometry.layers[0]):
+        if channel_rows.role in ("q_proj", "k_proj"):
             for mixer in live.mixers.values():
-                mixer.get_parameter(claim.tensor).requires_grad_(True)
+                mixer.get_parameter(channel_rows.tensor).requires_grad_(True)
 
 
-def _parts(methods: Iterable[str], layerwise: bool) -> list[str]:
-    needed = {part for name in methods for part in find_method(name).needs}
+def _needed_sums(methods: Iterable[str], layerwise: bool) -> list[str]:
+    needed = {sum_name for name in methods for sum_name in find_method(name).needs}
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
-    if layerwise and GRADIENTS & needed:
+    if layerwise and GRADIENT_SUMS & needed:
         raise StatetrimError(
             "'grad' needs the whole model in memory; leave it out to calibrate layerwise"
         )

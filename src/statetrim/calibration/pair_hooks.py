@@ -25,46 +25,48 @@ class Pair:
 
 @contextmanager
 def hook_pairs(
-    original: LiveModel, small: LiveModel, on_pair: Callable[[Pair], None]
+    original: LiveModel, cut: LiveModel, on_pair: Callable[[Pair], None]
 ) -> Iterator[None]:
     """Within, what a layer of `original` is given goes through the same layer of `small` too."""
-    check_cut_from(original.checkpoint, small.checkpoint)
-    seen: dict[str, Tensor] = {}
+    check_cut_from(original.checkpoint, cut.checkpoint)
+    captured: dict[str, Tensor] = {}
 
-    def keep_target(module: Any, args: Any, output: Tensor) -> None:
-        seen["target"] = without_bias(module, output)
+    def capture_target(module: Any, args: Any, output: Tensor) -> None:
+        captured["target"] = without_bias(module, output)
 
-    def keep_values(module: nn.Module, args: Any) -> None:
-        seen["values"] = args[0].detach()
+    def capture_values(module: nn.Module, args: Any) -> None:
+        captured["values"] = args[0].detach()
 
-    def follow(call: MixerCall) -> None:
-        call.repeat(small.mixers[call.layer])
-        values = seen.pop("values")  # the two models may be on different cards
-        on_pair(Pair(call.layer, seen.pop("target").to(values.device), values))
+    def run_cut_layer(call: MixerCall) -> None:
+        call.repeat(cut.mixers[call.layer])
+        values = captured.pop("values")  # the two models may be on different cards
+        on_pair(Pair(call.layer, captured.pop("target").to(values.device), values))
 
     with ExitStack() as stack:
         for module in original.output_projections.values():
-            stack.callback(module.register_forward_hook(keep_target).remove)
-        for module in small.output_projections.values():
-            stack.callback(module.register_forward_pre_hook(keep_values).remove)
-        stack.enter_context(hook_mixers(original.mixers, follow))
+            stack.callback(module.register_forward_hook(capture_target).remove)
+        for module in cut.output_projections.values():
+            stack.callback(module.register_forward_pre_hook(capture_values).remove)
+        stack.enter_context(hook_mixers(original.mixers, run_cut_layer))
         yield
 
 
-def check_cut_from(before: Checkpoint, after: Checkpoint) -> None:
+def check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
     """Whether one may have been cut from the other."""
-    old, new = before.geometry, after.geometry
+    original_geometry, cut_geometry = original.geometry, cut.geometry
     if (
-        before.config.get("model_type") != after.config.get("model_type")
-        or old.layers != new.layers
-        or new.num_k_heads > old.num_k_heads
-        or new.num_v_heads > old.num_v_heads
+        original.config.get("model_type") != cut.config.get("model_type")
+        or original_geometry.layers != cut_geometry.layers
+        or cut_geometry.num_k_heads > original_geometry.num_k_heads
+        or cut_geometry.num_v_heads > original_geometry.num_v_heads
         or any(
             narrow > wide
-            for layer in old.layers
-            for wide, narrow in zip(old.shapes[layer], new.shapes[layer], strict=True)
+            for layer in original_geometry.layers
+            for wide, narrow in zip(
+                original_geometry.shapes[layer], cut_geometry.shapes[layer], strict=True
+            )
         )
     ):
         raise StatetrimError(
-            f"{after.path} was not cut from {before.path}: their layers or heads differ"
+            f"{cut.path} was not cut from {original.path}: their layers or heads differ"
         )

@@ -10,7 +10,7 @@ from ..artifacts.statistics import TEXT, Statistics
 from ..runtime.processes import Ranks
 from ..storage.output import Output, output, partial_of
 from ..storage.space import check_space
-from .sums import Sums, statistics_of
+from .sums import Sums, to_statistics
 
 
 class SavedSums:
@@ -19,23 +19,28 @@ class SavedSums:
     def __init__(
         self,
         out: Path,
-        work: Output | None,
+        partial_output: Output | None,
         ranks: Ranks,
         lineage: Mapping[str, Any],
-        seconds: float,
+        save_seconds: float,
     ) -> None:
-        self.out, self.work, self.ranks, self.lineage = out, work, ranks, lineage
+        self.out, self.partial_output, self.ranks, self.lineage = (
+            out,
+            partial_output,
+            ranks,
+            lineage,
+        )
         self.path = partial_of(out) / f"sums-{ranks.rank}-of-{ranks.world}.safetensors"
-        self.seconds, self.saved_at = seconds, time.monotonic()
-        self.fits = False
+        self.save_seconds, self.saved_at = save_seconds, time.monotonic()
+        self.space_checked = False
 
     @property
-    def walked(self) -> Path:
+    def layerwise_directory(self) -> Path:
         """The directory of a walk from layer to layer."""
         return partial_of(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world}"
 
     @property
-    def done(self) -> bool:
+    def is_finished(self) -> bool:
         """Whether a killed run had only its last step before it."""
         return self.out.exists()
 
@@ -44,52 +49,60 @@ class SavedSums:
         if not self.path.exists():
             return 0
         saved = Statistics.load(self.path)
-        for source, held in saved.sources.items():
+        for source, layers in saved.sources.items():
             if source in sums:
-                sums[source].restore(held)
+                sums[source].restore(layers)
         return int(saved.lineage["batches"])
 
     def save(self, sums: Mapping[str, Sums], batches: int) -> None:
-        if not self.fits:  # seen after the first batch, not after the last
-            one = max(held.nbytes for held in sums.values())
-            check_space(self.path.parent, 2 * len(sums) * one)
-            self.fits = True
-        if time.monotonic() - self.saved_at >= self.seconds:
-            statistics_of(sums, {**self.lineage, "batches": batches}).save(self.path)
+        if not self.space_checked:  # seen after the first batch, not after the last
+            largest = max(source_sums.nbytes for source_sums in sums.values())
+            check_space(self.path.parent, 2 * len(sums) * largest)
+            self.space_checked = True
+        if time.monotonic() - self.saved_at >= self.save_seconds:
+            to_statistics(sums, {**self.lineage, "batches": batches}).save(self.path)
             self.saved_at = time.monotonic()
 
     def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
         """The sums of a layer that all batches went through."""
-        found = {source: {layer: held.layers[layer]} for source, held in sums.items()}
-        path = self.walked / f"layer-{layer}.safetensors"
-        Statistics(found.pop(TEXT), self.lineage, found).save(path)
+        by_source = {
+            source: {layer: source_sums.layer_statistics[layer]}
+            for source, source_sums in sums.items()
+        }
+        path = self.layerwise_directory / f"layer-{layer}.safetensors"
+        Statistics(by_source.pop(TEXT), self.lineage, by_source).save(path)
 
     def restore_layers(self, sums: Mapping[str, Sums], layers: Iterable[int]) -> None:
         for layer in layers:
-            saved = Statistics.load(self.walked / f"layer-{layer}.safetensors")
-            for source, held in saved.sources.items():
-                sums[source].restore(held)
+            saved = Statistics.load(self.layerwise_directory / f"layer-{layer}.safetensors")
+            for source, saved_layers in saved.sources.items():
+                sums[source].restore(saved_layers)
 
     def finish(self, statistics: Statistics) -> None:
-        if self.work is not None:
-            statistics.save(self.work.path / "statistics.safetensors")
-            self.work.publish()
+        if self.partial_output is not None:
+            statistics.save(self.partial_output.path / "statistics.safetensors")
+            self.partial_output.publish()
         self.ranks.wait()  # until the result is there
 
 
 @contextmanager
-def saved_sums(
-    out: str | Path | None, ranks: Ranks, lineage: Mapping[str, Any], seconds: float
+def open_saved_sums(
+    out: str | Path | None, ranks: Ranks, lineage: Mapping[str, Any], save_seconds: float
 ) -> Iterator[SavedSums | None]:
     """The place of a calibration's sums, which belongs to this very one; None without `out`."""
     if out is None:
         yield None
         return
-    out, work = Path(out), None
+    out, partial_output = Path(out), None
     with ExitStack() as stack:
         if ranks.rank == 0:
             record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world}
-            files, ours = {"statistics.safetensors": out}, ["sums-*.safetensors", "walk-*"]
-            work = stack.enter_context(output(out, "job.json", record, files=files, ours=ours))
+            files, temporary_patterns = (
+                {"statistics.safetensors": out},
+                ["sums-*.safetensors", "walk-*"],
+            )
+            partial_output = stack.enter_context(
+                output(out, "job.json", record, files=files, ours=temporary_patterns)
+            )
         ranks.wait()  # until the place is this job's
-        yield SavedSums(out, work, ranks, lineage, seconds)
+        yield SavedSums(out, partial_output, ranks, lineage, save_seconds)

@@ -8,17 +8,17 @@ from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
 from ..runtime.sequential import LayerWalk, Turn
 from ..storage.space import check_space
-from .hooks import hooks_for
+from .hooks import calibration_hooks
 from .saved_sums import SavedSums
 from .sums import Sums
 
-_BYTES = 4  # of a hidden state's channel, at most
+_HIDDEN_BYTES = 4  # of a hidden state's channel, at most
 
 
-def walk_batches(
-    lives: Sequence[LiveModel],
+def calibrate_layerwise(
+    live_models: Sequence[LiveModel],
     sums: Mapping[str, Sums],
-    work: Mapping[str, Sequence[Tensor]],
+    batches_by_source: Mapping[str, Sequence[Tensor]],
     saved: SavedSums | None,
     progress: OnProgress,
 ) -> None:
@@ -27,46 +27,46 @@ def walk_batches(
 
     The first of `lives` runs. A second one, cut from it, is shown what its layers see.
     """
-    batches = [batch for source in work.values() for batch in source]
-    walk = LayerWalk(lives[0], batches, saved.walked if saved else None)
-    layers = lives[0].checkpoint.geometry.layers
-    total = sum(batch.numel() for batch in batches)
+    batches = [batch for source in batches_by_source.values() for batch in source]
+    walk = LayerWalk(live_models[0], batches, saved.layerwise_directory if saved else None)
+    layers = live_models[0].checkpoint.geometry.layers
+    total_tokens = sum(batch.numel() for batch in batches)
     if saved:
         saved.restore_layers(sums, [layer for layer in layers if layer < walk.first])
-        width = int(lives[0].module.get_input_embeddings().weight.shape[1])
-        check_space(saved.walked, 2 * _BYTES * total * width)
-    for source, held in sums.items():
-        held.tokens = sum(batch.numel() for batch in work[source])
+        hidden_size = int(live_models[0].module.get_input_embeddings().weight.shape[1])
+        check_space(saved.layerwise_directory, 2 * _HIDDEN_BYTES * total_tokens * hidden_size)
+    for source, source_sums in sums.items():
+        source_sums.tokens = sum(batch.numel() for batch in batches_by_source[source])
     depth = max(layers) + 1
-    for turn in walk.turns(depth):
-        if turn.number in layers:
-            _add_layer(lives, turn, sums, work, saved)
+    for layer_pass in walk.turns(depth):
+        if layer_pass.number in layers:
+            _add_layer(live_models, layer_pass, sums, batches_by_source, saved)
         else:
-            for _ in turn.run():
+            for _ in layer_pass.run():
                 pass
-        progress(Progress(total * (turn.number + 1) // depth, total, "tokens"))
+        progress(Progress(total_tokens * (layer_pass.number + 1) // depth, total_tokens, "tokens"))
 
 
 def _add_layer(
-    lives: Sequence[LiveModel],
-    turn: Turn,
+    live_models: Sequence[LiveModel],
+    layer_pass: Turn,
     sums: Mapping[str, Sums],
-    work: Mapping[str, Sequence[Tensor]],
+    batches_by_source: Mapping[str, Sequence[Tensor]],
     saved: SavedSums | None,
 ) -> None:
-    others = [(live.weights, live.mixers[turn.number]) for live in lives[1:]]
-    for weights, mixer in others:
+    cut_mixers = [(live.weights, live.mixers[layer_pass.number]) for live in live_models[1:]]
+    for weights, mixer in cut_mixers:
         assert weights is not None
         weights.bring(mixer)
-    first = 0
-    for source, batches in work.items():
-        with hooks_for(lives, sums[source], [turn.number]):
-            for _ in turn.run(range(first, first + len(batches))):
+    first_batch = 0
+    for source, batches in batches_by_source.items():
+        with calibration_hooks(live_models, sums[source], [layer_pass.number]):
+            for _ in layer_pass.run(range(first_batch, first_batch + len(batches))):
                 pass
-        first += len(batches)
-        sums[source].settle(turn.number)
-    for weights, mixer in others:
+        first_batch += len(batches)
+        sums[source].to_cpu(layer_pass.number)
+    for weights, mixer in cut_mixers:
         assert weights is not None
         weights.let_go(mixer)
     if saved:
-        saved.save_layer(sums, turn.number)
+        saved.save_layer(sums, layer_pass.number)
