@@ -13,7 +13,7 @@ import typer
 from helpers.forker import Forker
 from helpers.refusal import check_refusal
 from statetrim.cli import app
-from statetrim.cli.program import _ours_first
+from statetrim.cli.program import _global_options_first
 from statetrim.version import __version__
 
 GROUP: Any = typer.main.get_command(app)
@@ -71,9 +71,14 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
 def test_options_of_the_program_stand_anywhere() -> None:
     typed = "trim M --quiet --log a.txt -o OUT --traceback"
     ours_first = "--quiet --log a.txt --traceback trim M -o OUT"
-    assert _ours_first(typed.split()) == ours_first.split()
-    assert _ours_first(["x", "--log=a", "--", "--quiet"]) == ["--log=a", "x", "--", "--quiet"]
-    assert _ours_first(["x", "--log"]) == ["--log", "x"]
+    assert _global_options_first(typed.split()) == ours_first.split()
+    assert _global_options_first(["x", "--log=a", "--", "--quiet"]) == [
+        "--log=a",
+        "x",
+        "--",
+        "--quiet",
+    ]
+    assert _global_options_first(["x", "--log"]) == ["--log", "x"]
 
 
 def test_quiet_leaves_results_and_warnings_and_the_log_has_all(

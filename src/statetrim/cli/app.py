@@ -13,11 +13,11 @@ from typing import Annotated
 import typer
 
 from ..errors import StatetrimError, is_out_of_memory
-from .program import Interrupted, Program, version
+from .program import Interrupted, StatetrimGroup, print_version
 
 app = typer.Typer(
     name="statetrim",
-    cls=Program,
+    cls=StatetrimGroup,
     help="Shrink the recurrent state of linear-attention models after training.",
     epilog="--quiet, --log and --traceback can also follow the command.",
     no_args_is_help=True,
@@ -28,7 +28,7 @@ app = typer.Typer(
 
 
 @app.callback()
-def _options(
+def _global_options(
     traceback: Annotated[
         bool, typer.Option("--traceback", help="Show Python's traceback when something fails.")
     ] = False,
@@ -41,11 +41,11 @@ def _options(
     version: Annotated[
         bool,
         typer.Option(
-            "--version", help="Show the version and exit.", callback=version, is_eager=True
+            "--version", help="Show the version and exit.", callback=print_version, is_eager=True
         ),
     ] = False,
 ) -> None:
-    _state["traceback"] |= traceback  # the demo runs commands within a command
+    _settings["traceback"] |= traceback  # the demo runs commands within a command
     if quiet:
         from ..console import terminal
 
@@ -54,10 +54,10 @@ def _options(
         from ..console import terminal
 
         terminal.open_log(log, shlex.join(["statetrim", *sys.argv[1:]]))
-        _state["log"] = True
+        _settings["log"] = True
 
 
-_state = {"traceback": False, "log": False}
+_settings = {"traceback": False, "log": False}
 
 
 def main() -> None:
@@ -66,28 +66,28 @@ def main() -> None:
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
-    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_Notes()])
+    logging.basicConfig(format="%(message)s", level=logging.ERROR, handlers=[_LogHandler()])
     logging.getLogger("statetrim").setLevel(logging.INFO)
     try:
         app()
-    except Interrupted as stop:
-        complain(str(stop))
+    except Interrupted as interrupt:
+        print_error(str(interrupt))
         sys.exit(130)  # as shells know it: 128 and the number of the signal
     except StatetrimError as error:
-        _fail(error, 2)
+        _exit_with_error(error, 2)
     except OSError as error:
-        _fail(error, 1)
+        _exit_with_error(error, 1)
     except Exception as error:
-        if not is_out_of_memory(error) or _state["traceback"]:
+        if not is_out_of_memory(error) or _settings["traceback"]:
             raise
-        complain(
+        print_error(
             "memory ran out; try a smaller --batch-size, shorter sequences, or --layerwise, or "
             "skip a step (trim --no-benchmark); the same command resumes from what is finished"
         )
         sys.exit(1)
 
 
-def complain(text: str) -> None:
+def print_error(text: str) -> None:
     """A sentence on standard error, whatever is in it: names may hold terminal codes."""
     sentence = " ".join("".join(c if c.isprintable() else " " for c in text).split())
     text = f"statetrim: {sentence}"
@@ -95,35 +95,35 @@ def complain(text: str) -> None:
         columns = shutil.get_terminal_size().columns
         text = textwrap.fill(text, columns, break_long_words=False, break_on_hyphens=False)
     print(text, file=sys.stderr)
-    if _state["log"]:
+    if _settings["log"]:
         from ..console import terminal
 
         with suppress(OSError):  # its disk may be what is complained of
             terminal.keep(f"statetrim: {sentence}")
 
 
-class _Notes(logging.Handler):
+class _LogHandler(logging.Handler):
     """A line for each message, which a bar makes room for; a run that loads models ten times says
     once where they run."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.told: set[str] = set()
+        self.seen: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
         from ..console import terminal
 
         text = self.format(record)
-        if text not in self.told:
-            self.told.add(text)
+        if text not in self.seen:
+            self.seen.add(text)
             (terminal.warn if record.levelno >= logging.WARNING else terminal.note)(text)
 
 
-def _fail(error: Exception, code: int) -> None:
-    if _state["traceback"]:
+def _exit_with_error(error: Exception, code: int) -> None:
+    if _settings["traceback"]:
         raise error
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     if isinstance(error, OSError) and error.filename:
         text = f"{error.filename}: {text}"
-    complain(text)
+    print_error(text)
     sys.exit(code)

@@ -9,7 +9,7 @@ import typer
 from ..errors import StatetrimError
 from . import checks
 
-OF_SELECT = (
+SELECT_PARAMETERS = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
     "statistics", "shares", "keep_heads", "head_method", "progress",
 )  # fmt: skip
@@ -27,20 +27,21 @@ Keep = Annotated[
     str | None,
     typer.Option(
         help="Key channels to keep per head: a count (64) or a fraction (0.5).",
-        callback=checks.amount,
+        callback=checks.channel_amount,
     ),
 ]
 KeepValues = Annotated[
     str | None,
     typer.Option(
-        help="Value channels to keep per head: a count or a fraction.", callback=checks.amount
+        help="Value channels to keep per head: a count or a fraction.",
+        callback=checks.channel_amount,
     ),
 ]
 Square = Annotated[
     str | None,
     typer.Option(
         help="Key and value channels to keep per head, the same number of each.",
-        callback=checks.amount,
+        callback=checks.channel_amount,
     ),
 ]
 Widths = Annotated[
@@ -55,7 +56,7 @@ KeepHeads = Annotated[
     typer.Option(
         help="Whole value heads to keep: a count (8) or a fraction. Loses more than "
         "removing channels; for models whose channels cannot be removed.",
-        callback=checks.amount,
+        callback=checks.channel_amount,
     ),
 ]
 
@@ -82,7 +83,7 @@ Dtype = Annotated[
 ]
 
 
-def count(text: str) -> int:
+def parse_count(text: str) -> int:
     """A number such as 4096 or 64k, as in Python."""
     from ..maths.units import token_count
 
@@ -95,19 +96,19 @@ def open_model(
     from ..families import family_from_file
     from ..storage.checkpoint import open_checkpoint
 
-    own = family_from_file(family) if family else None
-    return open_checkpoint(model, own, weights=weights)
+    custom_family = family_from_file(family) if family else None
+    return open_checkpoint(model, custom_family, weights=weights)
 
 
-def method_options(pairs: list[str]) -> dict[str, Any]:
-    options = named_values(pairs, "--option", "score=q")
+def parse_method_options(pairs: list[str]) -> dict[str, Any]:
+    options = parse_named_values(pairs, "--option", "score=q")
     for name in options:
-        if name in OF_SELECT:
+        if name in SELECT_PARAMETERS:
             raise StatetrimError(f"{name!r} is not an option of a method; leave out --option")
     return options
 
 
-def named_values(pairs: list[str], flag: str, example: str) -> dict[str, Any]:
+def parse_named_values(pairs: list[str], flag: str, example: str) -> dict[str, Any]:
     """NAME=VALUE, each value JSON or else text."""
     options: dict[str, Any] = {}
     for pair in pairs:
@@ -121,33 +122,33 @@ def named_values(pairs: list[str], flag: str, example: str) -> dict[str, Any]:
     return options
 
 
-def shares(pairs: list[str]) -> dict[str, float] | None:
+def parse_shares(pairs: list[str]) -> dict[str, float] | None:
     """recall=0.5; None where nothing is said."""
-    found: dict[str, float] = {}
+    share_by_source: dict[str, float] = {}
     for pair in pairs:
         name, equals, number = pair.partition("=")
         try:
-            found[name] = float(number)
+            share_by_source[name] = float(number)
         except ValueError:
             equals = ""
         if not equals:
             raise StatetrimError(f"a share is SOURCE=PART, such as recall=0.5, not {pair[:40]!r}")
-    return found or None
+    return share_by_source or None
 
 
-def whole_numbers(text: str) -> list[int]:
+def parse_layer_numbers(text: str) -> list[int]:
     """0,4 as [0, 4]."""
-    found = names(text)
-    if not all(name.isdecimal() and len(name) < 6 for name in found):
+    numbers = parse_names(text)
+    if not all(name.isdecimal() and len(name) < 6 for name in numbers):
         raise StatetrimError(f"{text[:40]!r} are not layer numbers; write them as 0,4")
-    return [int(name) for name in found]
+    return [int(name) for name in numbers]
 
 
-def names(text: str) -> list[str]:
+def parse_names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-def refuse_existing(output: Path) -> None:
+def check_output_free(output: Path) -> None:
     """At once, unless a killed command is to be finished."""
     from ..storage.output import partial_of, refuse_existing
 

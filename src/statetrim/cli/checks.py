@@ -13,7 +13,7 @@ import typer
 from ..errors import StatetrimError
 
 
-def tokens(value: str | None) -> str | None:
+def token_counts(value: str | None) -> str | None:
     """A number of tokens, or several with commas."""
     from ..maths.units import token_count
 
@@ -22,7 +22,7 @@ def tokens(value: str | None) -> str | None:
     return value
 
 
-def amount(value: str | None) -> str | None:
+def channel_amount(value: str | None) -> str | None:
     """A number of channels, or a fraction of them."""
     from ..maths.units import read_amount
 
@@ -44,7 +44,7 @@ def seed(value: int) -> int:
     return value
 
 
-def part(parameter: typer.CallbackParam, value: float | None) -> float | None:
+def fraction(parameter: typer.CallbackParam, value: float | None) -> float | None:
     """Of a whole."""
     if value is not None and not 0 <= value < 1:
         raise StatetrimError(
@@ -82,7 +82,7 @@ def tasks(value: str) -> str:
     return value
 
 
-def text(value: str | None) -> str | None:
+def text_source(value: str | None) -> str | None:
     """A source of text."""
     from ..storage.text import check_source
 
@@ -99,7 +99,7 @@ def rules(value: list[str] | None) -> list[str] | None:
     return value
 
 
-def there(value: Any) -> Any:
+def must_exist(value: Any) -> Any:
     """A file, or several."""
     for path in value if isinstance(value, list) else [value]:
         if path is not None and not Path(path).exists():
@@ -107,9 +107,9 @@ def there(value: Any) -> Any:
     return value
 
 
-def files(value: list[Path]) -> list[Path]:
+def artifact_files(value: list[Path]) -> list[Path]:
     """Files and models; a name without a suffix may be one on the hub."""
-    there([path for path in value if path.suffix == ".json"])
+    must_exist([path for path in value if path.suffix == ".json"])
     return value
 
 
@@ -123,7 +123,7 @@ def one_of(*names: str) -> Callable[[typer.CallbackParam, str | None], str | Non
     return check
 
 
-def programs(values: list[Path] | None) -> list[Path] | None:
+def executables(values: list[Path] | None) -> list[Path] | None:
     """Programs that can be started."""
     for value in values or []:
         if shutil.which(value) is None:

@@ -19,18 +19,18 @@ def demo(
 ) -> None:
     """Train a tiny model on this machine, cut it with three methods, and show what each one
     loses."""
-    arguments.refuse_existing(output)
+    arguments.check_output_free(output)
     from ..console import demo as console
     from ..console.progress import shown
-    from ..pipelines import demo as walk
+    from ..pipelines import demo as demo_pipeline
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
 
-    def command(arguments: list[str], quiet: bool) -> None:
+    def run_command(words: list[str], quiet: bool) -> None:
         try:
             with console.muted(quiet):
-                app(arguments, standalone_mode=False)
+                app(words, standalone_mode=False)
         except Interrupted:  # the demo itself says what it keeps
             raise KeyboardInterrupt from None
 
-    walk.run(output, command, console.show_line, shown("training"))
+    demo_pipeline.run(output, run_command, console.show_line, shown("training"))

@@ -16,7 +16,7 @@ def doctor(
         list[Path] | None,
         typer.Option(
             help="Python executable of an engine's environment; can be repeated.",
-            callback=checks.programs,
+            callback=checks.executables,
         ),
     ] = None,
     as_json: Json = False,

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-_FLAGS, _WITH_VALUE = ("--quiet", "--traceback"), ("--log",)
+_GLOBAL_FLAGS, _GLOBAL_OPTIONS_WITH_VALUE = ("--quiet", "--traceback"), ("--log",)
 """Options of the program, which may stand after the command too."""
 
 
@@ -13,43 +13,49 @@ class Interrupted(BaseException):
     """Ctrl-C; what is kept, in a sentence. (Typer would turn a KeyboardInterrupt into silence.)"""
 
 
-class Program(TyperGroup):
+class StatetrimGroup(TyperGroup):
     """The program `statetrim`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        return super().parse_args(ctx, _ours_first(args))
+        return super().parse_args(ctx, _global_options_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
         """Each command's whole sentence, on as many lines as it takes."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, one.help or "") for name, one in self.commands.items()])
+            formatter.write_dl(
+                [(name, command.help or "") for name, command in self.commands.items()]
+            )
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except KeyboardInterrupt as stop:
-            kept = getattr(stop, "__notes__", ["nothing was written"])[-1]  # of the outermost job
-            raise Interrupted(f"interrupted; {kept}") from None
+        except KeyboardInterrupt as interrupt:
+            message = getattr(interrupt, "__notes__", ["nothing was written"])[
+                -1
+            ]  # of the outermost job
+            raise Interrupted(f"interrupted; {message}") from None
 
 
-def _ours_first(words: list[str]) -> list[str]:
+def _global_options_first(words: list[str]) -> list[str]:
     """`trim M --quiet` as `--quiet trim M`."""
-    ours, others, rest = [], [], iter(words)
-    for word in rest:
+    global_words, command_words, remaining = [], [], iter(words)
+    for word in remaining:
         if word == "--":
-            others += [word, *rest]
-        elif word in _FLAGS or word.startswith(tuple(f"{name}=" for name in _WITH_VALUE)):
-            ours.append(word)
-        elif word in _WITH_VALUE:
-            ours += [word, *(value for _, value in zip(range(1), rest, strict=False))]
+            command_words += [word, *remaining]
+        elif word in _GLOBAL_FLAGS or word.startswith(
+            tuple(f"{name}=" for name in _GLOBAL_OPTIONS_WITH_VALUE)
+        ):
+            global_words.append(word)
+        elif word in _GLOBAL_OPTIONS_WITH_VALUE:
+            global_words += [word, *(value for _, value in zip(range(1), remaining, strict=False))]
         else:
-            others.append(word)
-    return ours + others
+            command_words.append(word)
+    return global_words + command_words
 
 
-def version(asked: bool) -> None:
+def print_version(requested: bool) -> None:
     """Print the version and end."""
-    if asked:
+    if requested:
         from ..version import __version__
 
         print(f"statetrim {__version__}")

@@ -32,7 +32,7 @@ State = Annotated[
     float | None,
     typer.Option(
         help="Fraction of the state's bytes to keep, such as 0.5; compares the shapes that fit.",
-        callback=checks.part,
+        callback=checks.fraction,
     ),
 ]
 StateMibPerSequence = Annotated[
@@ -69,21 +69,24 @@ Text = Annotated[
     str,
     typer.Option(
         help="Text to calibrate and evaluate on: a file, folder or hub dataset.",
-        callback=checks.text,
+        callback=checks.text_source,
     ),
 ]
 Tokens = Annotated[
-    str, typer.Option(help="Number of tokens to calibrate on.", callback=checks.tokens)
+    str, typer.Option(help="Number of tokens to calibrate on.", callback=checks.token_counts)
 ]
 Recall = Annotated[
     float,
     typer.Option(
-        help="Fraction of these tokens that are generated recall sequences.", callback=checks.part
+        help="Fraction of these tokens that are generated recall sequences.",
+        callback=checks.fraction,
     ),
 ]
 Random = Annotated[
     float,
-    typer.Option(help="Fraction of these tokens that are drawn at random.", callback=checks.part),
+    typer.Option(
+        help="Fraction of these tokens that are drawn at random.", callback=checks.fraction
+    ),
 ]
 Method = Annotated[
     str, typer.Option(help="Selection method for key channels.", callback=checks.method)
@@ -99,7 +102,7 @@ Recover = Annotated[
     str,
     typer.Option(
         help="Tokens to train on after the cut, such as 64m; 0 for no training.",
-        callback=checks.tokens,
+        callback=checks.token_counts,
     ),
 ]
 Tasks = Annotated[
@@ -136,17 +139,17 @@ Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=check
 Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
 
 
-def _from_recipe(context: typer.Context, path: Path | None) -> Path | None:
+def _load_recipe_defaults(context: typer.Context, path: Path | None) -> Path | None:
     """What the recipe says takes the place of defaults, so that options given here count."""
     if path is not None and not context.resilient_parsing:
         from ..pipelines.recipe import read_recipe
 
-        said = read_recipe(path)
+        values = read_recipe(path)
         for name in ("control", "benchmark"):
-            if name in said:
-                said[f"no_{name}"] = not said.pop(name)
-        lists = {name: ",".join(map(str, v)) for name, v in said.items() if isinstance(v, list)}
-        context.default_map = said | lists | ({"for_": said["for"]} if "for" in said else {})
+            if name in values:
+                values[f"no_{name}"] = not values.pop(name)
+        joined = {name: ",".join(map(str, v)) for name, v in values.items() if isinstance(v, list)}
+        context.default_map = values | joined | ({"for_": values["for"]} if "for" in values else {})
     return path
 
 
@@ -154,7 +157,7 @@ Recipe = Annotated[
     Path | None,
     typer.Option(
         help="YAML file with the model and options; options given here take precedence.",
-        callback=_from_recipe,
+        callback=_load_recipe_defaults,
         is_eager=True,
     ),
 ]
@@ -225,7 +228,7 @@ def trim(
         value_method=value_method,
         refit=refit,
         recover=recover,
-        tasks=arguments.names(tasks),
+        tasks=arguments.parse_names(tasks),
         data=data,
         limit=limit,
         length=length,
@@ -240,10 +243,10 @@ def trim(
         dtype=dtype,
         state_dtype=state_dtype,
     )
-    _run(model, family, sweep, options, output, dry_run=dry_run, as_json=as_json)
+    _trim_or_sweep(model, family, sweep, options, output, dry_run=dry_run, as_json=as_json)
 
 
-def _run(
+def _trim_or_sweep(
     model: str,
     family: Path | None,
     sweep: str | None,
@@ -271,14 +274,14 @@ def _trim(
 
     job = Job.of(model, options)
     job.check()
-    done = trimming.finished(job, output)
-    found = steps(job, Machine.here(options.placement))
-    if dry_run or not (as_json or done):
-        console.show_steps(job, found, str(output), dry_run=dry_run, as_json=as_json)
+    is_finished = trimming.finished(job, output)
+    planned_steps = steps(job, Machine.here(options.placement))
+    if dry_run or not (as_json or is_finished):
+        console.show_steps(job, planned_steps, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
-        watch = console.TerminalWatch(found)
-        small = trimming.run(job, output, watch)
-        console.show_trimmed(small, job, watch, as_json=as_json)
+        observer = console.TerminalWatch(planned_steps)
+        cut = trimming.run(job, output, observer)
+        console.show_trimmed(cut, job, observer, as_json=as_json)
 
 
 def _sweep(
@@ -300,10 +303,10 @@ def _sweep(
     jobs = sweeping.jobs_of(model, shapes, options)
     for job in jobs.values():
         job.check()
-    done = sweeping.finished(model, shapes, options, output)
-    found = sweep_steps(jobs, Machine.here())
-    if dry_run or not (as_json or done):
-        console.show_sweep_steps(jobs, found, str(output), dry_run=dry_run, as_json=as_json)
+    is_finished = sweeping.finished(model, shapes, options, output)
+    planned_steps = sweep_steps(jobs, Machine.here())
+    if dry_run or not (as_json or is_finished):
+        console.show_sweep_steps(jobs, planned_steps, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
-        swept = sweeping.run(model, jobs, options, output, TerminalWatch(found))
-        console.show_sweep(swept, str(output), as_json=as_json)
+        result = sweeping.run(model, jobs, options, output, TerminalWatch(planned_steps))
+        console.show_sweep(result, str(output), as_json=as_json)

@@ -10,18 +10,18 @@ from .. import arguments, checks
 from ..app import app
 from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory, Model
 
-WINDOW = 256  # tokens of one that --sensitivity measures
+SENSITIVITY_WINDOW = 256  # tokens of one that --sensitivity measures
 
 Text = Annotated[
     str,
     typer.Option(
         help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
-        callback=checks.text,
+        callback=checks.text_source,
     ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")]
 Tokens = Annotated[
-    str, typer.Option(help="Number of tokens to run, such as 16k.", callback=checks.tokens)
+    str, typer.Option(help="Number of tokens to run, such as 16k.", callback=checks.token_counts)
 ]
 Baseline = Annotated[
     str | None, typer.Option(help="The model before the cut, run on the same text.")
@@ -42,7 +42,7 @@ BatchSize = Annotated[
     int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
 ]
 Skip = Annotated[
-    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.token_counts)
 ]
 Sensitivity = Annotated[
     bool,
@@ -96,7 +96,7 @@ def analyze(
 ) -> None:
     """Measure the effective rank of every state, or how much each layer loses when it is cut
     alone."""
-    where: dict[str, Any] = {
+    placement: dict[str, Any] = {
         "layerwise": layerwise,
         "device": device,
         "device_map": device_map,
@@ -108,17 +108,17 @@ def analyze(
             f"{output} must end in .json; arrays are written next to it as .safetensors"
         )
     if sensitivity:
-        arguments.refuse_existing(output)
+        arguments.check_output_free(output)
         if baseline:
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
         if state_dtype != "float32":
             raise StatetrimError("--sensitivity has float32 states; leave out --state-dtype")
         from ...maths.units import token_count
 
-        options = {"skip": token_count(skip), "resume": resume, **where}
-        options |= {"batch_size": batch_size, "windows": token_count(tokens) // WINDOW}
-        _sensitivity(
-            model, family, text, arguments.names(widths), output, figures, as_json, options
+        options = {"skip": token_count(skip), "resume": resume, **placement}
+        options |= {"batch_size": batch_size, "windows": token_count(tokens) // SENSITIVITY_WINDOW}
+        _run_sensitivity(
+            model, family, text, arguments.parse_names(widths), output, figures, as_json, options
         )
         return
     settings: dict[str, Any] = {
@@ -130,10 +130,10 @@ def analyze(
         "skip": skip,
         **({"state_dtype": state_dtype} if state_dtype != "float32" else {}),
     }
-    _utilization(model, family, text, baseline, output, figures, as_json, settings, where)
+    _run_utilization(model, family, text, baseline, output, figures, as_json, settings, placement)
 
 
-def _utilization(
+def _run_utilization(
     model: str,
     family: Path | None,
     text: str,
@@ -142,7 +142,7 @@ def _utilization(
     figures: Path | None,
     as_json: bool,
     options: dict[str, Any],
-    where: dict[str, Any],
+    placement: dict[str, Any],
 ) -> None:
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
@@ -162,27 +162,29 @@ def _utilization(
     before = arguments.open_model(baseline, family) if baseline else None
     record = {
         "format": "statetrim analyze",
-        "models": [each.digest for each in (opened, before) if each is not None],
+        "models": [checkpoint.digest for checkpoint in (opened, before) if checkpoint is not None],
         "text": text,
         "figures": str(figures),
         **options,
-        **({"dtype": where["dtype"]} if where["dtype"] else {}),
+        **({"dtype": placement["dtype"]} if placement["dtype"] else {}),
     }
     with writing(output, "job.json", record, files=files) as work:
         if not work.done:
             with shown("analysing") as progress:
-                found = run(opened, text, baseline=before, progress=progress, **options, **where)
-            found.save(work.path / "analysis.json")
+                analysis = run(
+                    opened, text, baseline=before, progress=progress, **options, **placement
+                )
+            analysis.save(work.path / "analysis.json")
             if figures:
-                compared = {"before": found.baseline} if found.baseline else {}
-                label = "after" if found.baseline else opened.name
-                save_all(sheets({**compared, label: found}), work.path / "figures")
+                compared = {"before": analysis.baseline} if analysis.baseline else {}
+                label = "after" if analysis.baseline else opened.name
+                save_all(sheets({**compared, label: analysis}), work.path / "figures")
             work.publish()
-    drawn = [path for path in list(files.values())[2:] if path.exists()]
-    show_analysis(Analysis.load(output), str(output), drawn, as_json=as_json)
+    figure_files = [path for path in list(files.values())[2:] if path.exists()]
+    show_analysis(Analysis.load(output), str(output), figure_files, as_json=as_json)
 
 
-def _sensitivity(
+def _run_sensitivity(
     model: str,
     family: Path | None,
     text: str,
@@ -199,6 +201,8 @@ def _sensitivity(
     opened = arguments.open_model(model, family)
     options |= {"out": output, "figures": figures}
     with shown("cutting one layer after the other") as progress:
-        found = run(opened, text, widths=widths, progress=progress, **options)
-    drawn = [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
-    show_sensitivity(found, str(output), drawn, as_json=as_json)
+        result = run(opened, text, widths=widths, progress=progress, **options)
+    figure_files = (
+        [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []
+    )
+    show_sensitivity(result, str(output), figure_files, as_json=as_json)

@@ -19,14 +19,14 @@ def benchmark(
         str | None,
         typer.Option(
             help="Batch sizes, such as 1,16,64; on a GPU 32 by default, as in the paper.",
-            callback=checks.tokens,
+            callback=checks.token_counts,
         ),
     ] = None,
     lengths: Annotated[
         str | None,
         typer.Option(
             help="Tokens per prompt, such as 256,2k; on a GPU 2k by default.",
-            callback=checks.tokens,
+            callback=checks.token_counts,
         ),
     ] = None,
     rounds: Annotated[int, typer.Option(help="Rounds per model; the models take turns.")] = 7,
@@ -55,12 +55,14 @@ def benchmark(
     as_json: Json = False,
 ) -> None:
     """Compare the speed of models, or count how many sequences a vLLM server holds."""
-    arguments.refuse_existing(output)
+    arguments.check_output_free(output)
     from ...benchmarking.benchmark import benchmark as run
     from ...console.measures.benchmark import show_timings
     from ...console.progress import shown
 
-    sizes = None if batch_sizes is None else list(map(arguments.count, batch_sizes.split(",")))
+    sizes = (
+        None if batch_sizes is None else list(map(arguments.parse_count, batch_sizes.split(",")))
+    )
     opened = [arguments.open_model(model, family) for model in (baseline, *models)]
     with shown("loading") as progress:
         timings = run(

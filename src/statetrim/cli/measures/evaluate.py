@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from .. import arguments, checks
-from ..app import app, complain
+from ..app import app, print_error
 from ..arguments import Device, DeviceMap, Dtype, Json, MaxMemory
 
 StateDtype = Annotated[
@@ -41,10 +41,11 @@ Data = Annotated[
 ]
 Text = Annotated[
     str | None,
-    typer.Option(help="Your own text, for the task 'text'.", callback=checks.text),
+    typer.Option(help="Your own text, for the task 'text'.", callback=checks.text_source),
 ]
 Skip = Annotated[
-    str, typer.Option(help="Tokens to skip at the start of that text.", callback=checks.tokens)
+    str,
+    typer.Option(help="Tokens to skip at the start of that text.", callback=checks.token_counts),
 ]
 Limit = Annotated[
     int | None, typer.Option(help="Use only this many samples per task, for a quick look.")
@@ -120,7 +121,7 @@ def evaluate(
             limit=limit,
             batch_size=batch_size,
             engine=engine,  # type: ignore[arg-type]
-            engine_options=arguments.named_values(
+            engine_options=arguments.parse_named_values(
                 engine_option or [], "--engine-option", "dtype=bfloat16"
             ),
             layerwise=layerwise,
@@ -135,10 +136,10 @@ def evaluate(
         )
     if not is_lead():
         return
-    judged = ship_verdicts(scores, models)
-    show_scores(scores, judged, str(output), as_json=as_json)
+    verdicts = ship_verdicts(scores, models)
+    show_scores(scores, verdicts, str(output), as_json=as_json)
     for rule in fail_if or []:
-        sentence = find_violation(rule, scores, judged)
-        if sentence:
-            complain(sentence)
+        violation = find_violation(rule, scores, verdicts)
+        if violation:
+            print_error(violation)
             sys.exit(1)

@@ -16,7 +16,7 @@ def report(
         list[Path],
         typer.Argument(
             help="The original and the cut checkpoint, and JSON files that statetrim wrote.",
-            callback=checks.files,
+            callback=checks.artifact_files,
         ),
     ],
     output: Annotated[

@@ -23,7 +23,7 @@ def verify(
         str,
         typer.Option(
             help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
-            callback=checks.text,
+            callback=checks.text_source,
         ),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="JSON file to write.")],
@@ -33,7 +33,8 @@ def verify(
         int, typer.Option(help="Tokens to generate after the first half of each sequence.")
     ] = 32,
     skip: Annotated[
-        str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
+        str,
+        typer.Option(help="Tokens to skip at the start of the text.", callback=checks.token_counts),
     ] = "0",
     dtype: Annotated[
         str | None,
@@ -48,8 +49,8 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Run cut models and their original in an engine, and compare its output with transformers."""
-    arguments.refuse_existing(output)
-    options = arguments.named_values(
+    arguments.check_output_free(output)
+    options = arguments.parse_named_values(
         engine_option or [], "--engine-option", "tensor_parallel_size=2"
     )
     from ...artifacts.verification import Verification
@@ -59,23 +60,23 @@ def verify(
     from ...verification.verify import verify as run
 
     cuts = [arguments.open_model(model, family) for model in models]
-    before = arguments.open_model(baseline, family)
+    original = arguments.open_model(baseline, family)
     settings: dict[str, Any] = {
         "engine": engine,
         "text": text,
         "count": count,
         "length": length,
         "generate": generate,
-        "skip": arguments.count(skip),
+        "skip": arguments.parse_count(skip),
         "dtype": dtype,
         "options": options,
     }
 
-    def verified(directory: Path | None) -> Verification:
+    def run_verification(directory: Path | None) -> Verification:
         with shown() as progress:
             return run(
                 cuts,
-                baseline=before,
+                baseline=original,
                 python=engine_python,
                 seconds=seconds,
                 progress=progress,
@@ -84,10 +85,10 @@ def verify(
 
     record = {
         "format": "statetrim verify",
-        "models": [model.digest for model in (before, *cuts)],
+        "models": [model.digest for model in (original, *cuts)],
         **settings,
     }
-    found = saved(output, record, verified, Verification.load)
-    show_verification(found, str(output), as_json=as_json)
-    if found.faults:
+    verification = saved(output, record, run_verification, Verification.load)
+    show_verification(verification, str(output), as_json=as_json)
+    if verification.faults:
         sys.exit(1)

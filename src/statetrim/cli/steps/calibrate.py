@@ -15,7 +15,7 @@ Text = Annotated[
     str,
     typer.Option(
         help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
-        callback=checks.text,
+        callback=checks.text_source,
     ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="File to write the statistics to.")]
@@ -32,31 +32,31 @@ Original = Annotated[
     typer.Option(help="The model before the cut; collects the statistics that refit needs."),
 ]
 Tokens = Annotated[
-    str, typer.Option(help="Number of tokens to run, such as 256k.", callback=checks.tokens)
+    str, typer.Option(help="Number of tokens to run, such as 256k.", callback=checks.token_counts)
 ]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
 BatchSize = Annotated[
     int, typer.Option(help="Sequences per forward pass.", callback=checks.at_least_one)
 ]
 Skip = Annotated[
-    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.token_counts)
 ]
 Recall = Annotated[
     float,
     typer.Option(
         help="Fraction of the tokens that are generated recall sequences.",
-        callback=checks.part,
+        callback=checks.fraction,
     ),
 ]
 Random = Annotated[
     float,
-    typer.Option(help="Fraction of the tokens that are drawn at random.", callback=checks.part),
+    typer.Option(help="Fraction of the tokens that are drawn at random.", callback=checks.fraction),
 ]
 Echo = Annotated[
     float,
     typer.Option(
         help="Fraction of the tokens that are passages of the text, each given twice.",
-        callback=checks.part,
+        callback=checks.fraction,
     ),
 ]
 Seed = Annotated[
@@ -110,7 +110,7 @@ def calibrate(
             text,
             original=arguments.open_model(original, family) if original else None,
             tokens=tokens,
-            methods=arguments.names(methods) if methods else None,
+            methods=arguments.parse_names(methods) if methods else None,
             length=length,
             batch_size=batch_size,
             skip=skip,

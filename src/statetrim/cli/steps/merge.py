@@ -14,7 +14,7 @@ def merge(
     parts: Annotated[
         list[Path],
         typer.Argument(
-            help="Statistics files of one model, on different data.", callback=checks.there
+            help="Statistics files of one model, on different data.", callback=checks.must_exist
         ),
     ],
     output: Annotated[
@@ -22,7 +22,7 @@ def merge(
     ],
 ) -> None:
     """Add up statistics that were collected in separate runs."""
-    arguments.refuse_existing(output)
+    arguments.check_output_free(output)
     from ...artifacts.statistics import Statistics
     from ...artifacts.statistics import merge as run
     from ...console.steps.merge import show_merged

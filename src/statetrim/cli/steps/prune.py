@@ -15,7 +15,7 @@ def prune(
     model: Model,
     plan: Annotated[
         Path,
-        typer.Argument(help="A plan that select made for this model.", callback=checks.there),
+        typer.Argument(help="A plan that select made for this model.", callback=checks.must_exist),
     ],
     output: Annotated[Path, typer.Option("-o", "--output", help="Output directory.")],
     uneven: Annotated[

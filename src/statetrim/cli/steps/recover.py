@@ -14,7 +14,7 @@ Text = Annotated[
     str,
     typer.Option(
         help="A .txt, .jsonl or .parquet file, a folder of them, or a hub dataset.",
-        callback=checks.text,
+        callback=checks.text_source,
     ),
 ]
 Output = Annotated[Path, typer.Option("-o", "--output", help="Output directory.")]
@@ -22,10 +22,12 @@ Teacher = Annotated[
     str | None,
     typer.Option(help="The original checkpoint; without it, training uses cross-entropy only."),
 ]
-Tokens = Annotated[str, typer.Option(help="Number of tokens to train on.", callback=checks.tokens)]
+Tokens = Annotated[
+    str, typer.Option(help="Number of tokens to train on.", callback=checks.token_counts)
+]
 Length = Annotated[int, typer.Option(help="Tokens per sequence.", callback=checks.at_least_one)]
 Skip = Annotated[
-    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.tokens)
+    str, typer.Option(help="Tokens to skip at the start of the text.", callback=checks.token_counts)
 ]
 BatchSize = Annotated[int, typer.Option(help="Sequences per step, over all processes.")]
 MicroBatch = Annotated[
@@ -73,7 +75,7 @@ Recall = Annotated[
     float,
     typer.Option(
         help="Fraction of the tokens that are generated recall sequences, such as 0.5.",
-        callback=checks.part,
+        callback=checks.fraction,
     ),
 ]
 Patience = Annotated[
@@ -145,7 +147,7 @@ def recover(
         batch_size=batch_size,
         micro_batch=micro_batch,
         temperature=temperature,
-        also=arguments.names(also),
+        also=arguments.parse_names(also),
         mixed_precision=mixed_precision,
         gradient_checkpointing=gradient_checkpointing,
         control=control,
@@ -155,10 +157,10 @@ def recover(
         dtype=dtype,
         seed=seed,
         save_every=save_every,
-        report_to=arguments.names(report_to),
+        report_to=arguments.parse_names(report_to),
         recall=recall,
         patience=patience,
-        layers=arguments.whole_numbers(layers),
+        layers=arguments.parse_layer_numbers(layers),
         whole=whole,
     )
     opened = arguments.open_model(model, family)

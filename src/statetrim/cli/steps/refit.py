@@ -17,7 +17,8 @@ def refit(
     statistics: Annotated[
         Path | None,
         typer.Option(
-            help="Statistics from calibrate --original for this checkpoint.", callback=checks.there
+            help="Statistics from calibrate --original for this checkpoint.",
+            callback=checks.must_exist,
         ),
     ] = None,
     damping: Annotated[
@@ -28,7 +29,7 @@ def refit(
     as_json: Json = False,
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
-    shares = arguments.shares(share or [])
+    shares = arguments.parse_shares(share or [])
     from ...console.progress import shown
     from ...console.steps.refit import show_refit
     from ...surgery.refit import refit as run

@@ -24,7 +24,7 @@ Output = Annotated[Path, typer.Option("-o", "--output", help="File to write the 
 Statistics = Annotated[
     Path | None,
     typer.Option(
-        help="Statistics from calibrate, for methods that need them.", callback=checks.there
+        help="Statistics from calibrate, for methods that need them.", callback=checks.must_exist
     ),
 ]
 Method = Annotated[
@@ -72,10 +72,10 @@ def select(
     as_json: Json = False,
 ) -> None:
     """Choose which channels or heads to keep, and write them to a plan."""
-    options = arguments.method_options(option or [])
-    value_options = arguments.method_options(value_option or [])
-    shares = arguments.shares(share or [])
-    arguments.refuse_existing(output)
+    options = arguments.parse_method_options(option or [])
+    value_options = arguments.parse_method_options(value_option or [])
+    shares = arguments.parse_shares(share or [])
+    arguments.check_output_free(output)
     from ...artifacts.plan import Plan
     from ...console.progress import shown
     from ...console.steps.select import show_plan
