@@ -22,7 +22,7 @@ from rich.console import Console
 from statetrim.cli import app
 from statetrim.console import demo as console
 from statetrim.console import terminal
-from statetrim.console.progress import shown
+from statetrim.console.progress import show_progress
 from statetrim.pipelines import demo
 
 QUIET = ("inspect", "calibrate", "select", "prune", "analyze")
@@ -42,7 +42,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         screen.print("$ statetrim demo", style="bold")
-        demo.run(Path("statetrim-demo"), command, console.show_line, shown("training"))
+        demo.run(Path("statetrim-demo"), command, console.show_line, show_progress("training"))
     # Rich's page asks another server for its font; ours asks nobody.
     page = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     out.write_text(screen.export_svg(title="statetrim demo", code_format=page), encoding="utf-8")

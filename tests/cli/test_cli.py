@@ -82,14 +82,14 @@ def test_a_log_gets_a_line_now_and_then(
 ) -> None:
     from statetrim.console import progress as console
 
-    with console.shown("calibrating") as quick:
+    with console.show_progress("calibrating") as quick:
         quick(Progress(512, 1024, "tokens"))
-    monkeypatch.setattr(console._Lines, "patience", 0.0)
-    with console.shown("pruning") as slow:
+    monkeypatch.setattr(console._ProgressLines, "patience", 0.0)
+    with console.show_progress("pruning") as slow:
         written = counter(slow, 2048, "bytes")
         written(512)
         written(512)
-    with console.shown("evaluating") as task:
+    with console.show_progress("evaluating") as task:
         task(Progress(2, 2, "samples", "small: text"))
         task(Progress(1, 1, "tasks", "small: text"))
     said = capsys.readouterr().err.splitlines()

@@ -11,7 +11,7 @@ import torch
 from statetrim.artifacts.scores import Scores
 from statetrim.console.steps.calibrate import show_statistics
 from statetrim.console.steps.recover import show_recovery
-from statetrim.console.trim import columns
+from statetrim.console.trim import columns_text
 
 
 def shown_statistics(squares: list[float], capsys: pytest.CaptureFixture[str]) -> str:
@@ -51,9 +51,9 @@ def test_recovery_shows_means_of_both_ends(
 
 
 def test_the_columns_of_trims_scores_are_explained() -> None:
-    told = columns(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
+    told = columns_text(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
     assert told == (
         "Qwen/Qwen3.5-4B is the original; recovered the result; pruned the same cut before it was "
         "refitted or trained; rand a random cut to the same shape"
     )
-    assert columns(Scores(["m", "pruned"], [])) == "m is the original; pruned the result"
+    assert columns_text(Scores(["m", "pruned"], [])) == "m is the original; pruned the result"

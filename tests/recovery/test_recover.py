@@ -420,7 +420,7 @@ def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
     screen = io.StringIO()
     terminal = Console(file=screen, force_terminal=True, width=120)
     monkeypatch.setattr("statetrim.console.terminal.err", terminal)
-    with console.shown("recovering") as update:
+    with console.show_progress("recovering") as update:
         for step in range(1, 5):
             update(Progress(step, 8, "steps", tokens=1000 * step, loss=1.2345))
             time.sleep(0.2)

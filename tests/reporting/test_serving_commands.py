@@ -10,7 +10,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from statetrim.console.trim import _serving
+from statetrim.console.trim import _serving_lines
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import gather
 from statetrim.reporting.report import compose
@@ -81,7 +81,7 @@ def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None
 
 
 def test_trim_prints_them_in_the_same_order(cut: Path) -> None:
-    printed = _serving(st.open(cut), "vllm-cpu")
+    printed = _serving_lines(st.open(cut), "vllm-cpu")
     commands = [line.removeprefix("serve it:  ") for line in printed if "serve it" in line]
     expected = [
         f"{line}   {comment}" for comment, line in listed(reported(cut, {"for_": "vllm-cpu"}))

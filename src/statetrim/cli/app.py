@@ -99,7 +99,7 @@ def print_error(text: str) -> None:
         from ..console import terminal
 
         with suppress(OSError):  # its disk may be what is complained of
-            terminal.keep(f"statetrim: {sentence}")
+            terminal.append_to_log(f"statetrim: {sentence}")
 
 
 class _LogHandler(logging.Handler):

@@ -21,7 +21,7 @@ def demo(
     loses."""
     arguments.check_output_free(output)
     from ..console import demo as console
-    from ..console.progress import shown
+    from ..console.progress import show_progress
     from ..pipelines import demo as demo_pipeline
 
     logging.getLogger("statetrim").setLevel(logging.ERROR)
@@ -33,4 +33,4 @@ def demo(
         except Interrupted:  # the demo itself says what it keeps
             raise KeyboardInterrupt from None
 
-    demo_pipeline.run(output, run_command, console.show_line, shown("training"))
+    demo_pipeline.run(output, run_command, console.show_line, show_progress("training"))

@@ -279,7 +279,7 @@ def _trim(
     if dry_run or not (as_json or is_finished):
         console.show_steps(job, planned_steps, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
-        observer = console.TerminalWatch(planned_steps)
+        observer = console.TerminalObserver(planned_steps)
         cut = trimming.run(job, output, observer)
         console.show_trimmed(cut, job, observer, as_json=as_json)
 
@@ -294,7 +294,7 @@ def _sweep(
     as_json: bool,
 ) -> None:
     from ..console import sweep as console
-    from ..console.trim import TerminalWatch
+    from ..console.trim import TerminalObserver
     from ..pipelines import sweep as sweeping
     from ..pipelines.estimate import Machine
     from ..pipelines.steps import sweep_steps
@@ -308,5 +308,5 @@ def _sweep(
     if dry_run or not (as_json or is_finished):
         console.show_sweep_steps(jobs, planned_steps, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
-        result = sweeping.run(model, jobs, options, output, TerminalWatch(planned_steps))
+        result = sweeping.run(model, jobs, options, output, TerminalObserver(planned_steps))
         console.show_sweep(result, str(output), as_json=as_json)

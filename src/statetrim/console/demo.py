@@ -8,7 +8,7 @@ from . import terminal
 
 def show_line(text: str) -> None:
     """A command or a remark between tables."""
-    terminal.say(text, style="bold" if text.startswith("$") else "dim")
+    terminal.print_text(text, style="bold" if text.startswith("$") else "dim")
 
 
 @contextmanager

@@ -7,58 +7,60 @@ from ..runtime.environment.doctor import Environment
 from . import terminal
 
 
-def show_environment(found: Environment, *, as_json: bool) -> None:
+def show_environment(environment: Environment, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json(found.as_json())
+        terminal.print_json(environment.as_json())
         return
-    terminal.say(
-        f"statetrim {found.statetrim}, Python {found.python}, {found.system}, {found.cores} cores"
+    terminal.print_text(
+        f"statetrim {environment.statetrim}, Python {environment.python}, {environment.system}, {environment.cores} cores"
     )
-    _show_packages(found)
-    _show_devices(found)
-    _show_uses(found)
-    engines = [f"{name} {version}" for name, version in found.engines.items() if version]
-    terminal.say(f"engines: {', '.join(engines) or 'none in this environment'}")
-    if found.settings:
-        settings = " ".join(f"{name}={value}" for name, value in found.settings.items())
-        terminal.say(f"settings: {settings}")
-    for problem in found.problems:
-        terminal.say(f"problem: {problem}", "bold yellow")
-    for option in found.optional:
-        terminal.say(f"optional: {option}")
-    if not found.problems:
-        terminal.say("no problem found", "bold green")
+    _show_packages(environment)
+    _show_devices(environment)
+    _show_runtimes(environment)
+    engines = [f"{name} {version}" for name, version in environment.engines.items() if version]
+    terminal.print_text(f"engines: {', '.join(engines) or 'none in this environment'}")
+    if environment.settings:
+        settings = " ".join(f"{name}={value}" for name, value in environment.settings.items())
+        terminal.print_text(f"settings: {settings}")
+    for problem in environment.problems:
+        terminal.print_text(f"problem: {problem}", "bold yellow")
+    for option in environment.optional:
+        terminal.print_text(f"optional: {option}")
+    if not environment.problems:
+        terminal.print_text("no problem found", "bold green")
 
 
-def _show_packages(found: Environment) -> None:
+def _show_packages(environment: Environment) -> None:
     table = Table(title="Packages", title_justify="left")
     for name in ("package", "installed", "asked for", "by"):
         table.add_column(name)
-    for one in found.packages:
-        extra = f"statetrim[{one.extra}]" if one.extra else "statetrim"
-        table.add_row(one.name, one.version or "no", one.allowed, extra)
-    terminal.show(table)
+    for package in environment.packages:
+        extra = f"statetrim[{package.extra}]" if package.extra else "statetrim"
+        table.add_row(package.name, package.version or "no", package.allowed, extra)
+    terminal.print_table(table)
 
 
-def _show_devices(found: Environment) -> None:
-    for number, gpu in enumerate(found.gpus):
-        terminal.say(
+def _show_devices(environment: Environment) -> None:
+    for number, gpu in enumerate(environment.gpus):
+        terminal.print_text(
             f"cuda:{number}: {gpu.name}, {gpu.memory / GIB:.0f} GiB, capability {gpu.capability}"
         )
-    cuda = f"PyTorch for CUDA {found.cuda}" if found.cuda else "PyTorch without CUDA"
-    terminal.say(f"models run on {found.device} ({cuda})")
-    parts = []
-    for one in found.kernels:
-        state = "broken" if one.broken else "used" if one.used else "not used"
-        parts.append(f"{one.name} {one.version} ({state})" if one.version else f"{one.name} no")
-    terminal.say(f"kernels: {', '.join(parts)}")
+    cuda = f"PyTorch for CUDA {environment.cuda}" if environment.cuda else "PyTorch without CUDA"
+    terminal.print_text(f"models run on {environment.device} ({cuda})")
+    descriptions = []
+    for kernel in environment.kernels:
+        state = "broken" if kernel.broken else "used" if kernel.used else "not used"
+        descriptions.append(
+            f"{kernel.name} {kernel.version} ({state})" if kernel.version else f"{kernel.name} no"
+        )
+    terminal.print_text(f"kernels: {', '.join(descriptions)}")
 
 
-def _show_uses(found: Environment) -> None:
+def _show_runtimes(environment: Environment) -> None:
     table = Table(title="What would be used", title_justify="left")
     for name in ("models", "run in", "recurrence", "convolution"):
         table.add_column(name)
-    for use in found.uses:
+    for use in environment.uses:
         runtime = use.runtime or "nothing here: weights only"
         table.add_row(", ".join(use.model_types), runtime, use.recurrence, use.convolution)
-    terminal.show(table)
+    terminal.print_table(table)

@@ -28,11 +28,11 @@ class Log:
             self.file.write(f"{_FIRST_LINE}\n")
         self.console = PlainConsole(file=self.file, width=_WIDTH, markup=False, no_color=True)
 
-    def line(self, text: str) -> None:
-        shown = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
-        self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {shown}\n")
+    def write_line(self, text: str) -> None:
+        printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
+        self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {printable}\n")
 
-    def table(self, table: RenderableType) -> None:
+    def write_table(self, table: RenderableType) -> None:
         self.console.print(table)
 
 

@@ -10,48 +10,50 @@ from ..progress.bar import Speed, WholeRun, terminal_bar, time_left
 from . import terminal
 
 
-def shown(label: str = "", whole: WholeRun | None = None) -> AbstractContextManager[OnProgress]:
+def show_progress(
+    label: str = "", overall: WholeRun | None = None
+) -> AbstractContextManager[OnProgress]:
     """Gives what a long run reports to; `label` stands before parts that have none of their own,
     and `whole` tells how far the run is of which this is a part.
 
     Of several processes only the first shows anything.
     """
     if terminal.err.is_terminal and not terminal.err.quiet and is_lead():
-        return _bar_and_log(label, whole)
-    return nullcontext(_Lines(label, whole, terminal.note))
+        return _bar_and_log(label, overall)
+    return nullcontext(_ProgressLines(label, overall, terminal.note))
 
 
 @contextmanager
-def _bar_and_log(label: str, whole: WholeRun | None) -> Iterator[OnProgress]:
-    logged = _Lines(label, whole, terminal.keep)
-    with terminal_bar(label, terminal.err, whole) as show:
+def _bar_and_log(label: str, overall: WholeRun | None) -> Iterator[OnProgress]:
+    log_lines = _ProgressLines(label, overall, terminal.append_to_log)
+    with terminal_bar(label, terminal.err, overall) as show:
 
         def report(progress: Progress) -> None:
             show(progress)
-            logged(progress)
+            log_lines(progress)
 
         yield report
 
 
-class _Lines:
+class _ProgressLines:
     """A line every ten seconds, none for what is done at once; and one for every task that is
     done, every setting that begins, and the last step of a training."""
 
-    patience = 10.0  # seconds
+    interval = 10.0  # seconds
 
-    def __init__(self, label: str, whole: WholeRun | None, write: Callable[[str], None]) -> None:
-        self.label, self.whole, self.write = label, whole, write
-        self.told = time.monotonic()
+    def __init__(self, label: str, overall: WholeRun | None, write: Callable[[str], None]) -> None:
+        self.label, self.overall, self.write = label, overall, write
+        self.last_written = time.monotonic()
         self.speed = Speed()
-        self.finished: set[str] = set()
+        self.finished_tasks: set[str] = set()
 
     def __call__(self, progress: Progress) -> None:
         speed = self.speed(progress)
-        run = self.whole(progress) if self.whole else None
+        run = self.overall(progress) if self.overall else None
         if self._is_due(progress):
-            self.told = time.monotonic()
-            left = f"; in all {time_left(run.seconds_left)}" if run else ""
-            self.write(self._line(progress, speed) + left)
+            self.last_written = time.monotonic()
+            overall_left = f"; in all {time_left(run.seconds_left)}" if run else ""
+            self.write(self._line(progress, speed) + overall_left)
 
     def _is_due(self, progress: Progress) -> bool:
         if not is_lead():
@@ -59,13 +61,13 @@ class _Lines:
         if progress.unit == "settings":
             return True
         if progress.unit == "tasks":
-            new = progress.label not in self.finished
-            self.finished.add(progress.label)
+            new = progress.label not in self.finished_tasks
+            self.finished_tasks.add(progress.label)
             return new
         if progress.unit == "samples" and progress.done == progress.total:
             return False  # that the task is done is said next
         last = progress.loss is not None and progress.done == progress.total
-        return last or time.monotonic() - self.told >= self.patience
+        return last or time.monotonic() - self.last_written >= self.interval
 
     def _line(self, progress: Progress, speed: float) -> str:
         label = progress.label or self.label
@@ -76,8 +78,8 @@ class _Lines:
         if progress.loss is not None and progress.tokens is not None:
             loss = f"loss {progress.loss:.4f}" if isfinite(progress.loss) else "no finite loss"
             line = f"{label}: step {progress.done} of {progress.total}, {loss}"
-            left = self.speed.seconds_left(progress)
+            seconds_left = self.speed.seconds_left(progress)
             line += f", {speed:,.0f} tokens/s" if speed else ""
-            return line + (f", {left:,.0f} s left" if left else "")
-        share = 100 * progress.done // max(1, progress.total)
-        return f"{label}: {progress.done:,} of {progress.total:,} {progress.unit}, {share}%"
+            return line + (f", {seconds_left:,.0f} s left" if seconds_left else "")
+        percent = 100 * progress.done // max(1, progress.total)
+        return f"{label}: {progress.done:,} of {progress.total:,} {progress.unit}, {percent}%"

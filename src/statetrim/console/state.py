@@ -9,33 +9,40 @@ from ..maths.formatting import size
 from ..serving.alternatives import alternatives
 
 
-def state_sentence(before: Geometry, after: Geometry) -> str:
+def state_size_text(before: Geometry, after: Geometry) -> str:
     """Before and after the cut, in both dtypes."""
-    whole, half, cut, both = (size(one.state_bytes) for one in alternatives(before, after))
+    original, original_bfloat16, cut, cut_bfloat16 = (
+        size(option.state_bytes) for option in alternatives(before, after)
+    )
     return (
-        f"recurrent state per sequence: {whole} -> {cut} in float32; {half} -> {both} in bfloat16 "
+        f"recurrent state per sequence: {original} -> {cut} in float32; {original_bfloat16} -> {cut_bfloat16} in bfloat16 "
         f"(an engine option, with or without the cut)"
     )
 
 
-def shared_by(before: Geometry, after: Geometry) -> str:
+def tensor_parallel_text(before: Geometry, after: Geometry) -> str:
     """Over how many devices the heads that are left can be divided."""
-    old, new = (_listed(one.tensor_parallel) for one in (before, after))
+    old, new = (_join_with_or(geometry.tensor_parallel) for geometry in (before, after))
     return (
         f"tensor parallelism: {after.num_k_heads} key heads can be shared by {new} devices "
         f"(before: {old})"
     )
 
 
-def _listed(sizes: Sequence[int]) -> str:
+def _join_with_or(sizes: Sequence[int]) -> str:
     *most, last = map(str, sizes)
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def state_bytes(before: Geometry, after: Geometry) -> dict[str, list[int]]:
+def state_size_json(before: Geometry, after: Geometry) -> dict[str, list[int]]:
     """The same for JSON."""
-    whole, half, cut, both = (one.state_bytes for one in alternatives(before, after))
-    return {"state_bytes": [whole, cut], "state_bytes_bfloat16": [half, both]}
+    original, original_bfloat16, cut, cut_bfloat16 = (
+        option.state_bytes for option in alternatives(before, after)
+    )
+    return {
+        "state_bytes": [original, cut],
+        "state_bytes_bfloat16": [original_bfloat16, cut_bfloat16],
+    }
 
 
 def shapes_table(
@@ -50,8 +57,12 @@ def shapes_table(
     for name in ("keys x values", "of the state", *sizes, "refused by"):
         table.add_column(name, justify="left" if name == "refused by" else "right")
     for name, after in {"no cut": before, **shapes}.items():
-        _, _, cut, both = alternatives(before, after)
+        _, _, cut, cut_bfloat16 = alternatives(before, after)
         share = f"{after.state_numel / before.state_numel:.0%}"
-        said = ", ".join(refused.get(name, [])) or ("" if name == "no cut" else "none known")
-        table.add_row(name, share, size(cut.state_bytes), size(both.state_bytes), said)
+        refused_text = ", ".join(refused.get(name, [])) or (
+            "" if name == "no cut" else "none known"
+        )
+        table.add_row(
+            name, share, size(cut.state_bytes), size(cut_bfloat16.state_bytes), refused_text
+        )
     return table

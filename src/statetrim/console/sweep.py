@@ -12,58 +12,60 @@ from ..pipelines.job import Job
 from ..serving.engines import Shape
 from ..serving.shapes import refusing
 from . import terminal
-from .state import shapes_table, state_bytes
+from .state import shapes_table, state_size_json
 from .trim import show_download, steps_table
 
 
 def show_sweep_steps(
-    jobs: Mapping[str, Job], steps: Sequence[Step], where: str, *, dry_run: bool, as_json: bool
+    jobs: Mapping[str, Job], steps: Sequence[Step], output: str, *, dry_run: bool, as_json: bool
 ) -> None:
     """The plan of a sweep, before anything is done; of a dry run it is the result."""
     model = next(iter(jobs.values())).model
     if as_json:
-        shapes = {name: state_bytes(model.geometry, job.after) for name, job in jobs.items()}
-        told = {"output": where, "shapes": shapes, "steps": [asdict(step) for step in steps]}
-        terminal.show_json(told)
+        shapes = {name: state_size_json(model.geometry, job.after) for name, job in jobs.items()}
+        summary = {"output": output, "shapes": shapes, "steps": [asdict(step) for step in steps]}
+        terminal.print_json(summary)
         return
-    show = terminal.show if dry_run else terminal.announce
-    show(steps_table(f"sweep {model.name} -> {where}", steps))
-    kind = str(model.config.get("model_type"))
-    after = {name: job.after for name, job in jobs.items()}
-    refused = {name: refusing(kind, Shape.of(geometry)) for name, geometry in after.items()}
-    show(shapes_table("Shapes to measure", model.geometry, after, refused))
+    show = terminal.print_table if dry_run else terminal.print_table_to_stderr
+    show(steps_table(f"sweep {model.name} -> {output}", steps))
+    model_type = str(model.config.get("model_type"))
+    geometries = {name: job.after for name, job in jobs.items()}
+    refused = {
+        name: refusing(model_type, Shape.of(geometry)) for name, geometry in geometries.items()
+    }
+    show(shapes_table("Shapes to measure", model.geometry, geometries, refused))
     show_download(model)
 
 
-def show_sweep(sweep: Sweep, where: str, *, as_json: bool) -> None:
+def show_sweep(sweep: Sweep, output: str, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json({"output": where, **asdict(sweep)})
+        terminal.print_json({"output": output, **asdict(sweep)})
         return
     table = Table(title=f"{sweep.model}: quality against state", title_justify="left")
-    metrics = [name for name in sweep.points[0].scores if _shown(name)]
+    metrics = [name for name in sweep.points[0].scores if _is_in_table(name)]
     for name in ("keys x values", "state", "in bfloat16", *metrics):
         table.add_column(name, justify="right")
     for point in sweep.points:
-        cells = [_measured(point.scores[name]) for name in metrics]
+        cells = [_measurement_text(point.scores[name]) for name in metrics]
         shape = f"{point.keep} x {point.keep_values}"
-        both = size(point.state_bytes / 2)
-        table.add_row(shape, size(point.state_bytes), both, *cells)
-    terminal.show(table)
-    terminal.say(
+        bfloat16_size = size(point.state_bytes / 2)
+        table.add_row(shape, size(point.state_bytes), bfloat16_size, *cells)
+    terminal.print_table(table)
+    terminal.print_text(
         "state in float32, per sequence; bfloat16 is the engine's option and needs no cut (what it "
         "costs was not measured); intervals of 95%, paired with the original; plans, scores and "
-        f"the picture are in {where}",
+        f"the picture are in {output}",
     )
 
 
-def _shown(metric: str) -> bool:
+def _is_in_table(metric: str) -> bool:
     """Leave out the many loads of one recall task; the file has them."""
     return not metric.split()[-1].startswith("pairs_")
 
 
-def _measured(found: SweepScore) -> str:
-    scale, unit = (100, "%") if found.unit == "share" else (1, "")
-    text = f"{scale * found.value:.3g}{unit}"
-    if found.low is None or found.high is None:
+def _measurement_text(measurement: SweepScore) -> str:
+    scale, unit = (100, "%") if measurement.unit == "share" else (1, "")
+    text = f"{scale * measurement.value:.3g}{unit}"
+    if measurement.low is None or measurement.high is None:
         return text
-    return f"{text} ±{scale * (found.high - found.low) / 2:.2g}"
+    return f"{text} ±{scale * (measurement.high - measurement.low) / 2:.2g}"

@@ -21,70 +21,70 @@ err = PlainConsole(stderr=True, markup=False)
 log: Log | None = None
 
 
-def say(text: str, style: str | None = None) -> None:
+def print_text(text: str, style: str | None = None) -> None:
     """A sentence on standard output: a terminal breaks it between words, a pipe gets one line."""
     _print(out, text, style)
-    keep(text)
+    append_to_log(text)
 
 
-def say_command(text: str) -> None:
+def print_command(text: str) -> None:
     """A line to be copied, which is one line wherever it is shown."""
     out.print(text, highlight=False, soft_wrap=True)
-    keep(text)
+    append_to_log(text)
 
 
 def note(text: str, style: str | None = None) -> None:
     """A sentence on standard error."""
     _print(err, text, style)
-    keep(text)
+    append_to_log(text)
 
 
 def warn(text: str) -> None:
     """A line on standard error that `--quiet` does not silence."""
     _print(PlainConsole(stderr=True, markup=False) if err.quiet else err, text, "yellow")
-    keep(text)
+    append_to_log(text)
 
 
 def _print(console: Console, text: str, style: str | None) -> None:
     console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
 
 
-def show(table: RichTable) -> None:
+def print_table(table: RichTable) -> None:
     """A table on standard output."""
-    _print_table(out, table)
+    _render_table(out, table)
 
 
-def announce(table: RichTable) -> None:
+def print_table_to_stderr(table: RichTable) -> None:
     """A table on standard error, before the work."""
-    _print_table(err, table)
+    _render_table(err, table)
 
 
-def _print_table(console: Console, table: RichTable) -> None:
+def _render_table(console: Console, table: RichTable) -> None:
     for column in table.columns:
         column.overflow = "fold"  # a long name takes two lines rather than losing its end
     console.print(table)
     if log:
-        log.table(table)
+        log.write_table(table)
 
 
-def show_table(table: Table, left: int) -> None:
+def print_artifact_table(table: Table, left_columns: int) -> None:
     """An artifact's table; all columns but the first `left` are figures, below names that fold."""
-    shown = RichTable(title=table.title, title_justify="left")
+    rich_table = RichTable(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
-        shown.add_column(name, justify="left" if number < left else "right")
+        rich_table.add_column(name, justify="left" if number < left_columns else "right")
     for row in table.rows:
-        shown.add_row(*row)
-    show(shown)
+        rich_table.add_row(*row)
+    print_table(rich_table)
 
 
-def show_json(value: dict[str, Any]) -> None:
+def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
 
 
-def keep(text: str) -> None:
+def append_to_log(text: str) -> None:
     """A line in the log alone."""
     if log:
-        log.line(text)
+        log.write_line(text)
 
 
 def open_log(path: Path, command: str) -> None:
@@ -92,4 +92,4 @@ def open_log(path: Path, command: str) -> None:
     global log
     if is_lead():
         log = Log(path)
-        log.line(f"$ {command}")
+        log.write_line(f"$ {command}")

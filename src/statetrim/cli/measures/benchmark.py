@@ -58,13 +58,13 @@ def benchmark(
     arguments.check_output_free(output)
     from ...benchmarking.benchmark import benchmark as run
     from ...console.measures.benchmark import show_timings
-    from ...console.progress import shown
+    from ...console.progress import show_progress
 
     sizes = (
         None if batch_sizes is None else list(map(arguments.parse_count, batch_sizes.split(",")))
     )
     opened = [arguments.open_model(model, family) for model in (baseline, *models)]
-    with shown("loading") as progress:
+    with show_progress("loading") as progress:
         timings = run(
             opened[1:],
             baseline=opened[0],

@@ -104,13 +104,13 @@ def evaluate(
     """Score models and their original on the same samples, and report what was lost."""
     from ...artifacts.gate import find_violation
     from ...console.measures.evaluate import show_scores
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...evaluation.evaluate import evaluate as run
     from ...progress import is_lead
     from ...runtime.states.stored import StateStorage
     from ...serving.deployment import ship_verdicts
 
-    with shown() as progress:
+    with show_progress() as progress:
         scores = run(
             models,
             baseline=baseline,

@@ -55,7 +55,7 @@ def verify(
     )
     from ...artifacts.verification import Verification
     from ...console.measures.verify import show_verification
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...storage.output import saved
     from ...verification.verify import verify as run
 
@@ -73,7 +73,7 @@ def verify(
     }
 
     def run_verification(directory: Path | None) -> Verification:
-        with shown() as progress:
+        with show_progress() as progress:
             return run(
                 cuts,
                 baseline=original,

@@ -97,14 +97,14 @@ def calibrate(
 ) -> None:
     """Run text through a model and collect the statistics that selection needs."""
     from ...calibration.calibrate import calibrate as run
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...console.steps.calibrate import show_statistics
     from ...runtime.processes import Ranks
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")
     opened = arguments.open_model(model, family)
-    with shown("calibrating") as progress:
+    with show_progress("calibrating") as progress:
         statistics = run(
             opened,
             text,

@@ -32,7 +32,7 @@ def prune(
     as_json: Json = False,
 ) -> None:
     """Write the smaller checkpoint that a plan describes, shard by shard."""
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...console.steps.prune import show_surgery
     from ...surgery.prune import prepare
     from ...surgery.prune import prune as run
@@ -40,6 +40,6 @@ def prune(
     opened = arguments.open_model(model, family)
     surgery = prepare(opened, plan, uneven=uneven)
     if not dry_run:
-        with shown("pruning") as progress:
+        with show_progress("pruning") as progress:
             run(opened, plan, output, uneven=uneven, progress=progress)
     show_surgery(surgery, str(output), done=not dry_run, as_json=as_json)

@@ -131,8 +131,8 @@ def recover(
     as_json: Json = False,
 ) -> None:
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
-    from ...console.progress import shown
-    from ...console.steps.recover import announce, show_recovery
+    from ...console.progress import show_progress
+    from ...console.steps.recover import show_coverage, show_recovery
     from ...progress import is_lead
     from ...recovery.options import RecoverOptions
     from ...recovery.recover import recover as run
@@ -164,7 +164,7 @@ def recover(
         whole=whole,
     )
     opened = arguments.open_model(model, family)
-    with shown("recovering") as progress:
+    with show_progress("recovering") as progress:
         recovered = run(
             opened,
             options,
@@ -172,7 +172,7 @@ def recover(
             text=text,
             out=output,
             resume=resume,
-            announce=announce,
+            announce=show_coverage,
             progress=progress,
         )
     if is_lead():

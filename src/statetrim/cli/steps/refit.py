@@ -30,12 +30,12 @@ def refit(
 ) -> None:
     """Fit the output projections of a pruned checkpoint to the original's layer outputs."""
     shares = arguments.parse_shares(share or [])
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...console.steps.refit import show_refit
     from ...surgery.refit import refit as run
 
     opened = arguments.open_model(model, family)
-    with shown("refitting") as progress:
+    with show_progress("refitting") as progress:
         fitted = run(
             opened,
             statistics,

@@ -77,7 +77,7 @@ def select(
     shares = arguments.parse_shares(share or [])
     arguments.check_output_free(output)
     from ...artifacts.plan import Plan
-    from ...console.progress import shown
+    from ...console.progress import show_progress
     from ...console.steps.select import show_plan
     from ...selection.select import select as run
     from ...storage.checkpoint import with_weights
@@ -86,7 +86,7 @@ def select(
     opened = with_weights(arguments.open_model(model, family))
 
     def choose(directory: Path | None) -> Plan:
-        with shown("selecting") as progress:
+        with show_progress("selecting") as progress:
             return run(
                 opened,
                 method,

@@ -4,12 +4,12 @@ from ...artifacts.timings import Timings
 from .. import terminal
 
 
-def show_timings(timings: Timings, where: str, *, as_json: bool) -> None:
+def show_timings(timings: Timings, output: str, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json(timings.as_json() | {"output": where})
+        terminal.print_json(timings.as_json() | {"output": output})
         return
-    terminal.show_table(timings.table(), left=1)
+    terminal.print_artifact_table(timings.table(), left_columns=1)
     for label, lines in timings.lineage.get("log", {}).items():
         for line in lines:
-            terminal.say(f"{label}: {line}")
-    terminal.say(f"medians (ratio to that of the first model); written to {where}")
+            terminal.print_text(f"{label}: {line}")
+    terminal.print_text(f"medians (ratio to that of the first model); written to {output}")

@@ -8,11 +8,13 @@ from ...artifacts.verdict import Verdict
 from .. import terminal
 
 
-def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_json: bool) -> None:
+def show_scores(
+    scores: Scores, ship_verdicts: Sequence[Verdict], output: str, *, as_json: bool
+) -> None:
     """Every score, what was lost, and the verdict on each cut."""
-    found = [x for model in scores.models[1:] for x in task_losses(scores, model)]
+    model_losses = [loss for model in scores.models[1:] for loss in task_losses(scores, model)]
     if as_json:
-        told = [
+        loss_records = [
             {
                 "model": v.model,
                 "task": v.task,
@@ -22,32 +24,34 @@ def show_scores(scores: Scores, judged: Sequence[Verdict], where: str, *, as_jso
                 "mcnemar_p": v.p,
                 "verdict": v.sentence,
             }
-            for v in found
+            for v in model_losses
         ]
-        verdicts = [one.as_json() for one in judged]
-        more = {"verdicts": told, "ship": verdicts, "output": where}
-        terminal.show_json(scores.as_json(samples=False) | more)
+        verdict_records = [verdict.as_json() for verdict in ship_verdicts]
+        extra = {"verdicts": loss_records, "ship": verdict_records, "output": output}
+        terminal.print_json(scores.as_json(samples=False) | extra)
         return
-    terminal.show_table(scores.table(), left=2)
-    for x in found:
-        p = "" if x.p is None else f" (McNemar p = {x.p:.3g})"
-        terminal.say(f"{x.task}, {x.metric}, {x.model}: {x.sentence}{p}")
+    terminal.print_artifact_table(scores.table(), left_columns=2)
+    for loss in model_losses:
+        p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
+        terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")
     for model in scores.models[1:]:
-        if said := mean_recall_text(scores, model):
-            terminal.say(f"mean recall, {model}: {said}")
+        if sentence := mean_recall_text(scores, model):
+            terminal.print_text(f"mean recall, {model}: {sentence}")
     for task in scores.tasks:
         for metric in scores.metrics(task):
-            if said := averaged_settings_text(scores, task, metric):
-                terminal.say(f"{task}, {metric}: {said}")
-    terminal.say(f"intervals of 95%, paired by sample; written to {where}")
-    for one in judged:
-        show_verdict(one)
+            if sentence := averaged_settings_text(scores, task, metric):
+                terminal.print_text(f"{task}, {metric}: {sentence}")
+    terminal.print_text(f"intervals of 95%, paired by sample; written to {output}")
+    for verdict in ship_verdicts:
+        show_verdict(verdict)
 
 
-def show_verdict(judged: Verdict, name: str = "") -> None:
+def show_verdict(verdict: Verdict, name: str = "") -> None:
     """The outcome, why, and what to know before serving."""
-    terminal.say(f"{name or judged.model}: {judged.outcome.upper()}: {judged.reason}", style="bold")
-    for fact in judged.facts:
-        terminal.say(f"  {fact}")
-    for warning in judged.warnings:
+    terminal.print_text(
+        f"{name or verdict.model}: {verdict.outcome.upper()}: {verdict.reason}", style="bold"
+    )
+    for fact in verdict.facts:
+        terminal.print_text(f"  {fact}")
+    for warning in verdict.warnings:
         terminal.warn(f"warning: {warning}")

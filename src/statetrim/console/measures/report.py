@@ -7,6 +7,8 @@ from .. import terminal
 
 def show_page(page: Path, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json({"html": str(page), "markdown": str(page.with_suffix(".md"))})
+        terminal.print_json({"html": str(page), "markdown": str(page.with_suffix(".md"))})
     else:
-        terminal.say(f"written to {page} and {page.with_suffix('.md').name}, in the same directory")
+        terminal.print_text(
+            f"written to {page} and {page.with_suffix('.md').name}, in the same directory"
+        )

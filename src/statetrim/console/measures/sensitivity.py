@@ -14,55 +14,57 @@ SHARES = (0.5, 0.25)
 
 
 def show_sensitivity(
-    found: Sensitivity, where: str, figures: Sequence[Path], *, as_json: bool
+    sensitivity: Sensitivity, output: str, figures: Sequence[Path], *, as_json: bool
 ) -> None:
     """One row a layer, for each width what it costs; and the sentence."""
     if as_json:
-        terminal.show_json(
+        terminal.print_json(
             {
-                "sensitivity": where,
+                "sensitivity": output,
                 "figures": [str(path) for path in figures],
-                "finding": found.sentence,
-                "cuts": [_numbers(found, cut) for cut in found.cuts],
+                "finding": sensitivity.sentence,
+                "cuts": [_cut_json(sensitivity, cut) for cut in sensitivity.cuts],
             }
         )
         return
     table = Table(title="Each layer cut alone: NLL, recall lost", title_justify="left")
     table.add_column("layer", justify="right")
-    for axis, keep in found.variants:
-        table.add_column(f"{keep} of {found.widths[axis]} {axis}s", justify="right")
-    for layer in found.layers:
-        cuts = [found.find(layer, *variant) for variant in found.variants]
-        table.add_row(str(layer), *(_cell(found, cut) for cut in cuts))
-    terminal.show(table)
-    terminal.say(found.sentence)
-    loads = ", ".join(map(str, found.recalled_pair_counts)) or "none"
-    terminal.say(f"NLL in nats per token; recall in points, mean over {loads} pairs")
+    for axis, keep in sensitivity.variants:
+        table.add_column(f"{keep} of {sensitivity.widths[axis]} {axis}s", justify="right")
+    for layer in sensitivity.layers:
+        cuts = [sensitivity.find(layer, *variant) for variant in sensitivity.variants]
+        table.add_row(str(layer), *(_cost_text(sensitivity, cut) for cut in cuts))
+    terminal.print_table(table)
+    terminal.print_text(sensitivity.sentence)
+    loads = ", ".join(map(str, sensitivity.recalled_pair_counts)) or "none"
+    terminal.print_text(f"NLL in nats per token; recall in points, mean over {loads} pairs")
     for share in SHARES:
-        _say_widths(found, share)
-    terminal.say(f"written to {where}" + (f", and {len(figures)} pictures" if figures else ""))
-
-
-def _say_widths(found: Sensitivity, share: float) -> None:
-    """Shapes by layer, for those who can serve them; nothing where none fit."""
-    try:
-        best = allocate(found, share)
-    except StatetrimError:
-        return
-    terminal.say(
-        f"{best.share:.0%} of the bytes by layer (docs/widths-by-layer.md): --widths {best}, which "
-        f"would cost {best.cost:.3f} (nats and recall), if costs of layers add up"
+        _show_allocation(sensitivity, share)
+    terminal.print_text(
+        f"written to {output}" + (f", and {len(figures)} pictures" if figures else "")
     )
 
 
-def _cell(found: Sensitivity, cut: LayerCut) -> str:
-    drop = found.recall_drop(cut)
+def _show_allocation(sensitivity: Sensitivity, share: float) -> None:
+    """Shapes by layer, for those who can serve them; nothing where none fit."""
+    try:
+        allocation = allocate(sensitivity, share)
+    except StatetrimError:
+        return
+    terminal.print_text(
+        f"{allocation.share:.0%} of the bytes by layer (docs/widths-by-layer.md): --widths {allocation}, which "
+        f"would cost {allocation.cost:.3f} (nats and recall), if costs of layers add up"
+    )
+
+
+def _cost_text(sensitivity: Sensitivity, cut: LayerCut) -> str:
+    drop = sensitivity.recall_drop(cut)
     recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
-    return f"{found.nll_increase(cut).estimate:+.3f}{recall}"
+    return f"{sensitivity.nll_increase(cut).estimate:+.3f}{recall}"
 
 
-def _numbers(found: Sensitivity, cut: LayerCut) -> dict[str, object]:
-    nll, drop = found.nll_increase(cut), found.recall_drop(cut)
+def _cut_json(sensitivity: Sensitivity, cut: LayerCut) -> dict[str, object]:
+    nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
     return {
         "layer": cut.layer,
         "axis": cut.axis,

@@ -9,48 +9,53 @@ from .. import terminal
 COLUMNS = ("choices equal", "loss, points", "largest gap")
 
 
-def show_verification(found: Verification, where: str, *, as_json: bool) -> None:
+def show_verification(verification: Verification, output: str, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json(found.as_json() | {"output": where})
+        terminal.print_json(verification.as_json() | {"output": output})
         return
-    if found.agreements:
-        terminal.show(_table(found))
-    for model, notes in found.notes.items():
+    if verification.agreements:
+        terminal.print_table(_table(verification))
+    for model, notes in verification.notes.items():
         for note in notes:
-            terminal.say(f"note, {model}: {note}")
-    for model, faults in found.faults.items():
+            terminal.print_text(f"note, {model}: {note}")
+    for model, faults in verification.faults.items():
         for fault in faults:
-            terminal.say(f"fault, {model}: {fault}", "bold red")
-    if not found.faults:
-        terminal.say("no fault found", "bold green")
-    terminal.say(
+            terminal.print_text(f"fault, {model}: {fault}", "bold red")
+    if not verification.faults:
+        terminal.print_text("no fault found", "bold green")
+    terminal.print_text(
         "losses against the original, intervals of 95%, paired by sequence; gap: the logits by "
-        f"which transformers preferred another token; written to {where}"
+        f"which transformers preferred another token; written to {output}"
     )
 
 
-def _table(found: Verification) -> Table:
+def _table(verification: Verification) -> Table:
     table = Table(
-        title=f"{found.version}, {found.dtype}, compared with transformers", title_justify="left"
+        title=f"{verification.version}, {verification.dtype}, compared with transformers",
+        title_justify="left",
     )
     table.add_column("model", overflow="fold")
     table.add_column("tokens")
     for name in COLUMNS:
         table.add_column(name, justify="right")
-    for one in found.agreements:
+    for agreement in verification.agreements:
         table.add_row(
-            one.model,
-            one.kind,
-            f"{sum(one.agreed):,} of {sum(one.places):,}",
-            _change(found, one),
-            f"{one.largest_gap:.2g}",
+            agreement.model,
+            agreement.kind,
+            f"{sum(agreement.agreed):,} of {sum(agreement.places):,}",
+            _loss_text(verification, agreement),
+            f"{agreement.largest_gap:.2g}",
         )
     return table
 
 
-def _change(found: Verification, one: Agreement) -> str:
-    moved = found.agreement_change(one.model, one.kind) if one.model != found.models[0] else None
-    if moved is None:
+def _loss_text(verification: Verification, agreement: Agreement) -> str:
+    change = (
+        verification.agreement_change(agreement.model, agreement.kind)
+        if agreement.model != verification.models[0]
+        else None
+    )
+    if change is None:
         return ""
-    lost = -moved
-    return f"{lost.estimate:+.2f} ({lost.low:+.2f} to {lost.high:+.2f})"
+    loss = -change
+    return f"{loss.estimate:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})"

@@ -11,35 +11,39 @@ NORM_EPS = 1e-6
 
 
 def show_statistics(
-    statistics: Statistics, model: Checkpoint, where: str, *, as_json: bool
+    statistics: Statistics, model: Checkpoint, output: str, *, as_json: bool
 ) -> None:
     layers = statistics.layers.values()
     tokens = next(iter(layers)).tokens
-    energy = [float(x.output_square.mean()) / tokens for x in layers if x.output_square is not None]
-    made = {name: next(iter(x.values())).tokens for name, x in statistics.generated.items()}
+    mean_squares = [
+        float(x.output_square.mean()) / tokens for x in layers if x.output_square is not None
+    ]
+    generated_tokens = {
+        name: next(iter(x.values())).tokens for name, x in statistics.generated.items()
+    }
     if as_json:
-        terminal.show_json(
+        terminal.print_json(
             {
-                "statistics": where,
+                "statistics": output,
                 "tokens": tokens,
-                "generated": made,
+                "generated": generated_tokens,
                 "parts": sorted(statistics.sum_names),
-                "output_energy": energy,
+                "output_energy": mean_squares,
             }
         )
         return
     table = Table(title="Statistics", title_justify="left", show_header=False)
     table.add_row("tokens", f"{tokens:,}")
-    for name, count in made.items():
+    for name, count in generated_tokens.items():
         table.add_row(f"tokens of {name}", f"{count:,}")
     table.add_row("layers x key heads", f"{len(statistics.layers)} x {model.geometry.num_k_heads}")
     table.add_row("sums", ", ".join(sorted(statistics.sum_names)))
-    table.add_row("written to", where)
-    terminal.show(table)
-    if energy and min(energy) < NORM_EPS:
-        low = sum(one < NORM_EPS for one in energy)
+    table.add_row("written to", output)
+    terminal.print_table(table)
+    if mean_squares and min(mean_squares) < NORM_EPS:
+        small_layers = sum(mean_square < NORM_EPS for mean_square in mean_squares)
         terminal.note(
-            f"in {low} of {len(energy)} layers the output before its norm is small (mean square "
-            f"{min(energy):.2g}, below the norm's eps of about {NORM_EPS:g}): there the norm does "
+            f"in {small_layers} of {len(mean_squares)} layers the output before its norm is small (mean square "
+            f"{min(mean_squares):.2g}, below the norm's eps of about {NORM_EPS:g}): there the norm does "
             "not undo the rescaling of a cut, which may cost more; compare with a random cut"
         )

@@ -3,5 +3,5 @@
 from .. import terminal
 
 
-def show_merged(parts: int, where: str) -> None:
-    terminal.say(f"{parts} statistics added, written to {where}")
+def show_merged(parts: int, output: str) -> None:
+    terminal.print_text(f"{parts} statistics added, written to {output}")

@@ -5,20 +5,20 @@ from rich.table import Table
 from ...maths.formatting import change, size
 from ...surgery.prune import Surgery
 from .. import terminal
-from ..state import state_bytes
+from ..state import state_size_json
 
 
-def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> None:
+def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) -> None:
     before, after = surgery.model.geometry, surgery.geometry
     if as_json:
-        terminal.show_json(
+        terminal.print_json(
             {
-                "output": where,
+                "output": output,
                 "dry_run": not done,
                 "tensors_cut": len(surgery.cuts),
                 "head_k_dim": [before.head_k_dim, after.head_k_dim],
                 "head_v_dim": [before.head_v_dim, after.head_v_dim],
-                **state_bytes(before, after),
+                **state_size_json(before, after),
                 "weight_bytes": [surgery.bytes_before, surgery.bytes_after],
                 "parameters": [surgery.model.parameters, surgery.parameters_after],
             }
@@ -45,7 +45,7 @@ def show_surgery(surgery: Surgery, where: str, *, done: bool, as_json: bool) -> 
         table.add_row(name, size(old), size(new), change(old, new))
     name, old, new = rows[4]
     table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
-    terminal.show(table)
+    terminal.print_table(table)
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} other files"
     verb = "written to" if done else "would go to"
-    terminal.say(f"{len(surgery.cuts)} tensors cut; {files} {verb} {where}")
+    terminal.print_text(f"{len(surgery.cuts)} tensors cut; {files} {verb} {output}")

@@ -12,13 +12,13 @@ from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES
 from .. import terminal
 
 
-def announce(coverage: Coverage) -> None:
+def show_coverage(coverage: Coverage) -> None:
     """Say what is trained, before it is."""
     if is_lead():
-        terminal.note(coverage_sentence(coverage))
+        terminal.note(coverage_text(coverage))
 
 
-def coverage_sentence(coverage: Coverage) -> str:
+def coverage_text(coverage: Coverage) -> str:
     """What is trained, so that nobody has to guess what LoRA missed."""
     share = coverage.trained_parameters / max(1, coverage.all_parameters)
     others = [
@@ -34,11 +34,11 @@ def coverage_sentence(coverage: Coverage) -> str:
     )
 
 
-def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
+def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
     record = read_object(recovered.path / ARTIFACTS / "recover.json", MOST_RECORD_BYTES)
     curve = record["curve"]
     if as_json:
-        terminal.show_json({"output": where, "coverage": record["coverage"], "curve": curve})
+        terminal.print_json({"output": output, "coverage": record["coverage"], "curve": curve})
         return
     table = Table(title="Recovery", title_justify="left")
     steps = max(1, len(curve) // 10)
@@ -51,13 +51,13 @@ def show_recovery(recovered: Checkpoint, where: str, *, as_json: bool) -> None:
     checks = record.get("held_out", [])
     if checks and "recall" in checks[0]:
         table.add_row("held-out recall", *(f"{checks[n]['recall']:.4f}" for n in (0, -1)))
-    terminal.show(table)
+    terminal.print_table(table)
     trained = len(record["trained_tensors"])
-    terminal.say(
+    terminal.print_text(
         f"{curve[-1]['tokens']:,} tokens in {len(curve)} steps; {trained} tensors changed, the "
-        f"others are as they were; written to {where}",
+        f"others are as they were; written to {output}",
     )
-    terminal.say(
+    terminal.print_text(
         "the training loss is of other batches at each end, so small changes say little; measure "
         "with: statetrim evaluate"
     )

@@ -8,11 +8,11 @@ from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES
 from .. import terminal
 
 
-def show_refit(model: Checkpoint, where: str, *, as_json: bool) -> None:
+def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
     """The part of every layer's output that is missed, before and after."""
     layers = read_object(model.path / ARTIFACTS / "refit.json", MOST_RECORD_BYTES)["layers"]
     if as_json:
-        terminal.show_json({"output": where, "layers": layers})
+        terminal.print_json({"output": output, "layers": layers})
         return
     table = Table(title="Refitted: part of each layer's output missed", title_justify="left")
     for name in ("layer", "before", "after", "change"):
@@ -20,5 +20,5 @@ def show_refit(model: Checkpoint, where: str, *, as_json: bool) -> None:
     for layer, error in layers.items():
         before, after = error["before"], error["after"]
         table.add_row(layer, f"{before:.2%}", f"{after:.2%}", f"{after / before - 1:+.0%}")
-    terminal.show(table)
-    terminal.say(f"squares, on the text of the fit; written to {where}")
+    terminal.print_table(table)
+    terminal.print_text(f"squares, on the text of the fit; written to {output}")

@@ -8,19 +8,19 @@ from rich.table import Table
 from ...artifacts.plan import Plan
 from ...geometry import Geometry
 from .. import terminal
-from ..state import shared_by
+from ..state import tensor_parallel_text
 
 
-def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> None:
+def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> None:
     if as_json:
-        terminal.show_json(
+        terminal.print_json(
             {
-                "plan": where,
+                "plan": output,
                 "method": plan.method,
                 "keep": plan.keep,
                 "value_method": plan.value_method,
                 "keep_values": plan.keep_values,
-                **_heads(plan, before),
+                **_heads_json(plan, before),
             }
         )
         return
@@ -48,13 +48,13 @@ def show_plan(plan: Plan, before: Geometry, where: str, *, as_json: bool) -> Non
         table.add_row("with", f"{after.num_k_heads} of {before.num_k_heads} key heads")
         table.add_row("layers", str(layers))
     table.add_row("seed", str(plan.seed))
-    table.add_row("written to", where)
-    terminal.show(table)
+    table.add_row("written to", output)
+    terminal.print_table(table)
     if plan.kept_heads is not None:
-        terminal.note(shared_by(before, plan.pruned_geometry(before)))
+        terminal.note(tensor_parallel_text(before, plan.pruned_geometry(before)))
 
 
-def _heads(plan: Plan, before: Geometry) -> dict[str, Any]:
+def _heads_json(plan: Plan, before: Geometry) -> dict[str, Any]:
     if plan.kept_heads is None:
         return {}
     after = plan.pruned_geometry(before)
