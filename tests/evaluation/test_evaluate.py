@@ -67,7 +67,7 @@ def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
     rows.write_text("".join(json.dumps({"page": page}) + "\n" for page in found))
     files = {"wikitext": rows, "lambada_openai": DATA / "lambada_openai" / "lambada_test.jsonl"}
     for task, path in files.items():
-        stock = harness.stock_tasks() / TASKS[task].stock
+        stock = harness.stock_tasks_directory() / TASKS[task].stock
         (tmp_path / f"{task}.yaml").write_text(
             f"include: {stock}\ntask: {task}\ndataset_path: json\ndataset_name: null\n"
             f"dataset_kwargs:\n  data_files:\n    test: {path}\n"
@@ -136,14 +136,14 @@ def test_neither_padding_nor_neighbours_change_an_answer(
 ) -> None:
     from lm_eval.api.instance import Instance
 
-    harness.quiet()
+    harness.silence_libraries()
     model = st.open(checkpoint(model_type))
     live, tokenizer = load(model), load_tokenizer(model)
     texts = [" ".join(f"w{1 + (7 * i + j * j) % 63}" for j in range(3 + 5 * i)) for i in range(8)]
     until = {"until": ["<stop>"], "max_gen_toks": 6, "do_sample": False}
     likelihoods, answers = [], []
     for size in BATCHES:
-        lm = harness.hf_model(live, tokenizer, size)
+        lm = harness.wrap_hf_model(live, tokenizer, size)
         asked = [Instance("loglikelihood", {}, (text, " w5 w9"), i) for i, text in enumerate(texts)]
         likelihoods.append([value for value, _ in lm.loglikelihood(asked)])
         asked = [Instance("generate_until", {}, (text, until), i) for i, text in enumerate(texts)]

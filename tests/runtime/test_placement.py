@@ -66,9 +66,9 @@ def test_memory_is_that_of_the_cards_that_are_used() -> None:
         two = Placement(device_map="auto", max_memory="0=2GiB, 1=1.5 GiB")
         assert two.memory == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
         assert free_memory(Placement("cpu")) != 10 * 2**30
-        assert Setting("vllm", placement=two).for_engine == {"tensor_parallel_size": 4}
+        assert Setting("vllm", placement=two).vllm_options == {"tensor_parallel_size": 4}
         given = {"tensor_parallel_size": 2}
-        assert Setting("vllm", given, placement=two).for_engine == given
+        assert Setting("vllm", given, placement=two).vllm_options == given
 
 
 @torch.no_grad()

@@ -28,8 +28,8 @@ from ..tasks import TASKS, WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
 from . import harness
 from .finished_tasks import FinishedTasks
-from .runner import Engine, Original, Runner, Setting
-from .samples import Samples, Source, prepare
+from .runner import Engine, ModelRunner, OriginalHiddenStates, Setting
+from .samples import Samples, SampleSource, prepare_samples
 from .seen_text import warn_of_seen_text
 
 
@@ -68,118 +68,140 @@ def evaluate(
     deprecated).
     """
     warn_deprecated_resume(resume)
-    chosen = find_tasks(tasks)
-    if any(task.kind not in WITHOUT_HARNESS for task in chosen):
-        harness.quiet()
+    chosen_tasks = find_tasks(tasks)
+    if any(task.kind not in WITHOUT_HARNESS for task in chosen_tasks):
+        harness.silence_libraries()
     checkpoints = [opened(baseline), *all_opened(models)]
-    empty = next((model.path for model in checkpoints if not model.shards), None)
-    if empty is not None:
-        raise StatetrimError(f"{empty} holds no weights, so there is nothing to evaluate")
+    without_weights = next((model.path for model in checkpoints if not model.shards), None)
+    if without_weights is not None:
+        raise StatetrimError(f"{without_weights} holds no weights, so there is nothing to evaluate")
     storage = StateStorage(storage) if isinstance(storage, str) else storage
-    names = _names(checkpoints, storage)
+    names = _display_names(checkpoints, storage)
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     setting = Setting(engine, dict(engine_options or {}), batch_size, placement, storage)
-    setting.check(chosen)
-    _check(chosen, limit, text)
+    setting.check(chosen_tasks)
+    _check_arguments(chosen_tasks, limit, text)
     if out is not None:
         check_writable(out)
     with ExitStack() as stack:
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
-        folder = Path(data) if data is not None else None
-        tokenizers = _tokenizers(checkpoints)
-        source = Source(folder, text, token_count(skip), limit)
+        data_directory = Path(data) if data is not None else None
+        tokenizers = _load_tokenizers(checkpoints)
+        source = SampleSource(data_directory, text, token_count(skip), limit)
         warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source, tokenizers[0])
-        work = [prepare(task, source, tokenizers[0], scratch) for task in chosen]
-        lineage = _lineage(names, checkpoints, setting, work, limit)
-        ranks, known, place = Ranks.of_this_process(), FinishedTasks(None, names), None
+        task_samples = [
+            prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks
+        ]
+        lineage = _lineage(names, checkpoints, setting, task_samples, limit)
+        ranks, finished, partial_output = Ranks.of_this_process(), FinishedTasks(None, names), None
         if out is not None and ranks.rank == 0:
-            ours = [known.file(name, task.name) for name in names for task in chosen]
+            task_files = [
+                finished.file_name(name, task.name) for name in names for task in chosen_tasks
+            ]
             record = {"format": "statetrim evaluate", **lineage}
             files = {"scores.json": Path(out)}
-            place = stack.enter_context(output(out, "job.json", record, files=files, ours=ours))
-            known = FinishedTasks(place.path, names)
-        if any(ranks.gather(place is not None and place.done)):
+            partial_output = stack.enter_context(
+                output(out, "job.json", record, files=files, ours=task_files)
+            )
+            finished = FinishedTasks(partial_output.path, names)
+        if any(ranks.gather(partial_output is not None and partial_output.done)):
             return Scores.load(str(out))
         report = stack.enter_context(showing(progress, "evaluating"))
-        original, found = Original(checkpoints[0], placement), list[Score]()
+        original, all_scores = OriginalHiddenStates(checkpoints[0], placement), list[Score]()
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
-            stored = setting if found else replace(setting, storage=StateStorage())
-            runner = Runner(name, model, original, tokenizer, stored)
-            found += _scores(runner, work, limit, known, ranks, report)
-        scores = Scores(names, found, lineage)
-        if place is not None:
-            scores.save(place.path / "scores.json")
-            place.publish()
+            model_setting = setting if all_scores else replace(setting, storage=StateStorage())
+            runner = ModelRunner(name, model, original, tokenizer, model_setting)
+            all_scores += _score_tasks(runner, task_samples, limit, finished, ranks, report)
+        scores = Scores(names, all_scores, lineage)
+        if partial_output is not None:
+            scores.save(partial_output.path / "scores.json")
+            partial_output.publish()
         ranks.wait()  # until the result is there
         return scores
 
 
-def _names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
+def _display_names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
     """Short ones; the original may be given again where its state is stored otherwise."""
-    first = models[0].path.resolve()
-    again = [storage.rounds and model.path.resolve() == first for model in models[1:]]
-    others = (model for model, same in zip(models[1:], again, strict=True) if not same)
-    short = iter(short_names([models[0], *others]))
-    original = next(short)
-    return [original, *(f"{original}-{storage.dtype}" if same else next(short) for same in again)]
+    original_path = models[0].path.resolve()
+    is_original = [storage.rounds and model.path.resolve() == original_path for model in models[1:]]
+    others = (model for model, same in zip(models[1:], is_original, strict=True) if not same)
+    names = iter(short_names([models[0], *others]))
+    original = next(names)
+    return [
+        original,
+        *(f"{original}-{storage.dtype}" if same else next(names) for same in is_original),
+    ]
 
 
-def _tokenizers(models: list[Checkpoint]) -> list[Any]:
+def _load_tokenizers(models: list[Checkpoint]) -> list[Any]:
     """One for each, all of which do the same."""
-    found = [load_tokenizer(model) for model in models]
-    if len({json.dumps(each("The quick brown fox, 42.")["input_ids"]) for each in found}) > 1:
+    tokenizers = [load_tokenizer(model) for model in models]
+    if (
+        len(
+            {
+                json.dumps(tokenizer("The quick brown fox, 42.")["input_ids"])
+                for tokenizer in tokenizers
+            }
+        )
+        > 1
+    ):
         raise StatetrimError("the models have different tokenizers, so they cannot be compared")
-    return found
+    return tokenizers
 
 
-def _scores(
-    runner: Runner,
-    work: list[Samples],
+def _score_tasks(
+    runner: ModelRunner,
+    task_samples: list[Samples],
     limit: int | None,
-    known: FinishedTasks,
+    finished: FinishedTasks,
     ranks: Ranks,
     report: OnProgress,
 ) -> list[Score]:
     """One model on all tasks, those that are done already left out; each process takes its share,
     and the first one keeps the results."""
-    done, *_ = ranks.gather(
-        {item.task.name: known.find(runner.name, item.task.name) for item in work}
+    scores_by_task, *_ = ranks.gather(
+        {
+            samples.task.name: finished.load(runner.name, samples.task.name)
+            for samples in task_samples
+        }
     )
-    mine: dict[str, list[Score]] = {}
-    for item in ranks.share([item for item in work if done[item.task.name] is None]):
-        mine[item.task.name] = runner.run(item, limit, report)
+    own_scores: dict[str, list[Score]] = {}
+    for samples in ranks.share(
+        [samples for samples in task_samples if scores_by_task[samples.task.name] is None]
+    ):
+        own_scores[samples.task.name] = runner.run(samples, limit, report)
         if ranks.rank == 0:
-            known.keep(runner.name, item.task.name, mine[item.task.name])
-        report(Progress(1, 1, "tasks", f"{runner.name}: {item.task.name}"))
+            finished.save(runner.name, samples.task.name, own_scores[samples.task.name])
+        report(Progress(1, 1, "tasks", f"{runner.name}: {samples.task.name}"))
     runner.close()
-    for rank, theirs in enumerate(ranks.gather(mine)):
-        for task, scores in theirs.items():
-            done[task] = scores
+    for rank, rank_scores in enumerate(ranks.gather(own_scores)):
+        for task, scores in rank_scores.items():
+            scores_by_task[task] = scores
             if ranks.rank == 0 and rank:
-                known.keep(runner.name, task, scores)
-    return [score for item in work for score in done[item.task.name] or ()]
+                finished.save(runner.name, task, scores)
+    return [score for samples in task_samples for score in scores_by_task[samples.task.name] or ()]
 
 
 def _lineage(
     names: list[str],
     models: list[Checkpoint],
     setting: Setting,
-    work: list[Samples],
+    task_samples: list[Samples],
     limit: int | None,
 ) -> dict[str, Any]:
-    marks = [model.digest for model in models]
-    asking = any(item.task.kind not in WITHOUT_HARNESS for item in work)
+    digests = [model.digest for model in models]
+    uses_harness = any(samples.task.kind not in WITHOUT_HARNESS for samples in task_samples)
     return {
         "statetrim": __version__,
-        "lm_eval": harness.version() if asking else None,
+        "lm_eval": harness.lm_eval_version() if uses_harness else None,
         "engine": setting.engine,
         **({"engine_options": dict(setting.engine_options)} if setting.engine_options else {}),
         **({"state": asdict(setting.storage)} if setting.storage.rounds else {}),
         "limit": limit,
-        "baseline": marks[0],
-        "models": marks,
-        "data": {item.task.name: item.digest for item in work},
-        "original": marks[0],
+        "baseline": digests[0],
+        "models": digests,
+        "data": {samples.task.name: samples.digest for samples in task_samples},
+        "original": digests[0],
         "vocabulary": vocabulary_size(models[0]),
         "cuts": {
             name: read_origin(model, models[0]) for name, model in zip(names, models, strict=True)
@@ -188,7 +210,7 @@ def _lineage(
     }
 
 
-def _check(tasks: list[Task], limit: int | None, text: str | Path | None) -> None:
+def _check_arguments(tasks: list[Task], limit: int | None, text: str | Path | None) -> None:
     if limit is not None and limit < 2:
         raise StatetrimError(
             f"a limit of {limit} leaves nothing to compare; take 2 samples or more"

@@ -15,19 +15,19 @@ class FinishedTasks:
     def __init__(self, directory: Path | None, models: Sequence[str]) -> None:
         self.directory, self.models = directory, models
 
-    def find(self, model: str, task: str) -> list[Score] | None:
-        if self.directory is None or not (self.directory / self.file(model, task)).exists():
+    def load(self, model: str, task: str) -> list[Score] | None:
+        if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
             return None
-        stored = read_object(self.directory / self.file(model, task), MAX_BYTES)
+        stored = read_object(self.directory / self.file_name(model, task), MAX_BYTES)
         return [parse_score(score) for score in stored["scores"]]
 
-    def keep(self, model: str, task: str, scores: list[Score]) -> None:
+    def save(self, model: str, task: str, scores: list[Score]) -> None:
         if self.directory is not None:
             content = {"scores": [asdict(score) for score in scores]}
-            write_object(self.directory / self.file(model, task), content, indent=None)
+            write_object(self.directory / self.file_name(model, task), content, indent=None)
 
-    def file(self, model: str, task: str) -> str:
-        plain = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
-        number = self.models.index(model)
-        twins = plain[:number].count(plain[number])
-        return f"{plain[number]}{f'.{twins + 1}' if twins else ''}.{task}.json"
+    def file_name(self, model: str, task: str) -> str:
+        safe_names = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
+        index = self.models.index(model)
+        duplicates = safe_names[:index].count(safe_names[index])
+        return f"{safe_names[index]}{f'.{duplicates + 1}' if duplicates else ''}.{task}.json"

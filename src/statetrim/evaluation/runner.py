@@ -43,10 +43,12 @@ class Setting:
     storage: StateStorage = field(default_factory=StateStorage)
 
     @property
-    def for_engine(self) -> dict[str, Any]:
+    def vllm_options(self) -> dict[str, Any]:
         """vLLM's own options; where a model is to be spread, over all GPUs unless they say."""
-        spread = {"tensor_parallel_size": self.placement.cards} if self.placement.device_map else {}
-        return {**spread, **self.engine_options}
+        parallelism = (
+            {"tensor_parallel_size": self.placement.cards} if self.placement.device_map else {}
+        )
+        return {**parallelism, **self.engine_options}
 
     def check(self, tasks: Sequence[Task]) -> None:
         """A sentence where `tasks` cannot be run so."""
@@ -63,23 +65,25 @@ class Setting:
                 "--state-dtype rounds in transformers; vLLM has its own: "
                 "--engine-option mamba_ssm_cache_dtype=bfloat16"
             )
-        inner = next((task.name for task in tasks if task.kind in WITHOUT_HARNESS), None)
-        if self.engine == "vllm" and inner:
-            raise StatetrimError(f"{inner} reads the model's own logits, so it needs --engine hf")
-        outer = next((task.name for task in tasks if task.kind not in WITHOUT_HARNESS), None)
-        if self.placement.layerwise and outer:
+        logit_task = next((task.name for task in tasks if task.kind in WITHOUT_HARNESS), None)
+        if self.engine == "vllm" and logit_task:
             raise StatetrimError(
-                f"{outer} needs the whole model in memory; layerwise runs "
+                f"{logit_task} reads the model's own logits, so it needs --engine hf"
+            )
+        harness_task = next((task.name for task in tasks if task.kind not in WITHOUT_HARNESS), None)
+        if self.placement.layerwise and harness_task:
+            raise StatetrimError(
+                f"{harness_task} needs the whole model in memory; layerwise runs "
                 f"{', '.join(WITHOUT_HARNESS)}"
             )
 
 
-class Original:
+class OriginalHiddenStates:
     """What the model before the cut read, for the others to be compared with."""
 
     def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
         self.checkpoint, self.placement = checkpoint, placement
-        self._readings: dict[str, Reading] = {}
+        self._by_task: dict[str, Reading] = {}
 
     def read(
         self,
@@ -90,29 +94,29 @@ class Original:
     ) -> Reading:
         """The reading of a task, which may have been made before; else by `live`, or by a model
         that is loaded for it and let go."""
-        if task not in self._readings:
+        if task not in self._by_task:
             loaded = live or load_live(self.checkpoint, self.placement)
-            self._readings[task] = Reading(loaded, batches, report)
+            self._by_task[task] = Reading(loaded, batches, report)
             if live is None:
-                self.let_go()
-        return self._readings[task]
+                self.unload()
+        return self._by_task[task]
 
-    def has(self, task: str) -> bool:
-        return task in self._readings
+    def has_task(self, task: str) -> bool:
+        return task in self._by_task
 
-    def let_go(self) -> None:
-        for reading in self._readings.values():
+    def unload(self) -> None:
+        for reading in self._by_task.values():
             reading.let_go()
 
 
-class Runner:
+class ModelRunner:
     """One model and its tasks; loaded when the first task needs it."""
 
     def __init__(
         self,
         name: str,
         model: Checkpoint,
-        original: Original,
+        original: OriginalHiddenStates,
         tokenizer: Any,
         setting: Setting,
     ) -> None:
@@ -121,138 +125,155 @@ class Runner:
         self.live: LiveModel | None = None
         self.lm: Any = None
 
-    def run(self, work: Samples, limit: int | None, progress: OnProgress) -> list[Score]:
-        task = work.task
+    def run(self, samples: Samples, limit: int | None, progress: OnProgress) -> list[Score]:
+        task = samples.task
 
         def report(done: int, total: int) -> None:
             progress(Progress(done, total, "samples", f"{self.name}: {task.name}"))
 
         report(0, 1)
         if task.kind == "mqar":
-            return self._mqar(limit or MQAR_ROWS, report)
-        if work.ids is not None:
-            return self._reading(task, work.ids, report)
-        assert work.directory is not None
-        with self._stored():
-            return harness.run(self._lm(), self.name, task, work.directory, limit, report)
+            return self._score_mqar(limit or MQAR_ROWS, report)
+        if samples.ids is not None:
+            return self._score_against_original(task, samples.ids, report)
+        assert samples.directory is not None
+        with self._rounded_states():
+            return harness.run_task(
+                self._load_lm(), self.name, task, samples.directory, limit, report
+            )
 
     def close(self) -> None:
         """Make room for the next model."""
         self.live = self.lm = None
-        self.original.let_go()
+        self.original.unload()
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
 
-    def _stored(self) -> AbstractContextManager[None]:
+    def _rounded_states(self) -> AbstractContextManager[None]:
         """Within, the model's states are stored as asked; vLLM stores its own."""
         if self.setting.engine == "vllm":
             return nullcontext()
-        return stored_states(self._model(), self.setting.storage)
+        return stored_states(self._load_model(), self.setting.storage)
 
-    def _model(self) -> LiveModel:
+    def _load_model(self) -> LiveModel:
         if self.live is None:
             self.live = load_live(self.model, self.setting.placement)
         return self.live
 
-    def _lm(self) -> Any:
+    def _load_lm(self) -> Any:
         if self.lm is None and self.setting.engine == "vllm":
-            self.lm = harness.vllm_model(self.model.path, VLLM_BATCH, self.setting.for_engine)
+            self.lm = harness.load_vllm_model(
+                self.model.path, VLLM_BATCH, self.setting.vllm_options
+            )
         elif self.lm is None:
-            self.lm = harness.hf_model(
-                self._model().module, self.tokenizer, self.setting.batch_size
+            self.lm = harness.wrap_hf_model(
+                self._load_model().module, self.tokenizer, self.setting.batch_size
             )
         return self.lm
 
-    def _mqar(self, rows: int, report: harness.Report) -> list[Score]:
-        vocabulary = int(self._model().head.weight.shape[0])
+    def _score_mqar(self, rows: int, report: harness.ProgressCallback) -> list[Score]:
+        vocabulary = int(self._load_model().head.weight.shape[0])
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
         cells = [cell for cell in cells if cell["pairs"] <= vocabulary // 4]
-        made = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]
-        parts = [
-            (part, asked)
-            for ids, asked in made
-            for part in torch.split(ids, self.setting.batch_size)
+        generated = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]
+        batches = [
+            (batch, answer_positions)
+            for ids, answer_positions in generated
+            for batch in torch.split(ids, self.setting.batch_size)
         ]
         layerwise = self.setting.placement.layerwise
-        reading, asking = _counts(report, len(parts), read_first=layerwise)
-        read = self._reader([ids for ids, _ in parts], reading)
-        shares, found = list[float](), list[Score]()
-        for number, (ids, asked) in enumerate(parts):
+        on_read, on_answered = _progress_callbacks(report, len(batches), read_first=layerwise)
+        logits_of = self._logits_by_batch([ids for ids, _ in batches], on_read)
+        shares, scores = list[float](), list[Score]()
+        for number, (ids, answer_positions) in enumerate(batches):
             with torch.inference_mode():
-                shares += recall.recalled(ids, asked, read(number)(asked)).tolist()
-            asking(number + 1)
-        for place, cell in enumerate(cells):
-            far = f"_in_{cell['length']}" if cell["length"] else ""
-            name = f"pairs_{cell['pairs']}{far}"
-            found.append(self._share("mqar", name, shares[place * rows : (place + 1) * rows]))
-        rows_of = zip(*(score.samples for score in found), strict=True)
-        means = [sum(row) / len(row) for row in rows_of]
-        return [self._share("mqar", "accuracy", means), *found]
+                shares += recall.recalled(
+                    ids, answer_positions, logits_of(number)(answer_positions)
+                ).tolist()
+            on_answered(number + 1)
+        for index, cell in enumerate(cells):
+            suffix = f"_in_{cell['length']}" if cell["length"] else ""
+            name = f"pairs_{cell['pairs']}{suffix}"
+            scores.append(
+                self._share_score("mqar", name, shares[index * rows : (index + 1) * rows])
+            )
+        samples_by_row = zip(*(score.samples for score in scores), strict=True)
+        means = [sum(row) / len(row) for row in samples_by_row]
+        return [self._share_score("mqar", "accuracy", means), *scores]
 
-    def _reading(self, task: Task, ids: Tensor, report: harness.Report) -> list[Score]:
+    def _score_against_original(
+        self, task: Task, ids: Tensor, report: harness.ProgressCallback
+    ) -> list[Score]:
         """Sequences compared with the baseline: agreement with it and, on own text, perplexity."""
         size = self.setting.batch_size
-        batches, before = list(torch.split(ids.long(), size)), None
+        batches, original_states = list(torch.split(ids.long(), size)), None
         is_original = self.model is self.original.checkpoint and not self.setting.storage.rounds
         read_first = is_original or self.setting.placement.layerwise
-        reading, comparing = _counts(report, len(ids), size, read_first=read_first)
-        after: Callable[[int], Logits]
+        on_read, on_compared = _progress_callbacks(report, len(ids), size, read_first=read_first)
+        model_logits: Callable[[int], Logits]
         if is_original:
-            after = self.original.read(task.name, batches, self._model(), reading).at
+            model_logits = self.original.read(task.name, batches, self._load_model(), on_read).at
         else:
-            if not self.original.has(task.name):
+            if not self.original.has_task(task.name):
                 self.live = self.lm = None  # two may not fit
-            before = self.original.read(task.name, batches)
-            after = self._reader(batches, reading)
-        parts = []
+            original_states = self.original.read(task.name, batches)
+            model_logits = self._logits_by_batch(batches, on_read)
+        comparisons = []
         for number, batch in enumerate(batches):
             with torch.inference_mode():
-                new = after(number)
-                old = new if before is None else before.at(number)
-            parts.append(compared(old, new, batch))
-            comparing(number + 1)
+                new = model_logits(number)
+                old = new if original_states is None else original_states.at(number)
+            comparisons.append(compared(old, new, batch))
+            on_compared(number + 1)
         kl, likelihood = (
-            torch.cat([getattr(part, name) for part in parts]) for name in ("kl", "log_likelihood")
+            torch.cat([getattr(comparison, name) for comparison in comparisons])
+            for name in ("kl", "log_likelihood")
         )
         if not bool(kl.isfinite().all()):
             raise StatetrimError(f"{self.name} gives logits that are not numbers")
-        same = torch.cat([part.same for part in parts]).tolist()
+        top1 = torch.cat([comparison.same for comparison in comparisons]).tolist()
         scores = [
             Score(self.name, task.name, "kl", "nats", False, kl.tolist()),
-            self._share(task.name, "top1", same),
+            self._share_score(task.name, "top1", top1),
         ]
         if task.kind == "text":
-            words = [float(ids.shape[1] - 1)] * len(ids)  # tokens that were foretold
-            read = Score(
-                self.name, "text", "perplexity", "perplexity", False, likelihood.tolist(), words
+            predicted_tokens = [float(ids.shape[1] - 1)] * len(ids)  # tokens that were foretold
+            perplexity = Score(
+                self.name,
+                "text",
+                "perplexity",
+                "perplexity",
+                False,
+                likelihood.tolist(),
+                predicted_tokens,
             )
-            scores.insert(0, read)
+            scores.insert(0, perplexity)
         return scores
 
-    def _reader(
-        self, batches: list[Tensor], count: Callable[[int], None]
+    def _logits_by_batch(
+        self, batches: list[Tensor], on_read: Callable[[int], None]
     ) -> Callable[[int], Logits]:
         """Gives the logits of a batch; weights on disk are read once for all of them."""
         storage = self.setting.storage
         if self.setting.placement.layerwise:
-            with stored_states(self._model(), storage):
-                return Reading(self._model(), batches, count).at
-        reader = StoredReader(self._model(), storage)
+            with stored_states(self._load_model(), storage):
+                return Reading(self._load_model(), batches, on_read).at
+        reader = StoredReader(self._load_model(), storage)
         return lambda number: reader.at(batches[number])
 
-    def _share(self, task: str, metric: str, samples: list[float]) -> Score:
+    def _share_score(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, "share", True, samples)
 
 
-def _counts(
-    report: harness.Report, total: int, size: int = 1, *, read_first: bool
+def _progress_callbacks(
+    report: harness.ProgressCallback, total: int, batch_size: int = 1, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
     """What reading and what comparing batches of `size` report to. Where everything is read before
     the first is compared, each is half of the whole, so that nothing is counted twice."""
 
-    def count(batch: int, halves: int) -> None:
-        done = min(batch * size, total)
-        report((done + halves * total) // 2 if read_first else done, total)
+    def report_batch(batches: int, halves_done: int) -> None:
+        done = min(batches * batch_size, total)
+        report((done + halves_done * total) // 2 if read_first else done, total)
 
-    return lambda batch: count(batch, 0), lambda batch: count(batch, 1)
+    return lambda batch: report_batch(batch, 0), lambda batch: report_batch(batch, 1)

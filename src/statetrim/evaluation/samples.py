@@ -28,7 +28,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Source:
+class SampleSource:
     """Where samples come from, and how many are taken."""
 
     data: Path | None
@@ -41,7 +41,7 @@ class Source:
         return (self.limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
 
 
-def prepare(task: Task, source: Source, tokenizer: Any, scratch: Path) -> Samples:
+def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
     data, limit = source.data, source.limit
     if task.kind == "mqar":
         return Samples(task, f"seeded, loads {recall.LOADS}, {limit or MQAR_ROWS} rows")
@@ -58,13 +58,13 @@ def prepare(task: Task, source: Source, tokenizer: Any, scratch: Path) -> Sample
         else:
             ids = _agreement_ids(task, data, tokenizer, limit)
         return Samples(task, hashlib.sha256(ids.numpy().tobytes()).hexdigest(), ids=ids)
-    stock = harness.stock_tasks()
+    stock = harness.stock_tasks_directory()
     if data is None and task.kind == "stock":
         return Samples(task, "hub", (stock / task.stock).parent)
-    file = task.file(data) if data is not None else None
-    rows: list[Row] = prepare_rows(task, file, _spans(tokenizer), limit)
+    source_file = task.file(data) if data is not None else None
+    rows: list[Row] = prepare_rows(task, source_file, _token_spans(tokenizer), limit)
     if not rows:
-        raise StatetrimError(f"{file or task.hub} holds no rows for {task.name}")
+        raise StatetrimError(f"{source_file or task.hub} holds no rows for {task.name}")
     directory = scratch / task.name
     directory.mkdir()
     define(task, rows, directory, stock)
@@ -90,12 +90,12 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
     return flat.reshape(rows, AGREEMENT_LENGTH)
 
 
-def _spans(tokenizer: Any) -> recall.Spans:
+def _token_spans(tokenizer: Any) -> recall.Spans:
     if not tokenizer.is_fast:
         raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
 
     def spans(text: str) -> list[tuple[int, int]]:
-        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
-        return [(int(start), int(end)) for start, end in found["offset_mapping"]]
+        encoding = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        return [(int(start), int(end)) for start, end in encoding["offset_mapping"]]
 
     return spans

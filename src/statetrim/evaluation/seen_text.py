@@ -9,21 +9,24 @@ from ..artifacts.origin import SeenText, read_seen_texts
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import sequences
-from .samples import Source
+from .samples import SampleSource
 
-_QUICKLY_READ = 2**23  # tokens; the text of a longer training is known by its name alone
-_MOST_TEXTS = 16  # that a cut's records may name: each is read, and they are not trusted
+_MAX_TOKENS_READ = 2**23  # tokens; the text of a longer training is known by its name alone
+_MAX_TEXTS = 16  # that a cut's records may name: each is read, and they are not trusted
 
 logger = logging.getLogger("statetrim")
 
 
-def warn_of_seen_text(models: Mapping[str, Checkpoint], source: Source, tokenizer: Any) -> None:
+def warn_of_seen_text(
+    models: Mapping[str, Checkpoint], source: SampleSource, tokenizer: Any
+) -> None:
     """Name the models that have seen some of the text to evaluate on, and what to skip."""
     if source.text is None:
         return
-    asked = range(source.skip, source.skip + source.text_tokens)
+    evaluated = range(source.skip, source.skip + source.text_tokens)
     seen = {
-        name: _seen_until(model, source.text, tokenizer, asked) for name, model in models.items()
+        name: _seen_until(model, source.text, tokenizer, evaluated)
+        for name, model in models.items()
     }
     if any(seen.values()):
         logger.warning(
@@ -35,21 +38,29 @@ def warn_of_seen_text(models: Mapping[str, Checkpoint], source: Source, tokenize
         )
 
 
-def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, asked: range) -> int:
+def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, evaluated: range) -> int:
     """Tokens of the text that the model has seen; 0 if none of them is asked for."""
-    known = [*dict.fromkeys(read_seen_texts(model))][:_MOST_TEXTS]
-    near = {one for one in known if one.end > asked.start and one.skip < asked.stop}
-    same = {one for one in known if near and _same(one, text, tokenizer)}
-    return max(one.end for one in same) if same & near else 0
+    records = [*dict.fromkeys(read_seen_texts(model))][:_MAX_TEXTS]
+    overlapping = {
+        record
+        for record in records
+        if record.end > evaluated.start and record.skip < evaluated.stop
+    }
+    matching = {
+        record for record in records if overlapping and _is_same_text(record, text, tokenizer)
+    }
+    return max(record.end for record in matching) if matching & overlapping else 0
 
 
-def _same(seen: SeenText, text: str | Path, tokenizer: Any) -> bool:
+def _is_same_text(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
     """By the tokens themselves: a file may have been moved, and another may have its name."""
-    tokens = seen.count * seen.length
-    if seen.skip + tokens > _QUICKLY_READ:
-        return seen.text == str(text)
+    tokens = record.count * record.length
+    if record.skip + tokens > _MAX_TOKENS_READ:
+        return record.text == str(text)
     try:
-        found = sequences(text, tokenizer, tokens=tokens, length=seen.length, skip=seen.skip)
+        text_sequences = sequences(
+            text, tokenizer, tokens=tokens, length=record.length, skip=record.skip
+        )
     except StatetrimError:  # too short to be that text
         return False
-    return bool(found.lineage["digest"] == seen.digest)
+    return bool(text_sequences.lineage["digest"] == record.digest)
