@@ -56,7 +56,7 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
     assert timings.models == ["qwen3_5_text", "half"]
     for name, path in zip(timings.models, (before, after), strict=True):
         opened = st.open(path)
-        kept = opened.family.softmax_cache(opened.config, opened.geometry)
+        kept = opened.family.kv_cache_size(opened.config, opened.geometry)
         assert kept is not None
         one = concurrency.sequence_bytes(opened.geometry, kept, context=20, dtype="float32")
         assert timings.find(name, "state bytes").value == one.state

@@ -127,7 +127,7 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
             value = values[number].detach()
             value = value[:, :, :: value.shape[2] // geometry.num_k_heads]
             unit = value.double()
-            if "mamba" not in str(model.family.mixers):
+            if "mamba" not in str(model.family.mixer_prefixes):
                 unit = unit / (unit.square().sum(-1, keepdim=True) + 1e-6).sqrt()
             for head in range(geometry.num_k_heads):
                 # activations of another batch size differ in float32's last digits

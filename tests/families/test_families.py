@@ -185,7 +185,7 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
         )
     shared = [name for name, o in model.claims.items() if o.claims[0].role == "shared_norm"]
     before, after = tensors_of(paths[0]), tensors_of(paths[1])
-    assert bool(shared) == ("mamba" not in str(model.family.mixers))
+    assert bool(shared) == ("mamba" not in str(model.family.mixer_prefixes))
     for name in shared:
         assert not torch.equal(before[name], torch.ones_like(before[name]))
         assert torch.equal(after[name], torch.ones_like(after[name]))

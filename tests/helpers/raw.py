@@ -41,8 +41,8 @@ def tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[
     generator = torch.Generator().manual_seed(0)
     found: dict[str, Tensor] = {}
     for layer in geometry.layers:
-        for claim in family.channels(config, geometry):
-            name = f"{family.mixers[0].format(layer=layer)}.{claim.tensor}"
+        for claim in family.channel_rows(config, geometry):
+            name = f"{family.mixer_prefixes[0].format(layer=layer)}.{claim.tensor}"
             shape: tuple[int, ...] = (claim.size, HIDDEN)
             if claim.role.endswith("conv"):
                 shape = (claim.size, 1, geometry.conv_width)

@@ -126,7 +126,7 @@ def precise(live: Any) -> Any:
 
 def expected_changes(small: st.Checkpoint) -> set[str]:
     """By name alone: matrices and convolutions under a mixer's prefix, not its norms and decays."""
-    leaves = {template.rpartition(".")[2] for template in small.family.mixers}
+    leaves = {template.rpartition(".")[2] for template in small.family.mixer_prefixes}
     found = set()
     for name in small.tensors:
         parts = name.split(".")

@@ -12,14 +12,14 @@ import torch
 import statetrim as st
 from helpers import tiny
 from statetrim.families import families
-from statetrim.families.contract import SoftmaxCache
+from statetrim.families.contract import KVCacheSize
 from statetrim.serving import capacity as concurrency
 
 BATCH, TOKENS = 3, 10
 
 
-def softmax_cache(config: dict[str, Any], geometry: st.Geometry) -> SoftmaxCache | None:
-    return families()[config["model_type"]].softmax_cache(config, geometry)
+def softmax_cache(config: dict[str, Any], geometry: st.Geometry) -> KVCacheSize | None:
+    return families()[config["model_type"]].kv_cache_size(config, geometry)
 
 
 def tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
@@ -78,7 +78,7 @@ def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any
     every, layers = case["softmax_every"], case["layers"]
     linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
     geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
-    kept = SoftmaxCache(layers=layers - len(linear), numel=2 * 2 * 256)
+    kept = KVCacheSize(layers=layers - len(linear), numel=2 * 2 * 256)
     found = concurrency.pages(
         geometry,
         kept,
@@ -104,7 +104,7 @@ def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any
 def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
     """The bf16 state a user can have without a cut is the baseline to beat."""
     geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
-    kept = SoftmaxCache(layers=12, numel=2 * 2 * 256)
+    kept = KVCacheSize(layers=12, numel=2 * 2 * 256)
     common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}
     now = concurrency.capacity(geometry, kept, **common)
     rounded = concurrency.capacity(geometry, kept, **common, state_dtype="bfloat16")
@@ -125,13 +125,13 @@ def test_sizes_out_of_bounds_are_refused(change: dict[str, int], sentence: str) 
     geometry = st.Geometry((0,), 1, 1, 16, 16)
     given: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
     with pytest.raises(st.StatetrimError, match=sentence):
-        concurrency.capacity(geometry, SoftmaxCache(0, 0), **given)
+        concurrency.capacity(geometry, KVCacheSize(0, 0), **given)
 
 
 def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> None:
     geometry = st.Geometry((0, 1), 2, 2, 16, 16)
     found = concurrency.capacity(
-        geometry, SoftmaxCache(0, 0), memory=2**20, context=64, dtype="float32"
+        geometry, KVCacheSize(0, 0), memory=2**20, context=64, dtype="float32"
     )
     assert found.vllm is None
     assert found.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
@@ -167,4 +167,4 @@ def test_what_is_not_known_is_not_guessed() -> None:
     geometry = st.Geometry((0,), 1, 1, 1, 1)
     assert softmax_cache({"model_type": "kimi_linear"}, geometry) is None
     assert softmax_cache({"model_type": "gla", "attn": {"layers": [1]}}, geometry) is None
-    assert softmax_cache({"model_type": "delta_net"}, geometry) == SoftmaxCache(0, 0)
+    assert softmax_cache({"model_type": "delta_net"}, geometry) == KVCacheSize(0, 0)

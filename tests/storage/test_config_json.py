@@ -10,7 +10,7 @@ import pytest
 
 import statetrim as st
 from statetrim.errors import StatetrimError
-from statetrim.families.contract import count, number
+from statetrim.families.contract import float_field, int_field
 from statetrim.storage.json_file import read_object
 
 Load = Callable[[str], Path]
@@ -46,6 +46,6 @@ def test_infinity_stays_out_of_our_own_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])
 def test_no_size_of_the_state_is_infinite(value: float) -> None:
     with pytest.raises(StatetrimError, match="'state_size' must be a whole number"):
-        count({"state_size": value}, "state_size")
+        int_field({"state_size": value}, "state_size")
     with pytest.raises(StatetrimError, match="'expand' must be a positive number"):
-        number({"expand": value}, "expand", 2.0)
+        float_field({"expand": value}, "expand", 2.0)

@@ -75,7 +75,7 @@ for model_type in raw.CONFIGS:
     mixer = re.match(r".*\.(attn|linear_attn|mixer|mamba)\.", mixer).group()  # type: ignore[union-attr]
     # Every claimed tensor of the first layer must be there, unless its claim says otherwise.
     family = family_of(settings)
-    claimed = family.channels(settings, family.geometry(settings))
+    claimed = family.channel_rows(settings, family.geometry(settings))
     optional = {claim.tensor for claim in claimed if claim.optional}
     for name in some:
         leaf = name.removeprefix(mixer)

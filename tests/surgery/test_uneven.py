@@ -9,7 +9,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from statetrim.families.contract import WIDTHS
+from statetrim.families.contract import LAYER_WIDTHS_FIELD
 from statetrim.runtime.placement import Placement
 from statetrim.surgery.check import check_cut
 
@@ -65,7 +65,7 @@ def test_only_on_an_explicit_flag(checkpoint: Load, tmp_path: Path) -> None:
 def test_the_config_and_the_card_say_so(checkpoint: Load, tmp_path: Path) -> None:
     model, plan = uneven_plan(checkpoint("delta_net"))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
-    assert small.config[WIDTHS] == {"0": [12, 8], "1": [6, 4]}
+    assert small.config[LAYER_WIDTHS_FIELD] == {"0": [12, 8], "1": [6, 4]}
     card = (small.path / "README.md").read_text()
     assert "**Stock libraries cannot load it**" in card
     assert small.geometry.state_numel == model.geometry.state_numel * 5 // 8
@@ -91,7 +91,7 @@ def test_a_config_that_lies_is_refused(
     model, plan = uneven_plan(checkpoint("delta_net"))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
     file = small.path / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {WIDTHS: widths}))
+    file.write_text(json.dumps(json.loads(file.read_text()) | {LAYER_WIDTHS_FIELD: widths}))
     with pytest.raises(st.StatetrimError, match=message):
         st.open(small.path)
 
@@ -115,7 +115,7 @@ def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_pat
     model = st.open(checkpoint("delta_net"))
     plan = st.select(model, "rand", widths="others=6x4", value_method="rand")
     small = st.prune(model, plan, tmp_path / "small")
-    assert WIDTHS not in small.config and not small.geometry.widths
+    assert LAYER_WIDTHS_FIELD not in small.config and not small.geometry.widths
 
 
 @pytest.mark.filterwarnings("ignore")

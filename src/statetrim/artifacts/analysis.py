@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..families.contract import MOST_CHANNELS, MOST_HEADS, MOST_LAYERS
+from ..families.contract import MAX_CHANNELS, MAX_HEADS, MAX_LAYERS
 from ..geometry import Geometry
 from ..maths.table import Table
 from ..maths.units import MIB, integers
@@ -292,14 +292,10 @@ def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
 
 
 def _parse_geometry(fields: Any, path: Path) -> Geometry:
-    largest_allowed = {"num_k_heads": MOST_HEADS, "num_v_heads": MOST_HEADS}
-    largest_allowed |= {
-        "head_k_dim": MOST_CHANNELS,
-        "head_v_dim": MOST_CHANNELS,
-        "conv_width": 1024,
-    }
+    largest_allowed = {"num_k_heads": MAX_HEADS, "num_v_heads": MAX_HEADS}
+    largest_allowed |= {"head_k_dim": MAX_CHANNELS, "head_v_dim": MAX_CHANNELS, "conv_width": 1024}
     largest_allowed |= {"conv_key_heads": MAX_TOKENS, "conv_value_heads": MAX_TOKENS}
-    largest_allowed |= {"shared_values": MOST_HEADS, "copies": MOST_HEADS}
+    largest_allowed |= {"shared_values": MAX_HEADS, "copies": MAX_HEADS}
     if isinstance(fields, dict):
         # written before there were such fields
         fields = {"shared_values": 1, "copies": 1, "widths": []} | fields
@@ -310,7 +306,7 @@ def _parse_geometry(fields: Any, path: Path) -> Geometry:
         if type(fields[name]) is not int or not smallest <= fields[name] <= largest:
             raise StatetrimError(f"{path} has no valid {name!r}")
     layers = fields["layers"]
-    if not _is_increasing(layers, smallest=0) or len(layers) > MOST_LAYERS:
+    if not _is_increasing(layers, smallest=0) or len(layers) > MAX_LAYERS:
         raise StatetrimError(f"{path} has no valid list of layers")
     geometry = Geometry(**fields | {"layers": tuple(layers), "widths": ()})
     return _with_widths_by_layer(geometry, fields["widths"], path) if fields["widths"] else geometry

@@ -10,20 +10,24 @@ from ..errors import StatetrimError
 from ._refused import REFUSED
 from .contract import Config, Family
 
-_SHARED = ("contract", "recurrences")
+_NOT_FAMILIES = ("contract", "recurrences")
 """Modules here that are no family, besides those with an underscore."""
 
 
 @cache
 def families() -> dict[str, Family]:
     """Every family of this package, by `model_type`."""
-    found: dict[str, Family] = {}
+    by_model_type: dict[str, Family] = {}
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
-        leaf = module.name.rpartition(".")[2]
-        if not module.ispkg and not leaf.startswith("_") and leaf not in _SHARED:
+        module_name = module.name.rpartition(".")[2]
+        if (
+            not module.ispkg
+            and not module_name.startswith("_")
+            and module_name not in _NOT_FAMILIES
+        ):
             family = importlib.import_module(module.name).FAMILY
-            found |= dict.fromkeys(family.model_types, family)
-    return found
+            by_model_type |= dict.fromkeys(family.model_types, family)
+    return by_model_type
 
 
 def family_of(config: Config) -> Family:
@@ -34,8 +38,8 @@ def family_of(config: Config) -> Family:
     if model_type in REFUSED:
         raise StatetrimError(f"{model_type} cannot be pruned: {REFUSED[model_type]}")
     if model_type not in families():
-        known = ", ".join(sorted(families()))
-        raise StatetrimError(f"model type {model_type!r} is not supported; these are: {known}")
+        supported = ", ".join(sorted(families()))
+        raise StatetrimError(f"model type {model_type!r} is not supported; these are: {supported}")
     return families()[model_type]
 
 

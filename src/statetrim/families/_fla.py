@@ -9,14 +9,14 @@ from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry, row_indices
 from ..maths.units import integers
 from .contract import (
-    MOST_LAYERS,
-    NO_SOFTMAX,
+    MAX_LAYERS,
+    NO_KV_CACHE,
     Config,
     Family,
+    KVCacheSize,
     RuntimeName,
-    SoftmaxCache,
-    count,
-    flag,
+    bool_field,
+    int_field,
 )
 
 PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
@@ -25,7 +25,7 @@ HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
 """Write strength and decay: a number a head, whatever its channels."""
 
 
-PRECONDITIONER = (
+PRECONDITIONER_TENSORS = (
     "a_atk_proj.weight",
     "b_atk_proj.weight",
     "log_atk_scale",
@@ -35,45 +35,45 @@ PRECONDITIONER = (
 """Of preconditioned delta rules: numbers a head. What they weigh is kept for each key channel by
 itself, so it goes with the channel."""
 
-NO_HEADS = "how its preconditioner's numbers belong to heads is not worked out"
+PRECONDITIONER_HEAD_REFUSAL = "how its preconditioner's numbers belong to heads is not worked out"
 
 
 class FlaFamily(Family):
     """A model of fla. Of some, `portable_types`, there is code that runs without it; of some,
     `half_types`, the chunked kernel takes no float32."""
 
-    mixers = ("model.layers.{layer}.attn",)
+    mixer_prefixes = ("model.layers.{layer}.attn",)
     projections = PROJECTIONS
     portable_types: ClassVar[tuple[str, ...]] = ()
-    half_types: ClassVar[tuple[str, ...]] = ()
+    half_precision_types: ClassVar[tuple[str, ...]] = ()
 
     def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
-        portable = config.get("model_type") in self.portable_types
-        return ("fla", "portable") if portable else ("fla",)
+        has_portable = config.get("model_type") in self.portable_types
+        return ("fla", "portable") if has_portable else ("fla",)
 
     def refuses_float32(self, config: Config) -> bool:
-        return config.get("model_type") in self.half_types
+        return config.get("model_type") in self.half_precision_types
 
-    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
-        return NO_SOFTMAX if config.get("attn") is None else None  # its windows are not known
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
+        return NO_KV_CACHE if config.get("attn") is None else None  # its windows are not known
 
 
-def linear_layers(config: Config, default: int) -> tuple[int, ...]:
+def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
     """All layers, less those that `attn` (one specification or several) gives to softmax."""
-    total = count(config, "num_hidden_layers", default=default, most=MOST_LAYERS)
-    softmax: set[int] = set()
+    total = int_field(config, "num_hidden_layers", default=default_total, maximum=MAX_LAYERS)
+    softmax_layers: set[int] = set()
     attn = config.get("attn")
-    for specification in attn if isinstance(attn, list) else [attn]:
-        if specification is None:
+    for attn_config in attn if isinstance(attn, list) else [attn]:
+        if attn_config is None:
             continue
-        layers = specification.get("layers") if isinstance(specification, dict) else None
+        layers = attn_config.get("layers") if isinstance(attn_config, dict) else None
         if not integers(layers):
             raise StatetrimError("config field 'attn' must name the softmax 'layers' as integers")
-        softmax.update(layers or [])
-    linear = tuple(layer for layer in range(total) if layer not in softmax)
-    if not linear:
+        softmax_layers.update(layers or [])
+    linear_layer_indices = tuple(layer for layer in range(total) if layer not in softmax_layers)
+    if not linear_layer_indices:
         raise StatetrimError("this config lists no linear-attention layer, so there is no state")
-    return linear
+    return linear_layer_indices
 
 
 class ConvFields(TypedDict, total=False):
@@ -86,13 +86,13 @@ def conv_fields(
     config: Config, key_heads: int, value_heads: int, *, default: bool = True
 ) -> ConvFields:
     """Geometry's convolution fields; empty where the model has no short convolution."""
-    if not flag(config, "use_short_conv", default):
+    if not bool_field(config, "use_short_conv", default):
         return {}
-    width = count(config, "conv_size", default=4, most=1024)
+    width = int_field(config, "conv_size", default=4, maximum=1024)
     return {"conv_key_heads": key_heads, "conv_value_heads": value_heads, "conv_width": width}
 
 
-def separate_projections(geometry: Geometry, key_copies: int = 1) -> list[ChannelRows]:
+def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
     """Claims on q_proj, k_proj and, where there is one, their convolutions and its biases.
 
     `key_copies` key projections stand one after the other in k_proj (DeltaProduct's Householder
@@ -100,53 +100,58 @@ def separate_projections(geometry: Geometry, key_copies: int = 1) -> list[Channe
     """
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
     block = heads * dim
-    claims = [ChannelRows("q_proj.weight", "q_proj", row_indices(heads, dim), block)]
-    for copy in range(key_copies):
-        table, size = row_indices(heads, dim, start=copy * block), key_copies * block
-        claims.append(ChannelRows("k_proj.weight", "k_proj", table, size))
+    channel_rows = [ChannelRows("q_proj.weight", "q_proj", row_indices(heads, dim), block)]
+    for step in range(steps):
+        table, size = row_indices(heads, dim, start=step * block), steps * block
+        channel_rows.append(ChannelRows("k_proj.weight", "k_proj", table, size))
     if geometry.conv_width:
-        for claim in list(claims):
-            q = claim.role == "q_proj"
-            conv = "q_conv1d" if q else "k_conv1d"
-            claims += [
-                ChannelRows(f"{conv}.weight", "q_conv" if q else "k_conv", claim.rows, claim.size),
+        for entry in list(channel_rows):
+            is_query = entry.role == "q_proj"
+            conv_name = "q_conv1d" if is_query else "k_conv1d"
+            channel_rows += [
                 ChannelRows(
-                    f"{conv}.bias",
-                    "q_bias" if q else "k_bias",
-                    claim.rows,
-                    claim.size,
+                    f"{conv_name}.weight",
+                    "q_conv" if is_query else "k_conv",
+                    entry.rows,
+                    entry.size,
+                ),
+                ChannelRows(
+                    f"{conv_name}.bias",
+                    "q_bias" if is_query else "k_bias",
+                    entry.rows,
+                    entry.size,
                     optional=True,
                 ),
             ]
-    return claims
+    return channel_rows
 
 
-def separate_values(geometry: Geometry, copies: int = 1) -> list[ChannelRows]:
+def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
     """Claims on v_proj, its convolution, the output gate, the norm and the columns of o_proj.
 
     `copies` value projections stand one after the other in v_proj (DeltaProduct's steps).
     """
     heads, dim = geometry.num_v_heads, geometry.head_v_dim
     table, block = row_indices(heads, dim), heads * dim
-    claims = [
+    channel_rows = [
         ChannelRows("g_proj.weight", "gate", table, block, axis="value", optional=True),
         ChannelRows("o_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
         ChannelRows("o_proj.weight", "o_proj", table, block, axis="value", dim=1),
     ]
-    for copy in range(copies):
-        claims += value_projection(geometry, table + copy * block, copies * block)
-    return claims
+    for step in range(steps):
+        channel_rows += v_proj_rows(geometry, table + step * block, steps * block)
+    return channel_rows
 
 
-def value_projection(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRows]:
+def v_proj_rows(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRows]:
     """Claims on v_proj and, where there is one, its convolution and that one's bias."""
-    claims = [ChannelRows("v_proj.weight", "v_proj", table, size, axis="value")]
+    channel_rows = [ChannelRows("v_proj.weight", "v_proj", table, size, axis="value")]
     if geometry.conv_width:
-        claims += [
+        channel_rows += [
             ChannelRows("v_conv1d.weight", "v_conv", table, size, axis="value"),
             ChannelRows("v_conv1d.bias", "v_bias", table, size, axis="value", optional=True),
         ]
-    return claims
+    return channel_rows
 
 
 def head_v_dim(config: Config, head_k_dim: int, expand_v: float) -> int:

@@ -2,15 +2,15 @@
 
 from ..geometry import ChannelRows, Geometry, row_indices
 from .contract import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    MOST_LAYERS,
+    MAX_CHANNELS,
+    MAX_HEADS,
+    MAX_LAYERS,
     Config,
     Family,
-    checked,
-    count,
-    layer_kinds,
-    layers_of_kind,
+    int_field,
+    layer_types_field,
+    layers_of_type,
+    validated_geometry,
 )
 from .recurrences import Recurrence, delta_rule
 
@@ -19,40 +19,42 @@ class LinearFieldsFamily(Family):
     """A model of transformers with Gated DeltaNet layers."""
 
     kernels = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
-    positional = dict.fromkeys(kernels, ("query", "key", "value"))
+    positional_arguments = dict.fromkeys(kernels, ("query", "key", "value"))
 
     def recurrence(self, kernel: str) -> Recurrence:
         return delta_rule
 
 
 def linear_geometry(config: Config) -> Geometry:
-    key_heads = count(config, "linear_num_key_heads", default=16, most=MOST_HEADS)
-    value_heads = count(config, "linear_num_value_heads", default=32, most=MOST_HEADS)
-    return checked(
+    key_heads = int_field(config, "linear_num_key_heads", default=16, maximum=MAX_HEADS)
+    value_heads = int_field(config, "linear_num_value_heads", default=32, maximum=MAX_HEADS)
+    return validated_geometry(
         Geometry(
             layers=linear_layers(config),
             num_k_heads=key_heads,
             num_v_heads=value_heads,
-            head_k_dim=count(config, "linear_key_head_dim", default=128, most=MOST_CHANNELS),
-            head_v_dim=count(config, "linear_value_head_dim", default=128, most=MOST_CHANNELS),
+            head_k_dim=int_field(config, "linear_key_head_dim", default=128, maximum=MAX_CHANNELS),
+            head_v_dim=int_field(
+                config, "linear_value_head_dim", default=128, maximum=MAX_CHANNELS
+            ),
             conv_key_heads=2 * key_heads,
             conv_value_heads=value_heads,
-            conv_width=count(config, "linear_conv_kernel_dim", default=4, most=1024),
+            conv_width=int_field(config, "linear_conv_kernel_dim", default=4, maximum=1024),
         )
     )
 
 
 def linear_layers(config: Config) -> tuple[int, ...]:
     """From `layer_types`, or every layer but each `full_attention_interval`-th."""
-    kinds = layer_kinds(config, "layer_types")
-    if kinds is None:
-        total = count(config, "num_hidden_layers", most=MOST_LAYERS)
-        every = count(config, "full_attention_interval", default=4)
-        kinds = ["linear_attention" if (i + 1) % every else "other" for i in range(total)]
-    return layers_of_kind(kinds, "linear_attention")
+    layer_types = layer_types_field(config, "layer_types")
+    if layer_types is None:
+        total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)
+        interval = int_field(config, "full_attention_interval", default=4)
+        layer_types = ["linear_attention" if (i + 1) % interval else "other" for i in range(total)]
+    return layers_of_type(layer_types, "linear_attention")
 
 
-def resized_linear(config: Config, geometry: Geometry) -> Config:
+def resized_linear_config(config: Config, geometry: Geometry) -> Config:
     return config | {
         "linear_num_key_heads": geometry.num_k_heads,
         "linear_num_value_heads": geometry.num_v_heads,
@@ -61,7 +63,7 @@ def resized_linear(config: Config, geometry: Geometry) -> Config:
     }
 
 
-def contiguous_q_k_v(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, ChannelRows]:
+def contiguous_conv_rows(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, ChannelRows]:
     """Claims on the convolution over all of q, then all of k, then all of v."""
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
     values = row_indices(geometry.num_v_heads, geometry.head_v_dim, start=2 * heads * dim)
@@ -73,7 +75,7 @@ def contiguous_q_k_v(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, Chan
     )
 
 
-def norm_and_output(geometry: Geometry) -> list[ChannelRows]:
+def norm_and_output_rows(geometry: Geometry) -> list[ChannelRows]:
     """Claims on what stands behind the recurrence."""
     table, dim = row_indices(geometry.num_v_heads, geometry.head_v_dim), geometry.head_v_dim
     return [

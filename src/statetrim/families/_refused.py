@@ -1,10 +1,10 @@
 """Linear-attention model types whose stock code cannot hold a state with fewer key channels."""
 
-GATE_RANK = (
+GATE_RANK_REFUSAL = (
     "the decay gate and the output gate are products of two matrices, and the value width is their "
     "inner rank, so fewer value channels would change the gates as well"
 )
-ONE_WIDTH = (
+ONE_WIDTH_REFUSAL = (
     "one config field sets the width of queries, keys and values together, so a stock config "
     "cannot say that only keys shrink, and the inner rank of its two gates as well, so that "
     "a square cut would change the gates; whole heads can go instead: --keep-heads"

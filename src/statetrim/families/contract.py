@@ -12,25 +12,25 @@ from .recurrences import Recurrence
 
 Config = dict[str, Any]
 
-MOST_LAYERS = 4096
-MOST_HEADS = 4096
-MOST_CHANNELS = 65536
-_MOST = 2**24  # of any other count
-_MOST_ROWS = 2**20  # heads x channels: row tables stay small for hostile configs
+MAX_LAYERS = 4096
+MAX_HEADS = 4096
+MAX_CHANNELS = 65536
+_MAX_NUMBER = 2**24  # of any other count
+_MAX_ROWS = 2**20  # heads x channels: row tables stay small for hostile configs
 
 
 RuntimeName = Literal["transformers", "fla", "portable"]
 
 
 @dataclass(frozen=True)
-class SoftmaxCache:
+class KVCacheSize:
     """`layers` softmax layers, each with `numel` numbers a token (keys and values together)."""
 
     layers: int
     numel: int
 
 
-NO_SOFTMAX = SoftmaxCache(0, 0)
+NO_KV_CACHE = KVCacheSize(0, 0)
 
 
 class Family(ABC):
@@ -56,18 +56,18 @@ class Family(ABC):
     """
 
     model_types: ClassVar[tuple[str, ...]]
-    mixers: ClassVar[tuple[str, ...]]
-    untouched: ClassVar[tuple[str, ...]]
+    mixer_prefixes: ClassVar[tuple[str, ...]]
+    unchanged_tensors: ClassVar[tuple[str, ...]]
     kernels: ClassVar[tuple[str, ...]] = ()
     query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
-    positional: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    positional_arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     normalizes_keys: ClassVar[bool] = True
     scales_queries: ClassVar[bool] = True
     state_key_axis: ClassVar[int] = -2
     projections: ClassVar[tuple[str, ...]] = ()
-    joined: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    concatenated_parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     row_buffers: ClassVar[Mapping[str, str]] = {}
-    flat: ClassVar[tuple[str, ...]] = ()
+    flattened_tensors: ClassVar[tuple[str, ...]] = ()
     fused_training: ClassVar[bool] = False
 
     @abstractmethod
@@ -75,14 +75,14 @@ class Family(ABC):
         """The state's shape, as the stock class would read it from this config."""
 
     @abstractmethod
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         """Every tensor of a mixer that holds channels of the state, and which rows they are."""
 
     @abstractmethod
     def resized(self, config: Config, geometry: Geometry) -> Config:
         """A copy of the config whose state has `geometry`'s heads, head_k_dim and head_v_dim."""
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         """Every tensor of a mixer that holds whole heads: a claim of axis "key" has the entries of
         each key head, one of axis "value" those of each value head. Empty where that is not known.
         """
@@ -124,7 +124,7 @@ class Family(ABC):
         """The name of the cache in the model's forward pass, and in what that returns."""
         return "past_key_values"
 
-    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
         """What the softmax layers keep of every token; None where it is not known."""
         return None
 
@@ -133,7 +133,7 @@ class Family(ABC):
         return None
 
 
-WIDTHS = "statetrim_widths"
+LAYER_WIDTHS_FIELD = "statetrim_widths"
 """The config field of an uneven model: layer -> [keys, values] per head. No stock code reads it;
 the other fields say the widest, so that stock code finds weights that do not fit, and refuses."""
 
@@ -141,34 +141,42 @@ the other fields say the widest, so that stock code finds weights that do not fi
 def geometry_of(family: Family, config: Config) -> Geometry:
     """The state's shape, of every layer where they differ."""
     geometry = family.geometry(config)
-    widths = config.get(WIDTHS)
+    widths = config.get(LAYER_WIDTHS_FIELD)
     if widths is None:
         return geometry
-    layers = {str(layer): layer for layer in geometry.layers}
-    if not isinstance(widths, dict) or set(widths) != set(layers):
-        raise StatetrimError(f"config field {WIDTHS!r} must list every linear-attention layer")
-    if not all(integers(shape) and len(shape) == 2 for shape in widths.values()):
-        raise StatetrimError(f"config field {WIDTHS!r} must list [keys, values] for every layer")
-    if not all(number >= 1 for shape in widths.values() for number in shape):
-        raise StatetrimError(f"config field {WIDTHS!r} must hold numbers from 1")
-    uneven = geometry.with_shapes({layers[name]: (k, v) for name, (k, v) in widths.items()})
-    if not uneven.widths or uneven != replace(geometry, widths=uneven.widths):
+    layer_by_name = {str(layer): layer for layer in geometry.layers}
+    if not isinstance(widths, dict) or set(widths) != set(layer_by_name):
         raise StatetrimError(
-            f"config field {WIDTHS!r} must differ between layers, and the widest must be "
+            f"config field {LAYER_WIDTHS_FIELD!r} must list every linear-attention layer"
+        )
+    if not all(integers(shape) and len(shape) == 2 for shape in widths.values()):
+        raise StatetrimError(
+            f"config field {LAYER_WIDTHS_FIELD!r} must list [keys, values] for every layer"
+        )
+    if not all(width >= 1 for shape in widths.values() for width in shape):
+        raise StatetrimError(f"config field {LAYER_WIDTHS_FIELD!r} must hold numbers from 1")
+    by_layer = geometry.with_shapes(
+        {layer_by_name[name]: (k, v) for name, (k, v) in widths.items()}
+    )
+    if not by_layer.widths or by_layer != replace(geometry, widths=by_layer.widths):
+        raise StatetrimError(
+            f"config field {LAYER_WIDTHS_FIELD!r} must differ between layers, and the widest must be "
             f"{geometry.head_k_dim} keys and {geometry.head_v_dim} values"
         )
-    return uneven
+    return by_layer
 
 
 def resized_config(family: Family, config: Config, after: Geometry) -> Config:
     """The config with its state resized, once it is certain to read back as that very size, and
     that each layer's own shape is one that a stock config can express."""
-    plain = {name: value for name, value in config.items() if name != WIDTHS}
-    for shape in {after.for_layer(layer) for layer in after.layers}:
-        _resized(family, plain, shape)
-    edited = _resized(family, plain, after)
+    stock_config = {name: value for name, value in config.items() if name != LAYER_WIDTHS_FIELD}
+    for layer_geometry in {after.for_layer(layer) for layer in after.layers}:
+        _resized_stock_config(family, stock_config, layer_geometry)
+    edited = _resized_stock_config(family, stock_config, after)
     if after.widths:
-        edited[WIDTHS] = {str(layer): [*shape] for layer, shape in after.shapes.items()}
+        edited[LAYER_WIDTHS_FIELD] = {
+            str(layer): [*layer_geometry] for layer, layer_geometry in after.shapes.items()
+        }
     return edited
 
 
@@ -177,28 +185,33 @@ def layer_config(family: Family, config: Config, geometry: Geometry, layer: int)
     return resized_config(family, config, geometry.for_layer(layer)) if geometry.widths else config
 
 
-def _resized(family: Family, config: Config, after: Geometry) -> Config:
-    before, kind = family.geometry(config), config.get("model_type")
-    heads = (before.num_k_heads, before.num_v_heads) != (after.num_k_heads, after.num_v_heads)
-    if heads and (reason := family.head_refusal(config)):
-        raise StatetrimError(f"the heads of {kind} cannot be removed: {reason}")
+def _resized_stock_config(family: Family, config: Config, after: Geometry) -> Config:
+    before, model_type = family.geometry(config), config.get("model_type")
+    heads_differ = (before.num_k_heads, before.num_v_heads) != (
+        after.num_k_heads,
+        after.num_v_heads,
+    )
+    if heads_differ and (reason := family.head_refusal(config)):
+        raise StatetrimError(f"the heads of {model_type} cannot be removed: {reason}")
     if before.shape != after.shape and (reason := family.channel_refusal(config)):
-        raise StatetrimError(f"the channels of {kind} cannot be cut: {reason}")
+        raise StatetrimError(f"the channels of {model_type} cannot be cut: {reason}")
     edited = family.resized(config, after)
     if family.geometry(edited) != replace(after, widths=()):
-        if heads:
+        if heads_differ:
             raise StatetrimError(
-                f"a stock {kind} config cannot express {after.num_k_heads} key heads and "
+                f"a stock {model_type} config cannot express {after.num_k_heads} key heads and "
                 f"{after.num_v_heads} value heads"
             )
         raise StatetrimError(
-            f"a stock {kind} config cannot express {after.head_k_dim} key and "
+            f"a stock {model_type} config cannot express {after.head_k_dim} key and "
             f"{after.head_v_dim} value channels per head; try a multiple of 16"
         )
     return edited
 
 
-def count(config: Config, *names: str, default: int | None = None, most: int = _MOST) -> int:
+def int_field(
+    config: Config, *names: str, default: int | None = None, maximum: int = _MAX_NUMBER
+) -> int:
     """A positive integer from the first of `names` the config has, else `default`."""
     for name in names:
         value = config.get(name)
@@ -206,11 +219,11 @@ def count(config: Config, *names: str, default: int | None = None, most: int = _
             continue
         if isinstance(value, bool) or not isinstance(value, int):
             raise StatetrimError(
-                f"config field {name!r} must be a whole number, not {_show(value)}"
+                f"config field {name!r} must be a whole number, not {_short_repr(value)}"
             )
-        if not 1 <= value <= most:
+        if not 1 <= value <= maximum:
             raise StatetrimError(
-                f"config field {name!r} must lie between 1 and {most}, not {_show(value)}"
+                f"config field {name!r} must lie between 1 and {maximum}, not {_short_repr(value)}"
             )
         return value
     if default is None:
@@ -218,26 +231,30 @@ def count(config: Config, *names: str, default: int | None = None, most: int = _
     return default
 
 
-def number(config: Config, name: str, default: float) -> float:
+def float_field(config: Config, name: str, default: float) -> float:
     """A positive finite number."""
     value = config.get(name)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MOST:
-        raise StatetrimError(f"config field {name!r} must be a positive number, not {_show(value)}")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < _MAX_NUMBER:
+        raise StatetrimError(
+            f"config field {name!r} must be a positive number, not {_short_repr(value)}"
+        )
     return float(value)
 
 
-def flag(config: Config, name: str, default: bool) -> bool:
+def bool_field(config: Config, name: str, default: bool) -> bool:
     value = config.get(name)
     if value is None:
         return default
     if not isinstance(value, bool):
-        raise StatetrimError(f"config field {name!r} must be true or false, not {_show(value)}")
+        raise StatetrimError(
+            f"config field {name!r} must be true or false, not {_short_repr(value)}"
+        )
     return value
 
 
-def section(config: Config, name: str) -> Config:
+def nested_config(config: Config, name: str) -> Config:
     """A nested object of the config."""
     value = config.get(name)
     if not isinstance(value, dict):
@@ -247,32 +264,32 @@ def section(config: Config, name: str) -> Config:
     return value
 
 
-def text_section(config: Config, kinds: tuple[str, ...], *names: str) -> Config:
+def nested_text_config(config: Config, model_types: tuple[str, ...], *names: str) -> Config:
     """The nested config of a model's text part, by the first of `names` there is; one of `kinds`,
     the first of which is its type where it names none."""
     name = next((name for name in names if config.get(name) is not None), names[0])
-    text = section(config, name)
-    kind = text.get("model_type", kinds[0])
-    if kind not in kinds:
+    text = nested_config(config, name)
+    model_type = text.get("model_type", model_types[0])
+    if model_type not in model_types:
         raise StatetrimError(
-            f"the text model of this {config.get('model_type')} is of type {_show(kind)}; "
-            f"statetrim knows it with: {', '.join(kinds)}"
+            f"the text model of this {config.get('model_type')} is of type {_short_repr(model_type)}; "
+            f"statetrim knows it with: {', '.join(model_types)}"
         )
-    return text | {"model_type": kind}
+    return text | {"model_type": model_type}
 
 
-def layer_kinds(config: Config, name: str) -> list[str] | None:
+def layer_types_field(config: Config, name: str) -> list[str] | None:
     """A list with the kind of every decoder layer, or None where the config leaves it out."""
     value = config.get(name)
     if value is None:
         return None
     if (
         not isinstance(value, list)
-        or not 1 <= len(value) <= MOST_LAYERS
-        or not all(isinstance(kind, str) for kind in value)
+        or not 1 <= len(value) <= MAX_LAYERS
+        or not all(isinstance(layer_type, str) for layer_type in value)
     ):
         raise StatetrimError(f"config field {name!r} must list the kind of every layer")
-    total = count(config, "num_hidden_layers", default=len(value), most=MOST_LAYERS)
+    total = int_field(config, "num_hidden_layers", default=len(value), maximum=MAX_LAYERS)
     if total != len(value):
         raise StatetrimError(
             f"config field {name!r} lists {len(value)} layers, 'num_hidden_layers' {total}"
@@ -280,52 +297,58 @@ def layer_kinds(config: Config, name: str) -> list[str] | None:
     return value
 
 
-def layer_numbers(config: Config, name: str) -> list[int]:
+def layer_indices_field(config: Config, name: str) -> list[int]:
     """A list of layer numbers; empty where the config leaves it out."""
     value = config.get(name)
     if value is None:
         return []
-    if not integers(value) or not all(0 <= layer <= MOST_LAYERS for layer in value):
+    if not integers(value) or not all(0 <= layer <= MAX_LAYERS for layer in value):
         raise StatetrimError(f"config field {name!r} must be a list of layer numbers")
     return sorted(set(value))
 
 
-def layers_of_kind(kinds: Sequence[str], *wanted: str) -> tuple[int, ...]:
+def layers_of_type(layer_types: Sequence[str], *wanted: str) -> tuple[int, ...]:
     """Indices of the layers of the wanted kinds; a model without any has no state to cut."""
-    found = tuple(layer for layer, kind in enumerate(kinds) if kind in wanted)
-    if not found:
+    layers = tuple(layer for layer, layer_type in enumerate(layer_types) if layer_type in wanted)
+    if not layers:
         raise StatetrimError("this config lists no linear-attention layer, so there is no state")
-    return found
+    return layers
 
 
-def other_layers(config: Config, geometry: Geometry, default: int | None = None) -> int:
+def num_softmax_layers(config: Config, geometry: Geometry, default: int | None = None) -> int:
     """How many decoder layers have no linear attention; `default` layers in all."""
-    kinds = layer_kinds(config, "layer_types") or layer_kinds(config, "layers_block_type")
-    if kinds is not None:
-        return len(kinds) - len(geometry.layers)
-    total = count(config, "num_hidden_layers", default=default, most=MOST_LAYERS)
+    layer_types = layer_types_field(config, "layer_types") or layer_types_field(
+        config, "layers_block_type"
+    )
+    if layer_types is not None:
+        return len(layer_types) - len(geometry.layers)
+    total = int_field(config, "num_hidden_layers", default=default, maximum=MAX_LAYERS)
     return total - len(geometry.layers)
 
 
-def attention_cache(
+def attention_kv_cache_size(
     config: Config,
     layers: int,
     *,
     heads: int = 32,
-    key_value_heads: int | None = None,
-    hidden: int = 4096,
-    head_dim: int | None = None,
-) -> SoftmaxCache:
+    default_kv_heads: int | None = None,
+    default_hidden_size: int = 4096,
+    default_head_dim: int | None = None,
+) -> KVCacheSize:
     """Keys and values of `layers` layers of ordinary attention, by its usual config fields; the
     numbers are the stock class's defaults (None: all heads; the hidden size shared by them)."""
-    heads = count(config, "num_attention_heads", default=heads, most=MOST_HEADS)
-    shared = count(config, "num_key_value_heads", default=key_value_heads or heads, most=MOST_HEADS)
-    each = max(1, count(config, "hidden_size", default=hidden) // heads)
-    width = count(config, "head_dim", default=head_dim or each, most=MOST_CHANNELS)
-    return SoftmaxCache(layers, 2 * shared * width)
+    heads = int_field(config, "num_attention_heads", default=heads, maximum=MAX_HEADS)
+    kv_heads = int_field(
+        config, "num_key_value_heads", default=default_kv_heads or heads, maximum=MAX_HEADS
+    )
+    width_per_head = max(1, int_field(config, "hidden_size", default=default_hidden_size) // heads)
+    width = int_field(
+        config, "head_dim", default=default_head_dim or width_per_head, maximum=MAX_CHANNELS
+    )
+    return KVCacheSize(layers, 2 * kv_heads * width)
 
 
-def checked(geometry: Geometry) -> Geometry:
+def validated_geometry(geometry: Geometry) -> Geometry:
     """`geometry`, once its numbers are ones a real model could have."""
     if geometry.num_v_heads % geometry.num_k_heads:
         raise StatetrimError(
@@ -333,7 +356,7 @@ def checked(geometry: Geometry) -> Geometry:
             f"heads, which is not a whole number for each"
         )
     for channels in (geometry.head_k_dim, geometry.head_v_dim):
-        if not 1 <= geometry.num_v_heads * channels <= _MOST_ROWS:
+        if not 1 <= geometry.num_v_heads * channels <= _MAX_ROWS:
             raise StatetrimError(
                 f"the config asks for {geometry.num_v_heads} heads of {channels} channels, "
                 f"which no real model has"
@@ -341,6 +364,6 @@ def checked(geometry: Geometry) -> Geometry:
     return geometry
 
 
-def _show(value: object) -> str:
+def _short_repr(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 40 else text[:37] + "..."

@@ -7,25 +7,25 @@ from ._fla import (
     FlaFamily,
     conv_fields,
     linear_layers,
-    separate_projections,
-    separate_values,
+    query_key_rows,
+    value_rows,
 )
-from ._heads import head_claims, one_each
-from .contract import MOST_HEADS, Config, checked, count, number
+from ._heads import head_rows_from_channels, per_head_rows
+from .contract import MAX_HEADS, Config, float_field, int_field, validated_geometry
 from .recurrences import Recurrence, delta_rule
 
 
 class DeltaNet(FlaFamily):
     model_types = ("delta_net",)
-    portable_types = half_types = model_types
-    untouched = HEAD_GATES
+    portable_types = half_precision_types = model_types
+    unchanged_tensors = HEAD_GATES
     kernels = ("chunk_delta_rule", "fused_recurrent_delta_rule")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = count(config, "num_heads", default=16, most=MOST_HEADS)
-        return checked(
+        heads = int_field(config, "num_heads", default=16, maximum=MAX_HEADS)
+        return validated_geometry(
             Geometry(
-                layers=linear_layers(config, default=24),
+                layers=linear_layers(config, default_total=24),
                 num_k_heads=heads,
                 num_v_heads=heads,
                 head_k_dim=head_dim(config, "expand_k", heads),
@@ -34,15 +34,15 @@ class DeltaNet(FlaFamily):
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        return separate_projections(geometry) + separate_values(geometry)
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        return query_key_rows(geometry) + value_rows(geometry)
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        gates = one_each(HEAD_GATES, geometry.num_v_heads)
-        return head_claims(self.channels(config, geometry), gates)
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = per_head_rows(HEAD_GATES, geometry.num_v_heads)
+        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        hidden = count(config, "hidden_size", default=2048)
+        hidden = int_field(config, "hidden_size", default=2048)
         return config | {
             "num_heads": geometry.num_v_heads,
             "expand_k": geometry.num_k_heads * geometry.head_k_dim / hidden,
@@ -55,8 +55,8 @@ class DeltaNet(FlaFamily):
 
 def head_dim(config: Config, field: str, heads: int, default: float = 1.0) -> int:
     """`hidden_size * expand / heads`, which fla requires to come out whole."""
-    hidden = count(config, "hidden_size", default=2048)
-    total = hidden * number(config, field, default)
+    hidden = int_field(config, "hidden_size", default=2048)
+    total = hidden * float_field(config, field, default)
     width = round(total)
     if abs(total - width) > 1e-9 * total or width < heads or width % heads:
         raise StatetrimError(

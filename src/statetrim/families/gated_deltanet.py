@@ -4,27 +4,32 @@
 from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import (
     HEAD_GATES,
-    NO_HEADS,
-    PRECONDITIONER,
+    PRECONDITIONER_HEAD_REFUSAL,
+    PRECONDITIONER_TENSORS,
     PROJECTIONS,
     FlaFamily,
     conv_fields,
     expand_v,
     head_v_dim,
     linear_layers,
-    separate_projections,
-    separate_values,
+    query_key_rows,
+    value_rows,
 )
-from ._heads import head_claims, one_each
-from .contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count, number
+from ._heads import head_rows_from_channels, per_head_rows
+from .contract import MAX_CHANNELS, MAX_HEADS, Config, float_field, int_field, validated_geometry
 from .recurrences import Recurrence, delta_rule
 
 
 class GatedDeltaNet(FlaFamily):
     model_types = ("gated_deltanet", "precond_gated_deltanet", "comba", "gated_deltaproduct")
     portable_types = ("gated_deltanet",)
-    half_types = ("gated_deltaproduct",)
-    untouched = (*HEAD_GATES, *PRECONDITIONER, "D", "decay")  # the last two: Comba's, one a head
+    half_precision_types = ("gated_deltaproduct",)
+    unchanged_tensors = (
+        *HEAD_GATES,
+        *PRECONDITIONER_TENSORS,
+        "D",
+        "decay",
+    )  # the last two: Comba's, one a head
     kernels = (
         "chunk_gated_delta_rule",
         "fused_recurrent_gated_delta_rule",
@@ -37,58 +42,58 @@ class GatedDeltaNet(FlaFamily):
     projections = (*PROJECTIONS, "a_atk_proj", "b_atk_proj")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = count(config, "num_heads", default=6, most=MOST_HEADS)
+        heads = int_field(config, "num_heads", default=6, maximum=MAX_HEADS)
         # DeltaProduct's model class never passes num_v_heads on to its layers.
-        product = config.get("model_type") == "gated_deltaproduct"
-        value_heads = heads if product else value_head_count(config, heads)
+        is_delta_product = config.get("model_type") == "gated_deltaproduct"
+        value_heads = heads if is_delta_product else num_value_heads(config, heads)
         return head_dim_geometry(
             config,
-            layers=linear_layers(config, default=21),
+            layers=linear_layers(config, default_total=21),
             heads=heads,
             value_heads=value_heads,
             default_dim=256,
             default_expand=2.0,
-            householder=householder_steps(config),
+            steps=householder_steps(config),
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         steps = householder_steps(config)
-        return separate_projections(geometry, steps) + separate_values(geometry, steps)
+        return query_key_rows(geometry, steps) + value_rows(geometry, steps)
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads, steps = geometry.num_v_heads, householder_steps(config)
         gates = [name for name in HEAD_GATES if name != "b_proj.weight"]
-        strengths = [
+        beta_rows = [
             ChannelRows("b_proj.weight", "gate", table, steps * heads, axis="value")
             for table in (row_indices(heads, 1, start=step * heads) for step in range(steps))
         ]
-        return head_claims(
-            self.channels(config, geometry),
-            strengths,
-            one_each(gates, heads),
-            one_each(("D", "decay"), geometry.num_k_heads, axis="key"),
+        return head_rows_from_channels(
+            self.channel_rows(config, geometry),
+            beta_rows,
+            per_head_rows(gates, heads),
+            per_head_rows(("D", "decay"), geometry.num_k_heads, axis="key"),
         )
 
     def head_refusal(self, config: Config) -> str | None:
-        return NO_HEADS if "precond" in config["model_type"] else None
+        return PRECONDITIONER_HEAD_REFUSAL if "precond" in config["model_type"] else None
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        return resized_head_dim(config, geometry)
+        return resized_head_dim_config(config, geometry)
 
     def recurrence(self, kernel: str) -> Recurrence | None:
-        plain = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
-        return delta_rule if kernel in plain else None
+        known_kernels = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
+        return delta_rule if kernel in known_kernels else None
 
 
-def value_head_count(config: Config, heads: int) -> int:
-    return count(config, "num_v_heads", default=heads, most=MOST_HEADS)
+def num_value_heads(config: Config, heads: int) -> int:
+    return int_field(config, "num_v_heads", default=heads, maximum=MAX_HEADS)
 
 
 def householder_steps(config: Config) -> int:
     """How many keys a DeltaProduct token writes; one in every other model."""
     if config.get("model_type") != "gated_deltaproduct":
         return 1
-    return count(config, "num_householder", default=1, most=16)
+    return int_field(config, "num_householder", default=1, maximum=16)
 
 
 def head_dim_geometry(
@@ -99,23 +104,23 @@ def head_dim_geometry(
     value_heads: int,
     default_dim: int,
     default_expand: float,
-    householder: int = 1,
+    steps: int = 1,
 ) -> Geometry:
     """The state of a config with `head_dim` and `expand_v`."""
-    dim = count(config, "head_dim", default=default_dim, most=MOST_CHANNELS)
-    return checked(
+    dim = int_field(config, "head_dim", default=default_dim, maximum=MAX_CHANNELS)
+    return validated_geometry(
         Geometry(
             layers=layers,
             num_k_heads=heads,
             num_v_heads=value_heads,
             head_k_dim=dim,
-            head_v_dim=head_v_dim(config, dim, number(config, "expand_v", default_expand)),
-            **conv_fields(config, (1 + householder) * heads, householder * value_heads),
+            head_v_dim=head_v_dim(config, dim, float_field(config, "expand_v", default_expand)),
+            **conv_fields(config, (1 + steps) * heads, steps * value_heads),
         )
     )
 
 
-def resized_head_dim(config: Config, geometry: Geometry) -> Config:
+def resized_head_dim_config(config: Config, geometry: Geometry) -> Config:
     """Both widths change together: `head_dim` alone would shrink the values as well."""
     grouped = config.get("num_v_heads") is not None
     return config | {

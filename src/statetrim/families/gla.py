@@ -11,26 +11,26 @@ from ._fla import (
     FlaFamily,
     conv_fields,
     linear_layers,
-    value_projection,
+    v_proj_rows,
 )
-from ._heads import head_claims
-from .contract import MOST_HEADS, Config, checked, count
+from ._heads import head_rows_from_channels
+from .contract import MAX_HEADS, Config, int_field, validated_geometry
 from .delta_net import head_dim
 
 
 class GLA(FlaFamily):
     model_types = ("gla",)
-    untouched = (*HEAD_GATES, "gk_proj.0.weight")
+    unchanged_tensors = (*HEAD_GATES, "gk_proj.0.weight")
     kernels = ("chunk_gla", "fused_chunk_gla", "fused_recurrent_gla")
     normalizes_keys = False
     projections = (*PROJECTIONS, "gk_proj.0", "gk_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = count(config, "num_heads", default=4, most=MOST_HEADS)
-        key_heads = count(config, "num_kv_heads", default=heads, most=MOST_HEADS)
-        return checked(
+        heads = int_field(config, "num_heads", default=4, maximum=MAX_HEADS)
+        key_heads = int_field(config, "num_kv_heads", default=heads, maximum=MAX_HEADS)
+        return validated_geometry(
             Geometry(
-                layers=linear_layers(config, default=24),
+                layers=linear_layers(config, default_total=24),
                 num_k_heads=key_heads,
                 num_v_heads=heads,  # keys and values are repeated: one state per query head
                 head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
@@ -40,7 +40,7 @@ class GLA(FlaFamily):
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads, dim = geometry.num_k_heads, geometry.head_k_dim
         group = geometry.num_v_heads // heads
         queries = [
@@ -49,51 +49,51 @@ class GLA(FlaFamily):
         ]
         keys = [row_indices(heads, dim)]
         key_size, query_size = heads * dim, geometry.num_v_heads * dim
-        parts: list[tuple[str, Role, list[Tensor], int, bool]] = [
+        layout: list[tuple[str, Role, list[Tensor], int, bool]] = [
             ("q_proj.weight", "q_proj", queries, query_size, False),
             ("k_proj.weight", "k_proj", keys, key_size, False),
             ("gk_proj.1.weight", "gate", keys, key_size, False),
             ("gk_proj.1.bias", "gate", keys, key_size, False),
         ]
         if geometry.conv_width:
-            parts += [
+            layout += [
                 ("q_conv1d.weight", "q_conv", queries, query_size, False),
                 ("q_conv1d.bias", "q_bias", queries, query_size, True),
                 ("k_conv1d.weight", "k_conv", keys, key_size, False),
                 ("k_conv1d.bias", "k_bias", keys, key_size, True),
             ]
-        keys_and_queries = [
+        query_key_rows = [
             ChannelRows(name, role, table, size, optional=optional)
-            for name, role, tables, size, optional in parts
+            for name, role, tables, size, optional in layout
             for table in tables
         ]
-        return keys_and_queries + self._values(geometry)
+        return query_key_rows + self._value_rows(geometry)
 
-    def _values(self, geometry: Geometry) -> list[ChannelRows]:
+    def _value_rows(self, geometry: Geometry) -> list[ChannelRows]:
         """A group of heads shares its values; gate and output projection know every head."""
         heads, dim, group = geometry.heads("value"), geometry.head_v_dim, geometry.shared_values
         size = geometry.num_v_heads * dim
-        claims = value_projection(geometry, row_indices(heads, dim), heads * dim)
+        channel_rows = v_proj_rows(geometry, row_indices(heads, dim), heads * dim)
         for member in range(group):
             table = row_indices(heads, dim, start=member * dim, stride=group * dim)
-            claims += [
+            channel_rows += [
                 ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
                 ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),
             ]
         # fla has one of the two norms, by how it fuses, and perhaps none with a weight.
-        return claims + [
+        return channel_rows + [
             ChannelRows(name, "shared_norm", row_indices(1, dim), dim, axis="value", optional=True)
             for name in ("g_norm_swish_gate.weight", "g_norm.weight")
         ]
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # A key head goes with all that read it, so that a group's entries are those of its head.
-        return head_claims(
-            [replace(claim, axis="key") for claim in self.channels(config, geometry)]
+        return head_rows_from_channels(
+            [replace(entry, axis="key") for entry in self.channel_rows(config, geometry)]
         )
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        hidden = count(config, "hidden_size", default=2048)
+        hidden = int_field(config, "hidden_size", default=2048)
         grouped = config.get("num_kv_heads") is not None
         return config | {
             "num_heads": geometry.num_v_heads,

@@ -4,27 +4,27 @@ decay gate."""
 from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import (
     HEAD_GATES,
-    NO_HEADS,
-    PRECONDITIONER,
+    PRECONDITIONER_HEAD_REFUSAL,
+    PRECONDITIONER_TENSORS,
     PROJECTIONS,
     FlaFamily,
     linear_layers,
-    separate_projections,
-    value_projection,
+    query_key_rows,
+    v_proj_rows,
 )
-from ._heads import head_claims, one_each
-from ._refused import GATE_RANK
-from .contract import MOST_HEADS, Config, count
-from .gated_deltanet import head_dim_geometry, resized_head_dim, value_head_count
+from ._heads import head_rows_from_channels, per_head_rows
+from ._refused import GATE_RANK_REFUSAL
+from .contract import MAX_HEADS, Config, int_field
+from .gated_deltanet import head_dim_geometry, num_value_heads, resized_head_dim_config
 from .recurrences import Recurrence, delta_rule
 
 
 class KDA(FlaFamily):
     model_types = ("kda", "precond_kda")
     portable_types = ("kda",)
-    untouched = (
+    unchanged_tensors = (
         *(name for name in HEAD_GATES if name != "dt_bias"),
-        *PRECONDITIONER,
+        *PRECONDITIONER_TENSORS,
         "v_proj.weight",
         "v_conv1d.weight",
         "v_conv1d.bias",
@@ -43,17 +43,17 @@ class KDA(FlaFamily):
     projections = (*PROJECTIONS, "b_atk_proj", "f_proj.0", "f_proj.1", "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
-        heads = count(config, "num_heads", default=16, most=MOST_HEADS)
+        heads = int_field(config, "num_heads", default=16, maximum=MAX_HEADS)
         return head_dim_geometry(
             config,
-            layers=linear_layers(config, default=24),
+            layers=linear_layers(config, default_total=24),
             heads=heads,
-            value_heads=value_head_count(config, heads),
+            value_heads=num_value_heads(config, heads),
             default_dim=128,
             default_expand=1.0,
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # A gate row per value head and key channel; value head u reads key head u // group.
         dim, group = geometry.head_k_dim, geometry.num_v_heads // geometry.num_k_heads
         size = geometry.num_v_heads * dim
@@ -70,39 +70,39 @@ class KDA(FlaFamily):
         # Values cannot be cut, but where they are read is known, so that calibration can record it.
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
-        return [*separate_projections(geometry), *gates, output]
+        return [*query_key_rows(geometry), *gates, output]
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads = geometry.num_v_heads
-        keys, values = (
+        key_table, value_table = (
             row_indices(heads, geometry.head_k_dim),
             row_indices(heads, geometry.head_v_dim),
         )
         gates = [
             ChannelRows(name, "gate", table, table.numel(), axis="value", optional=True)
             for name, table in (
-                ("f_proj.1.weight", keys),
-                ("dt_bias", keys),
-                ("g_proj.1.weight", values),
-                ("g_proj.1.bias", values),
+                ("f_proj.1.weight", key_table),
+                ("dt_bias", key_table),
+                ("g_proj.1.weight", value_table),
+                ("g_proj.1.bias", value_table),
             )
         ]
-        channels = [claim for claim in self.channels(config, geometry) if claim.role != "gate"]
-        return head_claims(
+        channels = [entry for entry in self.channel_rows(config, geometry) if entry.role != "gate"]
+        return head_rows_from_channels(
             channels,
-            value_projection(geometry, values, values.numel()),
+            v_proj_rows(geometry, value_table, value_table.numel()),
             gates,
-            one_each(("A_log", "b_proj.weight"), heads),
+            per_head_rows(("A_log", "b_proj.weight"), heads),
         )
 
     def value_refusal(self, config: Config) -> str | None:
-        return GATE_RANK
+        return GATE_RANK_REFUSAL
 
     def head_refusal(self, config: Config) -> str | None:
-        return NO_HEADS if "precond" in config["model_type"] else None
+        return PRECONDITIONER_HEAD_REFUSAL if "precond" in config["model_type"] else None
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        return resized_head_dim(config, geometry)
+        return resized_head_dim_config(config, geometry)
 
     def recurrence(self, kernel: str) -> Recurrence | None:
         return None if "precond" in kernel else delta_rule

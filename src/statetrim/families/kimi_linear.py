@@ -3,21 +3,21 @@
 from dataclasses import replace
 
 from ..geometry import ChannelRows, Geometry, row_indices
-from ._fla import separate_projections, value_projection
-from ._heads import head_claims, one_each
-from ._refused import ONE_WIDTH
+from ._fla import query_key_rows, v_proj_rows
+from ._heads import head_rows_from_channels, per_head_rows
+from ._refused import ONE_WIDTH_REFUSAL
 from .contract import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    MOST_LAYERS,
+    MAX_CHANNELS,
+    MAX_HEADS,
+    MAX_LAYERS,
     Config,
     Family,
-    checked,
-    count,
-    layer_kinds,
-    layer_numbers,
-    layers_of_kind,
-    section,
+    int_field,
+    layer_indices_field,
+    layer_types_field,
+    layers_of_type,
+    nested_config,
+    validated_geometry,
 )
 from .recurrences import Recurrence, delta_rule
 
@@ -27,11 +27,11 @@ _SECTION = "linear_attn_config"
 class KimiLinear(Family):
     text_types = ("kimi_linear", "glm5_next_text")
     model_types = (*text_types, "glm5_next")
-    mixers = (
+    mixer_prefixes = (
         "model.layers.{layer}.self_attn",
         "model.language_model.layers.{layer}.self_attn",
     )
-    untouched = (
+    unchanged_tensors = (
         "A_log",
         "b_proj.weight",
         "f_a_proj.weight",
@@ -40,106 +40,114 @@ class KimiLinear(Family):
         "o_norm.weight",
     )
     kernels = ("chunk_kimi_delta_attention", "recurrent_kimi_delta_attention")
-    positional = dict.fromkeys(kernels, ("query", "key", "value"))
+    positional_arguments = dict.fromkeys(kernels, ("query", "key", "value"))
     projections = (
         "q_proj", "k_proj", "v_proj", "o_proj", "b_proj", "g_a_proj", "g_b_proj",
         "forget_gate.f_a_proj", "forget_gate.f_b_proj",
     )  # fmt: skip
-    joined = {  # noqa: RUF012
+    concatenated_parameters = {  # noqa: RUF012
         "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
     }
 
     def geometry(self, config: Config) -> Geometry:
-        config = self._text(config)
-        nested = _nested(config)
+        config = self._text_config(config)
+        nested = _linear_attn_section(config)
         default = 32 if config["model_type"] == "kimi_linear" else 64
         fields = config | nested
-        heads = count(fields, "num_heads", "linear_num_heads", default=default, most=MOST_HEADS)
-        dim = count(
+        heads = int_field(
+            fields, "num_heads", "linear_num_heads", default=default, maximum=MAX_HEADS
+        )
+        dim = int_field(
             nested,
             "head_dim",
-            default=count(config, "linear_head_dim", default=128),
-            most=MOST_CHANNELS,
+            default=int_field(config, "linear_head_dim", default=128),
+            maximum=MAX_CHANNELS,
         )
-        return checked(
+        return validated_geometry(
             Geometry(
-                layers=_layers(config, nested),
+                layers=_linear_layers(config, nested),
                 num_k_heads=heads,
                 num_v_heads=heads,
                 head_k_dim=dim,
                 head_v_dim=dim,
                 conv_key_heads=2 * heads,
                 conv_value_heads=heads,
-                conv_width=count(
-                    fields, "short_conv_kernel_size", "linear_conv_kernel_dim", default=4, most=1024
+                conv_width=int_field(
+                    fields,
+                    "short_conv_kernel_size",
+                    "linear_conv_kernel_dim",
+                    default=4,
+                    maximum=1024,
                 ),
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
-            *separate_projections(geometry),
-            *value_projection(geometry, table, table.numel()),
+            *query_key_rows(geometry),
+            *v_proj_rows(geometry, table, table.numel()),
             ChannelRows("f_b_proj.weight", "gate", table, table.numel()),
             ChannelRows("dt_bias", "gate", table, table.numel()),
             ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1),
         ]
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads, table = geometry.num_v_heads, row_indices(geometry.num_v_heads, geometry.head_v_dim)
-        (decay,) = one_each(("A_log",), heads)
-        kimi = config["model_type"] == "kimi_linear"  # whose A_log is [1, 1, heads, 1]
-        return head_claims(
-            self.channels(config, geometry),
-            one_each(("b_proj.weight",), heads),
+        (a_log,) = per_head_rows(("A_log",), heads)
+        is_kimi = config["model_type"] == "kimi_linear"  # whose A_log is [1, 1, heads, 1]
+        return head_rows_from_channels(
+            self.channel_rows(config, geometry),
+            per_head_rows(("b_proj.weight",), heads),
             [
-                replace(decay, dim=2 if kimi else 0, optional=False),
+                replace(a_log, dim=2 if is_kimi else 0, optional=False),
                 ChannelRows("g_b_proj.weight", "gate", table, table.numel()),
             ],
         )
 
     def channel_refusal(self, config: Config) -> str | None:
-        return ONE_WIDTH
+        return ONE_WIDTH_REFUSAL
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] not in self.text_types:
-            return config | {"text_config": self.resized(self._text(config), geometry)}
+            return config | {"text_config": self.resized(self._text_config(config), geometry)}
         # The section that the hub's configs have overrides the flat fields on every load.
         heads = geometry.num_v_heads
         edited = config | {"linear_num_heads": heads}
         if config.get(_SECTION) is None:
             return edited
-        return edited | {_SECTION: _nested(config) | {"num_heads": heads}}
+        return edited | {_SECTION: _linear_attn_section(config) | {"num_heads": heads}}
 
     def auto_class(self, config: Config) -> str:
-        seeing = config["model_type"] == "glm5_next"  # transformers has no text-only class for it
-        return "AutoModelForImageTextToText" if seeing else super().auto_class(config)
+        has_vision = (
+            config["model_type"] == "glm5_next"
+        )  # transformers has no text-only class for it
+        return "AutoModelForImageTextToText" if has_vision else super().auto_class(config)
 
     def recurrence(self, kernel: str) -> Recurrence:
         return delta_rule
 
-    def _text(self, config: Config) -> Config:
+    def _text_config(self, config: Config) -> Config:
         if config["model_type"] in self.text_types:
             return config
-        return {"model_type": "glm5_next_text"} | section(config, "text_config")
+        return {"model_type": "glm5_next_text"} | nested_config(config, "text_config")
 
 
-def _nested(config: Config) -> Config:
-    return section(config, _SECTION) if config.get(_SECTION) is not None else {}
+def _linear_attn_section(config: Config) -> Config:
+    return nested_config(config, _SECTION) if config.get(_SECTION) is not None else {}
 
 
-def _layers(config: Config, nested: Config) -> tuple[int, ...]:
-    kinds = layer_kinds(config, "layer_types")
-    if kinds is not None:
-        return layers_of_kind(kinds, "linear_attention")
-    listed = layer_numbers(nested, "kda_layers")
-    if listed and config["model_type"] == "kimi_linear":
-        return tuple(layer - 1 for layer in listed if layer)  # counted from 1 on the hub
+def _linear_layers(config: Config, nested: Config) -> tuple[int, ...]:
+    layer_types = layer_types_field(config, "layer_types")
+    if layer_types is not None:
+        return layers_of_type(layer_types, "linear_attention")
+    kda_layers = layer_indices_field(nested, "kda_layers")
+    if kda_layers and config["model_type"] == "kimi_linear":
+        return tuple(layer - 1 for layer in kda_layers if layer)  # counted from 1 on the hub
     if config["model_type"] == "kimi_linear":
-        total = count(config, "num_hidden_layers", default=27, most=MOST_LAYERS)
+        total = int_field(config, "num_hidden_layers", default=27, maximum=MAX_LAYERS)
         return tuple(i for i in range(total) if not i or i % 4)
-    total = count(config, "num_hidden_layers", default=45, most=MOST_LAYERS)
+    total = int_field(config, "num_hidden_layers", default=45, maximum=MAX_LAYERS)
     return tuple(i for i in range(total) if i % 4 != 3)
 
 

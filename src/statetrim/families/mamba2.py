@@ -12,28 +12,28 @@ from torch import Tensor
 from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry, Role, row_indices
 from .contract import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    MOST_LAYERS,
-    NO_SOFTMAX,
+    MAX_CHANNELS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    NO_KV_CACHE,
     Config,
     Family,
-    SoftmaxCache,
-    attention_cache,
-    checked,
-    count,
-    layer_kinds,
-    layer_numbers,
-    layers_of_kind,
-    number,
-    other_layers,
-    text_section,
+    KVCacheSize,
+    attention_kv_cache_size,
+    float_field,
+    int_field,
+    layer_indices_field,
+    layer_types_field,
+    layers_of_type,
+    nested_text_config,
+    num_softmax_layers,
+    validated_geometry,
 )
 from .recurrences import Recurrence, mamba2
 
 
 @dataclass(frozen=True)
-class Fields:
+class ConfigFields:
     """The names one model type gives to the same numbers, and its defaults."""
 
     state: str
@@ -47,12 +47,12 @@ class Fields:
     default_heads: int | None = None
     default_head_dim: int | None = None
     inner: str | None = None  # a field that sets the inner width instead of `expand`
-    kinds: str | None = None  # a field that lists the layers' kinds
+    layer_types: str | None = None  # a field that lists the layers' kinds
     key_value_heads: int | None = None  # of the softmax layers; None: as many as heads
     attention_head_dim: int | None = None  # None: the hidden size shared by the heads
 
 
-_D_STATE = Fields(
+_MAMBA_FIELDS = ConfigFields(
     state="mamba_d_state",
     groups=("mamba_n_groups",),
     heads="mamba_n_heads",
@@ -62,8 +62,8 @@ _D_STATE = Fields(
     default_state=256,
     default_heads=128,
 )
-FIELDS = {
-    "mamba2": Fields(
+FIELDS_BY_TYPE = {
+    "mamba2": ConfigFields(
         state="state_size",
         groups=("n_groups",),
         heads="num_heads",
@@ -73,10 +73,10 @@ FIELDS = {
         default_groups=1,
         default_head_dim=64,
     ),
-    "bamba": replace(_D_STATE, key_value_heads=8),
-    "falcon_h1": replace(_D_STATE, inner="mamba_d_ssm", key_value_heads=8),
-    "granitemoehybrid": replace(_D_STATE, kinds="layer_types"),
-    "nemotron_h": Fields(
+    "bamba": replace(_MAMBA_FIELDS, key_value_heads=8),
+    "falcon_h1": replace(_MAMBA_FIELDS, inner="mamba_d_ssm", key_value_heads=8),
+    "granitemoehybrid": replace(_MAMBA_FIELDS, kinds="layer_types"),
+    "nemotron_h": ConfigFields(
         state="ssm_state_size",
         groups=("mamba_n_groups", "n_groups"),
         heads="mamba_num_heads",
@@ -86,11 +86,11 @@ FIELDS = {
         default_groups=8,
         default_heads=128,
         default_head_dim=64,
-        kinds="layers_block_type",
+        layer_types="layers_block_type",
         key_value_heads=8,
         attention_head_dim=128,
     ),
-    "zamba2": Fields(
+    "zamba2": ConfigFields(
         state="mamba_d_state",
         groups=("mamba_ngroups",),
         heads="n_mamba_heads",
@@ -103,14 +103,17 @@ FIELDS = {
 }
 
 
-TEXTS = {"nemotron_h_omni": ("text_config", "llm_config"), "nemo_speechlm": ("text_config",)}
+NESTED_TEXT_CONFIGS = {
+    "nemotron_h_omni": ("text_config", "llm_config"),
+    "nemo_speechlm": ("text_config",),
+}
 """The names of the nested config of a Nemotron-H text model, by the type around it (the second is
 that of Nemotron 3.5 Transcribe)."""
 
 
 class Mamba2(Family):
-    model_types: ClassVar[tuple[str, ...]] = (*FIELDS, *TEXTS)
-    mixers: ClassVar[tuple[str, ...]] = (
+    model_types: ClassVar[tuple[str, ...]] = (*FIELDS_BY_TYPE, *NESTED_TEXT_CONFIGS)
+    mixer_prefixes: ClassVar[tuple[str, ...]] = (
         "backbone.layers.{layer}.mixer",
         "model.layers.{layer}.mixer",
         "model.layers.{layer}.mamba",
@@ -120,7 +123,7 @@ class Mamba2(Family):
         "llm.model.layers.{layer}.mixer",
         "model.language_model.layers.{layer}.mixer",
     )
-    untouched: ClassVar[tuple[str, ...]] = (
+    unchanged_tensors: ClassVar[tuple[str, ...]] = (
         "A_log",
         "D",
         "dt_bias",
@@ -132,7 +135,7 @@ class Mamba2(Family):
     kernels: ClassVar[tuple[str, ...]] = ("mamba2_chunk_scan", "mamba2_selective_state_update")
     query_and_key = (("C", "B"),)  # C reads and B writes
     row_buffers = {"mup_vector": "in_proj.weight"}  # noqa: RUF012
-    positional = {  # noqa: RUF012
+    positional_arguments = {  # noqa: RUF012
         "mamba2_chunk_scan": ("hidden_states", "dt", "A", "B", "C"),
         "mamba2_selective_state_update": ("state", "hidden_states", "dt", "A", "B", "C", "D"),
     }
@@ -143,89 +146,91 @@ class Mamba2(Family):
     fused_training = True
 
     def geometry(self, config: Config) -> Geometry:
-        config = _text(config)
-        fields = FIELDS[config["model_type"]]
-        groups = count(config, *fields.groups, default=fields.default_groups, most=MOST_HEADS)
-        heads, head_dim = _heads(config, fields)
-        return checked(
+        config = _text_config(config)
+        fields = FIELDS_BY_TYPE[config["model_type"]]
+        groups = int_field(config, *fields.groups, default=fields.default_groups, maximum=MAX_HEADS)
+        heads, head_dim = _heads_and_width(config, fields)
+        return validated_geometry(
             Geometry(
                 layers=_linear_layers(config, fields),
                 num_k_heads=groups,
                 num_v_heads=heads,
-                head_k_dim=count(
-                    config, fields.state, default=fields.default_state, most=MOST_CHANNELS
+                head_k_dim=int_field(
+                    config, fields.state, default=fields.default_state, maximum=MAX_CHANNELS
                 ),
                 head_v_dim=head_dim,
                 conv_key_heads=2 * groups,
                 conv_value_heads=heads,
-                conv_width=count(config, *fields.conv, default=4, most=1024),
+                conv_width=int_field(config, *fields.conv, default=4, maximum=1024),
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         groups, state = geometry.num_k_heads, geometry.head_k_dim
         inner = geometry.num_v_heads * geometry.head_v_dim
-        b, c = inner, inner + groups * state  # where B and C begin in the convolution
-        conv = inner + 2 * groups * state
-        projection = inner + conv + geometry.num_v_heads
-        claims = []
-        parts: list[tuple[int, Role, Role, Role]] = [
-            (b, "k_proj", "k_bias", "k_conv"),
-            (c, "q_proj", "q_bias", "q_conv"),
+        b_start, c_start = inner, inner + groups * state  # where B and C begin in the convolution
+        conv_size = inner + 2 * groups * state
+        in_proj_size = inner + conv_size + geometry.num_v_heads
+        channel_rows = []
+        layout: list[tuple[int, Role, Role, Role]] = [
+            (b_start, "k_proj", "k_bias", "k_conv"),
+            (c_start, "q_proj", "q_bias", "q_conv"),
         ]
-        for start, proj, bias, taps in parts:
-            in_proj, in_conv = (
+        for start, proj, bias, taps in layout:
+            in_proj_rows, conv_rows = (
                 row_indices(groups, state, start=inner + start),
                 row_indices(groups, state, start),
             )
-            claims += [
-                ChannelRows("in_proj.weight", proj, in_proj, projection),
-                ChannelRows("in_proj.bias", bias, in_proj, projection, optional=True),
-                ChannelRows("conv1d.weight", taps, in_conv, conv),
-                ChannelRows("conv1d.bias", bias, in_conv, conv, optional=True),
+            channel_rows += [
+                ChannelRows("in_proj.weight", proj, in_proj_rows, in_proj_size),
+                ChannelRows("in_proj.bias", bias, in_proj_rows, in_proj_size, optional=True),
+                ChannelRows("conv1d.weight", taps, conv_rows, conv_size),
+                ChannelRows("conv1d.bias", bias, conv_rows, conv_size, optional=True),
             ]
-        return claims + self._values(geometry, projection, conv)
+        return channel_rows + self._value_rows(geometry, in_proj_size, conv_size)
 
-    def _values(self, geometry: Geometry, projection: int, conv: int) -> list[ChannelRows]:
+    def _value_rows(
+        self, geometry: Geometry, in_proj_size: int, conv_size: int
+    ) -> list[ChannelRows]:
         """x, its gate, the norm (a weight for every channel of every head) and out_proj."""
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         inner = table.numel()
-        found: list[tuple[str, Role, Tensor, int, bool]] = [
-            ("in_proj.weight", "gate", table, projection, False),
-            ("in_proj.weight", "v_proj", table + inner, projection, False),
-            ("in_proj.bias", "gate", table, projection, True),
-            ("in_proj.bias", "v_bias", table + inner, projection, True),
-            ("conv1d.weight", "v_conv", table, conv, False),
-            ("conv1d.bias", "v_bias", table, conv, True),
+        layout: list[tuple[str, Role, Tensor, int, bool]] = [
+            ("in_proj.weight", "gate", table, in_proj_size, False),
+            ("in_proj.weight", "v_proj", table + inner, in_proj_size, False),
+            ("in_proj.bias", "gate", table, in_proj_size, True),
+            ("in_proj.bias", "v_bias", table + inner, in_proj_size, True),
+            ("conv1d.weight", "v_conv", table, conv_size, False),
+            ("conv1d.bias", "v_bias", table, conv_size, True),
             ("norm.weight", "norm", table, inner, True),
         ]
         return [
             *(
-                ChannelRows(name, role, where, size, axis="value", optional=optional)
-                for name, role, where, size, optional in found
+                ChannelRows(name, role, row_table, size, axis="value", optional=optional)
+                for name, role, row_table, size, optional in layout
             ),
             ChannelRows("out_proj.weight", "o_proj", table, inner, axis="value", dim=1),
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        if config["model_type"] in TEXTS:
-            names = TEXTS[config["model_type"]]
+        if config["model_type"] in NESTED_TEXT_CONFIGS:
+            names = NESTED_TEXT_CONFIGS[config["model_type"]]
             name = next(name for name in names if config.get(name) is not None)
-            return config | {name: self.resized(_text(config), geometry)}
-        fields = FIELDS[config["model_type"]]
+            return config | {name: self.resized(_text_config(config), geometry)}
+        fields = FIELDS_BY_TYPE[config["model_type"]]
         edited = config | {fields.state: geometry.head_k_dim}
-        if geometry.head_v_dim == _heads(config, fields)[1]:
+        if geometry.head_v_dim == _heads_and_width(config, fields)[1]:
             return edited
         edited |= {fields.heads: geometry.num_v_heads}
         if fields.head_dim:
             edited |= {fields.head_dim: geometry.head_v_dim}
         if "mamba_headdim" in config:  # Zamba2 computes it, but takes a stored one instead
             edited |= {"mamba_headdim": geometry.head_v_dim}
-        return edited | _inner_width(config, fields, geometry)
+        return edited | _inner_width_fields(config, fields, geometry)
 
     def auto_class(self, config: Config) -> str:
-        inside = config["model_type"] in TEXTS
-        return "AutoModelForMultimodalLM" if inside else super().auto_class(config)
+        is_multimodal = config["model_type"] in NESTED_TEXT_CONFIGS
+        return "AutoModelForMultimodalLM" if is_multimodal else super().auto_class(config)
 
     def head_refusal(self, config: Config) -> str | None:
         return (
@@ -235,81 +240,83 @@ class Mamba2(Family):
     def cache_argument(self, config: Config) -> str:
         return "cache_params" if config.get("model_type") == "mamba2" else "past_key_values"
 
-    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
-        config = _text(config)
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
+        config = _text_config(config)
         model_type = config["model_type"]
         if model_type == "mamba2":
-            return NO_SOFTMAX
+            return NO_KV_CACHE
         if model_type == "zamba2":
-            return _shared_attention(config)
+            return _zamba2_kv_cache_size(config)
         if model_type == "falcon_h1":  # both kinds of attention in every layer
             layers = len(geometry.layers)
         elif model_type == "nemotron_h":
-            softmax = ("attention", "full_attention", "*")
-            layers = sum(kind in softmax for kind in _nemotron_kinds(config))
+            softmax_types = ("attention", "full_attention", "*")
+            layers = sum(
+                layer_type in softmax_types for layer_type in _nemotron_layer_types(config)
+            )
         else:
-            layers = other_layers(config, geometry)
-        fields = FIELDS[model_type]
-        return attention_cache(
+            layers = num_softmax_layers(config, geometry)
+        fields = FIELDS_BY_TYPE[model_type]
+        return attention_kv_cache_size(
             config,
             layers,
-            key_value_heads=fields.key_value_heads,
-            head_dim=fields.attention_head_dim,
+            default_kv_heads=fields.key_value_heads,
+            default_head_dim=fields.attention_head_dim,
         )
 
     def recurrence(self, kernel: str) -> Recurrence | None:
         return mamba2 if kernel == "mamba2_chunk_scan" else None
 
 
-def _text(config: Config) -> Config:
+def _text_config(config: Config) -> Config:
     """The config of the model that has the states: this one, or the text model inside it."""
-    names = TEXTS.get(config["model_type"])
-    return config if names is None else text_section(config, ("nemotron_h",), *names)
+    names = NESTED_TEXT_CONFIGS.get(config["model_type"])
+    return config if names is None else nested_text_config(config, ("nemotron_h",), *names)
 
 
-def _inner_width(config: Config, fields: Fields, geometry: Geometry) -> Config:
+def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry) -> Config:
     """The fields that must agree with heads times their width; `expand` must be whole."""
     inner = geometry.num_v_heads * geometry.head_v_dim
     if config["model_type"] == "nemotron_h":
         return {}  # reads the two widths and nothing else
     if fields.inner is not None:
         return {fields.inner: inner}
-    hidden = count(config, "hidden_size")
+    hidden = int_field(config, "hidden_size")
     if inner % hidden:
         raise StatetrimError(
             f"a stock {config['model_type']} config gives heads times their width as a whole "
             f"multiple of hidden_size = {hidden}, so value channels can only be cut to "
-            f"{_widths(hidden, geometry.num_v_heads, _heads(config, fields)[1])} per head"
+            f"{_possible_widths_text(hidden, geometry.num_v_heads, _heads_and_width(config, fields)[1])} per head"
         )
     return {fields.expand: inner // hidden}
 
 
-def _widths(hidden: int, heads: int, channels: int) -> str:
+def _possible_widths_text(hidden: int, heads: int, channels: int) -> str:
     """The widths below `channels` at which `heads` heads are a whole multiple of `hidden`."""
-    found = [str(width) for width in range(1, channels) if heads * width % hidden == 0]
-    return " or ".join(found) or "none below what they have"
+    widths = [str(width) for width in range(1, channels) if heads * width % hidden == 0]
+    return " or ".join(widths) or "none below what they have"
 
 
-def _heads(config: Config, fields: Fields) -> tuple[int, int]:
+def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
     """Heads and their width; upstream derives whichever of the two the config leaves open."""
     if fields.inner is not None:
-        inner = count(config, fields.inner, default=1024)
+        inner = int_field(config, fields.inner, default=1024)
     else:
-        hidden = count(config, "hidden_size")
-        inner = int(number(config, fields.expand, 2.0) * hidden)
-    explicit = fields.head_dim and config.get(fields.head_dim) not in (None, "auto")
-    if explicit or (fields.default_head_dim and config.get(fields.heads) is None):
-        dim = count(
-            config, str(fields.head_dim), default=fields.default_head_dim, most=MOST_CHANNELS
+        hidden = int_field(config, "hidden_size")
+        inner = int(float_field(config, fields.expand, 2.0) * hidden)
+    has_head_dim = fields.head_dim and config.get(fields.head_dim) not in (None, "auto")
+    if has_head_dim or (fields.default_head_dim and config.get(fields.heads) is None):
+        dim = int_field(
+            config, str(fields.head_dim), default=fields.default_head_dim, maximum=MAX_CHANNELS
         )
-        heads = count(
+        heads = int_field(
             config,
             fields.heads,
             default=fields.default_heads or max(1, inner // dim),
-            most=MOST_HEADS,
+            maximum=MAX_HEADS,
         )
         return heads, dim
-    heads = count(config, fields.heads, default=fields.default_heads, most=MOST_HEADS)
+    heads = int_field(config, fields.heads, default=fields.default_heads, maximum=MAX_HEADS)
     if inner % heads:
         raise StatetrimError(
             f"config field {fields.heads!r} = {heads} does not divide the inner width {inner}"
@@ -317,39 +324,43 @@ def _heads(config: Config, fields: Fields) -> tuple[int, int]:
     return heads, inner // heads
 
 
-def _linear_layers(config: Config, fields: Fields) -> tuple[int, ...]:
+def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
     if config["model_type"] == "nemotron_h":
-        return layers_of_kind(_nemotron_kinds(config), "linear_attention", "mamba", "M")
-    kinds = layer_kinds(config, fields.kinds) if fields.kinds else None
-    if kinds is not None:
-        return layers_of_kind(kinds, "linear_attention", "mamba")
-    total = count(config, "num_hidden_layers", most=MOST_LAYERS)
-    softmax = layer_numbers(config, "attn_layer_indices")
-    return layers_of_kind(["other" if i in softmax else "mamba" for i in range(total)], "mamba")
+        return layers_of_type(_nemotron_layer_types(config), "linear_attention", "mamba", "M")
+    layer_types = layer_types_field(config, fields.layer_types) if fields.layer_types else None
+    if layer_types is not None:
+        return layers_of_type(layer_types, "linear_attention", "mamba")
+    total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)
+    softmax_layers = layer_indices_field(config, "attn_layer_indices")
+    return layers_of_type(
+        ["other" if i in softmax_layers else "mamba" for i in range(total)], "mamba"
+    )
 
 
-def _nemotron_kinds(config: Config) -> list[str]:
-    kinds = layer_kinds(config, "layers_block_type") or layer_kinds(config, "layer_types")
+def _nemotron_layer_types(config: Config) -> list[str]:
+    layer_types = layer_types_field(config, "layers_block_type") or layer_types_field(
+        config, "layer_types"
+    )
     pattern = config.get("hybrid_override_pattern")
-    if kinds is None and isinstance(pattern, str) and len(pattern) <= MOST_LAYERS:
-        kinds = list(pattern)  # M for Mamba, * for attention
-    if kinds is None:
+    if layer_types is None and isinstance(pattern, str) and len(pattern) <= MAX_LAYERS:
+        layer_types = list(pattern)  # M for Mamba, * for attention
+    if layer_types is None:
         raise StatetrimError(
             "config has neither 'layers_block_type' nor 'hybrid_override_pattern', "
             "so its Mamba layers are not known"
         )
-    return kinds
+    return layer_types
 
 
-def _shared_attention(config: Config) -> SoftmaxCache | None:
+def _zamba2_kv_cache_size(config: Config) -> KVCacheSize | None:
     """Zamba-2's reads the hidden state beside the embedding, so its heads have twice the width."""
-    kinds = layer_kinds(config, "layers_block_type")
-    if kinds is None:
+    layer_types = layer_types_field(config, "layers_block_type")
+    if layer_types is None:
         return None
-    heads = count(config, "num_attention_heads", default=32, most=MOST_HEADS)
-    width = max(1, 2 * count(config, "hidden_size", default=2560) // heads)
-    width = count(config, "attention_head_dim", default=width, most=MOST_CHANNELS)
-    return attention_cache(config | {"head_dim": width}, kinds.count("hybrid"))
+    heads = int_field(config, "num_attention_heads", default=32, maximum=MAX_HEADS)
+    width = max(1, 2 * int_field(config, "hidden_size", default=2560) // heads)
+    width = int_field(config, "attention_head_dim", default=width, maximum=MAX_CHANNELS)
+    return attention_kv_cache_size(config | {"head_dim": width}, layer_types.count("hybrid"))
 
 
 FAMILY = Mamba2()

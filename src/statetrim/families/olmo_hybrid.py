@@ -1,82 +1,86 @@
 """OLMo-Hybrid: separate projections; on disk three convolutions, in the module one."""
 
 from ..geometry import ChannelRows, Geometry
-from ._fla import HEAD_GATES, PROJECTIONS, separate_projections, separate_values
-from ._heads import head_claims, one_each
-from ._linear_fields import LinearFieldsFamily, resized_linear
+from ._fla import HEAD_GATES, PROJECTIONS, query_key_rows, value_rows
+from ._heads import head_rows_from_channels, per_head_rows
+from ._linear_fields import LinearFieldsFamily, resized_linear_config
 from .contract import (
-    MOST_CHANNELS,
-    MOST_HEADS,
-    MOST_LAYERS,
+    MAX_CHANNELS,
+    MAX_HEADS,
+    MAX_LAYERS,
     Config,
-    SoftmaxCache,
-    attention_cache,
-    checked,
-    count,
-    layer_kinds,
-    layers_of_kind,
-    other_layers,
+    KVCacheSize,
+    attention_kv_cache_size,
+    int_field,
+    layer_types_field,
+    layers_of_type,
+    num_softmax_layers,
+    validated_geometry,
 )
 
 
 class OlmoHybrid(LinearFieldsFamily):
     model_types = ("olmo_hybrid",)
-    mixers = ("model.layers.{layer}.linear_attn",)
-    untouched = HEAD_GATES
+    mixer_prefixes = ("model.layers.{layer}.linear_attn",)
+    unchanged_tensors = HEAD_GATES
     projections = PROJECTIONS
-    joined = {  # noqa: RUF012
+    concatenated_parameters = {  # noqa: RUF012
         "conv1d.weight": ("q_conv1d.weight", "k_conv1d.weight", "v_conv1d.weight"),
     }
 
     def geometry(self, config: Config) -> Geometry:
-        hidden = count(config, "hidden_size", default=3840)
-        attention_heads = count(config, "num_attention_heads", default=30, most=MOST_HEADS)
-        key_heads = count(config, "linear_num_key_heads", default=attention_heads, most=MOST_HEADS)
-        value_heads = count(
-            config, "linear_num_value_heads", default=attention_heads, most=MOST_HEADS
+        hidden = int_field(config, "hidden_size", default=3840)
+        attention_heads = int_field(config, "num_attention_heads", default=30, maximum=MAX_HEADS)
+        key_heads = int_field(
+            config, "linear_num_key_heads", default=attention_heads, maximum=MAX_HEADS
+        )
+        value_heads = int_field(
+            config, "linear_num_value_heads", default=attention_heads, maximum=MAX_HEADS
         )
         default_dim = max(1, int(0.75 * hidden / key_heads))
-        head_k_dim = count(config, "linear_key_head_dim", default=default_dim, most=MOST_CHANNELS)
-        head_v_dim = count(
-            config, "linear_value_head_dim", default=2 * head_k_dim, most=MOST_CHANNELS
+        head_k_dim = int_field(
+            config, "linear_key_head_dim", default=default_dim, maximum=MAX_CHANNELS
         )
-        return checked(
+        head_v_dim = int_field(
+            config, "linear_value_head_dim", default=2 * head_k_dim, maximum=MAX_CHANNELS
+        )
+        return validated_geometry(
             Geometry(
-                layers=layers_of_kind(_kinds(config), "linear_attention"),
+                layers=layers_of_type(_layer_types(config), "linear_attention"),
                 num_k_heads=key_heads,
                 num_v_heads=value_heads,
                 head_k_dim=head_k_dim,
                 head_v_dim=head_v_dim,
                 conv_key_heads=2 * key_heads,
                 conv_value_heads=value_heads,
-                conv_width=count(config, "linear_conv_kernel_dim", default=4, most=1024),
+                conv_width=int_field(config, "linear_conv_kernel_dim", default=4, maximum=1024),
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        return separate_projections(geometry) + separate_values(geometry)
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        return query_key_rows(geometry) + value_rows(geometry)
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        gates = one_each(HEAD_GATES, geometry.num_v_heads)
-        return head_claims(self.channels(config, geometry), gates)
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = per_head_rows(HEAD_GATES, geometry.num_v_heads)
+        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         # Both fields always: an absent value dim would follow the smaller key dim.
-        return resized_linear(config, geometry)
+        return resized_linear_config(config, geometry)
 
-    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache:
-        layers = other_layers(config, geometry, default=32)
-        return attention_cache(config, layers, heads=30, hidden=3840)
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize:
+        layers = num_softmax_layers(config, geometry, default=32)
+        return attention_kv_cache_size(config, layers, heads=30, default_hidden_size=3840)
 
 
-def _kinds(config: Config) -> list[str]:
-    kinds = layer_kinds(config, "layer_types")
-    if kinds is None:
-        total = count(config, "num_hidden_layers", default=32, most=MOST_LAYERS)
-        kinds = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(total)]
-        if "full_attention" not in kinds:
-            kinds[-1] = "full_attention"
-    return kinds
+def _layer_types(config: Config) -> list[str]:
+    layer_types = layer_types_field(config, "layer_types")
+    if layer_types is None:
+        total = int_field(config, "num_hidden_layers", default=32, maximum=MAX_LAYERS)
+        layer_types = ["full_attention" if i % 4 == 3 else "linear_attention" for i in range(total)]
+        if "full_attention" not in layer_types:
+            layer_types[-1] = "full_attention"
+    return layer_types
 
 
 FAMILY = OlmoHybrid()

@@ -6,23 +6,23 @@ MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR are other vision towers before a Qwen3.5 t
 from dataclasses import replace
 
 from ..geometry import ChannelRows, Geometry, row_indices
-from ._heads import head_claims, one_each
+from ._heads import head_rows_from_channels, per_head_rows
 from ._linear_fields import (
     LinearFieldsFamily,
-    contiguous_q_k_v,
+    contiguous_conv_rows,
     linear_geometry,
-    norm_and_output,
-    resized_linear,
+    norm_and_output_rows,
+    resized_linear_config,
 )
 from .contract import (
-    MOST_CHANNELS,
+    MAX_CHANNELS,
     Config,
-    SoftmaxCache,
-    attention_cache,
-    count,
-    other_layers,
-    section,
-    text_section,
+    KVCacheSize,
+    attention_kv_cache_size,
+    int_field,
+    nested_config,
+    nested_text_config,
+    num_softmax_layers,
 )
 
 
@@ -30,11 +30,11 @@ class Qwen35(LinearFieldsFamily):
     text_types = ("qwen3_5_text", "qwen3_5_moe_text", "qwen4_exp_text")
     minicpm_types = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr")
     model_types = (*text_types, "qwen3_5", "qwen3_5_moe", "qwen4_exp", *minicpm_types)
-    mixers = (
+    mixer_prefixes = (
         "model.layers.{layer}.linear_attn",
         "model.language_model.layers.{layer}.linear_attn",
     )
-    untouched = (
+    unchanged_tensors = (
         "in_proj_a.weight",
         "in_proj_b.weight",
         "A_log",
@@ -43,10 +43,10 @@ class Qwen35(LinearFieldsFamily):
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
-        return linear_geometry(self._text(config))
+        return linear_geometry(self._text_config(config))
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        q_conv, k_conv, v_conv = contiguous_q_k_v(geometry)
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        q_conv, k_conv, v_conv = contiguous_conv_rows(geometry)
         gate = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
             replace(q_conv, tensor="in_proj_qkv.weight", role="q_proj"),
@@ -56,41 +56,43 @@ class Qwen35(LinearFieldsFamily):
             k_conv,
             v_conv,
             ChannelRows("in_proj_z.weight", "gate", gate, gate.numel(), axis="value"),
-            *norm_and_output(geometry),
+            *norm_and_output_rows(geometry),
         ]
 
-    def heads(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        gates = one_each(self.untouched, geometry.num_v_heads)
-        return head_claims(self.channels(config, geometry), gates)
+    def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        gates = per_head_rows(self.unchanged_tensors, geometry.num_v_heads)
+        return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in self.text_types:
-            return resized_linear(config, geometry)
-        return config | {"text_config": resized_linear(self._text(config), geometry)}
+            return resized_linear_config(config, geometry)
+        return config | {"text_config": resized_linear_config(self._text_config(config), geometry)}
 
     def auto_class(self, config: Config) -> str:
-        minicpm = config["model_type"] in self.minicpm_types
-        return "AutoModelForMultimodalLM" if minicpm else super().auto_class(config)
+        is_minicpm = config["model_type"] in self.minicpm_types
+        return "AutoModelForMultimodalLM" if is_minicpm else super().auto_class(config)
 
-    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache:
-        text = self._text(config)
-        kinds = {config["model_type"], text.get("model_type")}
-        dense = bool(kinds & {"qwen3_5", "qwen3_5_text"})
-        found = attention_cache(
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize:
+        text = self._text_config(config)
+        model_types = {config["model_type"], text.get("model_type")}
+        is_dense = bool(model_types & {"qwen3_5", "qwen3_5_text"})
+        cache_size = attention_kv_cache_size(
             text,
-            other_layers(text, geometry),
-            key_value_heads=4 if dense else 2,
-            head_dim=256,
+            num_softmax_layers(text, geometry),
+            default_kv_heads=4 if is_dense else 2,
+            default_head_dim=256,
         )
-        indexer = count(text, "indexer_head_dim", default=0, most=MOST_CHANNELS)  # Qwen4-Exp's
-        return replace(found, numel=found.numel + indexer)
+        indexer_width = int_field(
+            text, "indexer_head_dim", default=0, maximum=MAX_CHANNELS
+        )  # Qwen4-Exp's
+        return replace(cache_size, numel=cache_size.numel + indexer_width)
 
-    def _text(self, config: Config) -> Config:
+    def _text_config(self, config: Config) -> Config:
         if config["model_type"] in self.text_types:
             return config
         if config["model_type"] in self.minicpm_types:
-            return text_section(config, self.text_types, "text_config")
-        return section(config, "text_config")
+            return nested_text_config(config, self.text_types, "text_config")
+        return nested_config(config, "text_config")
 
 
 FAMILY = Qwen35()

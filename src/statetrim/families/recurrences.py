@@ -14,7 +14,7 @@ from torch.nn import functional
 
 
 @dataclass(frozen=True, eq=False)
-class Writes:
+class StateUpdates:
     """What some tokens write to the state besides their keys, float64."""
 
     value: Tensor  # [batch, time, value heads, head_v_dim]
@@ -22,43 +22,43 @@ class Writes:
     beta: Tensor | None  # [batch, time, value heads]; None: keys and values are simply added
 
 
-Recurrence = Callable[[Mapping[str, Any], slice], Writes]
+Recurrence = Callable[[Mapping[str, Any], slice], StateUpdates]
 """From a kernel's arguments by name, and the tokens wanted, to what these write."""
 
 
-def delta_rule(given: Mapping[str, Any], tokens: slice) -> Writes:
+def delta_rule(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
     """DeltaNet, Gated DeltaNet and KDA, of transformers, fla and portable alike."""
-    value = given["v"] if "v" in given else given["value"]
-    beta = given["beta"][:, tokens].double()
-    if given.get("use_beta_sigmoid_in_kernel"):
-        beta = beta.sigmoid() * (2.0 if given.get("allow_neg_eigval") else 1.0)
-    return Writes(value[:, tokens].double(), _log_decay(given, tokens), beta)
+    value = arguments["v"] if "v" in arguments else arguments["value"]
+    beta = arguments["beta"][:, tokens].double()
+    if arguments.get("use_beta_sigmoid_in_kernel"):
+        beta = beta.sigmoid() * (2.0 if arguments.get("allow_neg_eigval") else 1.0)
+    return StateUpdates(value[:, tokens].double(), _log_decay(arguments, tokens), beta)
 
 
-def _log_decay(given: Mapping[str, Any], tokens: slice) -> Tensor | None:
+def _log_decay(arguments: Mapping[str, Any], tokens: slice) -> Tensor | None:
     """fla's kernels may be handed the raw gate."""
-    if given.get("g") is None:
+    if arguments.get("g") is None:
         return None
-    g: Tensor = given["g"][:, tokens].double()
+    g: Tensor = arguments["g"][:, tokens].double()
     g = g.unsqueeze(-1) if g.dim() == 3 else g
-    if not given.get("use_gate_in_kernel"):
+    if not arguments.get("use_gate_in_kernel"):
         return g
-    rate: Tensor = given["A_log"].double().exp().reshape(-1, 1)
-    bias, bound = given.get("dt_bias"), given.get("lower_bound")
-    raw = g if bias is None else g + bias.double().reshape(g.shape[2], -1)
+    rate: Tensor = arguments["A_log"].double().exp().reshape(-1, 1)
+    bias, bound = arguments.get("dt_bias"), arguments.get("lower_bound")
+    gate = g if bias is None else g + bias.double().reshape(g.shape[2], -1)
     if bound is None:
-        return -rate * functional.softplus(raw)
-    return float(bound) * (rate * raw).sigmoid()
+        return -rate * functional.softplus(gate)
+    return float(bound) * (rate * gate).sigmoid()
 
 
-def mamba2(given: Mapping[str, Any], tokens: slice) -> Writes:
+def mamba2(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
     """`S = exp(dt A) S + B (dt x)'`; B writes, C reads, and value heads share them in groups."""
-    step = given["dt"][:, tokens].double()
-    if given.get("dt_bias") is not None:
-        step = step + given["dt_bias"].double()
-    if given.get("dt_softplus"):
-        step = functional.softplus(step)
-    lowest, highest = given.get("dt_limit") or (0.0, float("inf"))
-    step = step.clamp(lowest, highest)
-    value = given["hidden_states"][:, tokens].double() * step.unsqueeze(-1)
-    return Writes(value, (step * given["A"].double()).unsqueeze(-1), None)
+    dt = arguments["dt"][:, tokens].double()
+    if arguments.get("dt_bias") is not None:
+        dt = dt + arguments["dt_bias"].double()
+    if arguments.get("dt_softplus"):
+        dt = functional.softplus(dt)
+    dt_min, dt_max = arguments.get("dt_limit") or (0.0, float("inf"))
+    dt = dt.clamp(dt_min, dt_max)
+    value = arguments["hidden_states"][:, tokens].double() * dt.unsqueeze(-1)
+    return StateUpdates(value, (dt * arguments["A"].double()).unsqueeze(-1), None)

@@ -251,10 +251,14 @@ def stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str, ...]
     the right one is certain only when the values are the same.
     """
     tail = name[name.index("layers.") :]
-    leaf = next((leaf for leaf in model.family.joined if tail.endswith("." + leaf)), None)
+    leaf = next(
+        (leaf for leaf in model.family.concatenated_parameters if tail.endswith("." + leaf)), None
+    )
     tails = [tail]
     if leaf is not None:
-        tails = [tail.removesuffix(leaf) + part for part in model.family.joined[leaf]]
+        tails = [
+            tail.removesuffix(leaf) + part for part in model.family.concatenated_parameters[leaf]
+        ]
     prefixes = {
         known.removesuffix(tails[0])
         for known in model.tensors

@@ -185,7 +185,7 @@ class _Recorder:
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
         signature = signature_of(kernel)
         order, defaults = _parameters(signature)
-        order = order or self.family.positional.get(name, ())
+        order = order or self.family.positional_arguments.get(name, ())
 
         def recorded(*args: Any, **kwargs: Any) -> Any:
             given = dict(zip(order, args, strict=False)) | kwargs

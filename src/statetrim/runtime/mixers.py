@@ -16,7 +16,7 @@ from ..storage.checkpoint import Checkpoint
 
 def find_mixers(module: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
     """The mixer of every linear-attention layer of a live model."""
-    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixers}
+    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixer_prefixes}
     pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, leaves))})")
     found: dict[int, nn.Module] = {}
     for name, part in module.named_modules():

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import StatetrimError
-from ..families.contract import WIDTHS, Config
+from ..families.contract import LAYER_WIDTHS_FIELD, Config
 from ..geometry import Axis, kept_masks
 from ..storage.checkpoint import Checkpoint
 from .mixers import find_mixers
@@ -42,7 +42,7 @@ def fit_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
     geometry = checkpoint.geometry
     if not geometry.widths or not checkpoint.family.row_buffers:
         return
-    widest = checkpoint.family.channels(checkpoint.config, geometry.resized())
+    widest = checkpoint.family.channel_rows(checkpoint.config, geometry.resized())
     for layer, mixer in find_mixers(module, checkpoint).items():
         own = geometry.for_layer(layer)
         axes: tuple[Axis, ...] = ("key", "value")
@@ -106,7 +106,9 @@ def _own_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
 
 def _said(widest: Config, own: Config) -> tuple[Config, Config]:
     """What two configs say of the fields in which they differ."""
-    names = {name for name in widest | own if widest.get(name) != own.get(name)} - {WIDTHS}
+    names = {name for name in widest | own if widest.get(name) != own.get(name)} - {
+        LAYER_WIDTHS_FIELD
+    }
     return {n: widest[n] for n in names & {*widest}}, {n: own[n] for n in names & {*own}}
 
 

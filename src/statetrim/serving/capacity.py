@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from ..errors import StatetrimError
-from ..families.contract import SoftmaxCache
+from ..families.contract import KVCacheSize
 from ..geometry import Geometry
 
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -36,7 +36,7 @@ class SequenceBytes:
 
 def sequence_bytes(
     geometry: Geometry,
-    kept: SoftmaxCache,
+    kept: KVCacheSize,
     *,
     context: int,
     dtype: str,
@@ -81,7 +81,7 @@ class Pages:
 
 def pages(
     geometry: Geometry,
-    kept: SoftmaxCache,
+    kept: KVCacheSize,
     *,
     dtype: str,
     state_dtype: str = "float32",
@@ -140,7 +140,7 @@ class Capacity:
 
 def capacity(
     geometry: Geometry,
-    kept: SoftmaxCache,
+    kept: KVCacheSize,
     *,
     memory: int,
     context: int,

@@ -134,7 +134,7 @@ def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> st
 def _capacity(
     model: Checkpoint, after: Geometry | None, dtype: str, memory_gib: float, context: int
 ) -> list[Capacity]:
-    kept = model.family.softmax_cache(model.config, model.geometry)
+    kept = model.family.kv_cache_size(model.config, model.geometry)
     if kept is None:
         raise StatetrimError(
             f"what the softmax layers of {model.config.get('model_type')} keep of a token is not "

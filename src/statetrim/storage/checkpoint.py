@@ -105,7 +105,7 @@ class Checkpoint:
         """The tensors [heads, channels] that are claimed as one row, and their heads."""
         shapes = {name: info.shape for name, (_, info) in self.tensors.items()}
         leaves = {name: name.rpartition(".")[2] for name in shapes}
-        named = [name for name, leaf in leaves.items() if leaf in self.family.flat]
+        named = [name for name, leaf in leaves.items() if leaf in self.family.flattened_tensors]
         return {name: shapes[name][0] for name in named if len(shapes[name]) == 2}
 
     def tensor(self, name: str) -> Tensor:
@@ -148,7 +148,7 @@ class Checkpoint:
 
     def channels(self, layer: int) -> list[ChannelRows]:
         """What the family says of one layer's mixer."""
-        return self.family.channels(self.layer_config(layer), self.geometry.for_layer(layer))
+        return self.family.channel_rows(self.layer_config(layer), self.geometry.for_layer(layer))
 
     def projections(self, layer: int) -> tuple[Tensor, Tensor]:
         """Query and key projection weights, each [heads, channels, copies, hidden], float64.
@@ -276,7 +276,7 @@ def check_values(model: Checkpoint) -> Checkpoint:
 def check_heads(model: Checkpoint) -> Checkpoint:
     """`model`, once it is certain that whole heads can be removed from it."""
     reason = model.family.head_refusal(model.config)
-    if reason is None and not model.family.heads(model.config, model.geometry):
+    if reason is None and not model.family.head_rows(model.config, model.geometry):
         reason = f"family {type(model.family).__name__} does not describe them"
     if reason:
         raise StatetrimError(

@@ -39,12 +39,12 @@ def resolve(
 ) -> dict[str, LayerClaims]:
     """Tensor name -> its claims. Names are matched whole and anchored; whatever the family did not
     foresee is refused."""
-    by_layer = _claims(family, config, geometry, family.channels)
+    by_layer = _claims(family, config, geometry, family.channel_rows)
     # DOTALL: a name with a line break in it is still a name under the mixer.
-    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixers), re.DOTALL)
-    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixers), re.DOTALL)
+    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixer_prefixes), re.DOTALL)
+    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixer_prefixes), re.DOTALL)
     named = {name for by_name in by_layer.values() for name in by_name}
-    telling = (named | set(family.untouched)) - _SOFTMAX
+    telling = (named | set(family.unchanged_tensors)) - _SOFTMAX
 
     found: dict[str, LayerClaims] = {}
     seen: dict[tuple[int, str], str] = {}
@@ -77,7 +77,7 @@ def resolve(
             for claim in by_layer[layer][leaf]:
                 _check_fit(claim, tensor, geometry)
             found[name] = LayerClaims(layer, by_layer[layer][leaf])
-        elif leaf not in family.untouched:
+        elif leaf not in family.unchanged_tensors:
             raise StatetrimError(
                 f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
                 f"refusing to guess whether it holds key channels"
@@ -95,11 +95,11 @@ def resolve_heads(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
 ) -> dict[str, LayerClaims]:
     """The same of whole heads, for tensors that `resolve` has passed."""
-    by_layer = _claims(family, config, geometry, family.heads)
+    by_layer = _claims(family, config, geometry, family.head_rows)
     by_name = {tensor.name: tensor for tensor in tensors}
     found: dict[str, LayerClaims] = {}
     for layer, by_leaf in by_layer.items():
-        homes = [mixer.format(layer=layer) for mixer in family.mixers]
+        homes = [mixer.format(layer=layer) for mixer in family.mixer_prefixes]
         for leaf, claims in by_leaf.items():
             names = [f"{home}.{leaf}" for home in homes if f"{home}.{leaf}" in by_name]
             if not names and not claims[0].optional:

@@ -29,17 +29,17 @@ def saved_in_equal_parts(
 ) -> dict[str, Part]:
     """Tensor name -> where its own rows lie; only tensors that lie in equal parts are listed."""
     found: dict[str, Part] = {}
-    if not family.joined:
+    if not family.concatenated_parameters:
         return found
     for layer in geometry.layers:
         own = layer_config(family, config, geometry, layer)
-        claimed = {c.tensor: c.size for c in family.channels(own, geometry.for_layer(layer))}
-        for leaves in family.joined.values():
+        claimed = {c.tensor: c.size for c in family.channel_rows(own, geometry.for_layer(layer))}
+        for leaves in family.concatenated_parameters.values():
             sizes = [claimed[leaf] for leaf in leaves]
             parts = [len(part) for part in torch.arange(sum(sizes)).chunk(len(sizes))]
             starts = accumulate(sizes[:-1], initial=0)
             places = list(zip(leaves, starts, sizes, strict=True))
-            for mixer in family.mixers:
+            for mixer in family.mixer_prefixes:
                 home = mixer.format(layer=layer)
                 names = tuple(f"{home}.{leaf}" for leaf in leaves)
                 if _equal(parts, [tensors.get(name) for name in names]) and parts != sizes:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ...families.contract import WIDTHS
+from ...families.contract import LAYER_WIDTHS_FIELD
 from ...geometry import Geometry
 from ...maths.formatting import change, score_text, size
 from ...storage.checkpoint import Checkpoint
@@ -49,7 +49,7 @@ def model_card(
     front_matter = [*_carried_fields(original), *base, "tags:", "- statetrim", "- pruned"]
     shapes = [before.describe_against(after), after.describe_against(before)]
     loading_text = (
-        f"**Stock libraries cannot load it**: its layers differ in width (`{WIDTHS}` in its "
+        f"**Stock libraries cannot load it**: its layers differ in width (`{LAYER_WIDTHS_FIELD}` in its "
         f"config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."
         if after.widths
         else "It loads in stock libraries; no code of statetrim is needed."

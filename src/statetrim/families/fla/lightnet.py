@@ -1,13 +1,13 @@
 """LightNet (fla): keys are normalised over time, each channel by itself; queries pass a SiLU."""
 
 from ...geometry import ChannelRows, Geometry, row_indices
-from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, separate_projections
-from ..contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count
+from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, query_key_rows
+from ..contract import MAX_CHANNELS, MAX_HEADS, Config, int_field, validated_geometry
 
 
 class LightNet(FlaFamily):
     model_types = ("lightnet",)
-    untouched = (
+    unchanged_tensors = (
         "v_proj.weight",
         "v_conv1d.weight",
         "v_conv1d.bias",
@@ -22,29 +22,31 @@ class LightNet(FlaFamily):
 
     def geometry(self, config: Config) -> Geometry:
         """Of heads and key width fla computes the one that is null from the other."""
-        hidden = count(config, "hidden_size", default=2048)
-        given = {"expand_ratio": 128} | config
+        hidden = int_field(config, "hidden_size", default=2048)
+        fields = {"expand_ratio": 128} | config
         if config.get("num_heads") is None:
-            heads = max(1, hidden // count(given, "expand_ratio", most=MOST_CHANNELS))
+            heads = max(1, hidden // int_field(fields, "expand_ratio", maximum=MAX_CHANNELS))
         else:
-            heads = count(config, "num_heads", most=MOST_HEADS)
-        values = max(1, hidden // heads)
-        return checked(
+            heads = int_field(config, "num_heads", maximum=MAX_HEADS)
+        value_width = max(1, hidden // heads)
+        return validated_geometry(
             Geometry(
-                layers=linear_layers(config, default=24),
+                layers=linear_layers(config, default_total=24),
                 num_k_heads=heads,
                 num_v_heads=heads,
-                head_k_dim=count(given, "expand_ratio", default=values, most=MOST_CHANNELS),
-                head_v_dim=values,
+                head_k_dim=int_field(
+                    fields, "expand_ratio", default=value_width, maximum=MAX_CHANNELS
+                ),
+                head_v_dim=value_width,
                 **conv_fields(config, 2 * heads, heads, default=False),
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # Values cannot be cut, but where they are read is known, so that calibration can record it.
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
-        return [*separate_projections(geometry), output]
+        return [*query_key_rows(geometry), output]
 
     def value_refusal(self, config: Config) -> str | None:
         return (

@@ -8,19 +8,19 @@ from typing import ClassVar
 
 from ...errors import StatetrimError
 from ...geometry import ChannelRows, Geometry
-from ..contract import Config, RuntimeName, SoftmaxCache
+from ..contract import Config, KVCacheSize, RuntimeName
 from ..mamba2 import Mamba2
 from ..recurrences import Recurrence
 
-_LEVELS = 15  # weights a head: of the levels of 16,384 tokens
-_STATES = 10  # that fla keeps of so many, in chunks of 64
+_NUM_LEVELS = 15  # weights a head: of the levels of 16,384 tokens
+_NUM_STATES = 10  # that fla keeps of so many, in chunks of 64
 _TILE = 64
 
 
 class LogLinearMamba2(Mamba2):
     model_types: ClassVar[tuple[str, ...]] = ("log_linear_mamba2",)
-    mixers: ClassVar[tuple[str, ...]] = ("backbone.layers.{layer}.mixer",)
-    untouched: ClassVar[tuple[str, ...]] = (*Mamba2.untouched, "L")
+    mixer_prefixes: ClassVar[tuple[str, ...]] = ("backbone.layers.{layer}.mixer",)
+    unchanged_tensors: ClassVar[tuple[str, ...]] = (*Mamba2.unchanged_tensors, "L")
     kernels: ClassVar[tuple[str, ...]] = ("hmamba_chunk_scan_combined",)
 
     def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
@@ -28,38 +28,38 @@ class LogLinearMamba2(Mamba2):
 
     def geometry(self, config: Config) -> Geometry:
         """The states of 16,384 tokens, the most that its weights have levels for."""
-        return replace(super().geometry(_plain(config)), copies=_STATES)
+        return replace(super().geometry(_as_mamba2(config)), copies=_NUM_STATES)
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        levels = _LEVELS * geometry.num_v_heads
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        level_rows = _NUM_LEVELS * geometry.num_v_heads
         return [
-            replace(claim, size=claim.size + levels)
-            if claim.tensor.startswith("in_proj")
-            else claim
-            for claim in super().channels(_plain(config), geometry)
+            replace(entry, size=entry.size + level_rows)
+            if entry.tensor.startswith("in_proj")
+            else entry
+            for entry in super().channel_rows(_as_mamba2(config), geometry)
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        values = geometry.head_v_dim
-        if geometry.head_k_dim % _TILE or values & (values - 1):
+        value_width = geometry.head_v_dim
+        if geometry.head_k_dim % _TILE or value_width & (value_width - 1):
             raise StatetrimError(
                 f"fla's log-linear kernel takes keys in multiples of {_TILE} and values of a power "
-                f"of two, not {geometry.head_k_dim} x {values}"
+                f"of two, not {geometry.head_k_dim} x {value_width}"
             )
-        edited = super().resized(_plain(config), geometry)
+        edited = super().resized(_as_mamba2(config), geometry)
         return edited | {"model_type": config["model_type"]}
 
     def cache_argument(self, config: Config) -> str:
         return "past_key_values"
 
-    def softmax_cache(self, config: Config, geometry: Geometry) -> SoftmaxCache | None:
-        return super().softmax_cache(_plain(config), geometry)
+    def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
+        return super().kv_cache_size(_as_mamba2(config), geometry)
 
     def recurrence(self, kernel: str) -> Recurrence | None:
         return None
 
 
-def _plain(config: Config) -> Config:
+def _as_mamba2(config: Config) -> Config:
     """As Mamba-2 of transformers would read it."""
     return config | {"model_type": "mamba2"}
 

@@ -5,20 +5,28 @@ same channels."""
 from ...errors import StatetrimError
 from ...geometry import Axis, ChannelRows, Geometry, Role, row_indices
 from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers
-from ..contract import MOST_CHANNELS, MOST_HEADS, Config, checked, count, flag, number
+from ..contract import (
+    MAX_CHANNELS,
+    MAX_HEADS,
+    Config,
+    bool_field,
+    float_field,
+    int_field,
+    validated_geometry,
+)
 
-_MOST_MEMORIES = 64
+_MAX_MEMORIES = 64
 
 
 class MoM(FlaFamily):
     model_types = ("mom",)
-    untouched = (
+    unchanged_tensors = (
         "gate.weight",
         "A_log",
         "dt_bias",
         "shared_a.weight",
         "shared_b.weight",
-        *(f"{name}_proj.{i}.weight" for name in "ab" for i in range(_MOST_MEMORIES)),
+        *(f"{name}_proj.{i}.weight" for name in "ab" for i in range(_MAX_MEMORIES)),
     )
     kernels = ("chunk_gated_delta_rule", "fused_recurrent_gated_delta_rule")
     state_key_axis = -1
@@ -26,36 +34,36 @@ class MoM(FlaFamily):
         *PROJECTIONS,
         "gate",
         *(f"shared_{name}" for name in "kvab"),
-        *(f"{name}_proj.{i}" for name in "kvab" for i in range(_MOST_MEMORIES)),
+        *(f"{name}_proj.{i}" for name in "kvab" for i in range(_MAX_MEMORIES)),
     )
 
     def geometry(self, config: Config) -> Geometry:
-        heads = count(config, "num_heads", default=4, most=MOST_HEADS)
-        dim = count(config, "head_dim", default=256, most=MOST_CHANNELS)
-        states = _memories(config) + flag(config, "shared_mem", True)
-        return checked(
+        heads = int_field(config, "num_heads", default=4, maximum=MAX_HEADS)
+        dim = int_field(config, "head_dim", default=256, maximum=MAX_CHANNELS)
+        num_states = _num_memories(config) + bool_field(config, "shared_mem", True)
+        return validated_geometry(
             Geometry(
-                layers=linear_layers(config, default=24),
+                layers=linear_layers(config, default_total=24),
                 num_k_heads=heads,
                 num_v_heads=heads,
                 head_k_dim=dim,
-                head_v_dim=_head_v_dim(dim, number(config, "expand_v", 1.0)),
-                copies=states,
-                **conv_fields(config, 2 * heads * states, heads * states),
+                head_v_dim=_head_v_dim(dim, float_field(config, "expand_v", 1.0)),
+                copies=num_states,
+                **conv_fields(config, 2 * heads * num_states, heads * num_states),
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         dim = geometry.head_v_dim
         table = row_indices(geometry.num_v_heads, dim)
         size = table.numel()
         return [
-            *_claims(geometry, "q_proj.weight", "q_proj"),
-            *_written(config, geometry, "k", "key", "k_proj"),
-            *_written(config, geometry, "v", "value", "v_proj"),
-            *_conv(geometry, "q_conv1d", "q_conv", "q_bias"),
-            *_conv(geometry, "k_conv1d", "k_conv", "k_bias"),
-            *_conv(geometry, "v_conv1d", "v_conv", "v_bias", "value"),
+            *_contiguous_rows(geometry, "q_proj.weight", "q_proj"),
+            *_memory_projection_rows(config, geometry, "k", "key", "k_proj"),
+            *_memory_projection_rows(config, geometry, "v", "value", "v_proj"),
+            *_conv_rows(geometry, "q_conv1d", "q_conv", "q_bias"),
+            *_conv_rows(geometry, "k_conv1d", "k_conv", "k_bias"),
+            *_conv_rows(geometry, "v_conv1d", "v_conv", "v_bias", "value"),
             ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
             ChannelRows("o_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),
             ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),
@@ -66,31 +74,31 @@ class MoM(FlaFamily):
         return config | {"head_dim": geometry.head_k_dim, "expand_v": ratio}
 
 
-def _memories(config: Config) -> int:
-    return count(config, "num_memories", default=4, most=_MOST_MEMORIES)
+def _num_memories(config: Config) -> int:
+    return int_field(config, "num_memories", default=4, maximum=_MAX_MEMORIES)
 
 
-def _written(
+def _memory_projection_rows(
     config: Config, geometry: Geometry, letter: str, axis: Axis, role: Role
 ) -> list[ChannelRows]:
     """The projections of what is written: of each memory, and of the one that is shared."""
-    single = flag(config, "single_kv_proj", False)
-    names = [] if single else [f"{letter}_proj.{i}.weight" for i in range(_memories(config))]
-    if single or flag(config, "shared_mem", True):
+    is_single = bool_field(config, "single_kv_proj", False)
+    names = [] if is_single else [f"{letter}_proj.{i}.weight" for i in range(_num_memories(config))]
+    if is_single or bool_field(config, "shared_mem", True):
         names.append(f"shared_{letter}.weight")
-    return [claim for name in names for claim in _claims(geometry, name, role, axis)]
+    return [entry for name in names for entry in _contiguous_rows(geometry, name, role, axis)]
 
 
-def _conv(
-    geometry: Geometry, name: str, taps: Role, bias: Role, axis: Axis = "key"
+def _conv_rows(
+    geometry: Geometry, name: str, weight_role: Role, bias_role: Role, axis: Axis = "key"
 ) -> list[ChannelRows]:
     return [
-        *_claims(geometry, f"{name}.weight", taps, axis),
-        *_claims(geometry, f"{name}.bias", bias, axis, optional=True),
+        *_contiguous_rows(geometry, f"{name}.weight", weight_role, axis),
+        *_contiguous_rows(geometry, f"{name}.bias", bias_role, axis, optional=True),
     ]
 
 
-def _claims(
+def _contiguous_rows(
     geometry: Geometry, name: str, role: Role, axis: Axis = "key", *, optional: bool = False
 ) -> list[ChannelRows]:
     table = row_indices(geometry.heads(axis), geometry.width(axis))

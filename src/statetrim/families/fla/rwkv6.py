@@ -2,13 +2,13 @@
 
 from ...geometry import ChannelRows, Geometry, Role, row_indices
 from .._fla import FlaFamily, linear_layers
-from ..contract import MOST_HEADS, Config, checked, count
+from ..contract import MAX_HEADS, Config, int_field, validated_geometry
 from ..delta_net import head_dim
 
 
 class RWKV6(FlaFamily):
     model_types = ("rwkv6",)
-    untouched = (
+    unchanged_tensors = (
         "x_proj.0.linear.weight",
         "x_proj.0.mu",
         "x_proj.2.weight",
@@ -23,7 +23,7 @@ class RWKV6(FlaFamily):
     query_and_key = (("r", "k"),)
     normalizes_keys = False
     scales_queries = False
-    flat = ("bonus",)  # [heads, channels]
+    flattened_tensors = ("bonus",)  # [heads, channels]
     projections = (
         *(f"{name}_proj.linear" for name in "rkvg"),
         "w_proj.linear.lora.0",
@@ -34,10 +34,10 @@ class RWKV6(FlaFamily):
     )
 
     def geometry(self, config: Config) -> Geometry:
-        heads = count(config, "num_heads", default=4, most=MOST_HEADS)
-        return checked(
+        heads = int_field(config, "num_heads", default=4, maximum=MAX_HEADS)
+        return validated_geometry(
             Geometry(
-                layers=linear_layers(config, default=24),
+                layers=linear_layers(config, default_total=24),
                 num_k_heads=heads,
                 num_v_heads=heads,
                 head_k_dim=head_dim(config, "expand_k", heads, default=0.5),
@@ -45,9 +45,9 @@ class RWKV6(FlaFamily):
             )
         )
 
-    def channels(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+    def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
-        parts: list[tuple[str, Role]] = [
+        roles: list[tuple[str, Role]] = [
             ("r_proj.linear.weight", "q_proj"),
             ("k_proj.linear.weight", "k_proj"),
             ("w_proj.linear.lora.2.weight", "gate"),
@@ -56,7 +56,7 @@ class RWKV6(FlaFamily):
         ]
         values = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", values, values.numel(), axis="value", dim=1)
-        return [*(ChannelRows(name, role, table, table.numel()) for name, role in parts), output]
+        return [*(ChannelRows(name, role, table, table.numel()) for name, role in roles), output]
 
     def value_refusal(self, config: Config) -> str | None:
         return (
@@ -65,7 +65,7 @@ class RWKV6(FlaFamily):
         )
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        hidden = count(config, "hidden_size", default=2048)
+        hidden = int_field(config, "hidden_size", default=2048)
         return config | {"expand_k": geometry.num_k_heads * geometry.head_k_dim / hidden}
 
 
