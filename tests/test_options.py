@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 import statetrim as st
 from helpers import tiny
 from statetrim.cli import app
-from statetrim.maths.units import token_count
+from statetrim.maths.units import parse_token_count
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.options import TrimFields
 from statetrim.recovery.options import RecoverFields
@@ -112,7 +112,7 @@ def plain(options: Any) -> dict[str, Any]:
     found = dataclasses.asdict(options)
     for name in ("tokens", "skip", "recover"):
         if name in found:
-            found[name] = token_count(found[name])
+            found[name] = parse_token_count(found[name])
     return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from .errors import StatetrimError
-from .maths.units import Amount, read_fraction
+from .maths.units import Amount, parse_fraction
 
 Axis = Literal["key", "value"]
 Role = Literal[
@@ -225,7 +225,7 @@ def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
     try:
         heads = int(text)
     except ValueError:
-        fraction = read_fraction(text)
+        fraction = parse_fraction(text)
         minimum = ceil(fraction * num_heads) if 0 < fraction <= 1 else 0
         heads = next((count for count in counts if count >= minimum > 0), minimum)
     if heads not in counts:
@@ -300,7 +300,7 @@ def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int
 
 
 def _keep_from_fraction(text: str, channels: int) -> int:
-    fraction = read_fraction(text)
+    fraction = parse_fraction(text)
     if not 0 < fraction <= 1:
         return 0
     exact = ceil(fraction * channels)

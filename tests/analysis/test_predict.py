@@ -9,7 +9,7 @@ import torch
 import statetrim as st
 from statetrim.analysis.predict import DAMPING, predict
 from statetrim.artifacts.decision import Prediction
-from statetrim.maths.least_squares import fit
+from statetrim.maths.least_squares import fit_least_squares
 from statetrim.storage.text import Sequences
 from statetrim.surgery.refit import error_of
 
@@ -51,7 +51,7 @@ def test_prediction_equals_the_cut_on_disk(
                 target = target + part.target_moment / part.target_square
             # The norm's weight was multiplied into the projection of the cut, so its read-out
             # differs by a factor a channel, which the fit absorbs (but for the damping).
-            weight = fit(gram, target, DAMPING)
+            weight = fit_least_squares(gram, target, DAMPING)
             for source, test in tests.items():
                 expected = error_of(weight, test.layers[layer])
                 assert found.errors[name][source][layer] == pytest.approx(expected, rel=1e-3)

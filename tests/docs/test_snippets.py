@@ -11,7 +11,7 @@ import pytest
 import statetrim as st
 from helpers.doc_pages import PAGES, ROOT, Block, python
 from helpers.doc_world import NotReady, World
-from statetrim.maths.units import token_count
+from statetrim.maths.units import parse_token_count
 
 ELSEWHERE = {"quickstart.md": "test_readme.py runs it, from the built wheel"}
 NOT_RUN = {"import fla\n": "needs a GPU, for the kernels of fla"}
@@ -50,7 +50,7 @@ def names() -> dict[str, Any]:
 
 def smaller(function: Callable[..., Any], sizes: dict[str, Any]) -> Callable[..., Any]:
     def call(*arguments: Any, **named: Any) -> Any:
-        token_count(named.get("tokens", 0))
+        parse_token_count(named.get("tokens", 0))
         if "memory_gib" in named:
             named["memory_gib"] = 0.01  # for a state of 256 KiB
         return function(*arguments, **(named | sizes))

@@ -15,7 +15,7 @@ from helpers import faults
 from helpers.commands import COMMANDS, OUT, clean, prepare
 from helpers.kills import Undisturbed, trial, undisturbed
 from helpers.warm import warm
-from statetrim.maths.formatting import evenly
+from statetrim.maths.formatting import evenly_spaced
 
 SAMPLE = {
     "prune": 12, "calibrate": 10, "refit": 10, "report": 12, "analyze": 8, "evaluate": 5,
@@ -30,7 +30,7 @@ Found = tuple[str, str, str | None]
 
 def kills(plain: Mapping[str, Undisturbed], root: Path) -> Iterator[Found]:
     for name, count in SAMPLE.items():
-        for event in evenly(plain[name].first, count):
+        for event in evenly_spaced(plain[name].first, count):
             yield "kill", f"{name} at {event}", trial(name, root, event, plain[name].left)
 
 

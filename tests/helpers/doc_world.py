@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 from helpers import tiny
 from helpers.doc_pages import Block, blocks
 from statetrim.cli import app
-from statetrim.maths.units import token_count
+from statetrim.maths.units import parse_token_count
 
 PROGRAM: Any = typer.main.get_command(app)
 WIDE = {
@@ -83,7 +83,7 @@ def complete(words: list[str]) -> bool:
     try:
         context = PROGRAM.commands[name].make_context(name, [w for w in rest if w != "..."])
         for option in ("tokens", "skip", "recover"):
-            token_count(context.params.get(option, 0))
+            parse_token_count(context.params.get(option, 0))
     except Exception as error:  # click's own, under a name that depends on the version of typer
         if type(error).__name__ in ("MissingParameter", "BadOptionUsage"):
             return False

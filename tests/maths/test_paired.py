@@ -11,7 +11,7 @@ from torch import Tensor
 from statetrim.artifacts.gate import find_violation
 from statetrim.artifacts.losses import metric_loss, recall_change
 from statetrim.artifacts.scores import Score, Scores
-from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, unseen
+from statetrim.maths.paired import Interval, Pairs, difference_interval, mcnemar, zero_event_bound
 from statetrim.tasks.rule import check_rule
 
 EXPERIMENTS = 1000
@@ -113,7 +113,7 @@ def test_mcnemar_equals_scipys_binomial_test(lost: int, won: int) -> None:
 
 
 def test_what_never_happened_in_n_trials_may_happen_three_times_in_n() -> None:
-    assert unseen(100) == pytest.approx(0.03, abs=0.001)
+    assert zero_event_bound(100) == pytest.approx(0.03, abs=0.001)
 
 
 def scores(before: list[float], after: list[float], unit: str = "share") -> Scores:

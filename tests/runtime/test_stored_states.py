@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from statetrim.maths.stored import FORMATS, stored, stored_bytes
+from statetrim.maths.stored import FORMATS, fake_quantize, stored_bytes
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -188,13 +188,13 @@ def test_float32_changes_nothing(model_type: str, checkpoint: Callable[[str], Pa
 def test_stochastic_rounding_keeps_the_mean_and_takes_neighbours(dtype: str) -> None:
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(1, 6, 5, generator=generator) * torch.logspace(-3, 3, 5)
-    drawn = stored(x.expand(20000, 6, 5), dtype, -2, generator)
-    nearest = stored(x, dtype, -2)
+    drawn = fake_quantize(x.expand(20000, 6, 5), dtype, -2, generator)
+    nearest = fake_quantize(x, dtype, -2)
     allowed = [set(drawn[:, i, j].tolist()) for i in range(6) for j in range(5)]
     assert max(map(len, allowed)) == 2 and any(len(one) == 2 for one in allowed)
     assert (drawn.double().mean(0) - x).abs().max() < 0.02 * (drawn.amax(0) - drawn.amin(0)).max()
     # what is stored stays as it is when it is stored again
-    assert torch.allclose(stored(nearest, dtype, -2), nearest, rtol=1e-6)
+    assert torch.allclose(fake_quantize(nearest, dtype, -2), nearest, rtol=1e-6)
     for value, both in zip(nearest.flatten().tolist(), allowed, strict=True):
         assert any(abs(value - one) <= 1e-6 * abs(value) for one in both)
 

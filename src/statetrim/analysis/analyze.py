@@ -17,7 +17,7 @@ from ..errors import StatetrimError
 from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
-from ..maths.units import token_count
+from ..maths.units import parse_token_count
 from ..progress import Advance, ShowProgress, counter, showing
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
@@ -76,7 +76,11 @@ def analyze(
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
-    options = {"tokens": token_count(tokens), "length": length, "skip": token_count(skip)}
+    options = {
+        "tokens": parse_token_count(tokens),
+        "length": length,
+        "skip": parse_token_count(skip),
+    }
     texts = [_read_text(checkpoint, text, **options) for checkpoint in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")

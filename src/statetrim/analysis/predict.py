@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
-from ..maths.least_squares import fit, missed
+from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, OnProgress, counter, ignore
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
@@ -80,7 +80,7 @@ def predict(
                 for source, sums in zip(measured_on, test_sums, strict=True):
                     seen = sums[name, layer]
                     errors[name][source][layer] = max(
-                        0.0, missed(weight, seen.gram, seen.target, seen.square)
+                        0.0, relative_residual(weight, seen.gram, seen.target, seen.square)
                     )
     return Prediction(errors)
 
@@ -90,7 +90,7 @@ def _fit_weight(sources: Sequence[RefitSums]) -> Tensor:
     scales = [1 / source.square.clamp_min(1e-300) for source in sources]
     gram = torch.stack([s.gram * scale for s, scale in zip(sources, scales, strict=True)])
     target = torch.stack([s.target * scale for s, scale in zip(sources, scales, strict=True)])
-    return fit(gram.sum(0), target.sum(0), DAMPING)
+    return fit_least_squares(gram.sum(0), target.sum(0), DAMPING)
 
 
 def _layer_groups(

@@ -16,7 +16,7 @@ from ..errors import StatetrimError
 from ..families.contract import MAX_CHANNELS, MAX_HEADS, MAX_LAYERS
 from ..geometry import Geometry
 from ..maths.table import Table
-from ..maths.units import MIB, integers
+from ..maths.units import MIB, is_integer_list
 from ..storage.atomic import replacing
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
@@ -314,7 +314,9 @@ def _parse_geometry(fields: Any, path: Path) -> Geometry:
 
 def _with_widths_by_layer(geometry: Geometry, widths: Any, path: Path) -> Geometry:
     is_one_per_layer = isinstance(widths, list) and len(widths) == len(geometry.layers)
-    if not is_one_per_layer or not all(integers(w) and len(w) == 2 and min(w) >= 1 for w in widths):
+    if not is_one_per_layer or not all(
+        is_integer_list(w) and len(w) == 2 and min(w) >= 1 for w in widths
+    ):
         raise StatetrimError(f"{path} has no valid 'widths'")
     shapes = dict(zip(geometry.layers, ((keys, values) for keys, values in widths), strict=True))
     resized = geometry.with_shapes(shapes)
@@ -357,7 +359,7 @@ def _pop_layer(
 
 def _is_increasing(value: Any, smallest: int = 1) -> bool:
     return (
-        integers(value)
+        is_integer_list(value)
         and bool(value)
         and smallest <= value[0]
         and value[-1] <= MAX_TOKENS

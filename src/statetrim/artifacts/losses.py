@@ -11,7 +11,14 @@ from math import expm1, isfinite
 
 from ..errors import StatetrimError
 from ..maths.formatting import score_text
-from ..maths.paired import Interval, Pairs, above_chance, difference_interval, mcnemar, unseen
+from ..maths.paired import (
+    Interval,
+    Pairs,
+    difference_interval,
+    is_above_chance,
+    mcnemar,
+    zero_event_bound,
+)
 from ..maths.table import Table
 from ..tasks import TASKS
 from .scores import Score, Scores, Unit, pair_samples
@@ -176,7 +183,9 @@ def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
         return is_per_token and type(vocabulary) is int and score.value >= vocabulary
     if score.unit != "share" or not score.higher_is_better:
         return False
-    return not above_chance(score.samples, _min_informative_share(task, metric), CONFIDENCE_LEVEL)
+    return not is_above_chance(
+        score.samples, _min_informative_share(task, metric), CONFIDENCE_LEVEL
+    )
 
 
 def _min_informative_share(task: str, metric: str) -> float:
@@ -200,7 +209,7 @@ def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
     """Whether the original's share is not shown to be below what it needs, either."""
     score = scores.find(scores.baseline, task, metric)
     wrong_shares = [1.0 - share for share in score.samples]
-    return score.unit == "share" and not above_chance(
+    return score.unit == "share" and not is_above_chance(
         wrong_shares, 1 - _min_informative_share(task, metric), CONFIDENCE_LEVEL
     )
 
@@ -250,7 +259,7 @@ def recall_change(scores: Scores, model: str) -> Interval | None:
     ]
     change = difference_interval(pairs, level=CONFIDENCE_LEVEL)
     if all(_is_unchanged(pair) for pair in pairs):
-        bound = unseen(sum(len(pair.before) for pair in pairs), CONFIDENCE_LEVEL)
+        bound = zero_event_bound(sum(len(pair.before) for pair in pairs), CONFIDENCE_LEVEL)
         change = Interval(0.0, -bound, bound)
     return _map_interval(change, lambda x: 100 * x)
 
@@ -263,7 +272,7 @@ def _change_in_report_unit(pairs: Pairs, unit: Unit) -> Interval:
     if unit == "perplexity":
         return _map_interval(change, lambda x: 100 * expm1(min(x, 700.0)))
     if _is_unchanged(pairs):
-        bound = unseen(
+        bound = zero_event_bound(
             len(pairs.before), CONFIDENCE_LEVEL
         )  # nothing to resample, which proves little
         change = Interval(0.0, -bound, bound)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
-from ..maths.formatting import listed, short
+from ..maths.formatting import list_text, shorten
 from ..maths.table import Table
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
@@ -94,17 +94,17 @@ class Plan:
         """A short summary for a person."""
         rows = {"method": self._methods_text}
         if self.kept_heads:
-            rows["value heads"] = f"{self.keep_heads}, asked for {short(self.requested_heads)}"
+            rows["value heads"] = f"{self.keep_heads}, asked for {shorten(self.requested_heads)}"
         else:
             rows["channels of a key head"] = (
-                f"{self.key_width_range}, asked for {short(self.requested)}"
+                f"{self.key_width_range}, asked for {shorten(self.requested)}"
             )
         rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
         if self.kept_values:
-            requested = short(self.requested_values)
+            requested = shorten(self.requested_values)
             rows["channels of a value head"] = f"{self.value_width_range}, asked for {requested}"
             rows["layers x value heads"] = _layers_by_heads_text(self.kept_values)
-        rows |= {"seed": str(self.seed), "model": short(self.lineage.get("source"), 16)}
+        rows |= {"seed": str(self.seed), "model": shorten(self.lineage.get("source"), 16)}
         return Table("Plan", (), list(rows.items()))
 
     @property
@@ -277,7 +277,7 @@ def _check_layers(geometry: Geometry, kept: Channels) -> None:
 
 def _method_text(method: str, options: Mapping[str, Any]) -> str:
     option_texts = (f"{name}={value}" for name, value in options.items())
-    return short(method, 40) + (f" ({listed(option_texts)})" if options else "")
+    return shorten(method, 40) + (f" ({list_text(option_texts)})" if options else "")
 
 
 def _widths(channels: Channels) -> list[int]:

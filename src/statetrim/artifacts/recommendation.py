@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..maths.paired import UNKNOWN, Interval
+from ..maths.paired import UNBOUNDED_MARGIN, Interval
 from ..maths.units import is_number
 from ..tasks import TASKS
 from .losses import Loss
@@ -151,7 +151,7 @@ def _loss_interval(before: SweepScore, after: SweepScore) -> Interval:
     ends = [after.low, after.value, after.high]
     if not (is_number(after.low) and is_number(after.high)):
         estimate = _loss_in_report_unit(before.value, after.value, after.unit)
-        return Interval(estimate, estimate - UNKNOWN, estimate + UNKNOWN)
+        return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
     low, estimate, high = (
         _loss_in_report_unit(before.value, float(end or 0.0), after.unit) for end in ends
     )

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..maths.formatting import listed, score_text, short
+from ..maths.formatting import list_text, score_text, shorten
 from ..maths.paired import Pairs
 from ..maths.table import Table
 from ..maths.units import MIB
@@ -39,7 +39,7 @@ class Score:
     weights: list[float] | None = None
 
     def __repr__(self) -> str:
-        subject = f"{short(self.model)} on {short(self.task)}, {short(self.metric)}"
+        subject = f"{shorten(self.model)} on {shorten(self.task)}, {shorten(self.metric)}"
         value = score_text(self.value, self.unit) if self.samples else "none"
         return f"<Score of {subject}: {value}, {len(self.samples)} samples>"
 
@@ -65,7 +65,7 @@ class Scores:
             raise StatetrimError("the scores hold a model, or a metric of a model, twice")
 
     def __repr__(self) -> str:
-        return f"<Scores of {listed(self.models)} on {listed(self.tasks, 8)}>"
+        return f"<Scores of {list_text(self.models)} on {list_text(self.tasks, 8)}>"
 
     def _repr_html_(self) -> str:
         return self.table().html()

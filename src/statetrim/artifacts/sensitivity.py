@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis
-from ..maths.formatting import listed
+from ..maths.formatting import list_text
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
 from ..storage.json_file import read_object, write_object
@@ -54,7 +54,7 @@ class Sensitivity:
 
     def __repr__(self) -> str:
         shapes = (f"{keep} {axis} channels" for axis, keep in self.variants)
-        return f"<Sensitivity of {len(self.layers)} layers, each cut to {listed(shapes, 8)}>"
+        return f"<Sensitivity of {len(self.layers)} layers, each cut to {list_text(shapes, 8)}>"
 
     @property
     def layers(self) -> list[int]:

@@ -12,7 +12,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..maths.formatting import listed
+from ..maths.formatting import list_text
 from ..storage.models import loaded
 from ..storage.safetensors_file import save_tensors
 from .header import check_header, header
@@ -48,7 +48,7 @@ class LayerStatistics:
     def __repr__(self) -> str:
         sums = {name: getattr(self, name) for name in SUM_NAMES}
         shapes = [f"{name} {list(x.shape)}" for name, x in sums.items() if x is not None]
-        return f"<LayerStatistics of {self.tokens:,} tokens: {listed(shapes, 8)}>"
+        return f"<LayerStatistics of {self.tokens:,} tokens: {list_text(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
         sums: dict[str, Any] = {"tokens": self.tokens + other.tokens}
@@ -95,7 +95,7 @@ class Statistics:
 
     def __repr__(self) -> str:
         tokens = max((sums.tokens for sums in self.layers.values()), default=0)
-        sums = listed(sorted(self.sum_names), 8) if self.layers else "no sums"
+        sums = list_text(sorted(self.sum_names), 8) if self.layers else "no sums"
         return f"<Statistics of {tokens:,} tokens, {len(self.layers)} layers: {sums}>"
 
     def __add__(self, other: "Statistics") -> "Statistics":

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
-from ..maths.formatting import listed, short
+from ..maths.formatting import list_text, shorten
 from ..maths.units import MIB, is_number
 from ..storage.json_file import read_object, write_object
 from .header import check_header, header
@@ -48,7 +48,7 @@ class Sweep:
 
     def __repr__(self) -> str:
         shapes = (f"{point.keep} x {point.keep_values}" for point in self.points)
-        return f"<Sweep of {short(self.model)}: {listed(shapes, 8)}>"
+        return f"<Sweep of {shorten(self.model)}: {list_text(shapes, 8)}>"
 
     def save(self, path: str | Path) -> None:
         write_object(Path(path), {**header("sweep"), **asdict(self)})

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
-from ..maths.formatting import listed, quantity
+from ..maths.formatting import list_text, quantity_text
 from ..maths.table import Table
 from ..maths.units import MIB, is_number
 from ..storage.json_file import read_object, write_object
@@ -44,7 +44,7 @@ class Timings:
 
     def __repr__(self) -> str:
         metrics = dict.fromkeys(record.metric for record in self.records)
-        return f"<Timings of {listed(self.models)}: {listed(metrics, 8)}>"
+        return f"<Timings of {list_text(self.models)}: {list_text(metrics, 8)}>"
 
     def _repr_html_(self) -> str:
         return self.table().html()
@@ -124,7 +124,7 @@ def timing_text(record: Timing | None, baseline: Timing | None) -> str:
     """
     if record is None or not is_number(record.value):
         return ""
-    text = quantity(record.value)
+    text = quantity_text(record.value)
     if (
         baseline is None
         or baseline is record

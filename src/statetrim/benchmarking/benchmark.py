@@ -17,7 +17,7 @@ from torch.utils._pytree import tree_leaves
 
 from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
-from ..maths.units import GIB, token_count
+from ..maths.units import GIB, parse_token_count
 from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
@@ -106,7 +106,7 @@ def benchmark(
         loads = [
             ServerLoad(
                 requests=requests,
-                length=token_count(length),
+                length=parse_token_count(length),
                 memory=int(memory_gib * GIB),
                 prefix_caching=prefix_caching,
                 cards=placement.cards,
@@ -136,7 +136,7 @@ def _benchmark_in_process(
     batches = _check_range(
         batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MAX_BATCH, "batch"
     )
-    token_counts = map(token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
+    token_counts = map(parse_token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
     lengths = _check_range([*token_counts], MAX_LENGTH, "length")
     _check_range([rounds], MAX_ROUNDS, "number of rounds")
     runners = [

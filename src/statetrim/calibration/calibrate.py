@@ -15,7 +15,7 @@ from torch.nn import functional
 from ..artifacts.statistics import REFIT_SUM_NAMES, TEXT, Statistics
 from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError, warn_deprecated_resume
-from ..maths.units import token_count
+from ..maths.units import parse_token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.live import LiveModel
@@ -94,7 +94,7 @@ def calibrate(
     recall = _default_recall_share(text) if recall is None else recall
     shares: dict[Kind, float] = {"recall": recall, "random": random, "echo": echo}
     sources = _load_sources(
-        model, text, shares, token_count(tokens), length, token_count(skip), seed
+        model, text, shares, parse_token_count(tokens), length, parse_token_count(skip), seed
     )
     lineage = {
         "statetrim": __version__,

@@ -85,9 +85,9 @@ Dtype = Annotated[
 
 def parse_count(text: str) -> int:
     """A number such as 4096 or 64k, as in Python."""
-    from ..maths.units import token_count
+    from ..maths.units import parse_token_count
 
-    return token_count(text)
+    return parse_token_count(text)
 
 
 def open_model(

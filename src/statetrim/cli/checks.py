@@ -15,19 +15,19 @@ from ..errors import StatetrimError
 
 def token_counts(value: str | None) -> str | None:
     """A number of tokens, or several with commas."""
-    from ..maths.units import token_count
+    from ..maths.units import parse_token_count
 
     for text in (value or "0").split(","):
-        token_count(text)
+        parse_token_count(text)
     return value
 
 
 def channel_amount(value: str | None) -> str | None:
     """A number of channels, or a fraction of them."""
-    from ..maths.units import read_amount
+    from ..maths.units import parse_amount
 
     if value is not None:
-        read_amount(value)
+        parse_amount(value)
     return value
 
 

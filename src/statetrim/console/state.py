@@ -5,14 +5,14 @@ from collections.abc import Mapping, Sequence
 from rich.table import Table
 
 from ..geometry import Geometry
-from ..maths.formatting import size
+from ..maths.formatting import bytes_text
 from ..serving.alternatives import alternatives
 
 
 def state_size_text(before: Geometry, after: Geometry) -> str:
     """Before and after the cut, in both dtypes."""
     original, original_bfloat16, cut, cut_bfloat16 = (
-        size(option.state_bytes) for option in alternatives(before, after)
+        bytes_text(option.state_bytes) for option in alternatives(before, after)
     )
     return (
         f"recurrent state per sequence: {original} -> {cut} in float32; {original_bfloat16} -> {cut_bfloat16} in bfloat16 "
@@ -63,6 +63,10 @@ def shapes_table(
             "" if name == "no cut" else "none known"
         )
         table.add_row(
-            name, share, size(cut.state_bytes), size(cut_bfloat16.state_bytes), refused_text
+            name,
+            share,
+            bytes_text(cut.state_bytes),
+            bytes_text(cut_bfloat16.state_bytes),
+            refused_text,
         )
     return table

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from rich.table import Table
 
 from ..artifacts.sweep import Sweep, SweepScore
-from ..maths.formatting import size
+from ..maths.formatting import bytes_text
 from ..pipelines.estimate import Step
 from ..pipelines.job import Job
 from ..serving.engines import Shape
@@ -48,8 +48,8 @@ def show_sweep(sweep: Sweep, output: str, *, as_json: bool) -> None:
     for point in sweep.points:
         cells = [_measurement_text(point.scores[name]) for name in metrics]
         shape = f"{point.keep} x {point.keep_values}"
-        bfloat16_size = size(point.state_bytes / 2)
-        table.add_row(shape, size(point.state_bytes), bfloat16_size, *cells)
+        bfloat16_size = bytes_text(point.state_bytes / 2)
+        table.add_row(shape, bytes_text(point.state_bytes), bfloat16_size, *cells)
     terminal.print_table(table)
     terminal.print_text(
         "state in float32, per sequence; bfloat16 is the engine's option and needs no cut (what it "

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from ..artifacts.scores import Scores
 from ..geometry import Geometry
-from ..maths.formatting import duration, size
+from ..maths.formatting import bytes_text, duration_text
 from ..maths.units import MIB
 from ..pipelines.estimate import Step, weight_bytes
 from ..pipelines.job import CONTROL, Job
@@ -110,7 +110,9 @@ def show_steps(
 def show_download(model: Checkpoint) -> None:
     """A dry run reads the headers on the hub."""
     if nbytes := _download_bytes(model):
-        terminal.note(f"{size(nbytes)} of weights are not here yet; the run downloads them first")
+        terminal.note(
+            f"{bytes_text(nbytes)} of weights are not here yet; the run downloads them first"
+        )
 
 
 def _download_bytes(model: Checkpoint) -> int:
@@ -132,14 +134,16 @@ def steps_table(title: str, steps: Sequence[Step]) -> Table:
         table.add_row(
             step.name,
             step.does,
-            f"~{duration(step.seconds)}",
-            f"~{size(step.memory)}" if step.memory else "",
-            f"~{size(step.disk)}" if step.disk else "",
+            f"~{duration_text(step.seconds)}",
+            f"~{bytes_text(step.memory)}" if step.memory else "",
+            f"~{bytes_text(step.disk)}" if step.disk else "",
         )
     table.add_section()
     peak, disk = max(step.memory for step in steps), sum(step.disk for step in steps)
     seconds = sum(step.seconds for step in steps)
-    table.add_row("all", "", f"~{duration(seconds)}", f"~{size(peak)}", f"~{size(disk)}")
+    table.add_row(
+        "all", "", f"~{duration_text(seconds)}", f"~{bytes_text(peak)}", f"~{bytes_text(disk)}"
+    )
     return table
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from ..artifacts.origin import read_origin, vocabulary_size
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError, warn_deprecated_resume
-from ..maths.units import token_count
+from ..maths.units import parse_token_count
 from ..progress import OnProgress, Progress, ShowProgress, showing
 from ..runtime.loading import load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
@@ -87,7 +87,7 @@ def evaluate(
         scratch = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="statetrim-")))
         data_directory = Path(data) if data is not None else None
         tokenizers = _load_tokenizers(checkpoints)
-        source = SampleSource(data_directory, text, token_count(skip), limit)
+        source = SampleSource(data_directory, text, parse_token_count(skip), limit)
         warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source, tokenizers[0])
         task_samples = [
             prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks

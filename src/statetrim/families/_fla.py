@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry, row_indices
-from ..maths.units import integers
+from ..maths.units import is_integer_list
 from .contract import (
     MAX_LAYERS,
     NO_KV_CACHE,
@@ -67,7 +67,7 @@ def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
         if attn_config is None:
             continue
         layers = attn_config.get("layers") if isinstance(attn_config, dict) else None
-        if not integers(layers):
+        if not is_integer_list(layers):
             raise StatetrimError("config field 'attn' must name the softmax 'layers' as integers")
         softmax_layers.update(layers or [])
     linear_layer_indices = tuple(layer for layer in range(total) if layer not in softmax_layers)

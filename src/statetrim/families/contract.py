@@ -7,7 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry
-from ..maths.units import integers
+from ..maths.units import is_integer_list
 from .recurrences import Recurrence
 
 Config = dict[str, Any]
@@ -149,7 +149,7 @@ def geometry_of(family: Family, config: Config) -> Geometry:
         raise StatetrimError(
             f"config field {LAYER_WIDTHS_FIELD!r} must list every linear-attention layer"
         )
-    if not all(integers(shape) and len(shape) == 2 for shape in widths.values()):
+    if not all(is_integer_list(shape) and len(shape) == 2 for shape in widths.values()):
         raise StatetrimError(
             f"config field {LAYER_WIDTHS_FIELD!r} must list [keys, values] for every layer"
         )
@@ -302,7 +302,7 @@ def layer_indices_field(config: Config, name: str) -> list[int]:
     value = config.get(name)
     if value is None:
         return []
-    if not integers(value) or not all(0 <= layer <= MAX_LAYERS for layer in value):
+    if not is_integer_list(value) or not all(0 <= layer <= MAX_LAYERS for layer in value):
         raise StatetrimError(f"config field {name!r} must be a list of layer numbers")
     return sorted(set(value))
 

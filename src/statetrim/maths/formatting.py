@@ -7,21 +7,21 @@ from typing import TypeVar
 Item = TypeVar("Item")
 
 
-def size(nbytes: float) -> str:
+def bytes_text(nbytes: float) -> str:
     """Bytes, in binary units."""
     return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.1f} KiB"
 
 
-def change(before: float, after: float) -> str:
+def relative_change_text(before: float, after: float) -> str:
     """Relative change with its sign; empty where there was nothing before."""
     return f"{100 * (after - before) / before:+.1f}%" if before else ""
 
 
-def percent(share: float) -> str:
+def percent_text(share: float) -> str:
     return f"{100 * share:.4g}%" if isfinite(share) else "none"
 
 
-def quantity(value: float) -> str:
+def quantity_text(value: float) -> str:
     """Three digits; whole numbers from a hundred on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
@@ -33,28 +33,28 @@ def score_text(value: float, unit: str) -> str:
     return f"{100 * value:.1f}%" if unit == "share" else f"{value:.4f}"
 
 
-def short(text: object, most: int = 60) -> str:
+def shorten(text: object, max_length: int = 60) -> str:
     """One line of at most `most` characters, whatever the text: names may be anybody's."""
-    line = "".join(c if c.isprintable() else " " for c in str(text)[: most + 1])
-    return line if len(line) <= most else line[: most - 1] + "…"
+    line = "".join(c if c.isprintable() else " " for c in str(text)[: max_length + 1])
+    return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
-def listed(names: Iterable[object], most: int = 4) -> str:
+def list_text(names: Iterable[object], max_items: int = 4) -> str:
     """`a, b, c, d and 12 more`."""
-    every = list(names)
-    text = ", ".join(short(name, 40) for name in every[:most])
-    return f"{text} and {len(every) - most} more" if len(every) > most else text
+    items = list(names)
+    text = ", ".join(shorten(name, 40) for name in items[:max_items])
+    return f"{text} and {len(items) - max_items} more" if len(items) > max_items else text
 
 
-def duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = seconds / 60
     return f"{minutes:.0f} min" if minutes < 90 else f"{minutes / 60:.1f} h"
 
 
-def evenly(items: Sequence[Item], most: int) -> list[Item]:
+def evenly_spaced(items: Sequence[Item], max_items: int) -> list[Item]:
     """At most `most` of the items at even distances, first and last included."""
-    if len(items) <= most:
+    if len(items) <= max_items:
         return list(items)
-    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
+    return [items[round(i * (len(items) - 1) / (max_items - 1))] for i in range(max_items)]

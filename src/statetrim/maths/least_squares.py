@@ -6,7 +6,7 @@ from torch import Tensor
 from ..errors import StatetrimError
 
 
-def fit(gram: Tensor, target: Tensor, damping: float) -> Tensor:
+def fit_least_squares(gram: Tensor, target: Tensor, damping: float) -> Tensor:
     """The weight [m, n] of least squared error, from aa' [n, n] and ya' [m, n], float64.
 
     `damping` is relative to the mean square of a's entries.
@@ -23,8 +23,8 @@ def fit(gram: Tensor, target: Tensor, damping: float) -> Tensor:
     return torch.cholesky_solve(target.mT, factor).mT
 
 
-def missed(weight: Tensor, gram: Tensor, target: Tensor, square: Tensor) -> float:
+def relative_residual(weight: Tensor, gram: Tensor, target: Tensor, square: Tensor) -> float:
     """What `weight @ a` [m, n] misses of y, in squares, as a part of y's squares [1]."""
     weight, total = weight.double(), float(square.sum())
-    lost = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()
-    return float(lost) / total if total else 0.0  # a layer that is silent
+    residual = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()
+    return float(residual) / total if total else 0.0  # a layer that is silent

@@ -11,7 +11,7 @@ from torch import Tensor
 
 # Values this close (relative) count as tied, and ties go to the lowest index: dead and duplicated
 # channels tie exactly, and rounding must not decide between them.
-_TIE = 1e-12
+_TIE_TOLERANCE = 1e-12
 # Each swap adds a little rounding to the running table; start again from the Gram this often.
 _REFRESH_EVERY = 50
 
@@ -193,16 +193,18 @@ def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: flo
     """Swap the best pair, `table` and `mask` in place, until none gains more than `tolerance`."""
     keep, floor = int(mask.sum()), _rounding_floor(gram)
     limit, visited = _swap_limit(keep, tolerance), set[bytes]()
-    swaps, stale, gains = 0, 0, list[float]()
+    swaps, swaps_since_refresh, gains = 0, 0, list[float]()
     while True:
         gain, leaving, entering = _best_swap(table, mask, floor)
         gains.append(gain)
-        strong = gain <= tolerance * (1 + _TIE)
-        if strong and not stale:
+        strong = gain <= tolerance * (1 + _TIE_TOLERANCE)
+        if strong and not swaps_since_refresh:
             break
-        if strong or stale == _REFRESH_EVERY:  # never judge the end by an updated table
+        if (
+            strong or swaps_since_refresh == _REFRESH_EVERY
+        ):  # never judge the end by an updated table
             table, swept = _pivoted_sweep(gram, mask, keep)
-            stale = 0
+            swaps_since_refresh = 0
             if not torch.equal(swept, mask):
                 strong = False
                 break
@@ -214,7 +216,7 @@ def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: flo
         _sweep(table, leaving, inverse=True)
         _sweep(table, entering)
         mask[leaving], mask[entering] = False, True
-        swaps, stale = swaps + 1, stale + 1
+        swaps, swaps_since_refresh = swaps + 1, swaps_since_refresh + 1
     return RRQR(_indices(mask), keep, swaps, strong, gains[0], gains[-1], tolerance)
 
 
@@ -241,7 +243,7 @@ def _longest_columns(gram: Tensor, allowed: Tensor, count: int) -> Tensor:
 def _first_maximum(values: Tensor) -> tuple[int, float]:
     """Lowest index of `values` [n] whose value ties with the largest, and the largest."""
     largest = float(values.max())
-    tied = values >= largest - _TIE * abs(largest)
+    tied = values >= largest - _TIE_TOLERANCE * abs(largest)
     return int(tied.nonzero()[0, 0]), largest
 
 

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 _CHUNK = 2**22  # resampled indices held at a time
-UNKNOWN = 1e3  # a margin that excludes nothing, and that JSON can hold
-FEW = 8  # samples up to which a bootstrap interval is too short
+UNBOUNDED_MARGIN = 1e3  # a margin that excludes nothing, and that JSON can hold
+SMALL_SAMPLE = 8  # samples up to which a bootstrap interval is too short
 
 
 @dataclass(frozen=True)
@@ -80,19 +80,23 @@ def difference_interval(
     surer than they are.
     """
     generator = torch.Generator().manual_seed(seed)
-    drawn = torch.stack([_resample(pairs, resamples, generator) for pairs in groups]).mean(0)
+    resampled = torch.stack(
+        [_resampled_differences(pairs, resamples, generator) for pairs in groups]
+    ).mean(0)
     fewest = min(len(pairs.before) for pairs in groups)
-    tail = _tail((1 - level) / 2, fewest)
-    bounds = torch.quantile(drawn, torch.tensor([tail, 1 - tail], dtype=torch.float64))
+    tail = _widened_tail((1 - level) / 2, fewest)
+    bounds = torch.quantile(resampled, torch.tensor([tail, 1 - tail], dtype=torch.float64))
     estimate = sum(pairs.difference for pairs in groups) / len(groups)
     low, high = float(bounds[0]), float(bounds[1])
-    if fewest <= FEW:  # resampling a handful shows too little: Student's t of the worst group
+    if (
+        fewest <= SMALL_SAMPLE
+    ):  # resampling a handful shows too little: Student's t of the worst group
         margin = max(_student_margin(pairs, (1 - level) / 2) for pairs in groups)
         low, high = min(low, estimate - margin), max(high, estimate + margin)
     return Interval(estimate, low, high)
 
 
-def above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -> bool:
+def is_above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -> bool:
     """Whether the mean of shares is above `chance` by more than luck explains.
 
     Right and wrong answers by the binomial tail, which few samples do not deceive; other shares by
@@ -106,7 +110,7 @@ def above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -
         return False
     mean = right / count
     square = sum((value - mean) ** 2 for value in samples) / (count - 1)
-    return mean - student(tail, count - 1) * sqrt(square / count) > chance
+    return mean - student_t_quantile(tail, count - 1) * sqrt(square / count) > chance
 
 
 def _binomial_tail(right: int, count: int, chance: float) -> float:
@@ -125,25 +129,26 @@ def _binomial_tail(right: int, count: int, chance: float) -> float:
     )
 
 
-def unseen(samples: int, level: float = 0.95) -> float:
+def zero_event_bound(samples: int, level: float = 0.95) -> float:
     """The largest rate at which something may happen that did not happen in `samples` trials."""
     return 1 - float((1 - level) ** (1 / samples))
 
 
-def student(tail: float, free: int) -> float:
+def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
     """Student's t that leaves `tail` above it; the expansion of Cornish and Fisher, and exact
     forms for one and two degrees of freedom, where it fails."""
-    if free == 1:
+    if degrees_of_freedom == 1:
         return tan(pi * (0.5 - tail))
-    if free == 2:
+    if degrees_of_freedom == 2:
         return (1 - 2 * tail) / sqrt(2 * tail * (1 - tail))
     z = NormalDist().inv_cdf(1 - tail)
     return z + sum(
         (
-            (z**3 + z) / (4 * free),
-            (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2),
-            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * free**3),
-            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z) / (92160 * free**4),
+            (z**3 + z) / (4 * degrees_of_freedom),
+            (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2),
+            (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees_of_freedom**3),
+            (79 * z**9 + 776 * z**7 + 1482 * z**5 - 1920 * z**3 - 945 * z)
+            / (92160 * degrees_of_freedom**4),
         )
     )
 
@@ -152,29 +157,35 @@ def _student_margin(pairs: Pairs, tail: float) -> float:
     """Half the width of the interval that Student's t gives."""
     count = len(pairs.before)
     if count < 2:
-        return UNKNOWN
+        return UNBOUNDED_MARGIN
     weights = torch.ones_like(pairs.before) if pairs.weights is None else pairs.weights
-    apart = pairs.after - pairs.before - pairs.difference * weights
-    spread = float(apart.std()) / float(weights.mean())
-    return student(tail, count - 1) * spread / sqrt(count)
+    residuals = pairs.after - pairs.before - pairs.difference * weights
+    spread = float(residuals.std()) / float(weights.mean())
+    return student_t_quantile(tail, count - 1) * spread / sqrt(count)
 
 
-def _resample(pairs: Pairs, resamples: int, generator: torch.Generator) -> Tensor:
+def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Generator) -> Tensor:
     """The difference in each of `resamples` draws with replacement, float64 [resamples]."""
     difference, count = pairs.after - pairs.before, len(pairs.before)
-    found = []
+    chunks = []
     for start in range(0, resamples, max(1, _CHUNK // count)):
         rows = min(max(1, _CHUNK // count), resamples - start)
         index = torch.randint(count, (rows, count), generator=generator)
         total = difference[index].sum(-1)
-        found.append(total / (pairs.weights[index].sum(-1) if pairs.weights is not None else count))
-    return torch.cat(found)
+        chunks.append(
+            total / (pairs.weights[index].sum(-1) if pairs.weights is not None else count)
+        )
+    return torch.cat(chunks)
 
 
-def _tail(tail: float, samples: int) -> float:
+def _widened_tail(tail: float, samples: int) -> float:
     """The percentile to take so that the interval is as wide as Student's t asks."""
     if samples < 2:
         return 0.0
-    z, free = NormalDist().inv_cdf(tail), samples - 1
-    t = z + (z**3 + z) / (4 * free) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * free**2)
-    return NormalDist().cdf(t * sqrt(samples / free))
+    z, degrees_of_freedom = NormalDist().inv_cdf(tail), samples - 1
+    t = (
+        z
+        + (z**3 + z) / (4 * degrees_of_freedom)
+        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees_of_freedom**2)
+    )
+    return NormalDist().cdf(t * sqrt(samples / degrees_of_freedom))

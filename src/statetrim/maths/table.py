@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .formatting import short
+from .formatting import shorten
 
-MOST_ROWS, MOST_COLUMNS, MOST_CHARACTERS = 64, 16, 120
+MAX_ROWS, MAX_COLUMNS, MAX_CHARACTERS = 64, 16, 120
 _TEMPLATE = """<table>
 <caption style="text-align: left">{{ title }}</caption>
 {%- if header %}
@@ -39,13 +39,13 @@ class Table:
             Environment(autoescape=True)
             .from_string(_TEMPLATE)
             .render(
-                title=short(self.title, MOST_CHARACTERS),
+                title=shorten(self.title, MAX_CHARACTERS),
                 header=_cells(self.header),
-                rows=[_cells(row) for row in self.rows[:MOST_ROWS]],
-                more=max(0, len(self.rows) - MOST_ROWS),
+                rows=[_cells(row) for row in self.rows[:MAX_ROWS]],
+                more=max(0, len(self.rows) - MAX_ROWS),
             )
         )
 
 
 def _cells(row: Sequence[str]) -> list[str]:
-    return [short(cell, MOST_CHARACTERS) for cell in row[:MOST_COLUMNS]]
+    return [shorten(cell, MAX_CHARACTERS) for cell in row[:MAX_COLUMNS]]

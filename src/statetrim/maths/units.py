@@ -6,32 +6,32 @@ from typing import Any
 from ..errors import StatetrimError
 
 MIB, GIB = 2**20, 2**30
-_SCALES = {"k": 2**10, "m": 2**20, "g": 2**30}
+_SUFFIXES = {"k": 2**10, "m": 2**20, "g": 2**30}
 
 Amount = int | float | str
 """What to keep of a head's channels: a count (64), or the fraction kept (0.5)."""
 
 
-def token_count(tokens: int | str) -> int:
+def parse_token_count(tokens: int | str) -> int:
     """4096, "4096", "256k" or "64m"; k is 1024, as token counts are usually meant."""
     text = str(tokens)
-    scale = _SCALES.get(text[-1:].lower())
+    scale = _SUFFIXES.get(text[-1:].lower())
     digits = text if scale is None else text[:-1]
     if not digits.isdecimal() or len(digits) > 12:
         raise StatetrimError(f"{text[:40]!r} is not a number of tokens; write 4096 or 256k")
     return int(digits) * (scale or 1)
 
 
-def read_amount(amount: Amount) -> int | Fraction:
+def parse_amount(amount: Amount) -> int | Fraction:
     """A count, or the fraction kept; whether there are as many is another question."""
     text = str(amount).strip()
     try:
         return int(text)
     except ValueError:
-        return read_fraction(text)
+        return parse_fraction(text)
 
 
-def read_fraction(text: str) -> Fraction:
+def parse_fraction(text: str) -> Fraction:
     try:
         if len(text) > 32:  # Fraction("1e999999999") would compute that power of ten
             raise ValueError
@@ -43,7 +43,7 @@ def read_fraction(text: str) -> Fraction:
         ) from None
 
 
-def integers(value: Any) -> bool:
+def is_integer_list(value: Any) -> bool:
     """Whether `value` is a list of whole numbers; True and 1.0 are not."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 

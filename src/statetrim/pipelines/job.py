@@ -10,7 +10,7 @@ from ..artifacts.header import header
 from ..defaults import HEAD_METHOD
 from ..errors import StatetrimError
 from ..geometry import Geometry
-from ..maths.units import MIB, token_count
+from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
 from ..serving.engine_names import engine_name
 from ..serving.shapes import Candidate
@@ -109,12 +109,12 @@ class Job:
     @property
     def tokens(self) -> int:
         """Tokens to calibrate on."""
-        return token_count(self.options.tokens)
+        return parse_token_count(self.options.tokens)
 
     @property
     def recovered_tokens(self) -> int:
         """Tokens to recover on; 0: not at all."""
-        return token_count(self.options.recover)
+        return parse_token_count(self.options.recover)
 
     @property
     def read_tokens(self) -> int:
@@ -199,8 +199,8 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,
         "keep_heads": target and target.keep_heads,
-        "tokens": token_count(options.tokens),
-        "recover": token_count(options.recover),
+        "tokens": parse_token_count(options.tokens),
+        "recover": parse_token_count(options.recover),
     }
     return {
         **header("trim"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypedDict
 
 from ..defaults import KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import check_option_names
-from ..maths.units import Amount, token_count
+from ..maths.units import Amount, parse_token_count
 
 if TYPE_CHECKING:
     from ..runtime.placement import Placement
@@ -106,7 +106,7 @@ class TrimOptions:
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.recover):
-            token_count(tokens)  # refuses what is none
+            parse_token_count(tokens)  # refuses what is none
         if any(getattr(self, name) is not None for name in (*PLACES, "dtype")):
             self.placement  # noqa: B018  (the same)
         if self.state_dtype is not None:

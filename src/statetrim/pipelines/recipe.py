@@ -12,7 +12,7 @@ from typing import Any, get_args, get_type_hints
 import yaml
 
 from ..errors import StatetrimError, check_option_names
-from ..maths.formatting import short
+from ..maths.formatting import shorten
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
 from .options import TrimOptions
@@ -34,7 +34,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
         if not _fits(name, value):
-            raise StatetrimError(f"{path}: {option} must be a number, not {short(value)!r}")
+            raise StatetrimError(f"{path}: {option} must be a number, not {shorten(value)!r}")
         if "method" in name and str(value).endswith(".py"):
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "

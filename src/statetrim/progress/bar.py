@@ -13,7 +13,7 @@ from rich.progress import BarColumn, TaskID, TextColumn
 from rich.progress import Progress as Bars
 from rich.table import Column
 
-from ..maths.formatting import duration, short, size
+from ..maths.formatting import bytes_text, duration_text, shorten
 from . import OnProgress, Progress, ignore
 from .plain_console import PlainConsole
 
@@ -92,7 +92,7 @@ class _TerminalBar:
         self.speed = Speed()
 
     def __call__(self, progress: Progress) -> None:
-        part = short(progress.label or self.label, _LABEL)
+        part = shorten(progress.label or self.label, _LABEL)
         if part != self.part:
             for task in (self.task, self.all) if self.part is not None else ():
                 if task is not None:
@@ -116,8 +116,8 @@ class _TerminalBar:
 def amount(progress: Progress, speed: float) -> str:
     """How much is done, next to the bar, with a speed when there is one."""
     if progress.unit == "bytes":
-        told = f"{size(progress.done)} of {size(progress.total)}"
-        return f"{told} {size(speed)}/s" if speed else told
+        told = f"{bytes_text(progress.done)} of {bytes_text(progress.total)}"
+        return f"{told} {bytes_text(speed)}/s" if speed else told
     if progress.loss is not None:
         told = f"{progress.done}/{progress.total}"
         told += f" loss {progress.loss:.4f}" if isfinite(progress.loss) else " no finite loss"
@@ -126,7 +126,7 @@ def amount(progress: Progress, speed: float) -> str:
 
 
 def time_left(seconds: float) -> str:
-    return f"~{duration(seconds)} left"
+    return f"~{duration_text(seconds)} left"
 
 
 class Speed:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..maths.units import token_count
+from ..maths.units import parse_token_count
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import Sequences, documents, sequences
@@ -58,7 +58,7 @@ def training_rows(
         if not steps:
             raise StatetrimError(f"{len(text.ids)} sequences do not fill a batch of {batch_size}")
         return TrainingRows(text.ids[: steps * batch_size], text.lineage)
-    tokens, skip = token_count(options.tokens), token_count(options.skip)
+    tokens, skip = parse_token_count(options.tokens), parse_token_count(options.skip)
     steps = tokens // (batch_size * length)
     if not steps:
         raise StatetrimError(

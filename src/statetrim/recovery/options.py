@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypedDict
 
-from ..maths.units import token_count
+from ..maths.units import parse_token_count
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,7 @@ class RecoverOptions:
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.skip):
-            token_count(tokens)  # refuses what is none
+            parse_token_count(tokens)  # refuses what is none
 
     @property
     def lowest_learning_rate(self) -> float:

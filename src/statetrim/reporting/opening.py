@@ -6,7 +6,7 @@ from pathlib import Path
 from ..artifacts.recommendation import JudgedCut, Recommendation, recommend
 from ..artifacts.verdict import Outcome, Verdict, metric_label
 from ..geometry import Geometry
-from ..maths.formatting import change, size
+from ..maths.formatting import bytes_text, relative_change_text
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import commented_command
@@ -112,9 +112,9 @@ def _memory(found: Findings, after: Geometry | None) -> Iterator[Fact]:
         return
     whole, half, cut, both = alternatives(before, after, found.before)
     lines = [
-        f"{size(whole.state_bytes)} → {size(cut.state_bytes)} of state per sequence "
-        f"({change(whole.state_bytes, cut.state_bytes)}); a bfloat16 state without a cut "
-        f"{size(half.state_bytes)}, both {size(both.state_bytes)}"
+        f"{bytes_text(whole.state_bytes)} → {bytes_text(cut.state_bytes)} of state per sequence "
+        f"({relative_change_text(whole.state_bytes, cut.state_bytes)}); a bfloat16 state without a cut "
+        f"{bytes_text(half.state_bytes)}, both {bytes_text(both.state_bytes)}"
     ]
     if whole.sequences is not None:
         lines.append(

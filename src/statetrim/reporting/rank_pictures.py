@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..artifacts.analysis import BINS, BINS_PER_DECADE, LOWEST_DECADE, Analysis, filter_similarity
 from ..errors import StatetrimError
-from ..maths.formatting import evenly, percent
+from ..maths.formatting import evenly_spaced, percent_text
 from . import charts
 from .charts import Point, Series
 from .drawing import Drawing, Label, Line, Raster, Shape, Sheet
@@ -61,7 +61,7 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
     series = [
         Series(
             f"{label} (largest rank {analysis.max_rank})",
-            evenly(
+            evenly_spaced(
                 [
                     Point(x, y)
                     for x, y in zip(
@@ -81,7 +81,7 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
         "Share of the largest rank in use, by token",
         x="token",
         y="rank in use",
-        show_y=percent,
+        show_y=percent_text,
         from_zero=True,
     )
     return Sheet(
@@ -136,7 +136,7 @@ def filter_picture(analysis: Analysis) -> Sheet:
     """Convolution filters of queries and keys, each scaled to norm one, side by side by head."""
     if analysis.geometry.conv_width == 0:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
-    layers = evenly(list(analysis.layers), MOST_FILTER_LAYERS)
+    layers = evenly_spaced(list(analysis.layers), MOST_FILTER_LAYERS)
     return Sheet(
         [
             _filters("query", {n: analysis.layers[n].query_filters for n in layers}),

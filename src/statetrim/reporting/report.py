@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..errors import StatetrimError
-from ..maths.formatting import short
+from ..maths.formatting import shorten
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import write_text
 from ..storage.output import output, partial_of, refuse_existing
@@ -44,7 +44,7 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
             except StatetrimError:
                 raise
             except _NONSENSE as error:  # records are read as they are, and anybody may write one
-                reason = short(f"{type(error).__name__}: {error}", 120)
+                reason = shorten(f"{type(error).__name__}: {error}", 120)
                 raise StatetrimError(
                     f"a record among the artifacts holds values that mean nothing ({reason}); "
                     f"leave it out or write it again"

@@ -2,7 +2,7 @@
 
 from ..artifacts.sweep import Point as Tried
 from ..artifacts.sweep import Sweep, SweepScore
-from ..maths.formatting import percent
+from ..maths.formatting import percent_text
 from ..maths.units import MIB, is_number
 from ..tasks import TASKS
 from .charts import Point, Series, line_chart
@@ -91,7 +91,7 @@ def _picture(sweep: Sweep, name: str) -> Drawing | None:
         f"{name} against the state of one sequence",
         x=f"state of a sequence, {unit}",
         y=name,
-        show_y=percent if share else "{:g}".format,
+        show_y=percent_text if share else "{:g}".format,
         marks=True,
         reference=original,
     )

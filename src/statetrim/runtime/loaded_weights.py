@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..maths.formatting import evenly
+from ..maths.formatting import evenly_spaced
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
 
@@ -34,7 +34,7 @@ def check_weights(module: Any, checkpoint: Checkpoint) -> int:
             readable = all(info.dtype in DTYPES for info in infos)
             if sum(sizes) != tensor.numel() or not tensor.numel() or not readable:
                 continue
-            places = evenly(range(tensor.numel()), _SAMPLES)
+            places = evenly_spaced(range(tensor.numel()), _SAMPLES)
             stored = _stored(places, names, sizes, checkpoint, files)
             live = tensor[torch.unravel_index(torch.tensor(places), tensor.shape)].cpu()
             if not torch.equal(stored.to(live.dtype), live):

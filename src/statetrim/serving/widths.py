@@ -5,7 +5,7 @@ from collections.abc import Mapping
 
 from ..errors import StatetrimError
 from ..geometry import Geometry
-from ..maths.formatting import short
+from ..maths.formatting import shorten
 
 OTHERS = "others"
 Widths = str | Mapping[int, tuple[int, int]]
@@ -22,7 +22,7 @@ def read_widths(widths: Widths, geometry: Geometry) -> Geometry:
     if odd:
         layers = ", ".join(map(str, geometry.layers))
         raise StatetrimError(
-            f"layer {short(odd[0])} has no linear attention; layers that have: {short(layers)}"
+            f"layer {shorten(odd[0])} has no linear attention; layers that have: {shorten(layers)}"
         )
     shapes = {}
     for layer, whole in geometry.shapes.items():
@@ -49,7 +49,7 @@ def _entries(text: str) -> dict[str, tuple[int, int]]:
         match = _ENTRY.fullmatch(entry)
         if match is None or match[1] in named:
             raise StatetrimError(
-                f"cannot read the widths {short(entry)!r}; write keys x values per head by layer, "
+                f"cannot read the widths {shorten(entry)!r}; write keys x values per head by layer, "
                 f"each once, such as 0=64x64,others=32x32"
             )
         named[match[1]] = int(match[2]), int(match[3])

@@ -14,7 +14,7 @@ from ..errors import StatetrimError
 from ..families import family_of
 from ..families.contract import Config, Family, geometry_of, layer_config
 from ..geometry import ChannelRows, Geometry, Role
-from ..maths.formatting import short, size
+from ..maths.formatting import bytes_text, shorten
 from ..maths.table import Table
 from ..progress import ShowProgress
 from .claims import LayerClaims, resolve, resolve_heads
@@ -48,7 +48,7 @@ class Checkpoint:
         shape = self.geometry
         weights = f"{self.parameters:,} parameters" if self.shards else "no weights"
         return (
-            f"<Checkpoint {short(self.path, 100)}: {self._type}, {len(shape.layers)} "
+            f"<Checkpoint {shorten(self.path, 100)}: {self._type}, {len(shape.layers)} "
             f"linear-attention layers, state {shape.shape} in each of "
             f"{shape.num_v_heads} heads, {weights}>"
         )
@@ -64,7 +64,7 @@ class Checkpoint:
             "linear-attention layers": str(len(shape.layers)),
             "key heads, value heads": f"{shape.num_k_heads}, {shape.num_v_heads}",
             "state per head, keys x values": shape.shape,
-            "recurrent state per sequence, float32": size(4 * shape.state_numel),
+            "recurrent state per sequence, float32": bytes_text(4 * shape.state_numel),
             "parameters": f"{self.parameters:,}" if self.shards else "no weights here",
             "path": str(self.path),
         }
@@ -77,7 +77,7 @@ class Checkpoint:
 
     @property
     def _type(self) -> str:
-        return short(self.config.get("model_type"))
+        return shorten(self.config.get("model_type"))
 
     @cached_property
     def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
-from ..maths.formatting import short
+from ..maths.formatting import shorten
 
 _ATTENTION = {
     "eager", "sdpa", "flash_attention_2", "flash_attention_3", "flash_attention_4",
@@ -38,14 +38,14 @@ def refuse_redirections(directory: Path, config: Mapping[str, Any]) -> None:
     for part in _parts(config):
         if part.get(_OTHER_WEIGHTS) is not None:
             raise StatetrimError(
-                f"config.json has {_OTHER_WEIGHTS} = {short(part[_OTHER_WEIGHTS])!r}: transformers "
+                f"config.json has {_OTHER_WEIGHTS} = {shorten(part[_OTHER_WEIGHTS])!r}: transformers "
                 f"would load that file instead of the checkpoint's own; remove the field"
             )
         for field, known in _KERNELS.items():
             for value in _values(part.get(field)):
                 if value not in known:
                     raise StatetrimError(
-                        f"config.json has {field} = {short(value)!r}, which may name code on the "
+                        f"config.json has {field} = {shorten(value)!r}, which may name code on the "
                         f"hub; it must be one of {', '.join(sorted(known))}, or be left out"
                     )
 

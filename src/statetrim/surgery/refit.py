@@ -22,7 +22,7 @@ from ..artifacts.header import header
 from ..artifacts.mixture import mix_statistics
 from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from ..errors import StatetrimError
-from ..maths.least_squares import fit, missed
+from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, ShowProgress, counter, showing
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
@@ -98,14 +98,14 @@ def refit(
 def fitted(sums: LayerStatistics, damping: float) -> Tensor:
     """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
     assert sums.readout_moment is not None and sums.target_moment is not None
-    return fit(sums.readout_moment, sums.target_moment, damping)
+    return fit_least_squares(sums.readout_moment, sums.target_moment, damping)
 
 
 def error_of(weight: Tensor, sums: LayerStatistics) -> float:
     """What a projection [hidden, n] misses of the layer's output, in squares, as a part of it."""
     gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
     assert gram is not None and target is not None and square is not None
-    return missed(weight, gram, target, square)
+    return relative_residual(weight, gram, target, square)
 
 
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:

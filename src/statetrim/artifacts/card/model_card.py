@@ -8,7 +8,7 @@ from typing import Any
 
 from ...families.contract import LAYER_WIDTHS_FIELD
 from ...geometry import Geometry
-from ...maths.formatting import change, score_text, size
+from ...maths.formatting import bytes_text, relative_change_text, score_text
 from ...storage.checkpoint import Checkpoint
 from ...storage.hub.cache import model_name, repository_in_cache
 from ..losses import averaged_settings_text, headline_score, task_losses
@@ -67,11 +67,11 @@ def model_card(
         "| | before | after | change |",
         "|---|---:|---:|---:|",
         f"| state of a head, keys x values | {shapes[0]} | {shapes[1]} | "
-        f"{change(before.state_numel, after.state_numel)} |",
+        f"{relative_change_text(before.state_numel, after.state_numel)} |",
         _bytes_row("recurrent state per sequence, float32", before, after, _FLOAT32),
         _bytes_row("the same in bfloat16 (an engine option)", before, after, _BFLOAT16),
         f"| parameters | {model.parameters:,} | {parameters:,} | "
-        f"{change(model.parameters, parameters)} |",
+        f"{relative_change_text(model.parameters, parameters)} |",
         "",
         _MEASURED_BEGIN,
         "Its quality was not measured yet. A cut loses quality unless it was measured not to: "
@@ -267,4 +267,4 @@ def _carried_fields(original: str) -> list[str]:
 
 def _bytes_row(name: str, before: Geometry, after: Geometry, width: int) -> str:
     old, new = (width * x.state_numel for x in (before, after))
-    return f"| {name} | {size(old)} | {size(new)} | {change(old, new)} |"
+    return f"| {name} | {bytes_text(old)} | {bytes_text(new)} | {relative_change_text(old, new)} |"

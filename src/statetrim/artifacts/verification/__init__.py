@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ...errors import StatetrimError
-from ...maths.paired import Interval, Pairs, difference_interval, unseen
+from ...maths.paired import Interval, Pairs, difference_interval, zero_event_bound
 from ...maths.units import MIB
 from ...storage.json_file import read_object, write_object
 from ..header import check_header, header
@@ -54,7 +54,7 @@ class Verification:
         ]
         change = difference_interval([Pairs(*shares)], level=CONFIDENCE_LEVEL)
         if bool((shares[0] == shares[1]).all()):
-            bound = unseen(
+            bound = zero_event_bound(
                 sum(after.places), CONFIDENCE_LEVEL
             )  # nothing to resample, which proves little
             change = Interval(0.0, -bound, bound)

@@ -113,10 +113,13 @@ def analyze(
             raise StatetrimError("--sensitivity is of one model; leave out --baseline")
         if state_dtype != "float32":
             raise StatetrimError("--sensitivity has float32 states; leave out --state-dtype")
-        from ...maths.units import token_count
+        from ...maths.units import parse_token_count
 
-        options = {"skip": token_count(skip), "resume": resume, **placement}
-        options |= {"batch_size": batch_size, "windows": token_count(tokens) // SENSITIVITY_WINDOW}
+        options = {"skip": parse_token_count(skip), "resume": resume, **placement}
+        options |= {
+            "batch_size": batch_size,
+            "windows": parse_token_count(tokens) // SENSITIVITY_WINDOW,
+        }
         _run_sensitivity(
             model, family, text, arguments.parse_names(widths), output, figures, as_json, options
         )

@@ -4,7 +4,7 @@ from typing import Any
 
 from rich.table import Table
 
-from ...maths.formatting import change, size
+from ...maths.formatting import bytes_text, relative_change_text
 from ...serving.capacity import Capacity
 from ...serving.deployment import Deployment, worth_showing
 from ...serving.engine_names import named_command
@@ -58,21 +58,21 @@ def _show_state(report: StateReport) -> None:
         table,
         "recurrent state per sequence, float32",
         report,
-        lambda s: size(s.state_bytes),
+        lambda s: bytes_text(s.state_bytes),
         "state_bytes",
     )
     _add_comparison(
         table,
         "the same in bfloat16 (an engine option)",
         report,
-        lambda s: size(s.state_bytes / 2),
+        lambda s: bytes_text(s.state_bytes / 2),
         "state_bytes",
     )
     _add_comparison(
         table,
         f"convolution state per sequence, {report.conv_dtype}",
         report,
-        lambda s: size(s.conv_bytes),
+        lambda s: bytes_text(s.conv_bytes),
         "conv_bytes",
     )
     if report.parameters:
@@ -80,7 +80,7 @@ def _show_state(report: StateReport) -> None:
         if report.after:
             cells += [
                 f"{report.parameters_after:,}",
-                change(report.parameters, report.parameters_after),
+                relative_change_text(report.parameters, report.parameters_after),
             ]
         table.add_row("parameters", *cells)
     else:
@@ -109,7 +109,7 @@ def _add_comparison(
         old, new = (
             _state_number(state_size, field) for state_size in (report.before, report.after)
         )
-        cells += [to_text(report.after), change(old, new)]
+        cells += [to_text(report.after), relative_change_text(old, new)]
     table.add_row(name, *cells)
 
 
@@ -189,7 +189,7 @@ def _show_capacity(deployment: Deployment) -> None:
     for capacity in deployment.capacity:
         table.add_row(
             f"{capacity.shape} {capacity.state_dtype}",
-            size(capacity.state_bytes + capacity.convolution_bytes),
+            bytes_text(capacity.state_bytes + capacity.convolution_bytes),
             *_paged_cells(first, capacity),
             f"{capacity.sequences_unpaged:,}",
         )

@@ -2,7 +2,7 @@
 
 from rich.table import Table
 
-from ...maths.formatting import change, size
+from ...maths.formatting import bytes_text, relative_change_text
 from ...surgery.prune import Surgery
 from .. import terminal
 from ..state import state_size_json
@@ -39,12 +39,12 @@ def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) ->
         rows[0][0],
         before.describe_against(after),
         after.describe_against(before),
-        change(rows[0][1], rows[0][2]),
+        relative_change_text(rows[0][1], rows[0][2]),
     )
     for name, old, new in rows[1:4]:
-        table.add_row(name, size(old), size(new), change(old, new))
+        table.add_row(name, bytes_text(old), bytes_text(new), relative_change_text(old, new))
     name, old, new = rows[4]
-    table.add_row(name, f"{old:,}", f"{new:,}", change(old, new))
+    table.add_row(name, f"{old:,}", f"{new:,}", relative_change_text(old, new))
     terminal.print_table(table)
     files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} other files"
     verb = "written to" if done else "would go to"

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ...artifacts.plan import Plan
 from ...geometry import Axis
-from ...maths.formatting import evenly
+from ...maths.formatting import evenly_spaced
 from ..charts import channel_map
 from ..document import Block, Gallery, Missing, Table, Text
 from ..drawing import Raster
@@ -83,7 +83,7 @@ def _heads(plan: Plan, kept: Mapping[int, Tensor], found: Findings) -> Iterator[
 def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
     heads, keep = next(iter(kept.values())).shape
     name = "key/query" if axis == "key" else "value"
-    layers = evenly(list(kept), MOST_LAYER_PICTURES)
+    layers = evenly_spaced(list(kept), MOST_LAYER_PICTURES)
     if channels <= MOST_PICTURED_CHANNELS:
         shown = "" if len(layers) == len(kept) else f" ({len(layers)} of {len(kept)} layers)"
         yield Gallery(

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...artifacts.analysis import Analysis
-from ...maths.formatting import percent
+from ...maths.formatting import percent_text
 from .. import rank_pictures
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
@@ -40,7 +40,10 @@ def blocks(found: Findings) -> Iterator[Block]:
         [
             (
                 str(layer),
-                *(percent(float(part.mean_utilization[row].nanmean())) for part in looked.values()),
+                *(
+                    percent_text(float(part.mean_utilization[row].nanmean()))
+                    for part in looked.values()
+                ),
                 f"{float(one.key_condition.nanmedian()):,.0f}",
                 f"{float(one.query_condition.nanmedian()):,.0f}",
             )

@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ...maths.formatting import evenly
+from ...maths.formatting import evenly_spaced
 from ...maths.units import is_number
 from ..charts import Point, Series, line_chart
 from ..document import Block, Missing, Picture, Table, Text
@@ -29,7 +29,9 @@ def blocks(found: Findings) -> Iterator[Block]:
     series = [
         Series(
             name,
-            evenly([Point(float(p["step"]), float(p[name])) for p in curve], MOST_CURVE_POINTS),
+            evenly_spaced(
+                [Point(float(p["step"]), float(p[name])) for p in curve], MOST_CURVE_POINTS
+            ),
         )
         for name in figures
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 
 from ...geometry import KERNEL_TILE, Geometry
-from ...maths.formatting import change, size
+from ...maths.formatting import bytes_text, relative_change_text
 from ...serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ...serving.state_size import StateSize, stored_dtype
 from ..charts import bar_chart
@@ -25,9 +25,9 @@ def blocks(found: Findings) -> Iterator[Block]:
         return
     rows = alternatives(before, after, found.before)
     chart = bar_chart(
-        [(row.name, row.state_bytes, size(row.state_bytes)) for row in rows],
+        [(row.name, row.state_bytes, bytes_text(row.state_bytes)) for row in rows],
         "Recurrent state of one sequence: "
-        + ", ".join(f"{row.name} {size(row.state_bytes)}" for row in rows),
+        + ", ".join(f"{row.name} {bytes_text(row.state_bytes)}" for row in rows),
     )
     if chart:
         yield Picture(chart, "Recurrent state of one sequence, all linear layers together.")
@@ -47,8 +47,10 @@ def blocks(found: Findings) -> Iterator[Block]:
         [
             (
                 row.name,
-                size(row.state_bytes),
-                change(whole.state_bytes, row.state_bytes) if row is not whole else "",
+                bytes_text(row.state_bytes),
+                relative_change_text(whole.state_bytes, row.state_bytes)
+                if row is not whole
+                else "",
                 *([f"{row.sequences:,}"] if row.sequences is not None else []),
             )
             for row in rows
@@ -74,18 +76,23 @@ def _sizes(found: Findings, before: Geometry, after: Geometry) -> Iterator[tuple
         "state of a head, keys x values",
         before.describe_against(after),
         after.describe_against(before),
-        change(before.state_numel, after.state_numel),
+        relative_change_text(before.state_numel, after.state_numel),
     )
     model = found.before or found.after
     if model is not None:
         dtype = stored_dtype(model)
         old, new = (StateSize.of(geometry, dtype).conv_bytes for geometry in (before, after))
-        yield f"convolution state per sequence, {dtype}", size(old), size(new), change(old, new)
+        yield (
+            f"convolution state per sequence, {dtype}",
+            bytes_text(old),
+            bytes_text(new),
+            relative_change_text(old, new),
+        )
     if found.before is not None and found.after is not None and found.before.shards:
         counts = found.before.parameters, found.after.parameters
-        yield "parameters", f"{counts[0]:,}", f"{counts[1]:,}", change(*counts)
+        yield "parameters", f"{counts[0]:,}", f"{counts[1]:,}", relative_change_text(*counts)
         old, new = (
             sum(tensor.nbytes for _, tensor in one.tensors.values())
             for one in (found.before, found.after)
         )
-        yield "weights on disk", size(old), size(new), change(old, new)
+        yield "weights on disk", bytes_text(old), bytes_text(new), relative_change_text(old, new)

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from ...artifacts.recommendation import JudgedCut, Recommendation, recommend
 from ...artifacts.sweep import Sweep
 from ...artifacts.verdict import metric_label
-from ...maths.formatting import change, size
+from ...maths.formatting import bytes_text, relative_change_text
 from ...maths.units import is_number
 from ...serving.engines import Shape, verdicts
 from ..document import Block, Command, Missing, Picture, Table, Text, sentence
@@ -52,7 +52,7 @@ def _shapes(found: Findings, sweep: Sweep, advice: Recommendation) -> Iterator[B
     yield Text(
         f"Recommended: {chosen.shape}, {advice.reason}." if chosen else sentence(advice.reason)
     )
-    half = size(original.state_bytes / 2)
+    half = bytes_text(original.state_bytes / 2)
     yield Text(
         f"Without a cut, a bfloat16 state takes {half} per sequence; each of these shapes takes "
         f"half of what is listed in bfloat16."
@@ -64,8 +64,8 @@ def _shapes(found: Findings, sweep: Sweep, advice: Recommendation) -> Iterator[B
         [
             (
                 f"{cut.point.keep} x {cut.point.keep_values}",
-                size(int(cut.point.state_bytes)),
-                change(original.state_bytes, cut.point.state_bytes),
+                bytes_text(int(cut.point.state_bytes)),
+                relative_change_text(original.state_bytes, cut.point.state_bytes),
                 "yes" if cut.on_frontier else "",
                 f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
                 "recommended" if cut is chosen else str(cut.limit_status),
@@ -107,7 +107,7 @@ def _numbers(sweep: Sweep) -> Iterator[tuple[str, ...]]:
             yield (
                 f"{tried.keep} x {tried.keep_values}",
                 axes_cut(sweep, tried),
-                size(int(tried.state_bytes)),
+                bytes_text(int(tried.state_bytes)),
                 name,
                 f"{measured.value:.4g}",
                 "" if low is None or high is None else f"{low:.4g} to {high:.4g}",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ...families.recurrences import Recurrence
-from ...maths.stored import FORMATS, stored
+from ...maths.stored import FORMATS, fake_quantize
 from ...portable.deferred import DeferredState
 from ..kernel_hooks import signature_of, wrapped_kernels
 from ..live import LiveModel
@@ -145,7 +145,7 @@ class _Rounding:
                 write = beta[:, t] * (write - (state * column).sum(-2))
             state = state + column * write.unsqueeze(-2)
             output[:, t] = (state * query[:, t].unsqueeze(-1)).sum(-2)
-            state = stored(state, self.storage.dtype, -2, self.generator)
+            state = fake_quantize(state, self.storage.dtype, -2, self.generator)
         if given.get("D") is not None:  # Mamba-2's way past the state
             output = output + given["D"].float().unsqueeze(-1) * given["hidden_states"].float()
         return output.to(dtype), state if self.axis == -2 else state.mT
@@ -184,4 +184,4 @@ class _Rounding:
         return (output, state) if asked or first == "initial_state" else output
 
     def _stored(self, state: Tensor) -> Tensor:
-        return stored(state, self.storage.dtype, self.axis, self.generator)
+        return fake_quantize(state, self.storage.dtype, self.axis, self.generator)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ...families.contract import Family
-from ...maths.stored import stored
+from ...maths.stored import fake_quantize
 from ..kernel_hooks import L2_EPS, KernelCall
 
 BLOCK = 256
@@ -61,7 +61,7 @@ def walk(
         states = chunk_states(key, new.value, new.log_decay, new.beta, state, chunk_size=every)
         state = states[:, -1]
         if dtype != "float32":
-            state = stored(state.float(), dtype, -2).double()
+            state = fake_quantize(state.float(), dtype, -2).double()
             states = torch.cat([states[:, :-1], state.unsqueeze(1)], 1)
         yield Block(query, key, states)
 

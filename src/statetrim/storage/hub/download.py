@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...errors import StatetrimError
-from ...maths.formatting import size
+from ...maths.formatting import bytes_text
 from ...progress import OnProgress, Progress, ShowProgress, showing
 from ..file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from ..json_file import read_object
@@ -60,7 +60,9 @@ class HubModel:
                 url = hf_hub_url(self.repo, CONFIG, revision=self.revision)
                 nbytes = get_hf_file_metadata(url).size or 0
                 if nbytes > MOST_CONFIG_BYTES:
-                    raise StatetrimError(f"the {CONFIG} of {self} has {size(nbytes)}: no config")
+                    raise StatetrimError(
+                        f"the {CONFIG} of {self} has {bytes_text(nbytes)}: no config"
+                    )
                 return Path(hf_hub_download(self.repo, CONFIG, revision=self.revision))
         except Unreachable as error:
             found = self._cached_config(str(error))
@@ -108,7 +110,7 @@ class HubModel:
         if new:
             nbytes = sum(sizes[name] for name in new)
             _check_space(nbytes, self)
-            amount = f"{size(nbytes)} in " if nbytes else ""  # a mirror may not tell sizes
+            amount = f"{bytes_text(nbytes)} in " if nbytes else ""  # a mirror may not tell sizes
             logger.info("downloading %s: %s%d files", self, amount, len(new))
             home = _cache() / f"models--{self.repo.replace('/', '--')}"
             with (
@@ -214,7 +216,7 @@ def _check_space(nbytes: int, model: HubModel) -> None:
     if nbytes > free:
         raise NoSpace(
             errno.ENOSPC,
-            f"{model} needs {size(nbytes)}, and the disk of the hub cache has {size(free)} free: "
+            f"{model} needs {bytes_text(nbytes)}, and the disk of the hub cache has {bytes_text(free)} free: "
             f"{place}; HF_HOME names another place",
         )
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import StatetrimError
-from ...maths.formatting import size
+from ...maths.formatting import bytes_text
 from ...version import __version__
 from ..checkpoint import Checkpoint, inside, with_weights
 from ..companions import companions
@@ -64,7 +64,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
                 raise StatetrimError(
                     f"{repo} is there already and is public; give --public to push to it"
                 )
-            logger.info("uploading %s in %d files to %s", size(nbytes), len(files), repo)
+            logger.info("uploading %s in %d files to %s", bytes_text(nbytes), len(files), repo)
             api.upload_folder(
                 repo_id=repo,
                 folder_path=checkpoint.path,
