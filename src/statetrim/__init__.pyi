@@ -24,7 +24,7 @@ from .geometry import row_indices as row_indices
 from .methods.contract import Evidence as Evidence
 from .methods.contract import ValueEvidence as ValueEvidence
 from .methods.contract import needs as needs
-from .methods.contract import serves as serves
+from .methods.contract import selects as selects
 from .methods.contract import top as top
 from .pipelines.options import TrimOptions as TrimOptions
 from .pipelines.sensitivity import sensitivity as sensitivity

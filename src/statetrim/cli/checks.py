@@ -54,9 +54,9 @@ def fraction(parameter: typer.CallbackParam, value: float | None) -> float | Non
 
 
 def method(value: str) -> str:
-    from ..methods import check_name
+    from ..methods import check_method
 
-    check_name(value)
+    check_method(value)
     return value
 
 

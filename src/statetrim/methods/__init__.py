@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 from ..errors import StatetrimError
 
 if TYPE_CHECKING:  # names can be checked before torch is imported
-    from .contract import Method, Select, Served
+    from .contract import Method, Select, Selectable
 
 
-def method_names(axis: "Served | None" = None) -> list[str]:
+def method_names(axis: "Selectable | None" = None) -> list[str]:
     """Every method, or those that choose channels of one axis, or heads."""
     names = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"contract"})
     return [name for name in names if axis is None or axis in find_method(name).axes]
 
 
-def check_name(method: str) -> None:
+def check_method(method: str) -> None:
     """Refuse what names no method."""
     if method not in method_names() and not (method.endswith(".py") and Path(method).is_file()):
         raise StatetrimError(
@@ -36,13 +36,13 @@ def find_method(method: "str | Select") -> "Method":
 
     if callable(method):
         return as_method(method)
-    check_name(method)
+    check_method(method)
     if method in method_names():
         return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
-    return as_method(_select_of_file(Path(method)), Path(method).stem)
+    return as_method(_load_select(Path(method)), Path(method).stem)
 
 
-def _select_of_file(path: Path) -> "Select":
+def _load_select(path: Path) -> "Select":
     spec = importlib.util.spec_from_file_location("statetrim_outside_method", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -15,32 +15,32 @@ from ..geometry import Axis
 Score = Literal["qk", "q", "k"]
 """Judge a channel by queries and keys together, or by one of them alone."""
 
-Served = Axis | Literal["head"]
+Selectable = Axis | Literal["head"]
 """What a method chooses: channels of an axis, or whole heads."""
 
 Select = Callable[..., Tensor]
 
 
-class _Measured:
+class _HasStatistics:
     """What all evidence has in common."""
 
     statistics: LayerStatistics | None
 
-    def statistic(self, part: str) -> Tensor:
+    def statistic(self, name: str) -> Tensor:
         """One of calibration's sums; the method must have declared that it `needs` it."""
-        value = getattr(self.statistics, part, None)
+        value = getattr(self.statistics, name, None)
         if not isinstance(value, Tensor):
-            raise StatetrimError(f"this method uses {part!r} without declaring that it needs it")
+            raise StatetrimError(f"this method uses {name!r} without declaring that it needs it")
         return value
 
-    def heard(self, part: str) -> Tensor:
+    def heard(self, name: str) -> Tensor:
         """The name of `statistic` in 0.1."""
         warn_deprecated("evidence.heard", "use evidence.statistic", "0.4")
-        return self.statistic(part)
+        return self.statistic(name)
 
 
 @dataclass(frozen=True, eq=False)
-class Evidence(_Measured):
+class Evidence(_HasStatistics):
     """What a selection method is given: the projection weights of one layer, the statistics of that
     layer, and a seeded generator. A method may write to `notes` what the plan should record."""
 
@@ -57,7 +57,7 @@ class Evidence(_Measured):
 
 
 @dataclass(frozen=True, eq=False)
-class ValueEvidence(_Measured):
+class ValueEvidence(_HasStatistics):
     """What a selection method for value channels is given."""
 
     value_weight: Tensor  # [heads, channels, copies, hidden], float64
@@ -73,7 +73,7 @@ class ValueEvidence(_Measured):
 
 
 @dataclass(frozen=True, eq=False)
-class HeadEvidence(_Measured):
+class HeadEvidence(_HasStatistics):
     """The same for a method that chooses whole heads, so many of each group."""
 
     output_weight: Tensor  # [groups, heads, channels, hidden], float64
@@ -96,30 +96,30 @@ class Method:
     select: Select
     options: Mapping[str, Any]
     needs: tuple[str, ...]
-    axes: tuple[Served, ...] = ("key",)
+    axes: tuple[Selectable, ...] = ("key",)
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
     """A method from a function whose options are keyword-only with defaults."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
-    axes: tuple[Served, ...] = getattr(select, "axes", ("key",))
+    axes: tuple[Selectable, ...] = getattr(select, "axes", ("key",))
     return Method(name or select.__name__, select, options, getattr(select, "needs", ()), axes)
 
 
-def needs(*parts: str) -> Callable[[Select], Select]:
+def needs(*names: str) -> Callable[[Select], Select]:
     """Declare the calibration sums a method uses (fields of LayerStatistics)."""
-    unknown = set(parts) - set(SUM_NAMES)
+    unknown = set(names) - set(SUM_NAMES)
     assert not unknown, f"no such statistics: {unknown}"
 
     def declare(select: Select) -> Select:
-        select.needs = parts  # type: ignore[attr-defined]
+        select.needs = names  # type: ignore[attr-defined]
         return select
 
     return declare
 
 
-def serves(*axes: Served) -> Callable[[Select], Select]:
+def selects(*axes: Selectable) -> Callable[[Select], Select]:
     """Declare what a method chooses; without it, key channels."""
 
     def declare(select: Select) -> Select:

@@ -7,10 +7,10 @@ other heads could take over is not asked.
 from torch import Tensor
 
 from ..artifacts.statistics import REFIT_SUM_NAMES
-from .contract import HeadEvidence, needs, serves, top
+from .contract import HeadEvidence, needs, selects, top
 
 
-@serves("head")
+@selects("head")
 @needs(*REFIT_SUM_NAMES)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     groups, heads, width, _ = evidence.output_weight.shape

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import REFIT_SUM_NAMES
-from .contract import HeadEvidence, needs, serves
+from .contract import HeadEvidence, needs, selects
 
 _DAMPING = 1e-6  # of the read-out's mean square: dead channels have no inverse
 
 
-@serves("head")
+@selects("head")
 @needs(*REFIT_SUM_NAMES)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
     groups, heads, width, hidden = evidence.output_weight.shape
@@ -25,16 +25,16 @@ def select(evidence: HeadEvidence, keep: int) -> Tensor:
     )
     scale = _DAMPING * moment.diagonal().mean().clamp_min(1e-300)
     inverse = torch.linalg.inv(moment + scale * torch.eye(len(moment), dtype=moment.dtype))
-    left = torch.ones(groups, heads, dtype=torch.bool)
+    remaining = torch.ones(groups, heads, dtype=torch.bool)
     for _ in range(groups * (heads - keep)):
         costs = torch.full((groups, heads), float("inf"), dtype=moment.dtype)
-        for group, head in left.nonzero().tolist():
-            if int(left[group].sum()) > keep:
+        for group, head in remaining.nonzero().tolist():
+            if int(remaining[group].sum()) > keep:
                 costs[group, head] = _cost(weight, inverse, _block(group * heads + head, width))
         cheapest = int((costs <= costs.min() * (1 + 1e-12)).flatten().nonzero()[0])  # a tie: lowest
-        left.view(-1)[cheapest] = False
-        weight, inverse = _without(weight, inverse, _block(cheapest, width))
-    return torch.stack([row.nonzero().squeeze(1) for row in left])
+        remaining.view(-1)[cheapest] = False
+        weight, inverse = _remove_head(weight, inverse, _block(cheapest, width))
+    return torch.stack([row.nonzero().squeeze(1) for row in remaining])
 
 
 def _block(head: int, width: int) -> slice:
@@ -48,10 +48,10 @@ def _cost(weight: Tensor, inverse: Tensor, head: slice) -> Tensor:
     return (columns * solved.mT).sum()
 
 
-def _without(weight: Tensor, inverse: Tensor, head: slice) -> tuple[Tensor, Tensor]:
+def _remove_head(weight: Tensor, inverse: Tensor, head: slice) -> tuple[Tensor, Tensor]:
     """The refitted weight [hidden, n] and the inverse [n, n] of what is left; zero at the head."""
-    rest = torch.linalg.solve(inverse[head, head], inverse[head])  # [width, n]
-    weight = weight - weight[:, head] @ rest
-    inverse = inverse - inverse[:, head] @ rest
+    coefficients = torch.linalg.solve(inverse[head, head], inverse[head])  # [width, n]
+    weight = weight - weight[:, head] @ coefficients
+    inverse = inverse - inverse[:, head] @ coefficients
     weight[:, head], inverse[head], inverse[:, head] = 0.0, 0.0, 0.0
     return weight, inverse

@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor
 
-from .contract import Evidence, HeadEvidence, ValueEvidence, serves, top
+from .contract import Evidence, HeadEvidence, ValueEvidence, selects, top
 
 
-@serves("key", "value", "head")
+@selects("key", "value", "head")
 def select(evidence: Evidence | ValueEvidence | HeadEvidence, keep: int) -> Tensor:
     return top(torch.rand(evidence.shape, generator=evidence.generator), keep)

@@ -6,10 +6,10 @@ product of weight and activation, for whole columns (FLAP), without cancellation
 
 from torch import Tensor
 
-from .contract import ValueEvidence, needs, serves, top
+from .contract import ValueEvidence, needs, selects, top
 
 
-@serves("value")
+@selects("value")
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int) -> Tensor:
     energy = evidence.statistic("readout_gram").diagonal(dim1=-2, dim2=-1)

@@ -9,10 +9,10 @@ leaves G (a step of Cholesky's elimination).
 import torch
 from torch import Tensor
 
-from .contract import ValueEvidence, needs, serves
+from .contract import ValueEvidence, needs, selects
 
 
-@serves("value")
+@selects("value")
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int) -> Tensor:
     weights = evidence.output_weight.flatten(2)  # [heads, channels, copies * hidden]
@@ -20,18 +20,20 @@ def select(evidence: ValueEvidence, keep: int) -> Tensor:
     return torch.stack([_greedy(gram, reader, keep) for gram, reader in grams])
 
 
-def _greedy(gram: Tensor, reader: Tensor, keep: int) -> Tensor:
+def _greedy(gram: Tensor, weight_gram: Tensor, keep: int) -> Tensor:
     """Channels [keep] of one head, ascending; both matrices are [channels, channels]."""
-    left = gram.clone()
+    residual = gram.clone()
     # Below this a channel is a combination of those chosen, up to rounding.
-    floor = len(gram) * torch.finfo(gram.dtype).eps * gram.diagonal().max()
+    min_pivot = len(gram) * torch.finfo(gram.dtype).eps * gram.diagonal().max()
     chosen = torch.zeros(len(gram), dtype=torch.bool)
     for _ in range(keep):
-        pivots = left.diagonal()
-        gain = (left * (left @ reader)).sum(dim=1) / pivots.clamp_min(floor.clamp_min(1e-300))
-        gain = gain.masked_fill(pivots <= floor, 0.0).masked_fill(chosen, -1.0)
+        pivots = residual.diagonal()
+        gain = (residual * (residual @ weight_gram)).sum(dim=1) / pivots.clamp_min(
+            min_pivot.clamp_min(1e-300)
+        )
+        gain = gain.masked_fill(pivots <= min_pivot, 0.0).masked_fill(chosen, -1.0)
         best = int((gain >= gain.max() * (1 - 1e-12)).nonzero()[0])  # a tie: the lowest
         chosen[best] = True
-        if pivots[best] > floor:
-            left = left - torch.outer(left[:, best], left[best]) / pivots[best]
+        if pivots[best] > min_pivot:
+            residual = residual - torch.outer(residual[:, best], residual[best]) / pivots[best]
     return chosen.nonzero().squeeze(1)

@@ -2,11 +2,11 @@
 
 from torch import Tensor
 
-from .contract import ValueEvidence, serves, top
+from .contract import ValueEvidence, selects, top
 
 
-@serves("value")
+@selects("value")
 def select(evidence: ValueEvidence, keep: int) -> Tensor:
-    written = evidence.value_weight.abs().sum(dim=(-2, -1))
-    read = evidence.output_weight.abs().sum(dim=(-2, -1))
-    return top(written * read, keep)
+    write_norm = evidence.value_weight.abs().sum(dim=(-2, -1))
+    read_norm = evidence.output_weight.abs().sum(dim=(-2, -1))
+    return top(write_norm * read_norm, keep)

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 from ..maths.linalg import strong_rrqr
-from .contract import ValueEvidence, needs, serves
+from .contract import ValueEvidence, needs, selects
 
 
-@serves("value")
+@selects("value")
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int, *, tolerance: float = 1.5) -> Tensor:
     """`tolerance` is RRQR's f > 1."""

@@ -11,12 +11,12 @@ from torch import Tensor
 from ..artifacts.statistics import Statistics
 from ..errors import StatetrimError, check_option_names
 from ..methods import find_method, method_names
-from ..methods.contract import Evidence, HeadEvidence, Method, Select, Served, ValueEvidence
+from ..methods.contract import Evidence, HeadEvidence, Method, Select, Selectable, ValueEvidence
 from ..storage.checkpoint import Checkpoint
 from ..version import __version__
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
-_CHOSEN: dict[Served, str] = {"key": "key channels", "value": "value channels", "head": "heads"}
+_CHOSEN: dict[Selectable, str] = {"key": "key channels", "value": "value channels", "head": "heads"}
 
 
 class Choice:
@@ -25,7 +25,7 @@ class Choice:
     def __init__(
         self,
         model: Checkpoint,
-        what: Served,
+        what: Selectable,
         method: str | Select,
         options: Mapping[str, Any],
         statistics: Statistics | None,
