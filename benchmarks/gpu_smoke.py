@@ -159,10 +159,10 @@ def expected_seconds(model: str, name: str) -> float | None:
     """Seconds that `trim --dry-run` would foretell for a calibration."""
     if not name.startswith("calibrate"):
         return None
-    from statetrim.pipelines.estimate import Machine, reading
+    from statetrim.pipelines.estimate import Machine, reading_seconds
     from statetrim.storage.checkpoint import open_checkpoint
 
-    return reading(open_checkpoint(model), TOKENS, BATCH, LENGTH, Machine.here())
+    return reading_seconds(open_checkpoint(model), TOKENS, BATCH, LENGTH, Machine.measure())
 
 
 def child(arguments: list[str]) -> None:

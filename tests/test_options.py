@@ -201,7 +201,7 @@ def test_the_record_of_a_job_is_that_of_version_0_1(
     """So that results and interrupted runs of 0.1 are recognised, whichever way it was asked."""
     model = st.open(checkpoint("qwen3_5_text"))
     told = {"text": tmp_path / "none.txt", "tokens": "1k", "method": "drrqr", "recall": 0.0}
-    job = Job.of(model, st.TrimOptions(**asked, **told))
+    job = Job.from_options(model, st.TrimOptions(**asked, **told))
     assert list(job.record.items()) == list(
         {
             "format": "statetrim trim",

@@ -16,7 +16,7 @@ from safetensors import safe_open
 import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.decision import Decision, Prediction
-from statetrim.pipelines.recipe import read_recipe, recipe_of
+from statetrim.pipelines.recipe import read_recipe, recipe_of_result
 from statetrim.storage.json_file import read_object
 
 DATA = Path(__file__).parents[1] / "data" / "formats-1"
@@ -79,7 +79,7 @@ def test_commands_take_them(tmp_path: Path) -> None:
         progress=False,
     )  # fmt: skip
     assert fitted.geometry == st.open(here / "small").geometry
-    assert recipe_of(here / "small")["state"] == 0.5
+    assert recipe_of_result(here / "small")["state"] == 0.5
     names = ("scores.json", "timings.json", "verification.json", "sensitivity.json", "sweep")
     given = [str(here / name) for name in ("model", "small", *names)]
     code, err, _ = run(["report", *given, "-o", str(tmp_path / "report")])

@@ -11,8 +11,8 @@ import yaml
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
-from statetrim.pipelines.job import recipe
-from statetrim.pipelines.recipe import KEYS, read_recipe, recipe_of
+from statetrim.pipelines.job import recipe_record
+from statetrim.pipelines.recipe import KEYS, read_recipe, recipe_of_result
 
 Load = Callable[[str], Path]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
@@ -69,10 +69,11 @@ def test_a_result_keeps_whole_paths(
     """What was said relative to one place is read in another."""
     monkeypatch.chdir(text.parent)
     model = st.open(checkpoint("qwen3_5_text"))
-    found = recipe(model, st.TrimOptions(keep=6, text=text.name))
+    found = recipe_record(model, st.TrimOptions(keep=6, text=text.name))
     assert found["recipe"]["text"] == str(text) and Path(found["model"]).is_absolute()
     assert (
-        recipe(model, st.TrimOptions(keep=6, text="a/hub-name"))["recipe"]["text"] == "a/hub-name"
+        recipe_record(model, st.TrimOptions(keep=6, text="a/hub-name"))["recipe"]["text"]
+        == "a/hub-name"
     )
 
 
@@ -139,7 +140,7 @@ def test_a_value_of_the_wrong_kind_names_its_option(tmp_path: Path) -> None:
 def test_a_sweep_has_a_recipe_too(tmp_path: Path) -> None:
     made = {"model": "/m", "shapes": ["64", "32x32"], "recipe": {"text": "t", "for_": None}}
     (tmp_path / "sweep.json").write_text(json.dumps({"lineage": made}))
-    found = recipe_of(tmp_path)
+    found = recipe_of_result(tmp_path)
     assert (found["model"], found["sweep"], found["text"]) == ("/m", ["64", "32x32"], "t")
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(found))
     assert read_recipe(tmp_path / "recipe.yaml")["sweep"] == ["64", "32x32"]

@@ -22,62 +22,62 @@ def clock() -> Clock:
 
 def test_before_anything_is_measured_the_estimate_counts(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
-    assert schedule.left() == 180
-    assert schedule.enters("calibrate") and schedule.left() == 180
+    assert schedule.seconds_left() == 180
+    assert schedule.start_step("calibrate") and schedule.seconds_left() == 180
     clock.now = 30
-    assert schedule.left() == 150
+    assert schedule.seconds_left() == 150
 
 
 def test_a_step_that_took_twice_its_estimate_doubles_what_is_left(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
-    schedule.enters("calibrate")
+    schedule.start_step("calibrate")
     clock.now = 200
-    schedule.enters("prune")
-    assert schedule.left() == 2 * (20 + 60)
+    schedule.start_step("prune")
+    assert schedule.seconds_left() == 2 * (20 + 60)
     clock.now = 1000  # far beyond what it should have taken
-    assert schedule.left() == 2 * 60
-    assert schedule.done(120) == pytest.approx(1000 / 1120)
+    assert schedule.seconds_left() == 2 * 60
+    assert schedule.fraction_done(120) == pytest.approx(1000 / 1120)
 
 
 def test_a_bar_corrects_the_estimate_while_the_step_is_at_work(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
-    schedule.enters("calibrate")
+    schedule.start_step("calibrate")
     clock.now = 5  # models are loaded
-    assert schedule.left(0.01) == pytest.approx(100 + 80, abs=6)
+    assert schedule.seconds_left(0.01) == pytest.approx(100 + 80, abs=6)
     clock.now = 15
-    left = schedule.left(0.21)  # a fifth in 10 seconds: 50 in all, half of what was thought
+    left = schedule.seconds_left(0.21)  # a fifth in 10 seconds: 50 in all, half of what was thought
     assert left == pytest.approx(50 * 0.79 + 0.5 * 80)
 
 
 def test_a_run_that_goes_on_counts_from_where_it_began(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
-    schedule.enters("calibrate")
-    schedule.left(0.5)
+    schedule.start_step("calibrate")
+    schedule.seconds_left(0.5)
     clock.now = 10
-    assert schedule.left(0.6) == pytest.approx(100 * 0.4 + 80)
+    assert schedule.seconds_left(0.6) == pytest.approx(100 * 0.4 + 80)
 
 
 def test_what_was_kept_teaches_nothing(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
-    schedule.enters("calibrate")
-    schedule.keeps()
+    schedule.start_step("calibrate")
+    schedule.mark_cached()
     clock.now = 0.1
-    schedule.enters("prune")
-    assert schedule.left() == 80
+    schedule.start_step("prune")
+    assert schedule.seconds_left() == 80
 
 
 def test_earlier_and_unknown_steps_are_part_of_the_one_at_work(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
-    schedule.enters("prune")
-    assert not schedule.enters("calibrate") and not schedule.enters("other")
-    assert not schedule.enters("prune") and schedule.order[schedule.place] == "prune"
+    schedule.start_step("prune")
+    assert not schedule.start_step("calibrate") and not schedule.start_step("other")
+    assert not schedule.start_step("prune") and schedule.step_names[schedule.position] == "prune"
 
 
 def test_the_report_takes_the_same_however_slow_the_model_is(clock: Clock) -> None:
     schedule = Schedule([*STEPS, Step("report", "", 5)], clock)
-    schedule.enters("calibrate")
+    schedule.start_step("calibrate")
     clock.now = 3000  # thirty times the estimate
-    schedule.enters("prune")
-    assert schedule.left() == 30 * (20 + 60) + 5
-    schedule.enters("report")
-    assert schedule.left() == 5
+    schedule.start_step("prune")
+    assert schedule.seconds_left() == 30 * (20 + 60) + 5
+    schedule.start_step("report")
+    assert schedule.seconds_left() == 5

@@ -12,7 +12,7 @@ from helpers import tiny
 from helpers.refusal import check_refusal, run
 from statetrim.artifacts.origin import read_seen_texts
 from statetrim.pipelines.job import Job
-from statetrim.pipelines.observer import Watch
+from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
 from statetrim.serving.target import target_for
 
@@ -28,7 +28,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
 
 
-class Told(Watch):
+class Told(Observer):
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.found: list[str] = []
@@ -58,7 +58,9 @@ def test_half_of_the_bytes_by_the_best_of_three(
     assert decision["chosen"] == chosen
     assert watch.told == [f"shape {decision['sentence']}"]
     assert small.geometry.state_numel <= model.geometry.state_numel / 2
-    candidates = {str(one.shape) for one in Job.of(model, TrimOptions(state=0.5)).candidates}
+    candidates = {
+        str(one.shape) for one in Job.from_options(model, TrimOptions(state=0.5)).candidates
+    }
     assert set(decision["predicted"]) == candidates == set(decision["refused"])
     costs = list(decision["predicted"].values())
     assert costs == sorted(costs)
@@ -110,7 +112,7 @@ def test_the_plan_says_who_refuses_which_shape(
 
 
 def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:
-    job = Job.of(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
+    job = Job.from_options(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
     assert job.candidates
     assert all("SGLang" not in one.refused for one in job.candidates)
 

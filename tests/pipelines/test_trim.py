@@ -22,7 +22,7 @@ from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verdict import cut_warnings
 from statetrim.geometry import Geometry
 from statetrim.pipelines.job import Job
-from statetrim.pipelines.observer import Watch
+from statetrim.pipelines.observer import Observer
 from statetrim.serving.budget import MIB, widest_that_fits
 
 Load = Callable[[str], Path]
@@ -38,7 +38,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Heard(Watch):
+class Heard(Observer):
     def __init__(self) -> None:
         self.begun: list[str] = []
         self.found: list[str] = []
@@ -334,11 +334,11 @@ def test_a_kill_while_tidying_up_is_mended(checkpoint: Load, text: Path, tmp_pat
 def test_whether_weights_are_streamed_is_decided_once(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    job = Job.of(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(keep=6))
+    job = Job.from_options(st.open(checkpoint("qwen3_5_text")), st.TrimOptions(keep=6))
     monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 0)
-    assert job.decided(tmp_path).options.layerwise is True
+    assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
     monkeypatch.setattr("statetrim.pipelines.estimate.free_memory", lambda placement: 2**50)
-    assert job.decided(tmp_path).options.layerwise is True
+    assert job.with_fixed_layerwise(tmp_path).options.layerwise is True
     assert job.record["layerwise"] is None
 
 

@@ -12,7 +12,7 @@ from statetrim.artifacts.decision import Candidate, Prediction, decide
 from statetrim.artifacts.scores import Score
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.maths.paired import Interval
-from statetrim.pipelines.sweep import _measured
+from statetrim.pipelines.sweep import _measured_score
 from statetrim.reporting.document import Text
 from statetrim.reporting.findings import gather
 from statetrim.reporting.report import compose
@@ -95,8 +95,8 @@ def test_a_sweep_doubts_what_the_verdict_doubts() -> None:
     guessed = {4: 0.25, 8: 0.125}
     found = scores({"whole": guessed, "cut": guessed})
     for name in found.models:
-        assert _measured(found, found.find(name, "mqar", "accuracy")).floor
-        assert not _measured(found, found.find(name, "squad", "contains")).floor
+        assert _measured_score(found, found.find(name, "mqar", "accuracy")).floor
+        assert not _measured_score(found, found.find(name, "squad", "contains")).floor
 
 
 def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> None:

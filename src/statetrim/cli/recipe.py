@@ -14,6 +14,6 @@ def recipe(
 ) -> None:
     """Print the options that produced a result, as a recipe for trim --recipe."""
     from ..console.recipe import show_recipe
-    from ..pipelines.recipe import recipe_of
+    from ..pipelines.recipe import recipe_of_result
 
-    show_recipe(recipe_of(result), str(result))
+    show_recipe(recipe_of_result(result), str(result))

@@ -272,10 +272,10 @@ def _trim(
     from ..pipelines.job import Job
     from ..pipelines.steps import steps
 
-    job = Job.of(model, options)
+    job = Job.from_options(model, options)
     job.check()
-    is_finished = trimming.finished(job, output)
-    planned_steps = steps(job, Machine.here(options.placement))
+    is_finished = trimming.is_finished(job, output)
+    planned_steps = steps(job, Machine.measure(options.placement))
     if dry_run or not (as_json or is_finished):
         console.show_steps(job, planned_steps, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:
@@ -300,11 +300,11 @@ def _sweep(
     from ..pipelines.steps import sweep_steps
 
     shapes = [shape.strip() for shape in sweep.split(",")]
-    jobs = sweeping.jobs_of(model, shapes, options)
+    jobs = sweeping.jobs_by_shape(model, shapes, options)
     for job in jobs.values():
         job.check()
-    is_finished = sweeping.finished(model, shapes, options, output)
-    planned_steps = sweep_steps(jobs, Machine.here())
+    is_finished = sweeping.is_finished(model, shapes, options, output)
+    planned_steps = sweep_steps(jobs, Machine.measure())
     if dry_run or not (as_json or is_finished):
         console.show_sweep_steps(jobs, planned_steps, str(output), dry_run=dry_run, as_json=as_json)
     if not dry_run:

@@ -11,8 +11,8 @@ from ..geometry import Geometry
 from ..maths.formatting import bytes_text, duration_text
 from ..maths.units import MIB
 from ..pipelines.estimate import Step, weight_bytes
-from ..pipelines.job import CONTROL, Job
-from ..pipelines.observer import Watch
+from ..pipelines.job import CONTROL_METHOD, Job
+from ..pipelines.observer import Observer
 from ..pipelines.schedule import Schedule
 from ..pipelines.stages import DECISION, RECORD
 from ..progress import OnProgress, Progress
@@ -32,7 +32,7 @@ from .state import shapes_table, state_size_json, state_size_text, tensor_parall
 from .steps.recover import show_coverage
 
 
-class TerminalObserver(Watch):
+class TerminalObserver(Observer):
     """A line for each stage on standard error, and a bar where it takes long."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
@@ -41,18 +41,20 @@ class TerminalObserver(Watch):
         self.is_new_step = False
 
     def on_step(self, step: str) -> None:
-        self.is_new_step |= self.schedule.enters(step)
+        self.is_new_step |= self.schedule.start_step(step)
 
     def on_start(self, stage: str) -> None:
         self.started.add(stage)
         left = (
-            f"  ({self._step_text}, {time_left(self.schedule.left())})" if self.is_new_step else ""
+            f"  ({self._step_text}, {time_left(self.schedule.seconds_left())})"
+            if self.is_new_step
+            else ""
         )
         self.is_new_step = False
         terminal.note(f"{stage} ...{left}")
 
     def on_cached(self, stage: str) -> None:
-        self.schedule.keeps()
+        self.schedule.mark_cached()
         if stage not in self.started:
             terminal.note(f"{stage}: already done")
 
@@ -61,11 +63,11 @@ class TerminalObserver(Watch):
 
     @property
     def _step_text(self) -> str:
-        return f"step {self.schedule.place + 1} of {len(self.schedule.order)}"
+        return f"step {self.schedule.position + 1} of {len(self.schedule.step_names)}"
 
     def _overall(self, progress: Progress) -> Whole:
-        left = self.schedule.left(progress.done / max(1, progress.total))
-        return Whole(self.schedule.done(left), self._step_text, left)
+        left = self.schedule.seconds_left(progress.done / max(1, progress.total))
+        return Whole(self.schedule.fraction_done(left), self._step_text, left)
 
     def announce(self, coverage: Coverage) -> None:
         show_coverage(coverage)
@@ -86,9 +88,9 @@ def show_steps(
                 "head_k_dim": [job.model.geometry.head_k_dim, job.after.head_k_dim],
                 "head_v_dim": [job.model.geometry.head_v_dim, job.after.head_v_dim],
                 **state_size_json(job.model.geometry, job.after),
-                "state_share": _state_share(job, job.largest),
+                "state_share": _state_share(job, job.largest_state),
                 "candidates": [str(candidate.shape) for candidate in job.candidates],
-                "streams_weights": job.streamed,
+                "streams_weights": job.streams_weights,
                 "download_bytes": _download_bytes(job.model),
                 "steps": [asdict(step) for step in steps],
             }
@@ -102,7 +104,7 @@ def show_steps(
             terminal.note("these are for vLLM on GPUs; on CPUs it takes others: --for vllm-cpu")
     else:
         _show_shape(job)
-    if job.streamed:
+    if job.streams_weights:
         terminal.note("weights are streamed from disk, because memory is short")
     show_download(job.model)
 
@@ -122,7 +124,7 @@ def _download_bytes(model: Checkpoint) -> int:
 def _state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
     """What was asked for and what is kept of the state's bytes, and why it is less."""
     share = kept.state_numel / job.model.geometry.state_numel
-    return {"asked": job.asked, "kept": share, "why": job.shortfall}
+    return {"asked": job.requested_share, "kept": share, "why": job.shortfall}
 
 
 def steps_table(title: str, steps: Sequence[Step]) -> Table:
@@ -151,7 +153,7 @@ def _show_shape(job: Job) -> None:
     """What becomes of the state, and who will not serve it."""
     before, after = job.model.geometry, job.after
     terminal.note(state_size_text(before, after))
-    if job.cuts_heads:
+    if job.removes_heads:
         _show_heads(before, after)
         return
     if after.widths:
@@ -250,7 +252,7 @@ def columns_text(scores: Scores) -> str:
     original, result, *others = scores.models
     descriptions = {
         "pruned": "pruned the same cut before it was refitted or trained",
-        CONTROL: f"{CONTROL} a random cut to the same shape",
+        CONTROL_METHOD: f"{CONTROL_METHOD} a random cut to the same shape",
     }
     sentences = [f"{original} is the original", f"{result} the result"]
     return "; ".join([*sentences, *(descriptions[name] for name in others if name in descriptions)])

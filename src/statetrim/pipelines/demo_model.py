@@ -17,10 +17,10 @@ from ..progress import OnProgress, Progress
 from ..storage import json_file
 from ..tasks import recall
 
-VOCABULARY = 512
-FIRST_PAIRS, MOST_PAIRS = 2, 16
+VOCAB_SIZE = 512
+FIRST_PAIRS, MAX_PAIRS = 2, 16
 STEPS, TOKENS_PER_STEP, WARMUP, LEARNING_RATE = 250, 1024, 50, 5e-3
-DOCUMENT = 4 * MOST_PAIRS + 1  # tokens of a written document, its end included
+DOCUMENT_TOKENS = 4 * MAX_PAIRS + 1  # tokens of a written document, its end included
 
 
 def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0) -> None:
@@ -34,7 +34,7 @@ def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0)
     torch.manual_seed(seed)
     model = DeltaNetForCausalLM(
         DeltaNetConfig(
-            vocab_size=VOCABULARY,
+            vocab_size=VOCAB_SIZE,
             hidden_size=64,
             num_hidden_layers=2,
             num_heads=2,
@@ -47,50 +47,52 @@ def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0)
     )
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, betas=(0.9, 0.98))
     generator = torch.Generator().manual_seed(seed)
-    pairs, answered = FIRST_PAIRS, 0.0
+    pairs, recent_accuracy = FIRST_PAIRS, 0.0
     model.train()
     for step in range(steps):
         cosine = max(0.5 * (1 + math.cos(math.pi * step / steps)), 0.02)
         for group in optimizer.param_groups:
             group["lr"] = LEARNING_RATE * min(1.0, (step + 1) / WARMUP) * cosine
-        hard = bool(torch.rand((), generator=generator) < 0.5)
-        easier = int(torch.randint(FIRST_PAIRS, pairs + 1, (), generator=generator))
-        share = _learn(
-            model, pairs if hard else easier, int(torch.randint(2**40, (), generator=generator))
+        hardest = bool(torch.rand((), generator=generator) < 0.5)
+        easier_pairs = int(torch.randint(FIRST_PAIRS, pairs + 1, (), generator=generator))
+        accuracy = _train_batch(
+            model,
+            pairs if hardest else easier_pairs,
+            int(torch.randint(2**40, (), generator=generator)),
         )
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        if hard:
-            answered = 0.7 * answered + 0.3 * share
-        if answered > 0.9 and pairs < MOST_PAIRS:
-            pairs, answered = min(pairs + max(1, pairs // 4), MOST_PAIRS), 0.5
+        if hardest:
+            recent_accuracy = 0.7 * recent_accuracy + 0.3 * accuracy
+        if recent_accuracy > 0.9 and pairs < MAX_PAIRS:
+            pairs, recent_accuracy = min(pairs + max(1, pairs // 4), MAX_PAIRS), 0.5
         progress(Progress(step + 1, steps, "steps"))
     model.eval().save_pretrained(out)
     _write_tokenizer(out)
 
 
-def _learn(model: nn.Module, pairs: int, seed: int) -> float:
+def _train_batch(model: nn.Module, pairs: int, seed: int) -> float:
     """Gradients of one batch; the share of values it had right."""
     rows = TOKENS_PER_STEP // (4 * pairs)
-    ids, asked = recall.associations(VOCABULARY, pairs, rows, seed=seed)
+    ids, query_positions = recall.associations(VOCAB_SIZE, pairs, rows, seed=seed)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
-    logits = model.lm_head(hidden[:, asked])  # type: ignore[operator]
-    loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, asked + 1].flatten())
+    logits = model.lm_head(hidden[:, query_positions])  # type: ignore[operator]
+    loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, query_positions + 1].flatten())
     loss.backward()  # type: ignore[no-untyped-call]
-    return float(recall.recalled(ids, asked, logits).mean())
+    return float(recall.recalled(ids, query_positions, logits).mean())
 
 
 def write_text(path: Path, documents: int, seed: int = 1) -> None:
     """Documents of the kind the model knows, as text that its tokenizer reads back."""
-    ids, _ = recall.associations(VOCABULARY, MOST_PAIRS, documents, seed=seed)
+    ids, _ = recall.associations(VOCAB_SIZE, MAX_PAIRS, documents, seed=seed)
     lines = (json.dumps({"text": " ".join(f"t{token}" for token in row)}) for row in ids.tolist())
     json_file.write_text(path, "\n".join(lines) + "\n")
 
 
 def _write_tokenizer(out: Path) -> None:
     """Token 7 is the word `t7`."""
-    vocabulary = {f"t{token}": token for token in range(VOCABULARY)}
+    vocab = {f"t{token}": token for token in range(VOCAB_SIZE)}
     tokenizer: dict[str, Any] = {
         "version": "1.0",
         "added_tokens": [],
@@ -98,8 +100,12 @@ def _write_tokenizer(out: Path) -> None:
         "pre_tokenizer": {"type": "WhitespaceSplit"},
         "post_processor": None,
         "decoder": None,
-        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "t0"},
+        "model": {"type": "WordLevel", "vocab": vocab, "unk_token": "t0"},
     }
     (out / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    about = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": "t0", "unk_token": "t0"}
-    (out / "tokenizer_config.json").write_text(json.dumps(about), encoding="utf-8")
+    tokenizer_config = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "eos_token": "t0",
+        "unk_token": "t0",
+    }
+    (out / "tokenizer_config.json").write_text(json.dumps(tokenizer_config), encoding="utf-8")

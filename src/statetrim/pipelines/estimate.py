@@ -17,8 +17,8 @@ from ..storage.checkpoint import Checkpoint
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
 _EFFICIENCY = 0.3  # of the matrix product's speed that a whole model reaches
 _SECONDS_PER_LAYER = 2e-3  # of a batch, whatever its size: kernels are started one by one
-_ROOM = 0.7  # of the free memory that weights may take, the rest is for activations
-PROGRAM = 600 * 2**20  # bytes that Python, torch and transformers take themselves
+_WEIGHT_FRACTION = 0.7  # of the free memory that weights may take, the rest is for activations
+PROCESS_BYTES = 600 * 2**20  # bytes that Python, torch and transformers take themselves
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Machine:
     device: str
 
     @staticmethod
-    def here(placement: Placement | None = None) -> "Machine":
+    def measure(placement: Placement | None = None) -> "Machine":
         device = (placement or Placement()).home.type
-        return Machine(_speed(device), free_memory(placement), device)
+        return Machine(_measure_flops(device), free_memory(placement), device)
 
 
 def free_memory(placement: Placement | None = None) -> int:
@@ -63,58 +63,58 @@ def free_memory(placement: Placement | None = None) -> int:
 
 def needs_streaming(model: Checkpoint, copies: int, memory: int) -> bool:
     """Whether `copies` of the weights at once are more than memory should be asked for."""
-    return copies * weight_bytes(model) > _ROOM * memory
+    return copies * weight_bytes(model) > _WEIGHT_FRACTION * memory
 
 
 def weight_bytes(model: Checkpoint) -> int:
     return sum(tensor.nbytes for _, tensor in model.tensors.values())
 
 
-def reading(
+def reading_seconds(
     model: Checkpoint, tokens: int, batch_size: int, length: int, machine: Machine
 ) -> float:
     """Seconds in which the model reads `tokens`, streamed from disk where it must be."""
     batches = max(1, tokens // (batch_size * length))
-    seconds = 2 * _active(model) * tokens / (_EFFICIENCY * machine.flops)
-    seconds += batches * _layers(model) * _SECONDS_PER_LAYER
+    seconds = 2 * _active_parameters(model) * tokens / (_EFFICIENCY * machine.flops)
+    seconds += batches * _layer_count(model) * _SECONDS_PER_LAYER
     if needs_streaming(model, 1, machine.memory):
         seconds += weight_bytes(model) / _DISK_BYTES_PER_SECOND
     return seconds
 
 
-def copying(nbytes: int) -> float:
+def copying_seconds(nbytes: int) -> float:
     """Seconds in which a checkpoint of `nbytes` is read and written."""
     return 2 * nbytes / _DISK_BYTES_PER_SECOND
 
 
-def _active(model: Checkpoint) -> float:
+def _active_parameters(model: Checkpoint) -> float:
     """Parameters that work on a token: of a mixture's experts only those that are asked."""
-    text = model.config.get("text_config")
-    config = text if isinstance(text, dict) else model.config
-    chosen = config.get("num_experts_per_tok")
-    there = config.get("num_experts") or config.get("num_local_experts")
-    share = 1.0
-    if isinstance(chosen, int) and isinstance(there, int) and there > 0:
-        share = chosen / there
+    text_config = model.config.get("text_config")
+    config = text_config if isinstance(text_config, dict) else model.config
+    experts_per_token = config.get("num_experts_per_tok")
+    experts = config.get("num_experts") or config.get("num_local_experts")
+    active_fraction = 1.0
+    if isinstance(experts_per_token, int) and isinstance(experts, int) and experts > 0:
+        active_fraction = experts_per_token / experts
     return sum(
-        prod(tensor.shape) * (share if ".experts." in name else 1.0)
+        prod(tensor.shape) * (active_fraction if ".experts." in name else 1.0)
         for name, (_, tensor) in model.tensors.items()
         if "embed_tokens" not in name and "embeddings" not in name
     )
 
 
-def _layers(model: Checkpoint) -> int:
+def _layer_count(model: Checkpoint) -> int:
     return max(model.geometry.layers, default=0) + 1
 
 
-def _speed(device: str, seconds: float = 0.1, width: int = 1024) -> float:
+def _measure_flops(device: str, seconds: float = 0.1, width: int = 1024) -> float:
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
-    a = torch.randn(width, width, device=device).to(dtype)
-    a @ a  # the first use sets things up
-    done, start = 0, time.perf_counter()
+    matrix = torch.randn(width, width, device=device).to(dtype)
+    matrix @ matrix  # the first use sets things up
+    products, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
-        a @ a
+        matrix @ matrix
         if device == "cuda":
             torch.cuda.synchronize()
-        done += 1
-    return 2 * width**3 * done / (time.perf_counter() - start)
+        products += 1
+    return 2 * width**3 * products / (time.perf_counter() - start)

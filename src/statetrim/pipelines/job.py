@@ -22,12 +22,12 @@ from ..storage.text import check_source
 from ..tasks import find_tasks
 from ..version import __version__
 from . import estimate
-from .options import ASKED, GENERATED, PLACES, TrimOptions
+from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TARGET_OPTIONS, TrimOptions
 
-CONTROL = "rand"
-HALF = 0.5  # of the state's bytes, where only an engine was named
-SEQUENCE = 512  # tokens of a sequence that is evaluated
-RECOVERED_BATCH = 16  # sequences a step
+CONTROL_METHOD = "rand"
+DEFAULT_SHARE = 0.5  # of the state's bytes, where only an engine was named
+EVAL_LENGTH = 512  # tokens of a sequence that is evaluated
+RECOVERY_BATCH_SIZE = 16  # sequences a step
 
 logger = logging.getLogger("statetrim")
 
@@ -45,30 +45,30 @@ class Job:
     options: TrimOptions
     target: Target
     candidates: Mapping[Candidate, Target] = field(default_factory=dict)
-    decided_on: int = 0
-    asked: float = 1.0
+    shape_tokens: int = 0
+    requested_share: float = 1.0
 
     @staticmethod
-    def of(model: Checkpoint, options: TrimOptions) -> "Job":
-        asked = {name: getattr(options, name) for name in ASKED if name != "state"}
-        only_engine = all(asked[name] is None for name in asked if name != "for_")
-        if options.state is not None and not only_engine:
+    def from_options(model: Checkpoint, options: TrimOptions) -> "Job":
+        amounts = {name: getattr(options, name) for name in TARGET_OPTIONS if name != "state"}
+        names_only_engine = all(amounts[name] is None for name in amounts if name != "for_")
+        if options.state is not None and not names_only_engine:
             raise StatetrimError("--state says what to keep; leave out the other ways to say it")
-        if options.state is None and not (only_engine and options.for_ is not None):
-            anywhere = target_for(model, **asked | {"for_": None}).after
-            share = anywhere.state_numel / model.geometry.state_numel
-            return Job(model, options, target_for(model, **asked), asked=share)
-        share = HALF if options.state is None else options.state
-        found = targets_within(model, share, options.for_)
-        decided_on = options.limit * SEQUENCE
-        return Job(model, options, next(iter(found.values())), found, decided_on, share)
+        if options.state is None and not (names_only_engine and options.for_ is not None):
+            any_engine = target_for(model, **amounts | {"for_": None}).after
+            share = any_engine.state_numel / model.geometry.state_numel
+            return Job(model, options, target_for(model, **amounts), requested_share=share)
+        share = DEFAULT_SHARE if options.state is None else options.state
+        targets = targets_within(model, share, options.for_)
+        shape_tokens = options.limit * EVAL_LENGTH
+        return Job(model, options, next(iter(targets.values())), targets, shape_tokens, share)
 
     @property
     def record(self) -> dict[str, Any]:
         if not self.candidates:
-            return record(self.model, self.options, self.target)
-        share = {"state": self.options.state, "for": self.options.for_}
-        return record(self.model, self.options, None) | share
+            return job_record(self.model, self.options, self.target)
+        requested = {"state": self.options.state, "for": self.options.for_}
+        return job_record(self.model, self.options, None) | requested
 
     @property
     def after(self) -> Geometry:
@@ -88,7 +88,7 @@ class Job:
             logger.warning("warning: %s", self.shortfall)
 
     @property
-    def largest(self) -> Geometry:
+    def largest_state(self) -> Geometry:
         """The largest state that this run may leave."""
         targets = [*self.candidates.values()] or [self.target]
         return max((target.after for target in targets), key=lambda after: after.state_numel)
@@ -96,14 +96,14 @@ class Job:
     @property
     def shortfall(self) -> str | None:
         """A sentence if no shape keeps about as much as was asked for."""
-        share = self.largest.state_numel / self.model.geometry.state_numel
-        if round(100 * share) >= round(100 * self.asked):
+        share = self.largest_state.state_numel / self.model.geometry.state_numel
+        if round(100 * share) >= round(100 * self.requested_share):
             return None
         engine = self.options.for_
         served = f"that {engine_name(engine)} serves" if engine else "to choose from"
         return (
-            f"{self.asked:.0%} of the state was asked for, but the largest shape within it "
-            f"{served} is {self.largest.shape} (keys x values), which keeps {share:.0%}"
+            f"{self.requested_share:.0%} of the state was asked for, but the largest shape within it "
+            f"{served} is {self.largest_state.shape} (keys x values), which keeps {share:.0%}"
         )
 
     @property
@@ -112,16 +112,16 @@ class Job:
         return parse_token_count(self.options.tokens)
 
     @property
-    def recovered_tokens(self) -> int:
+    def recovery_tokens(self) -> int:
         """Tokens to recover on; 0: not at all."""
         return parse_token_count(self.options.recover)
 
     @property
-    def read_tokens(self) -> int:
+    def total_text_tokens(self) -> int:
         """Tokens of the text that the whole run reads."""
-        if self.recovered_tokens:
-            return self.trained_from + self.recovered_tokens
-        return self.trained_from if "text" in self.options.tasks else self.measured_from
+        if self.recovery_tokens:
+            return self.recovery_offset + self.recovery_tokens
+        return self.recovery_offset if "text" in self.options.tasks else self.eval_offset
 
     @property
     def methods(self) -> list[str]:
@@ -132,7 +132,7 @@ class Job:
             ([target.keep_values for target in targets], self.options.value_method),
             ([target.keep_heads for target in targets], HEAD_METHOD),
         )
-        return [method for keep, method in axes if any(one is not None for one in keep)]
+        return [method for amounts, method in axes if any(amount is not None for amount in amounts)]
 
     @property
     def calibrated_methods(self) -> list[str]:
@@ -140,32 +140,36 @@ class Job:
         return [method for method in self.methods if find_method(method).needs]
 
     @property
-    def cuts_heads(self) -> bool:
+    def removes_heads(self) -> bool:
         return self.target.keep_heads is not None
 
     @property
-    def refits(self) -> bool:
+    def runs_refit(self) -> bool:
         if self.options.refit is not None:
             return self.options.refit
-        return self.decided_on > 0 or self.target.keep_values is not None or self.cuts_heads
+        return self.shape_tokens > 0 or self.target.keep_values is not None or self.removes_heads
 
     @property
-    def controls(self) -> bool:
+    def runs_control(self) -> bool:
         """Whether a random cut is measured for comparison, unless it is one itself."""
-        return self.options.control and (self.cuts_heads or self.options.method != CONTROL)
+        return self.options.control and (
+            self.removes_heads or self.options.method != CONTROL_METHOD
+        )
 
     @property
-    def measured_from(self) -> int:
+    def eval_offset(self) -> int:
         """Tokens of the text that calibration has seen; what follows is new to the model."""
-        return (self.tokens if self.calibrated_methods or self.refits else 0) + self.decided_on
+        return (
+            self.tokens if self.calibrated_methods or self.runs_refit else 0
+        ) + self.shape_tokens
 
     @property
-    def trained_from(self) -> int:
+    def recovery_offset(self) -> int:
         """Tokens of the text that calibration or evaluation read; recovery takes what follows."""
-        return self.measured_from + self.options.limit * SEQUENCE
+        return self.eval_offset + self.options.limit * EVAL_LENGTH
 
     @property
-    def streamed(self) -> bool:
+    def streams_weights(self) -> bool:
         """Whether weights stay on disk; two models are compared side by side."""
         if self.options.layerwise is not None:
             return self.options.layerwise
@@ -173,29 +177,34 @@ class Job:
         return estimate.needs_streaming(self.model, 2, memory)
 
     @property
-    def times(self) -> bool:
+    def runs_benchmark(self) -> bool:
         """Timing streamed weights would time the disk."""
-        return self.options.benchmark and not self.streamed
+        return self.options.benchmark and not self.streams_weights
 
-    def decided(self, directory: Path) -> "Job":
+    def with_fixed_layerwise(self, directory: Path) -> "Job":
         """Whether weights are streamed is decided once: a rerun may find more memory, or less; or
         it asks for it, where memory ran out."""
         path = directory / "layerwise.json"
         if not path.exists() or self.options.layerwise:
-            write_object(path, {"layerwise": self.streamed})
+            write_object(path, {"layerwise": self.streams_weights})
         layerwise = read_object(path, MIB).get("layerwise") is True
         return replace(self, options=replace(self.options, layerwise=layerwise))
 
 
-def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
+def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
     """What identifies a job: the same job has the same record, on another day too, and in whatever
     way its state was asked for (`keep` and `keep_values` say it)."""
-    told = {*plain(options)} - {*ASKED, *PLACES} | {"keep", "keep_values"}
-    added = (*GENERATED, "dtype", "state_dtype")
-    told -= {name for name in added if not getattr(options, name)}  # as before there were any
+    names = {*options_to_json(options)} - {*TARGET_OPTIONS, *PLACEMENT_OPTIONS} | {
+        "keep",
+        "keep_values",
+    }
+    later_options = (*GENERATED_FRACTIONS, "dtype", "state_dtype")
+    names -= {
+        name for name in later_options if not getattr(options, name)
+    }  # as before there were any
     if target is not None and target.keep_heads is not None:
-        told.add("keep_heads")
-    settled = plain(options) | {
+        names.add("keep_heads")
+    values = options_to_json(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,
         "keep_heads": target and target.keep_heads,
@@ -207,8 +216,8 @@ def record(model: Checkpoint, options: TrimOptions, target: Target | None) -> di
         "statetrim": __version__,
         "source": with_weights(model).digest,
         "weights": model.digest,
-        **{name: value for name, value in settled.items() if name in told},
-        "text_stamp": _stamp(Path(options.text)),
+        **{name: value for name, value in values.items() if name in names},
+        "text_stamp": _file_stamps(Path(options.text)),
     }
 
 
@@ -222,27 +231,27 @@ def is_comparable(model: Checkpoint, out: Path) -> bool:
     return False
 
 
-def plain(options: TrimOptions) -> dict[str, Any]:
+def options_to_json(options: TrimOptions) -> dict[str, Any]:
     """The options as they were given, for a JSON file."""
-    return {name: _plain(value) for name, value in asdict(options).items()}
+    return {name: _to_json_value(value) for name, value in asdict(options).items()}
 
 
-def recipe(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
+def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
     """What a result says of how it was made: files by their whole paths, wherever it is read."""
-    said = plain(options)
+    stored = options_to_json(options)
     for name in ("text", "data", "method", "value_method"):
-        if said[name] is not None and Path(said[name]).exists():
-            said[name] = str(Path(said[name]).absolute())
-    return {"model": str(model.path.absolute()), "recipe": said}
+        if stored[name] is not None and Path(stored[name]).exists():
+            stored[name] = str(Path(stored[name]).absolute())
+    return {"model": str(model.path.absolute()), "recipe": stored}
 
 
-def _plain(value: Any) -> Any:
+def _to_json_value(value: Any) -> Any:
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
-def _stamp(text: Path) -> list[int]:
+def _file_stamps(text: Path) -> list[int]:
     """Size and time of the text's files, so that a changed text is another job."""
     files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []
     return [number for file in files for number in (file.stat().st_size, file.stat().st_mtime_ns)]

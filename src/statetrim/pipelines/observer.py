@@ -8,19 +8,19 @@ from ..progress import OnProgress, ShowProgress, ignore, showing
 from ..recovery.adapters import Coverage
 
 
-class Watch:
+class Observer:
     """Silent; the command line has one that writes to the terminal."""
 
-    def enters(self, step: str) -> None:
+    def on_step(self, step: str) -> None:
         """The step of the estimate to which the stages that follow belong."""
 
-    def begins(self, stage: str) -> None:
+    def on_start(self, stage: str) -> None:
         """A stage starts."""
 
-    def kept(self, stage: str) -> None:
+    def on_cached(self, stage: str) -> None:
         """A stage was finished by an earlier run."""
 
-    def tells(self, sentence: str) -> None:
+    def on_message(self, sentence: str) -> None:
         """What a stage found."""
 
     def announce(self, coverage: Coverage) -> None:
@@ -31,13 +31,13 @@ class Watch:
         return nullcontext(ignore)
 
 
-class Reported(Watch):
+class ProgressObserver(Observer):
     """Every stage that takes long reports to `to`, or to a bar of its own."""
 
-    def __init__(self, to: ShowProgress) -> None:
-        self.to = to
+    def __init__(self, show_progress: ShowProgress) -> None:
+        self.show_progress = show_progress
 
     @contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
-        with showing(self.to, label) as report:
+        with showing(self.show_progress, label) as report:
             yield lambda told: report(replace(told, label=told.label or label))

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
     from ..runtime.placement import Placement
     from ..runtime.states.stored import StateStorage
 
-ASKED = (
+TARGET_OPTIONS = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
     "for_", "widths", "keep_heads",
 )  # fmt: skip
 """The options that together say what to keep."""
-GENERATED = ("recall", "random")
+GENERATED_FRACTIONS = ("recall", "random")
 """Parts of the calibration tokens that are made, not read."""
-PLACES = ("device", "device_map", "max_memory")
+PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
 """Where it runs; the result is the same."""
 
 
@@ -107,7 +107,7 @@ class TrimOptions:
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.recover):
             parse_token_count(tokens)  # refuses what is none
-        if any(getattr(self, name) is not None for name in (*PLACES, "dtype")):
+        if any(getattr(self, name) is not None for name in (*PLACEMENT_OPTIONS, "dtype")):
             self.placement  # noqa: B018  (the same)
         if self.state_dtype is not None:
             self.storage  # noqa: B018  (the same)
@@ -129,9 +129,9 @@ class TrimOptions:
         return StateStorage(self.state_dtype or "float32")
 
     @property
-    def asks(self) -> bool:
+    def has_target(self) -> bool:
         """Whether anything says what to keep."""
-        return any(getattr(self, name) is not None for name in ASKED)
+        return any(getattr(self, name) is not None for name in TARGET_OPTIONS)
 
 
 class TrimFields(TypedDict, total=False):
@@ -171,7 +171,7 @@ class TrimFields(TypedDict, total=False):
     state_dtype: str | None
 
 
-def changed(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
+def with_changes(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
     """The options with those that were given by name, which must exist."""
     check_option_names(owner, changes, [field.name for field in fields(TrimOptions)])
     return replace(options or TrimOptions(), **changes)

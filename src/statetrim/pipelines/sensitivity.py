@@ -56,18 +56,18 @@ def sensitivity(
     resumed, and its figure is drawn into the directory `figures`.
     """
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
-    pictures, draw = _pictures(out, figures)
+    figure_paths, draw = _figure_outputs(out, figures)
     if out is not None:
-        _check_places(Path(out), *pictures.values())
+        _check_outputs(Path(out), *figure_paths.values())
     checkpoint = with_weights(opened(model))
-    needed = [name for name in (method, value_method) if find_method(name).needs]
+    calibrated_methods = [name for name in (method, value_method) if find_method(name).needs]
     statistics = None
-    if needed:
+    if calibrated_methods:
         statistics = calibrate(
             checkpoint,
             text,
             tokens=calibration_tokens,
-            methods=needed,
+            methods=calibrated_methods,
             batch_size=batch_size,
             skip=skip,
             dtype=dtype,
@@ -78,7 +78,7 @@ def sensitivity(
             progress=False,
         )
     plans = list(_plans(checkpoint, widths, axes, method, value_method, statistics))
-    with showing(progress, "cutting each layer alone") as report:
+    with showing(progress, "cutting each layer alone") as on_progress:
         return analysis.sensitivity(
             checkpoint,
             plans,
@@ -89,22 +89,22 @@ def sensitivity(
             batch_size=batch_size,
             placement=placement,
             out=out,
-            pictures=pictures,
+            pictures=figure_paths,
             draw=draw,
             resume=resume,
-            progress=report,
+            progress=on_progress,
         )
 
 
-def _check_places(out: Path, *pictures: Path) -> None:
+def _check_outputs(out: Path, *figure_paths: Path) -> None:
     """Before calibration, which takes long."""
-    for place in (out, *pictures):
-        check_writable(place)
+    for path in (out, *figure_paths):
+        check_writable(path)
     if not partial_of(out).exists():
-        refuse_existing(out, *pictures)
+        refuse_existing(out, *figure_paths)
 
 
-def _pictures(
+def _figure_outputs(
     out: str | Path | None, figures: str | Path | None
 ) -> tuple[dict[str, Path], Callable[[Sensitivity, Path], Any] | None]:
     """Where they go, by their place while they are drawn; and how that is done."""
@@ -116,8 +116,8 @@ def _pictures(
     from ..reporting.sensitivity_pictures import sheet
 
     names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]
-    places = {f"figures/{name}": Path(figures) / name for name in names}
-    return places, lambda found, place: save(sheet(found), place / "figures" / "sensitivity")
+    figure_paths = {f"figures/{name}": Path(figures) / name for name in names}
+    return figure_paths, lambda found, place: save(sheet(found), place / "figures" / "sensitivity")
 
 
 def _plans(

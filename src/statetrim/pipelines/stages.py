@@ -26,17 +26,17 @@ from ..surgery.check import check_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
 from .estimate import free_memory, needs_streaming
-from .job import CONTROL, RECOVERED_BATCH, Job
-from .observer import Watch
+from .job import CONTROL_METHOD, RECOVERY_BATCH_SIZE, Job
+from .observer import Observer
 
 RECORD = "trim.json"
-FREE = ("batch_size", "benchmark", "layerwise", "recover")
+CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover")
 """What a rerun may change, where a stage took more memory or time than there is."""
 STATISTICS = "statistics.safetensors"
 DECISION = "decision.json"  # where several shapes were compared
 
 
-class Run:
+class StageRunner:
     """The stages, in order; each makes its artifact unless it is there.
 
     `methods` are those to calibrate for, where jobs with other methods share the statistics;
@@ -48,39 +48,41 @@ class Run:
         self,
         job: Job,
         directory: Path,
-        watch: Watch,
+        observer: Observer,
         methods: Sequence[str] | None = None,
         step: str | None = None,
         shape: str = "",
     ) -> None:
         self.job, self.options = job, job.options
-        self.directory, self.watch = directory, watch
+        self.directory, self.observer = directory, observer
         self.methods = job.calibrated_methods if methods is None else methods
         self.step, self.shape = step, shape
 
-    def finish(self, record: dict[str, Any]) -> Path:
+    def run_all(self, record: dict[str, Any]) -> Path:
         """Everything; the directory that is the result."""
-        plan = self.plan()
-        pruned = self.pruned("pruned", plan)
-        checks = self.checks(plan, pruned)
-        fitted = self.refitted(pruned) if self.job.refits else pruned
-        small = self.recovered(fitted) if self.job.recovered_tokens else fitted
-        scored = self.directory / "scores.json"
-        if not complete(scored):
-            between = [pruned] if small is not pruned else []
-            self.scores([small, *between, *self.control()], scored)
-        if self.job.times:
-            self.timings(small)
-        scores, home = Scores.load(scored), small.path / ARTIFACTS
+        plan = self.ensure_plan()
+        pruned = self.ensure_pruned("pruned", plan)
+        checks = self.ensure_checks(plan, pruned)
+        refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
+        final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
+        scores_path = self.directory / "scores.json"
+        if not complete(scores_path):
+            intermediate = [pruned] if final is not pruned else []
+            self.ensure_scores([final, *intermediate, *self.ensure_control()], scores_path)
+        if self.job.runs_benchmark:
+            self.ensure_timings(final)
+        scores, artifacts_dir = Scores.load(scores_path), final.path / ARTIFACTS
         for name in (STATISTICS, "scores.json", "timings.json", DECISION):
             if (self.directory / name).exists():
-                _link(self.directory / name, home / name)
-        card = small.path / CARD
-        judged = ship_verdict(scores, scores.models[1], small)
-        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, judged))
-        found = {"checks": checks, "warnings": list(judged.warnings)}
-        write_object(home / RECORD, record | found | {"measured_from": self.job.measured_from})
-        return small.path
+                _link_or_copy(self.directory / name, artifacts_dir / name)
+        card = final.path / CARD
+        verdict = ship_verdict(scores, scores.models[1], final)
+        write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, verdict))
+        findings = {"checks": checks, "warnings": list(verdict.warnings)}
+        write_object(
+            artifacts_dir / RECORD, record | findings | {"measured_from": self.job.eval_offset}
+        )
+        return final.path
 
     @property
     def _where(self) -> dict[str, Any]:
@@ -89,63 +91,63 @@ class Run:
             field.name: getattr(self.options.placement, field.name) for field in fields(Placement)
         }
 
-    def refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
+    def ensure_refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
         """The output projections refitted to the remaining read-out."""
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
-        if job.cuts_heads:  # the heads that are left read out what they did before
+        if job.removes_heads:  # the heads that are left read out what they did before
             path = self.directory / STATISTICS
 
         def collect() -> None:
             self._calibrate("calibrating for the refit", pruned, path, original=job.model)
 
         def make() -> None:
-            with self.watch.progress("refitting") as progress:
+            with self.observer.progress("refitting") as progress:
                 refit(pruned, Statistics.load(path), out=out, progress=progress)
 
-        if not job.cuts_heads and not complete(out):
-            self._stage("refit", "calibrate for the refit", path, collect)
-        self._stage("refit", "refit", out, make)
+        if not job.removes_heads and not complete(out):
+            self._run_stage("refit", "calibrate for the refit", path, collect)
+        self._run_stage("refit", "refit", out, make)
         return open_checkpoint(out, job.model.family)
 
-    def recovered(self, pruned: Checkpoint) -> Checkpoint:
+    def ensure_recovered(self, pruned: Checkpoint) -> Checkpoint:
         job, options, out = self.job, self.options, self.directory / "recovered"
 
         def make() -> None:
-            with self.watch.progress("recovering") as progress:
+            with self.observer.progress("recovering") as progress:
                 recover(
                     pruned,
                     teacher=job.model,
                     text=options.text,
-                    tokens=job.recovered_tokens,
-                    skip=job.trained_from,
+                    tokens=job.recovery_tokens,
+                    skip=job.recovery_offset,
                     length=options.length,
-                    batch_size=RECOVERED_BATCH,
+                    batch_size=RECOVERY_BATCH_SIZE,
                     layerwise=options.placement.layerwise or options.device_map is not None,
                     device=options.device,
                     dtype=options.dtype,
                     seed=options.seed,
                     out=out,
-                    announce=self.watch.announce,
+                    announce=self.observer.announce,
                     progress=progress,
                 )
 
-        self._stage("recover", "recover", out, make)
+        self._run_stage("recover", "recover", out, make)
         return open_checkpoint(out, job.model.family)
 
-    def timings(self, small: Checkpoint) -> None:
+    def ensure_timings(self, cut: Checkpoint) -> None:
         path = self.directory / "timings.json"
 
         def make() -> None:
-            with self.watch.progress("timing") as progress:
-                where = {name: each for name, each in self._where.items() if name != "layerwise"}
+            with self.observer.progress("timing") as progress:
+                where = {name: value for name, value in self._where.items() if name != "layerwise"}
                 benchmark(
-                    [small], baseline=self.job.model, rounds=3, out=path, progress=progress, **where
+                    [cut], baseline=self.job.model, rounds=3, out=path, progress=progress, **where
                 )
 
-        self._stage("benchmark", "benchmark", path, make)
+        self._run_stage("benchmark", "benchmark", path, make)
 
-    def statistics(self) -> Statistics | None:
+    def ensure_statistics(self) -> Statistics | None:
         job, path = self.job, self.directory / STATISTICS
         if not self.methods:
             return None
@@ -153,11 +155,11 @@ class Run:
         def make() -> None:
             self._calibrate("calibrating", job.model, path, methods=self.methods)
 
-        self._stage("calibrate", "calibrate", path, make)
+        self._run_stage("calibrate", "calibrate", path, make)
         return Statistics.load(path)
 
-    def _calibrate(self, label: str, model: Checkpoint, path: Path, **needed: Any) -> None:
-        with self.watch.progress(label) as progress:
+    def _calibrate(self, label: str, model: Checkpoint, path: Path, **extra: Any) -> None:
+        with self.observer.progress(label) as progress:
             calibrate(
                 model,
                 self.options.text,
@@ -170,15 +172,15 @@ class Run:
                 **self._where,
                 out=path,
                 progress=progress,
-                **needed,
+                **extra,
             )
 
-    def plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
+    def ensure_plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
         job, path = self.job, self.directory / name
-        statistics = None if method else self.statistics()
+        statistics = None if method else self.ensure_statistics()
 
         def make() -> None:
-            with self.watch.progress("selecting") as progress:
+            with self.observer.progress("selecting") as progress:
                 choose(
                     job.model,
                     job.target,
@@ -193,51 +195,55 @@ class Run:
                 ).save(path)
 
         step = "evaluate" if method else "select"  # a control is chosen to be evaluated
-        self._stage(step, f"select by {method or ' and '.join(job.methods)}", path, make)
+        self._run_stage(step, f"select by {method or ' and '.join(job.methods)}", path, make)
         return Plan.load(path)
 
-    def pruned(self, name: str, plan: Plan) -> Checkpoint:
+    def ensure_pruned(self, name: str, plan: Plan) -> Checkpoint:
         out = self.directory / name
 
         def make() -> None:
-            with self.watch.progress("pruning") as progress:
-                uneven = bool(self.job.after.widths)
-                prune(self.job.model, plan, out, uneven=uneven, progress=progress)
+            with self.observer.progress("pruning") as progress:
+                by_layer = bool(self.job.after.widths)
+                prune(self.job.model, plan, out, uneven=by_layer, progress=progress)
 
         stage = "prune" if self.shape else f"prune ({name})"
-        self._stage("evaluate" if name == CONTROL else "prune", stage, out, make)
+        self._run_stage("evaluate" if name == CONTROL_METHOD else "prune", stage, out, make)
         return open_checkpoint(out, self.job.model.family)
 
-    def checks(self, plan: Plan, small: Checkpoint) -> dict[str, Any]:
+    def ensure_checks(self, plan: Plan, cut: Checkpoint) -> dict[str, Any]:
         path, model = self.directory / "checks.json", self.job.model
-        place = self.options.placement
-        if place.device_map is None and needs_streaming(model, 4, free_memory(place)):
-            place = replace(place, layerwise=True)  # both models at once, in float32
+        placement = self.options.placement
+        if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
+            placement = replace(placement, layerwise=True)  # both models at once, in float32
 
         def make() -> None:
-            write_object(path, asdict(check_cut(model, plan, small, placement=place)))
+            write_object(path, asdict(check_cut(model, plan, cut, placement=placement)))
 
-        self._stage("check", "check", path, make)
+        self._run_stage("check", "check", path, make)
         return read_object(path, MIB)
 
-    def control(self) -> list[Checkpoint]:
+    def ensure_control(self) -> list[Checkpoint]:
         """A random cut to the same shape: what a method must beat."""
-        if not self.job.controls:
+        if not self.job.runs_control:
             return []
-        return [self.pruned(CONTROL, self.plan(f"plan-{CONTROL}.json", CONTROL))]
+        return [
+            self.ensure_pruned(
+                CONTROL_METHOD, self.ensure_plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
+            )
+        ]
 
-    def scores(self, models: list[Checkpoint], path: Path) -> None:
+    def ensure_scores(self, models: list[Checkpoint], path: Path) -> None:
         job, options = self.job, self.options
 
         def make() -> None:
-            with self.watch.progress("evaluating") as progress:
+            with self.observer.progress("evaluating") as progress:
                 evaluate(
                     models,
                     baseline=job.model,
                     tasks=options.tasks,
                     data=options.data,
                     text=options.text if "text" in options.tasks else None,
-                    skip=job.measured_from,
+                    skip=job.eval_offset,
                     limit=options.limit,
                     batch_size=options.batch_size,
                     storage=options.storage,
@@ -246,21 +252,21 @@ class Run:
                     progress=progress,
                 )
 
-        self._stage("evaluate", "evaluate", path, make)
+        self._run_stage("evaluate", "evaluate", path, make)
 
-    def _stage(self, step: str, name: str, artifact: Path, make: Callable[[], None]) -> None:
+    def _run_stage(self, step: str, name: str, artifact: Path, make: Callable[[], None]) -> None:
         shared = step == "calibrate"
-        self.watch.enters(step if shared else self.step or step)
+        self.observer.on_step(step if shared else self.step or step)
         if self.shape and not shared:
             name = f"{name} ({self.shape})"
         if complete(artifact):
-            self.watch.kept(name)
+            self.observer.on_cached(name)
         else:
-            self.watch.begins(name)
+            self.observer.on_start(name)
             make()
 
 
-def _link(source: Path, target: Path) -> None:
+def _link_or_copy(source: Path, target: Path) -> None:
     """The same file under a second name, or a copy where the disk knows no links."""
     target.unlink(missing_ok=True)
     try:
