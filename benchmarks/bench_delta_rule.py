@@ -67,7 +67,7 @@ def decoding(batch: int, heads: int, head_dim: int, rounds: int) -> None:
     q, k, v = (rules.l2_normalized(torch.randn(batch, heads, head_dim)) for _ in range(3))
     beta, decay = torch.rand(batch, heads), 1 - 0.01 * torch.rand(batch, heads, 1)
     plain, gated = DeferredState(state.clone()), DeferredState(state.clone())
-    tokens = 2 * plain.keys.shape[1]  # whole cycles of waiting and writing
+    tokens = 2 * plain.pending_keys.shape[1]  # whole cycles of waiting and writing
     best = best_times(
         {
             "multiply": lambda: [state.mul_(0.999999) for _ in range(tokens)],

@@ -105,7 +105,7 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
     asked: float, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else some rounds would hold a write more than others."""
-    assert DeferredState(torch.zeros(1, 1, 2, 2)).keys.shape[1] == DECODE_CYCLE
+    assert DeferredState(torch.zeros(1, 1, 2, 2)).pending_keys.shape[1] == DECODE_CYCLE
     made: list[int] = []
     monkeypatch.setattr(
         stopwatch, "_seconds", lambda work, repeats, device: made.append(repeats) or 0.01

@@ -23,7 +23,7 @@ class RecurrentLayer(CacheLayerMixin):
 
     @property
     def recurrent_state(self) -> Tensor | None:
-        return self._state.tensor() if isinstance(self._state, DeferredState) else self._state
+        return self._state.flush() if isinstance(self._state, DeferredState) else self._state
 
     def decoding_state(self) -> DeferredState | None:
         """The state in the form that decoding advances in place."""
@@ -55,22 +55,22 @@ class RecurrentLayer(CacheLayerMixin):
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.seen_tokens + query_length, 0
 
-    def _each(self, change: Callable[[Tensor], Tensor]) -> None:
+    def _apply(self, function: Callable[[Tensor], Tensor]) -> None:
         state = self.recurrent_state
-        self._state = None if state is None else change(state)
-        self.conv_state = tuple(change(x) for x in self.conv_state)
+        self._state = None if state is None else function(state)
+        self.conv_state = tuple(function(x) for x in self.conv_state)
 
     def reorder_cache(self, beam_idx: Tensor) -> None:
-        self._each(lambda x: x.index_select(0, beam_idx.to(x.device)))
+        self._apply(lambda x: x.index_select(0, beam_idx.to(x.device)))
 
     def batch_repeat_interleave(self, repeats: int) -> None:
-        self._each(lambda x: x.repeat_interleave(repeats, 0))
+        self._apply(lambda x: x.repeat_interleave(repeats, 0))
 
     def batch_select_indices(self, indices: Tensor) -> None:
-        self._each(lambda x: x[indices])
+        self._apply(lambda x: x[indices])
 
     def reset(self) -> None:
-        self._each(torch.zeros_like)
+        self._apply(torch.zeros_like)
         self.seen_tokens = 0
 
 
@@ -81,5 +81,8 @@ class RecurrentCache(Cache):
         super().__init__(layers=[RecurrentLayer() for _ in range(num_layers)])
 
     def __getitem__(self, layer: int) -> dict[str, Tensor | tuple[Tensor, ...] | None]:
-        found = self.layers[layer]
-        return {"recurrent_state": found.recurrent_state, "conv_state": found.conv_state}
+        layer_cache = self.layers[layer]
+        return {
+            "recurrent_state": layer_cache.recurrent_state,
+            "conv_state": layer_cache.conv_state,
+        }

@@ -22,7 +22,7 @@ from .mlp import GatedMLP
 from .norm import RMSNorm
 
 
-def refuse_unsupported(config: PreTrainedConfig) -> None:
+def check_supported(config: PreTrainedConfig) -> None:
     """One sentence, naming the field, for each option of fla that has no portable counterpart."""
     if config.attn is not None:
         raise ValueError(
@@ -83,7 +83,7 @@ class PortableModel(PortablePreTrainedModel):
     """Embeddings, blocks, final norm; subclasses say which mixer a layer has."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
-        refuse_unsupported(config)
+        check_supported(config)
         super().__init__(config)
         self.embeddings = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
         self.layers = nn.ModuleList(
@@ -121,9 +121,9 @@ class PortableModel(PortablePreTrainedModel):
         if use_cache and past_key_values is None:
             past_key_values = RecurrentCache(len(self.layers))
         hidden = self.embeddings(input_ids) if inputs_embeds is None else inputs_embeds
-        seen = []
+        layer_inputs = []
         for block in self.layers:
-            seen.append(hidden)
+            layer_inputs.append(hidden)
             hidden = block(
                 hidden,
                 attention_mask=attention_mask,
@@ -135,11 +135,17 @@ class PortableModel(PortablePreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*seen, hidden) if self._wants_hidden(output_hidden_states) else None,
+            hidden_states=(*layer_inputs, hidden)
+            if self._returns_hidden_states(output_hidden_states)
+            else None,
         )
 
-    def _wants_hidden(self, asked: bool | None) -> bool:
-        return bool(self.config.output_hidden_states if asked is None else asked)
+    def _returns_hidden_states(self, output_hidden_states: bool | None) -> bool:
+        return bool(
+            self.config.output_hidden_states
+            if output_hidden_states is None
+            else output_hidden_states
+        )
 
 
 class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
@@ -188,10 +194,10 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         if labels is None:
-            kept = (
+            positions = (
                 slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
             )
-            hidden = hidden[:, kept]
+            hidden = hidden[:, positions]
         logits = self.lm_head(hidden)
         return CausalLMOutputWithPast(
             loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),
@@ -200,7 +206,7 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
             hidden_states=outputs.hidden_states,
         )
 
-    def _loss(self, logits: Tensor, labels: Tensor, items: int | Tensor | None) -> Tensor:
+    def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
         if self.config.use_l2warp:
             raise ValueError(
                 "use_l2warp: this training loss is not supported by statetrim.portable."
@@ -208,6 +214,6 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
         total = F.cross_entropy(
             logits[:, :-1].flatten(0, 1).float(),
             labels[:, 1:].flatten().to(logits.device),
-            reduction="mean" if items is None else "sum",
+            reduction="mean" if num_items is None else "sum",
         )
-        return total if items is None else total / items
+        return total if num_items is None else total / num_items

@@ -23,18 +23,21 @@ class DeferredState:
         self.shape = state.shape
         self.base = state.flatten(0, 1)
         heads, head_k_dim, head_v_dim = self.base.shape
-        self.keys = state.new_empty(heads, capacity, head_k_dim)
-        self.writes = state.new_empty(heads, capacity, head_v_dim)
-        self.waiting = 0
-        self.carry: Tensor | None = None
+        self.pending_keys = state.new_empty(heads, capacity, head_k_dim)
+        self.pending_values = state.new_empty(heads, capacity, head_v_dim)
+        self.num_pending = 0
+        self.base_decay: Tensor | None = None
 
-    def tensor(self) -> Tensor:
+    def flush(self) -> Tensor:
         """The state [batch, heads, head_k_dim, head_v_dim], nothing waiting."""
-        if self.carry is not None:
-            self.base.mul_(self.carry.mT)
-        if self.waiting:
-            self.base.baddbmm_(self.keys[:, : self.waiting].mT, self.writes[:, : self.waiting])
-        self.waiting, self.carry = 0, None
+        if self.base_decay is not None:
+            self.base.mul_(self.base_decay.mT)
+        if self.num_pending:
+            self.base.baddbmm_(
+                self.pending_keys[:, : self.num_pending].mT,
+                self.pending_values[:, : self.num_pending],
+            )
+        self.num_pending, self.base_decay = 0, None
         return self.base.view(self.shape)
 
     @torch.no_grad()
@@ -46,23 +49,28 @@ class DeferredState:
         """
         q, k, v = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v))
         beta = beta.flatten().view(-1, 1, 1)
-        keys, writes = self.keys[:, : self.waiting], self.writes[:, : self.waiting]
-        readers = torch.cat([beta * k, q], 1)
-        base_readers = readers
+        past_keys, past_values = (
+            self.pending_keys[:, : self.num_pending],
+            self.pending_values[:, : self.num_pending],
+        )
+        probes = torch.cat([beta * k, q], 1)
+        base_probes = probes
         if decay is not None:
             factor = decay.flatten(0, 1).unsqueeze(1)
-            self.carry = factor.clone() if self.carry is None else self.carry.mul_(factor)
-            keys.mul_(factor)
-        if self.carry is not None:
-            base_readers = readers * self.carry
-        seen = base_readers @ self.base
-        if self.waiting:
-            seen.baddbmm_(readers @ keys.mT, writes)
-        write = beta * v - seen[:, :1]
-        self.keys[:, self.waiting] = k[:, 0]
-        self.writes[:, self.waiting] = write[:, 0]
-        self.waiting += 1
-        if self.waiting == self.keys.shape[1]:
-            self.tensor()
-        out = seen[:, 1:] + (k * q).sum(-1, keepdim=True) * write
+            self.base_decay = (
+                factor.clone() if self.base_decay is None else self.base_decay.mul_(factor)
+            )
+            past_keys.mul_(factor)
+        if self.base_decay is not None:
+            base_probes = probes * self.base_decay
+        readouts = base_probes @ self.base
+        if self.num_pending:
+            readouts.baddbmm_(probes @ past_keys.mT, past_values)
+        new_value = beta * v - readouts[:, :1]
+        self.pending_keys[:, self.num_pending] = k[:, 0]
+        self.pending_values[:, self.num_pending] = new_value[:, 0]
+        self.num_pending += 1
+        if self.num_pending == self.pending_keys.shape[1]:
+            self.flush()
+        out = readouts[:, 1:] + (k * q).sum(-1, keepdim=True) * new_value
         return out.view(*self.shape[:2], -1)

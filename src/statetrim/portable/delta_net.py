@@ -14,7 +14,7 @@ from transformers.configuration_utils import PreTrainedConfig
 from .causal_lm import PortableForCausalLM, PortableModel
 from .deferred import DeferredState
 from .delta_rule import chunk_delta_rule, fused_recurrent_delta_rule
-from .mixer import Heads, Mixer, State, only_valid
+from .mixer import HeadSizes, Mixer, State, zero_padding
 from .norm import GatedRMSNorm, RMSNorm
 
 
@@ -116,11 +116,11 @@ class DeltaNet(Mixer):
                 f"qk_activation={config.qk_activation!r} is not supported, "
                 f"only {', '.join(ACTIVATIONS)}."
             )
-        heads = Heads(
+        heads = HeadSizes(
             config.num_heads,
             config.num_heads,
-            _per_head("expand_k", config.expand_k, config),
-            _per_head("expand_v", config.expand_v, config),
+            _width_per_head("expand_k", config.expand_k, config),
+            _width_per_head("expand_v", config.expand_v, config),
         )
         conv_size = config.conv_size if config.use_short_conv else None
         conv_bias = getattr(config, "conv_bias", False)
@@ -140,36 +140,42 @@ class DeltaNet(Mixer):
         else:
             self.o_norm = RMSNorm(heads.head_v_dim, config.norm_eps)
 
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    def run_recurrence(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        valid: Tensor | None,
+        past_state: State | None,
     ) -> tuple[Tensor, State]:
         q, k = self.activation(q), self.activation(k)
         if self.qk_norm == "sum":
             q, k = (F.normalize(x, p=1.0, dim=-1, eps=1e-6) for x in (q, k))
         beta = self.b_proj(x).sigmoid() if self.use_beta else torch.ones_like(q[..., 0])
-        beta = only_valid(beta * self.beta_scale, valid)
-        l2 = self.qk_norm == "l2"
+        beta = zero_padding(beta * self.beta_scale, valid)
+        use_l2_norm = self.qk_norm == "l2"
         state: State | None
-        if isinstance(past, DeferredState):
+        if isinstance(past_state, DeferredState):
             o, state = fused_recurrent_delta_rule(
-                q, k, v, beta=beta, initial_state=past, output_final_state=True,
-                use_qk_l2norm_in_kernel=l2,
+                q, k, v, beta=beta, initial_state=past_state, output_final_state=True,
+                use_qk_l2norm_in_kernel=use_l2_norm,
             )  # fmt: skip
         else:
             o, state = chunk_delta_rule(
-                q, k, v, beta=beta, initial_state=past, output_final_state=True,
-                use_qk_l2norm_in_kernel=l2,
+                q, k, v, beta=beta, initial_state=past_state, output_final_state=True,
+                use_qk_l2norm_in_kernel=use_l2_norm,
             )  # fmt: skip
         assert state is not None
         return o, state
 
-    def read_out(self, x: Tensor, o: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor, o: Tensor) -> Tensor:
         if not self.use_gate:
             return self.o_norm(o)  # type: ignore[no-any-return]
         return self.o_norm(o, self.g_proj(x).view_as(o))  # type: ignore[no-any-return]
 
 
-def _per_head(field: str, expand: float, config: DeltaNetConfig) -> int:
+def _width_per_head(field: str, expand: float, config: DeltaNetConfig) -> int:
     size = config.hidden_size * expand
     if not math.isclose(size, round(size)) or round(size) % config.num_heads:
         raise ValueError(

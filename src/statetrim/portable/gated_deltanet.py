@@ -9,10 +9,10 @@ from torch import Tensor, nn
 from transformers.configuration_utils import PreTrainedConfig
 
 from .causal_lm import PortableForCausalLM, PortableModel, PortablePreTrainedModel
-from .decay_gate import draw_decay, log_decay
+from .decay_gate import initialize_decay, log_decay
 from .deferred import DeferredState
 from .delta_rule import chunk_gated_delta_rule, fused_recurrent_gated_delta_rule
-from .mixer import Mixer, State, grouped_heads, only_valid
+from .mixer import Mixer, State, grouped_head_sizes, zero_padding
 from .norm import GatedRMSNorm, RMSNorm
 
 
@@ -100,7 +100,7 @@ class GatedDeltaNet(Mixer):
                 f"output_gate_activation={config.output_gate_activation!r} is not supported, "
                 "only 'swish', 'silu' and 'sigmoid'."
             )
-        heads = grouped_heads(
+        heads = grouped_head_sizes(
             config.num_heads, config.num_v_heads, config.head_dim, config.expand_v
         )
         conv_size = config.conv_size if config.use_short_conv else None
@@ -121,44 +121,50 @@ class GatedDeltaNet(Mixer):
         else:
             self.o_norm = RMSNorm(heads.head_v_dim, config.norm_eps)
 
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    def run_recurrence(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        valid: Tensor | None,
+        past_state: State | None,
     ) -> tuple[Tensor, State]:
-        beta = only_valid(self.b_proj(x).sigmoid() * self.beta_scale, valid)
-        g = only_valid(log_decay(self.a_proj(x), self.A_log, self.dt_bias), valid)
+        beta = zero_padding(self.b_proj(x).sigmoid() * self.beta_scale, valid)
+        g = zero_padding(log_decay(self.a_proj(x), self.A_log, self.dt_bias), valid)
         state: State | None
-        if isinstance(past, DeferredState):
+        if isinstance(past_state, DeferredState):
             o, state = fused_recurrent_gated_delta_rule(
-                q, k, v, g=g, beta=beta, initial_state=past, output_final_state=True,
+                q, k, v, g=g, beta=beta, initial_state=past_state, output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
         else:
             o, state = chunk_gated_delta_rule(
-                q, k, v, g=g, beta=beta, initial_state=past, output_final_state=True,
+                q, k, v, g=g, beta=beta, initial_state=past_state, output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
         assert state is not None
         return o, state
 
-    def read_out(self, x: Tensor, o: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor, o: Tensor) -> Tensor:
         if not self.use_gate:
             return self.o_norm(o)  # type: ignore[no-any-return]
         return self.o_norm(o, self.g_proj(x).view_as(o))  # type: ignore[no-any-return]
 
 
-class _Initialized(PortablePreTrainedModel):
+class _GatedDeltaNetPreTrainedModel(PortablePreTrainedModel):
     config_class = GatedDeltaNetConfig
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, GatedDeltaNet):
-            draw_decay(module.A_log, module.dt_bias, 0.0, 16.0)
+            initialize_decay(module.A_log, module.dt_bias, 0.0, 16.0)
 
 
-class GatedDeltaNetModel(_Initialized, PortableModel):
+class GatedDeltaNetModel(_GatedDeltaNetPreTrainedModel, PortableModel):
     mixer = staticmethod(GatedDeltaNet)
 
 
-class GatedDeltaNetForCausalLM(_Initialized, PortableForCausalLM):
+class GatedDeltaNetForCausalLM(_GatedDeltaNetPreTrainedModel, PortableForCausalLM):
     backbone = GatedDeltaNetModel

@@ -10,10 +10,10 @@ from transformers import initialization as init
 from transformers.configuration_utils import PreTrainedConfig
 
 from .causal_lm import PortableForCausalLM, PortableModel, PortablePreTrainedModel
-from .decay_gate import draw_decay, log_decay
+from .decay_gate import initialize_decay, log_decay
 from .deferred import DeferredState
 from .delta_rule import chunk_kda, fused_recurrent_kda
-from .mixer import Mixer, State, grouped_heads, only_valid
+from .mixer import Mixer, State, grouped_head_sizes, zero_padding
 from .norm import GatedRMSNorm
 
 
@@ -96,7 +96,7 @@ class KDAConfig(PreTrainedConfig):
 
 class KimiDeltaAttention(Mixer):
     def __init__(self, config: KDAConfig, layer_idx: int) -> None:
-        heads = grouped_heads(
+        heads = grouped_head_sizes(
             config.num_heads, config.num_v_heads, config.head_dim, config.expand_v
         )
         conv_size = config.conv_size if config.use_short_conv else None
@@ -117,20 +117,26 @@ class KimiDeltaAttention(Mixer):
         )
         self.o_norm = GatedRMSNorm(rank, config.norm_eps, "sigmoid")
 
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    def run_recurrence(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        valid: Tensor | None,
+        past_state: State | None,
     ) -> tuple[Tensor, State]:
-        beta = only_valid(self.b_proj(x).sigmoid() * self.beta_scale, valid)
-        g = only_valid(self._log_decay(x), valid)
+        beta = zero_padding(self.b_proj(x).sigmoid() * self.beta_scale, valid)
+        g = zero_padding(self._log_decay(x), valid)
         state: State | None
-        if isinstance(past, DeferredState):
+        if isinstance(past_state, DeferredState):
             o, state = fused_recurrent_kda(
-                q, k, v, g=g, beta=beta, initial_state=past, output_final_state=True,
+                q, k, v, g=g, beta=beta, initial_state=past_state, output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
         else:
             o, state = chunk_kda(
-                q, k, v, g=g, beta=beta, initial_state=past, output_final_state=True,
+                q, k, v, g=g, beta=beta, initial_state=past_state, output_final_state=True,
                 use_qk_l2norm_in_kernel=True,
             )  # fmt: skip
         assert state is not None
@@ -138,33 +144,33 @@ class KimiDeltaAttention(Mixer):
 
     def _log_decay(self, x: Tensor) -> Tensor:
         """[rows, time, value heads, head_k_dim]."""
-        raw = self.f_proj(x).unflatten(-1, (self.heads.num_v_heads, -1))
+        gate = self.f_proj(x).unflatten(-1, (self.heads.num_v_heads, -1))
         a_log, bias = self.A_log.unsqueeze(-1), self.dt_bias.view(self.heads.num_v_heads, -1)
         if self.lower_bound is None:
-            return log_decay(raw, a_log, bias)
-        if raw.dtype != torch.float64:
-            raw, a_log, bias = raw.float(), a_log.float(), bias.float()
-        return self.lower_bound * torch.sigmoid(a_log.exp() * (raw + bias))
+            return log_decay(gate, a_log, bias)
+        if gate.dtype != torch.float64:
+            gate, a_log, bias = gate.float(), a_log.float(), bias.float()
+        return self.lower_bound * torch.sigmoid(a_log.exp() * (gate + bias))
 
-    def read_out(self, x: Tensor, o: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor, o: Tensor) -> Tensor:
         return self.o_norm(o, self.g_proj(x).view_as(o))  # type: ignore[no-any-return]
 
 
-class _Initialized(PortablePreTrainedModel):
+class _KDAPreTrainedModel(PortablePreTrainedModel):
     config_class = KDAConfig
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
         if isinstance(module, KimiDeltaAttention):
-            draw_decay(module.A_log, module.dt_bias, 1.0, 16.0)
+            initialize_decay(module.A_log, module.dt_bias, 1.0, 16.0)
             if module.safe_gate:
                 init.zeros_(module.A_log)
 
 
-class KDAModel(_Initialized, PortableModel):
+class KDAModel(_KDAPreTrainedModel, PortableModel):
     mixer = staticmethod(KimiDeltaAttention)
 
 
-class KDAForCausalLM(_Initialized, PortableForCausalLM):
+class KDAForCausalLM(_KDAPreTrainedModel, PortableForCausalLM):
     backbone = KDAModel

@@ -12,14 +12,14 @@ from torch.nn import functional as F
 
 from .cache import RecurrentCache, RecurrentLayer
 from .deferred import DeferredState
-from .rows import rows_of
+from .rows import sequence_rows
 from .short_conv import ShortConvolution
 
 State = Tensor | DeferredState
 
 
 @dataclass(frozen=True)
-class Heads:
+class HeadSizes:
     """Sizes of a mixer; value head `u` reads key head `u // (num_v_heads // num_k_heads)`."""
 
     num_k_heads: int
@@ -36,7 +36,9 @@ class Heads:
         return self.num_v_heads * self.head_v_dim
 
 
-def grouped_heads(num_heads: int, num_v_heads: int | None, head_dim: int, expand_v: float) -> Heads:
+def grouped_head_sizes(
+    num_heads: int, num_v_heads: int | None, head_dim: int, expand_v: float
+) -> HeadSizes:
     """Sizes by the rule of fla's Gated DeltaNet and KDA."""
     num_v_heads = num_heads if num_v_heads is None else num_v_heads
     head_v_dim = int(head_dim * expand_v)
@@ -44,7 +46,7 @@ def grouped_heads(num_heads: int, num_v_heads: int | None, head_dim: int, expand
         raise ValueError(f"expand_v={expand_v} times head_dim={head_dim} must be a whole number.")
     if num_v_heads % num_heads:
         raise ValueError(f"num_v_heads={num_v_heads} must be a multiple of num_heads={num_heads}.")
-    return Heads(num_heads, num_v_heads, head_dim, head_v_dim)
+    return HeadSizes(num_heads, num_v_heads, head_dim, head_v_dim)
 
 
 class Mixer(nn.Module):
@@ -53,7 +55,7 @@ class Mixer(nn.Module):
     def __init__(
         self,
         hidden_size: int,
-        heads: Heads,
+        heads: HeadSizes,
         layer_idx: int,
         conv_size: int | None,
         conv_bias: bool,
@@ -75,8 +77,14 @@ class Mixer(nn.Module):
             self.v_conv1d = ShortConvolution(heads.value_dim, conv_size, conv_bias)
 
     @abstractmethod
-    def recur(
-        self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, valid: Tensor | None, past: State | None
+    def run_recurrence(
+        self,
+        x: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        valid: Tensor | None,
+        past_state: State | None,
     ) -> tuple[Tensor, State]:
         """Outputs [rows, time, value heads, head_v_dim] and the final state, from the layer's input
         `x` [rows, time, hidden_size], `q`, `k`, `v` [rows, time, heads, dim] after convolution and
@@ -84,7 +92,7 @@ class Mixer(nn.Module):
         state means that one token is being decoded."""
 
     @abstractmethod
-    def read_out(self, x: Tensor, o: Tensor) -> Tensor:
+    def normalize_output(self, x: Tensor, o: Tensor) -> Tensor:
         """Norm and gate of `o` [rows, time, value heads, head_v_dim], before `o_proj`."""
 
     def forward(
@@ -101,44 +109,44 @@ class Mixer(nn.Module):
         the boundaries of sequences packed into a batch of one, as in fla.
         """
         batch, time = hidden_states.shape[:2]
-        rows = rows_of(attention_mask, cu_seqlens, time)
+        rows = sequence_rows(attention_mask, cu_seqlens, time)
         x = hidden_states if rows is None else rows.gather(hidden_states)
         layer = None if past_key_values is None else past_key_values.layers[self.layer_idx]
-        q, k, v, tails = self._projections(x, None if rows is None else rows.lengths, layer)
-        past = None if layer is None else self._past(layer, time, rows is None)
-        o, state = self.recur(x, q, k, v, None if rows is None else rows.valid, past)
+        q, k, v, conv_states = self._project(x, None if rows is None else rows.lengths, layer)
+        past_state = None if layer is None else self._past_state(layer, time, rows is None)
+        o, state = self.run_recurrence(x, q, k, v, None if rows is None else rows.valid, past_state)
         if use_cache and layer is not None:
-            layer.store(state, tails, time)
-        out: Tensor = self.o_proj(self.read_out(x, o).flatten(2))
+            layer.store(state, conv_states, time)
+        out: Tensor = self.o_proj(self.normalize_output(x, o).flatten(2))
         return out if rows is None else rows.scatter(out, batch, time)
 
     @staticmethod
-    def _past(layer: RecurrentLayer, time: int, all_real: bool) -> State | None:
+    def _past_state(layer: RecurrentLayer, time: int, no_padding: bool) -> State | None:
         """A single token without gradients is decoded; everything else runs in chunks."""
-        if time == 1 and all_real and not torch.is_grad_enabled():
+        if time == 1 and no_padding and not torch.is_grad_enabled():
             return layer.decoding_state()
         return layer.recurrent_state
 
-    def _projections(
+    def _project(
         self, x: Tensor, lengths: Tensor | None, layer: RecurrentLayer | None
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
-        tails: tuple[Tensor, ...] = ()
+        conv_states: tuple[Tensor, ...] = ()
         if self.use_short_conv:
-            past = layer.conv_state if layer is not None and layer.conv_state else (None,) * 3
-            q, q_tail = self.q_conv1d(q, lengths, past[0])
-            k, k_tail = self.k_conv1d(k, lengths, past[1])
-            v, v_tail = self.v_conv1d(v, lengths, past[2])
-            tails = (q_tail, k_tail, v_tail)
+            past_conv = layer.conv_state if layer is not None and layer.conv_state else (None,) * 3
+            q, q_state = self.q_conv1d(q, lengths, past_conv[0])
+            k, k_state = self.k_conv1d(k, lengths, past_conv[1])
+            v, v_state = self.v_conv1d(v, lengths, past_conv[2])
+            conv_states = (q_state, k_state, v_state)
         else:
             v = F.silu(v)
             if self.qk_activation == "silu":
                 q, k = F.silu(q), F.silu(k)
         q, k = (x.unflatten(-1, (self.heads.num_k_heads, -1)) for x in (q, k))
-        return q, k, v.unflatten(-1, (self.heads.num_v_heads, -1)), tails
+        return q, k, v.unflatten(-1, (self.heads.num_v_heads, -1)), conv_states
 
 
-def only_valid(x: Tensor, valid: Tensor | None) -> Tensor:
+def zero_padding(x: Tensor, valid: Tensor | None) -> Tensor:
     """`x` [rows, time, ...] with 0 at tokens that are not real."""
     if valid is None:
         return x

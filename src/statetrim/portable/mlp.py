@@ -12,8 +12,8 @@ class GatedMLP(nn.Module):
     ) -> None:
         super().__init__()
         if intermediate_size is None:
-            wanted = int(hidden_size * (4 if hidden_ratio is None else hidden_ratio) * 2 / 3)
-            intermediate_size = 256 * ((wanted + 255) // 256)
+            target_size = int(hidden_size * (4 if hidden_ratio is None else hidden_ratio) * 2 / 3)
+            intermediate_size = 256 * ((target_size + 255) // 256)
         self.gate_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.up_proj = nn.Linear(hidden_size, intermediate_size, bias=False)
         self.down_proj = nn.Linear(intermediate_size, hidden_size, bias=False)

@@ -16,8 +16,10 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        wide = x if x.dtype == torch.float64 else x.float()
-        return F.rms_norm(wide, wide.shape[-1:], self.weight.to(wide.dtype), self.eps).to(x.dtype)
+        x_float = x if x.dtype == torch.float64 else x.float()
+        return F.rms_norm(x_float, x_float.shape[-1:], self.weight.to(x_float.dtype), self.eps).to(
+            x.dtype
+        )
 
 
 class GatedRMSNorm(RMSNorm):
@@ -28,6 +30,6 @@ class GatedRMSNorm(RMSNorm):
         self.activation = torch.sigmoid if activation == "sigmoid" else F.silu
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:  # type: ignore[override]
-        wide = x if x.dtype == torch.float64 else x.float()
-        normed = F.rms_norm(wide, wide.shape[-1:], self.weight.to(wide.dtype), self.eps)
-        return (normed * self.activation(gate.to(wide.dtype))).to(x.dtype)
+        x_float = x if x.dtype == torch.float64 else x.float()
+        normed = F.rms_norm(x_float, x_float.shape[-1:], self.weight.to(x_float.dtype), self.eps)
+        return (normed * self.activation(gate.to(x_float.dtype))).to(x.dtype)

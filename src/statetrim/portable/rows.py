@@ -9,7 +9,7 @@ from torch import Tensor
 
 
 @dataclass(frozen=True)
-class Rows:
+class SequenceRows:
     """Where each row's tokens stand in a batch [batch, time, ...] seen as [batch * time, ...].
 
     `index` [rows, length] into the flat batch; `valid` [rows, length], False past a row's end.
@@ -36,7 +36,7 @@ class Rows:
         return flat.view(batch, time, -1)
 
     @classmethod
-    def of_mask(cls, mask: Tensor) -> Rows:
+    def from_mask(cls, mask: Tensor) -> SequenceRows:
         """From a 0-1 mask [batch, time], 0 for padding."""
         real = mask.bool()
         order = real.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)
@@ -44,7 +44,7 @@ class Rows:
         return cls(start + order, real.gather(-1, order))
 
     @classmethod
-    def of_packed(cls, cu_seqlens: Tensor) -> Rows:
+    def from_cu_seqlens(cls, cu_seqlens: Tensor) -> SequenceRows:
         """From the boundaries [sequences + 1] of sequences packed one after another."""
         starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
         steps = torch.arange(int(lengths.max()), device=cu_seqlens.device)
@@ -52,10 +52,12 @@ class Rows:
         return cls(torch.where(valid, starts.unsqueeze(-1) + steps, 0), valid)
 
 
-def rows_of(attention_mask: Tensor | None, cu_seqlens: Tensor | None, time: int) -> Rows | None:
+def sequence_rows(
+    attention_mask: Tensor | None, cu_seqlens: Tensor | None, time: int
+) -> SequenceRows | None:
     """None when every token is real. A mask may span cached tokens too: its end counts."""
     if cu_seqlens is not None:
-        return Rows.of_packed(cu_seqlens)
+        return SequenceRows.from_cu_seqlens(cu_seqlens)
     if attention_mask is None:
         return None
     if attention_mask.dim() != 2:
@@ -64,4 +66,4 @@ def rows_of(attention_mask: Tensor | None, cu_seqlens: Tensor | None, time: int)
             f"{list(attention_mask.shape)}."
         )
     recent = attention_mask[:, -time:]
-    return None if bool(recent.all()) else Rows.of_mask(recent)
+    return None if bool(recent.all()) else SequenceRows.from_mask(recent)

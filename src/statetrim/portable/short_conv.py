@@ -27,9 +27,11 @@ class ShortConvolution(nn.Conv1d):
         past = x.new_zeros(x.shape[0], x.shape[2], width) if cache is None else cache.to(x.dtype)
         inputs = torch.cat([past.mT, x], 1)  # channels last: rows are copied whole
         if x.shape[1] == 1:  # decoding: a weighted sum costs a quarter of a convolution's call
-            wide = torch.promote_types(x.dtype, torch.float32)  # in which a convolution adds up
-            taps = self.weight[:, 0].mT.to(wide).contiguous()
-            y = (inputs[:, 1:].to(wide) * taps).sum(1, keepdim=True)
+            sum_dtype = torch.promote_types(
+                x.dtype, torch.float32
+            )  # in which a convolution adds up
+            taps = self.weight[:, 0].mT.to(sum_dtype).contiguous()
+            y = (inputs[:, 1:].to(sum_dtype) * taps).sum(1, keepdim=True)
             y = (y if self.bias is None else y + self.bias).to(x.dtype)
         else:
             y = F.conv1d(inputs[:, 1:].mT, self.weight, self.bias, groups=x.shape[2]).mT

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .terms import arithmetic_dtype, first_state, normalized_pair, scale_of
+from .terms import arithmetic_dtype, initial_state_or_zeros, l2_normalized_pair, resolve_scale
 
 CHUNK = 64
 
@@ -21,7 +21,7 @@ def chunk_linear_attention(
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
     """Plain linear attention in chunks; returns output and state, see `chunk_delta_rule`."""
-    out, states = _chunked(q, k, v, None, None, scale, initial_state, chunk_size)
+    out, states = _run_chunked(q, k, v, None, None, scale, initial_state, chunk_size)
     return out, torch.stack(states, 1) if output_chunk_states else states[-1]
 
 
@@ -44,9 +44,9 @@ def chunk_delta_rule(
     [batch, chunks, value heads, head_k_dim, head_v_dim], whose last entry is the final state.
     """
     if use_qk_l2norm_in_kernel:
-        q, k = normalized_pair(q, k)
-    out, states = _chunked(q, k, v, None, beta, scale, initial_state, chunk_size)
-    return out, _requested(states, output_final_state, output_chunk_states)
+        q, k = l2_normalized_pair(q, k)
+    out, states = _run_chunked(q, k, v, None, beta, scale, initial_state, chunk_size)
+    return out, _requested_states(states, output_final_state, output_chunk_states)
 
 
 def chunk_gated_delta_rule(
@@ -64,9 +64,9 @@ def chunk_gated_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """The gated delta rule in chunks, `g` [batch, time, value heads]; see `chunk_delta_rule`."""
     if use_qk_l2norm_in_kernel:
-        q, k = normalized_pair(q, k)
-    out, states = _chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
-    return out, _requested(states, output_final_state, output_chunk_states)
+        q, k = l2_normalized_pair(q, k)
+    out, states = _run_chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
+    return out, _requested_states(states, output_final_state, output_chunk_states)
 
 
 def chunk_kda(
@@ -84,9 +84,9 @@ def chunk_kda(
 ) -> tuple[Tensor, Tensor | None]:
     """Kimi delta attention in chunks, `g` [batch, time, value heads, head_k_dim]; as above."""
     if use_qk_l2norm_in_kernel:
-        q, k = normalized_pair(q, k)
-    out, states = _chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
-    return out, _requested(states, output_final_state, output_chunk_states)
+        q, k = l2_normalized_pair(q, k)
+    out, states = _run_chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
+    return out, _requested_states(states, output_final_state, output_chunk_states)
 
 
 def chunk_states(
@@ -100,10 +100,10 @@ def chunk_states(
     """Only the states, at the end of every chunk [batch, chunks, value heads, head_k_dim,
     head_v_dim], of any rule here: `g` [batch, time, value heads, head_k_dim or 1] or None; without
     `beta` nothing is erased, as in plain linear attention and, with a decay, Mamba-2."""
-    return torch.stack(_chunked(k, k, v, g, beta, None, initial_state, chunk_size)[1], 1)
+    return torch.stack(_run_chunked(k, k, v, g, beta, None, initial_state, chunk_size)[1], 1)
 
 
-def _chunked(
+def _run_chunked(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -128,64 +128,70 @@ def _chunked(
     # A power of two, since the per-channel decay halves the chunk; no longer than needed.
     chunk_size = min(chunk_size, 1 << (time - 1).bit_length())
     group = v.shape[2] // k.shape[2]
-    q = (_in_chunks(q.to(dtype), chunk_size) * scale_of(q, scale)).repeat_interleave(group, 1)
-    k = _in_chunks(k.to(dtype), chunk_size).repeat_interleave(group, 1)
-    v = _in_chunks(v.to(dtype), chunk_size)
-    state = first_state(k, v, initial_state)
+    q = (_split_into_chunks(q.to(dtype), chunk_size) * resolve_scale(q, scale)).repeat_interleave(
+        group, 1
+    )
+    k = _split_into_chunks(k.to(dtype), chunk_size).repeat_interleave(group, 1)
+    v = _split_into_chunks(v.to(dtype), chunk_size)
+    state = initial_state_or_zeros(k, v, initial_state)
 
     if g is None:
-        from_start = to_end = carried = None
-        overlap, reads = k @ k.mT, q @ k.mT
+        decay_from_start = decay_to_end = chunk_decay = None
+        key_products, query_products = k @ k.mT, q @ k.mT
     else:
         # float64: differences of these sums must stay exact after a strong decay.
-        logs = _in_chunks(g.double().clamp(min=LOWEST_LOG_DECAY), chunk_size).cumsum(-2)
-        from_start = logs.to(dtype).exp()
-        to_end = (logs[..., -1:, :] - logs).to(dtype).exp()
-        carried = logs[..., -1, :].to(dtype).exp().unsqueeze(-1)
-        overlap, reads = _decayed_products(k, q, logs)
-    reads = reads.tril()
-    k_start = k if from_start is None else k * from_start
-    q_start = q if from_start is None else q * from_start
-    k_end = (k if to_end is None else k * to_end).mT
+        log_decays = _split_into_chunks(g.double().clamp(min=LOWEST_LOG_DECAY), chunk_size).cumsum(
+            -2
+        )
+        decay_from_start = log_decays.to(dtype).exp()
+        decay_to_end = (log_decays[..., -1:, :] - log_decays).to(dtype).exp()
+        chunk_decay = log_decays[..., -1, :].to(dtype).exp().unsqueeze(-1)
+        key_products, query_products = _decayed_products(k, q, log_decays)
+    query_products = query_products.tril()
+    k_start = k if decay_from_start is None else k * decay_from_start
+    q_start = q if decay_from_start is None else q * decay_from_start
+    k_end = (k if decay_to_end is None else k * decay_to_end).mT
 
     if beta is None:
         writes, erases = v, None
     else:
-        b = _in_chunks(beta.to(dtype).unsqueeze(-1), chunk_size)
-        system = b * overlap
-        solved = torch.linalg.solve_triangular(
-            system, b * torch.cat([v, k_start], -1), upper=False, unitriangular=True
+        beta_chunks = _split_into_chunks(beta.to(dtype).unsqueeze(-1), chunk_size)
+        system = beta_chunks * key_products
+        solution = torch.linalg.solve_triangular(
+            system, beta_chunks * torch.cat([v, k_start], -1), upper=False, unitriangular=True
         )
-        writes, erases = solved.split([v.shape[-1], k.shape[-1]], -1)
+        writes, erases = solution.split([v.shape[-1], k.shape[-1]], -1)
 
-    befores, states, updates = [], [], []
+    states_before, states, updates = [], [], []
     # unbind, not indexing: the backward of x[:, :, i] fills a tensor of the size of x, per chunk.
     erase_chunks = None if erases is None else erases.unbind(2)
     for i, (write, key) in enumerate(zip(writes.unbind(2), k_end.unbind(2), strict=True)):
-        befores.append(state)
+        states_before.append(state)
         update = write if erase_chunks is None else write - erase_chunks[i] @ state
-        state = (state if carried is None else carried[:, :, i] * state) + key @ update
+        state = (state if chunk_decay is None else chunk_decay[:, :, i] * state) + key @ update
         updates.append(update)
         states.append(state)
-    out = q_start @ torch.stack(befores, 2) + reads @ torch.stack(updates, 2)
+    out = q_start @ torch.stack(states_before, 2) + query_products @ torch.stack(updates, 2)
     return out.flatten(2, 3)[:, :, :time].transpose(1, 2).to(out_dtype), states
 
 
-def _decayed_products(k: Tensor, q: Tensor, logs: Tensor) -> tuple[Tensor, Tensor]:
+def _decayed_products(k: Tensor, q: Tensor, log_decays: Tensor) -> tuple[Tensor, Tensor]:
     """`K K'` and `Q K'`, each pair (i, j), j <= i, decayed from j to i; other pairs arbitrary.
 
     `k`, `q` [..., chunk, dim], `logs` [..., chunk, dim or 1], summed log-decays, give
     [..., chunk, chunk].
     """
-    if logs.shape[-1] > 1:
-        return _channel_decayed(k, k, logs), _channel_decayed(q, k, logs)
-    size = logs.shape[-2]
+    if log_decays.shape[-1] > 1:
+        return _channel_decayed_products(k, k, log_decays), _channel_decayed_products(
+            q, k, log_decays
+        )
+    size = log_decays.shape[-2]
     future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
-    between = (logs - logs.mT).masked_fill(future, 0.0).to(k.dtype).exp()
-    return (k @ k.mT) * between, (q @ k.mT) * between
+    pair_decay = (log_decays - log_decays.mT).masked_fill(future, 0.0).to(k.dtype).exp()
+    return (k @ k.mT) * pair_decay, (q @ k.mT) * pair_decay
 
 
-def _channel_decayed(rows: Tensor, k: Tensor, logs: Tensor) -> Tensor:
+def _channel_decayed_products(rows: Tensor, k: Tensor, log_decays: Tensor) -> Tensor:
     """`sum_c rows_ic k_jc exp(logs_ic - logs_jc)` for j <= i, else 0; [..., chunk, chunk].
 
     The chunk is halved again and again; a pair meets in the one block where i lies in the second
@@ -195,16 +201,18 @@ def _channel_decayed(rows: Tensor, k: Tensor, logs: Tensor) -> Tensor:
     size = rows.shape[-2]
     if size == 1:
         return (rows * k).sum(-1, keepdim=True)
-    (r1, r2), (k1, k2), (l1, l2) = (x.chunk(2, -2) for x in (rows, k, logs))
+    (r1, r2), (k1, k2), (l1, l2) = (x.chunk(2, -2) for x in (rows, k, log_decays))
     border = l1[..., -1:, :]
     lower = (r2 * (l2 - border).to(r2.dtype).exp()) @ (k1 * (border - l1).to(k1.dtype).exp()).mT
     # Both halves at once: the recursion is as deep as log2(chunk), not as wide as the chunk.
-    inner = _channel_decayed(torch.stack([r1, r2]), torch.stack([k1, k2]), torch.stack([l1, l2]))
+    inner = _channel_decayed_products(
+        torch.stack([r1, r2]), torch.stack([k1, k2]), torch.stack([l1, l2])
+    )
     upper = torch.cat([inner[0], torch.zeros_like(lower)], -1)
     return torch.cat([upper, torch.cat([lower, inner[1]], -1)], -2)
 
 
-def _in_chunks(x: Tensor, size: int) -> Tensor:
+def _split_into_chunks(x: Tensor, size: int) -> Tensor:
     """[batch, time, heads, dim] -> [batch, heads, chunks, size, dim]; the end is padded with zeros.
 
     A zero token writes nothing, reads nothing and, its log-decay being 0, forgets nothing.
@@ -216,7 +224,7 @@ def _in_chunks(x: Tensor, size: int) -> Tensor:
     return x.reshape(*x.shape[:2], -1, size, x.shape[-1])
 
 
-def _requested(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor | None:
+def _requested_states(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor | None:
     if every_chunk:
         return torch.stack(states, 1)
     return states[-1] if final else None

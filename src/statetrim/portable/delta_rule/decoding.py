@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ..deferred import DeferredState
-from .terms import arithmetic_dtype, first_state, normalized_pair, scale_of
+from .terms import arithmetic_dtype, initial_state_or_zeros, l2_normalized_pair, resolve_scale
 
 
 def fused_recurrent_delta_rule(
@@ -81,17 +81,17 @@ def _decode(
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
     out_dtype, dtype = v.dtype, arithmetic_dtype(v)
     if use_qk_l2norm_in_kernel:
-        q, k = normalized_pair(q, k)
+        q, k = l2_normalized_pair(q, k)
     q, k, v, beta = (x.to(dtype) for x in (q, k, v, beta))
     group = v.shape[2] // k.shape[2]
-    q = q.repeat_interleave(group, 2) * scale_of(q, scale)
+    q = q.repeat_interleave(group, 2) * resolve_scale(q, scale)
     k = k.repeat_interleave(group, 2)
     decay = None if g is None else g.to(dtype).exp()
     if isinstance(initial_state, DeferredState):
         state = initial_state
     else:
-        first = first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
-        state = DeferredState(first.clone() if first is initial_state else first)
+        start_state = initial_state_or_zeros(k.transpose(1, 2), v.transpose(1, 2), initial_state)
+        state = DeferredState(start_state.clone() if start_state is initial_state else start_state)
     outputs = []
     for t in range(v.shape[1]):
         factor = None if decay is None else decay[:, t]
@@ -99,4 +99,4 @@ def _decode(
     out = torch.stack(outputs, 1).to(out_dtype)
     if state is initial_state:
         return out, state
-    return out, state.tensor() if output_final_state else None
+    return out, state.flush() if output_final_state else None

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from .terms import arithmetic_dtype, first_state, scale_of
+from .terms import arithmetic_dtype, initial_state_or_zeros, resolve_scale
 
 
 def recurrent_linear_attention(
@@ -68,9 +68,9 @@ def _recurrent(
     out_dtype = v.dtype
     q, k, v = (x.to(arithmetic_dtype(v)) for x in (q, k, v))
     group = v.shape[2] // k.shape[2]
-    q = q.repeat_interleave(group, 2) * scale_of(q, scale)
+    q = q.repeat_interleave(group, 2) * resolve_scale(q, scale)
     k = k.repeat_interleave(group, 2)
-    state = first_state(k.transpose(1, 2), v.transpose(1, 2), initial_state)
+    state = initial_state_or_zeros(k.transpose(1, 2), v.transpose(1, 2), initial_state)
     outputs = []
     for t in range(v.shape[1]):
         if g is not None:

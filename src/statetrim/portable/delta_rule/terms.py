@@ -9,7 +9,7 @@ def l2_normalized(x: Tensor, eps: float = 1e-6) -> Tensor:
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
 
 
-def normalized_pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+def l2_normalized_pair(q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
     dtype = arithmetic_dtype(q)
     return l2_normalized(q.to(dtype)), l2_normalized(k.to(dtype))
 
@@ -18,11 +18,11 @@ def arithmetic_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def scale_of(q: Tensor, scale: float | None) -> float:
+def resolve_scale(q: Tensor, scale: float | None) -> float:
     return float(q.shape[-1]) ** -0.5 if scale is None else scale
 
 
-def first_state(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
+def initial_state_or_zeros(k: Tensor, v: Tensor, initial_state: Tensor | None) -> Tensor:
     """`k`, `v` [batch, heads, ..., dim], already in the dtype of the arithmetic."""
     if initial_state is not None:
         return initial_state.to(v.dtype)

@@ -176,7 +176,7 @@ class _Rounding:
             output, state = call()
             outputs.append(output)
             if isinstance(state, DeferredState):
-                latest = state.tensor()
+                latest = state.flush()
                 latest.copy_(self._stored(latest))
             else:
                 state = self._stored(state)
