@@ -27,7 +27,7 @@ from statetrim.calibration import calibrate as calibration
 from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
-from statetrim.progress import ignore
+from statetrim.progress import ignore_progress
 from statetrim.runtime.loading import _own_kernels_only, load_live
 from statetrim.runtime.logits import LogitReader
 from statetrim.storage.text import Sequences
@@ -97,7 +97,7 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
                     live.hidden(batch)
 
     def calibrating() -> None:
-        run = calibration._BatchRunner({"text": sums}, None, len(batches), ignore)
+        run = calibration._BatchRunner({"text": sums}, None, len(batches), ignore_progress)
         run.run_source(live, calibration_hooks([live], sums), "text", batches, data)
 
     for warm_up in (bare, calibrating):

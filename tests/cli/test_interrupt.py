@@ -10,7 +10,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.refusal import run
 from statetrim.progress import OnProgress, Progress
-from statetrim.progress.bar import WholeRun
+from statetrim.progress.bar import RunProgressSource
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 
@@ -55,7 +55,7 @@ def words(command: str, places: dict[str, str], out: Path) -> list[str]:
 
 
 @contextmanager
-def stops(label: str = "", whole: WholeRun | None = None) -> Iterator[OnProgress]:
+def stops(label: str = "", whole: RunProgressSource | None = None) -> Iterator[OnProgress]:
     def report(progress: Progress) -> None:
         raise KeyboardInterrupt
 

@@ -7,7 +7,7 @@ import pytest
 from rich.console import Console
 
 from statetrim.progress import Progress
-from statetrim.progress.bar import Speed, Whole, amount, terminal_bar
+from statetrim.progress.bar import RunProgress, Speed, amount_text, terminal_bar
 
 LONG = Progress(12_288, 1_048_576, "tokens", "calibrating for the refit of a long name")
 STEP = Progress(1, 10, "steps", "recovering", tokens=4096, loss=float("nan"))
@@ -15,7 +15,7 @@ STEP = Progress(1, 10, "steps", "recovering", tokens=4096, loss=float("nan"))
 
 @pytest.mark.parametrize("progress", [LONG, STEP, Progress(0, 0, "samples", "m: text")])
 def test_nothing_that_is_not_a_number_is_shown(progress: Progress) -> None:
-    told = amount(progress, Speed()(progress))
+    told = amount_text(progress, Speed()(progress))
     assert not re.search(r"nan|\?|inf", told)
     assert " 0 tokens/s" not in told, "a speed that is not known yet is not told"
 
@@ -25,7 +25,9 @@ def test_every_line_fits_and_the_figures_are_whole(width: int) -> None:
     file = io.StringIO()
     console = Console(file=file, force_terminal=True, width=width, color_system=None)
     for progress in (LONG, STEP):
-        with terminal_bar("", console, lambda _: Whole(0.3, "step 10 of 11", 4000.0)) as report:
+        with terminal_bar(
+            "", console, lambda _: RunProgress(0.3, "step 10 of 11", 4000.0)
+        ) as report:
             report(progress)
     plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", file.getvalue())
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", plain) if line.strip()]

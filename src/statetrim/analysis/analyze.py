@@ -18,7 +18,7 @@ from ..families.contract import Family
 from ..geometry import Geometry
 from ..maths.linalg import condition_number
 from ..maths.units import parse_token_count
-from ..progress import Advance, ShowProgress, counter, showing
+from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..runtime.kernel_hooks import KernelCall, hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
@@ -84,7 +84,7 @@ def analyze(
     texts = [_read_text(checkpoint, text, **options) for checkpoint in models]
     if texts[0].lineage["digest"] != texts[-1].lineage["digest"]:
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
-    with showing(progress, "analysing") as report:
+    with progress_reporter(progress, "analysing") as report:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
         analyses = [
             _analyze_one(checkpoint, data, placement, stride, burn_in, batch_size, storage, count)

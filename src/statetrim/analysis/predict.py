@@ -17,7 +17,7 @@ from ..artifacts.decision import Prediction
 from ..artifacts.plan import Plan
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
-from ..progress import Advance, OnProgress, counter, ignore
+from ..progress import Advance, OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
@@ -48,7 +48,7 @@ def predict(
     batch_size: int = 8,
     placement: Placement | None = None,
     max_bytes: int = 2**32,
-    progress: OnProgress = ignore,
+    progress: OnProgress = ignore_progress,
 ) -> Prediction:
     """The error of every layer under each of `plans`, on each source of `measured_on`, once its
     output projection is fitted to all sources of `fitted_on`, which count alike.

@@ -20,7 +20,7 @@ from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, parse_cut, p
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..geometry import Axis
 from ..maths.units import MIB
-from ..progress import OnProgress, counter, ignore
+from ..progress import OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
@@ -68,7 +68,7 @@ def sensitivity(
     pictures: Mapping[str, Path] | None = None,
     draw: Callable[[Sensitivity, Path], Any] | None = None,
     resume: bool = False,
-    progress: OnProgress = ignore,
+    progress: OnProgress = ignore_progress,
 ) -> Sensitivity:
     """Cut each layer alone, as each of `plans` cuts it on each of its axes.
 

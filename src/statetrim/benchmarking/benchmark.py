@@ -18,7 +18,7 @@ from torch.utils._pytree import tree_leaves
 from ..artifacts.timings import Timing, Timings, unique_names
 from ..errors import StatetrimError
 from ..maths.units import GIB, parse_token_count
-from ..progress import OnProgress, Progress, ShowProgress, showing
+from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
@@ -99,7 +99,7 @@ def benchmark(
 
     def run_benchmark(directory: Path | None) -> Timings:
         if engine is None:
-            with showing(progress, "loading") as report:
+            with progress_reporter(progress, "loading") as report:
                 return _benchmark_in_process(
                     checkpoints, batches, lengths, rounds, placement, report
                 )
@@ -115,7 +115,7 @@ def benchmark(
         ]
         python = engine_python or sys.executable
         before, *after = checkpoints
-        with showing(progress, "loading") as report:
+        with progress_reporter(progress, "loading") as report:
             return benchmark_vllm(
                 after, baseline=before, python=python, loads=loads, progress=report
             )

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..artifacts.timings import Timing, Timings, unique_names
-from ..progress import OnProgress, Progress, ignore
+from ..progress import OnProgress, Progress, ignore_progress
 from ..storage.checkpoint import with_weights
 from ..storage.models import ModelLike, all_opened, opened
 from ..version import __version__
@@ -18,7 +18,7 @@ def benchmark_vllm(
     baseline: ModelLike,
     python: str | Path,
     loads: Sequence[ServerLoad],
-    progress: OnProgress = ignore,
+    progress: OnProgress = ignore_progress,
 ) -> Timings:
     """Put every load on a vLLM server of each model, one after the other, with the same memory.
 

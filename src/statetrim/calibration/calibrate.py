@@ -17,7 +17,7 @@ from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import parse_token_count
 from ..methods import find_method
-from ..progress import OnProgress, Progress, ShowProgress, showing
+from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
@@ -108,7 +108,7 @@ def calibrate(
     batches = _batches_of_rank(sources, batch_size, ranks)
     with (
         open_saved_sums(out, ranks, lineage, save_seconds) as saved,
-        showing(progress, "calibrating") as report,
+        progress_reporter(progress, "calibrating") as report,
     ):
         if saved and saved.is_finished:
             return Statistics.load(saved.out)

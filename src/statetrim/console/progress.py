@@ -5,26 +5,26 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from math import isfinite
 
-from ..progress import OnProgress, Progress, is_lead
-from ..progress.bar import Speed, WholeRun, terminal_bar, time_left
+from ..progress import OnProgress, Progress, is_rank_zero
+from ..progress.bar import RunProgressSource, Speed, terminal_bar, time_left_text
 from . import terminal
 
 
 def show_progress(
-    label: str = "", overall: WholeRun | None = None
+    label: str = "", overall: RunProgressSource | None = None
 ) -> AbstractContextManager[OnProgress]:
     """Gives what a long run reports to; `label` stands before parts that have none of their own,
     and `whole` tells how far the run is of which this is a part.
 
     Of several processes only the first shows anything.
     """
-    if terminal.err.is_terminal and not terminal.err.quiet and is_lead():
+    if terminal.err.is_terminal and not terminal.err.quiet and is_rank_zero():
         return _bar_and_log(label, overall)
     return nullcontext(_ProgressLines(label, overall, terminal.note))
 
 
 @contextmanager
-def _bar_and_log(label: str, overall: WholeRun | None) -> Iterator[OnProgress]:
+def _bar_and_log(label: str, overall: RunProgressSource | None) -> Iterator[OnProgress]:
     log_lines = _ProgressLines(label, overall, terminal.append_to_log)
     with terminal_bar(label, terminal.err, overall) as show:
 
@@ -41,7 +41,9 @@ class _ProgressLines:
 
     interval = 10.0  # seconds
 
-    def __init__(self, label: str, overall: WholeRun | None, write: Callable[[str], None]) -> None:
+    def __init__(
+        self, label: str, overall: RunProgressSource | None, write: Callable[[str], None]
+    ) -> None:
         self.label, self.overall, self.write = label, overall, write
         self.last_written = time.monotonic()
         self.speed = Speed()
@@ -52,11 +54,11 @@ class _ProgressLines:
         run = self.overall(progress) if self.overall else None
         if self._is_due(progress):
             self.last_written = time.monotonic()
-            overall_left = f"; in all {time_left(run.seconds_left)}" if run else ""
+            overall_left = f"; in all {time_left_text(run.seconds_left)}" if run else ""
             self.write(self._line(progress, speed) + overall_left)
 
     def _is_due(self, progress: Progress) -> bool:
-        if not is_lead():
+        if not is_rank_zero():
             return False
         if progress.unit == "settings":
             return True

@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from ..maths.table import Table
-from ..progress import is_lead
+from ..progress import is_rank_zero
 from ..progress.plain_console import PlainConsole
 from .log import Log
 
@@ -90,6 +90,6 @@ def append_to_log(text: str) -> None:
 def open_log(path: Path, command: str) -> None:
     """From here on everything is written to `path` too, by the first of several processes."""
     global log
-    if is_lead():
+    if is_rank_zero():
         log = Log(path)
         log.write_line(f"$ {command}")

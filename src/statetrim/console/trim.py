@@ -16,7 +16,7 @@ from ..pipelines.observer import Observer
 from ..pipelines.schedule import Schedule
 from ..pipelines.stages import DECISION, RECORD
 from ..progress import OnProgress, Progress
-from ..progress.bar import Whole, time_left
+from ..progress.bar import RunProgress, time_left_text
 from ..recovery.adapters import Coverage
 from ..serving.deployment import serve_commands, ship_verdict
 from ..serving.engine_names import ENGINES, asked_engine, engine_name, named_command
@@ -46,7 +46,7 @@ class TerminalObserver(Observer):
     def on_start(self, stage: str) -> None:
         self.started.add(stage)
         left = (
-            f"  ({self._step_text}, {time_left(self.schedule.seconds_left())})"
+            f"  ({self._step_text}, {time_left_text(self.schedule.seconds_left())})"
             if self.is_new_step
             else ""
         )
@@ -65,9 +65,9 @@ class TerminalObserver(Observer):
     def _step_text(self) -> str:
         return f"step {self.schedule.position + 1} of {len(self.schedule.step_names)}"
 
-    def _overall(self, progress: Progress) -> Whole:
+    def _overall(self, progress: Progress) -> RunProgress:
         left = self.schedule.seconds_left(progress.done / max(1, progress.total))
-        return Whole(self.schedule.fraction_done(left), self._step_text, left)
+        return RunProgress(self.schedule.fraction_done(left), self._step_text, left)
 
     def announce(self, coverage: Coverage) -> None:
         show_coverage(coverage)

@@ -15,7 +15,7 @@ from ..artifacts.origin import read_origin, vocabulary_size
 from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import parse_token_count
-from ..progress import OnProgress, Progress, ShowProgress, showing
+from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..runtime.loading import load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.processes import Ranks
@@ -106,7 +106,7 @@ def evaluate(
             finished = FinishedTasks(partial_output.path, names)
         if any(ranks.gather(partial_output is not None and partial_output.done)):
             return Scores.load(str(out))
-        report = stack.enter_context(showing(progress, "evaluating"))
+        report = stack.enter_context(progress_reporter(progress, "evaluating"))
         original, all_scores = OriginalHiddenStates(checkpoints[0], placement), list[Score]()
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
             model_setting = setting if all_scores else replace(setting, storage=StateStorage())

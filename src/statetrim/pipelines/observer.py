@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-from ..progress import OnProgress, ShowProgress, ignore, showing
+from ..progress import OnProgress, ShowProgress, ignore_progress, progress_reporter
 from ..recovery.adapters import Coverage
 
 
@@ -28,7 +28,7 @@ class Observer:
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
         """What a long stage reports to."""
-        return nullcontext(ignore)
+        return nullcontext(ignore_progress)
 
 
 class ProgressObserver(Observer):
@@ -39,5 +39,5 @@ class ProgressObserver(Observer):
 
     @contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
-        with showing(self.show_progress, label) as report:
+        with progress_reporter(self.show_progress, label) as report:
             yield lambda told: report(replace(told, label=told.label or label))

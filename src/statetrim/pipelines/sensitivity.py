@@ -13,7 +13,7 @@ from ..defaults import KEY_METHOD, VALUE_METHOD
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..methods import find_method
-from ..progress import ShowProgress, showing
+from ..progress import ShowProgress, progress_reporter
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..selection.select import select
 from ..storage.checkpoint import Checkpoint, with_weights
@@ -78,7 +78,7 @@ def sensitivity(
             progress=False,
         )
     plans = list(_plans(checkpoint, widths, axes, method, value_method, statistics))
-    with showing(progress, "cutting each layer alone") as on_progress:
+    with progress_reporter(progress, "cutting each layer alone") as on_progress:
         return analysis.sensitivity(
             checkpoint,
             plans,

@@ -31,30 +31,30 @@ Advance = Callable[[int], None]
 """Called with how much was just done; `counter` adds it up."""
 
 
-def ignore(progress: Progress) -> None:
+def ignore_progress(progress: Progress) -> None:
     """Report to nobody."""
 
 
-def is_lead() -> bool:
+def is_rank_zero() -> bool:
     """Whether this process of a torchrun launch is the one that speaks; joins nothing."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
-def showing(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
+def progress_reporter(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
     """Yields what a long run reports to; `label` stands before parts that have none of their own.
 
     True is a bar in a terminal or a notebook, and nothing where standard error goes to a file.
     """
     if callable(progress):
         yield progress
-    elif progress and is_lead():
-        from .bar import bar  # rich takes a while to import
+    elif progress and is_rank_zero():
+        from .bar import progress_bar  # rich takes a while to import
 
-        with bar(label) as report:
+        with progress_bar(label) as report:
             yield report
     else:
-        yield ignore
+        yield ignore_progress
 
 
 def counter(report: OnProgress, total: int, unit: Unit) -> Advance:

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
 from ..errors import StatetrimError, check_option_names, warn_deprecated_resume
-from ..progress import OnProgress, ShowProgress, showing
+from ..progress import OnProgress, ShowProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, own_device
 from ..storage.atomic import replacing
@@ -93,7 +93,7 @@ def recover(
     out = Path(out)
     if already_done(out, RECORD, record):
         return open_checkpoint(out, small.family)
-    with showing(progress, "recovering") as report:
+    with progress_reporter(progress, "recovering") as report:
         job = _Job(small, teacher, data, options, record, out, announce, report)
         if options.layerwise:
             job.alone()

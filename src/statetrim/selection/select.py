@@ -13,7 +13,7 @@ from ..defaults import HEAD_METHOD, KEY_METHOD, VALUE_METHOD
 from ..errors import StatetrimError
 from ..maths.units import Amount
 from ..methods.contract import Evidence, Select, ValueEvidence
-from ..progress import OnProgress, Progress, ShowProgress, showing
+from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..serving.target import Target, target_of
 from ..serving.widths import Widths
 from ..storage.checkpoint import Checkpoint, with_weights
@@ -56,7 +56,7 @@ def select(
     takes the rest. `progress` counts layers.
     """
     model = with_weights(opened(model))
-    with showing(progress, "selecting") as report:
+    with progress_reporter(progress, "selecting") as report:
         return choose(
             model,
             target_of(model, keep, keep_values, square, widths, keep_heads),

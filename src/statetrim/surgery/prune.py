@@ -24,7 +24,7 @@ from ..errors import StatetrimError
 from ..families.contract import Config, resized_config
 from ..geometry import Geometry
 from ..maths.units import MIB
-from ..progress import Advance, ShowProgress, counter, showing
+from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..storage.atomic import discard, finish, scratch_for
 from ..storage.checkpoint import (
     Checkpoint,
@@ -169,7 +169,10 @@ def prune(
     the result, and stock code refuses it. `progress` counts the bytes of weights written.
     """
     surgery = prepare(model, plan, uneven=uneven)
-    with output(out, RECORD, surgery.record) as work, showing(progress, "pruning") as report:
+    with (
+        output(out, RECORD, surgery.record) as work,
+        progress_reporter(progress, "pruning") as report,
+    ):
         if not work.done:
             partial = work.path
             beside = sum(path.stat().st_size for path in surgery.companions.values())

@@ -23,7 +23,7 @@ from ..artifacts.mixture import mix_statistics
 from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
-from ..progress import Advance, ShowProgress, counter, showing
+from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.companions import copy_unchanged
@@ -79,7 +79,7 @@ def refit(
         "statistics": dict(sums.lineage),
     }
     size = sum(shard.path.stat().st_size for shard in small.shards)
-    with output(out, RECORD, record) as work, showing(progress, "refitting") as report:
+    with output(out, RECORD, record) as work, progress_reporter(progress, "refitting") as report:
         if not work.done:
             partial = work.path
             check_space(partial, size)

@@ -14,7 +14,7 @@ import torch
 
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
-from ..progress import OnProgress, Progress, ignore
+from ..progress import OnProgress, Progress, ignore_progress
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, all_opened, opened, short_names
 from ..version import __version__
@@ -42,7 +42,7 @@ def verify(
     dtype: str | None = None,
     options: Mapping[str, Any] | None = None,
     seconds: float = 3600.0,
-    progress: OnProgress = ignore,
+    progress: OnProgress = ignore_progress,
 ) -> Verification:
     """Run `models` and the `baseline` they were cut from in `engine`: mlx, vllm or llamacpp.
 

@@ -106,7 +106,7 @@ def evaluate(
     from ...console.measures.evaluate import show_scores
     from ...console.progress import show_progress
     from ...evaluation.evaluate import evaluate as run
-    from ...progress import is_lead
+    from ...progress import is_rank_zero
     from ...runtime.states.stored import StateStorage
     from ...serving.deployment import ship_verdicts
 
@@ -134,7 +134,7 @@ def evaluate(
             resume=resume,
             progress=progress,
         )
-    if not is_lead():
+    if not is_rank_zero():
         return
     verdicts = ship_verdicts(scores, models)
     show_scores(scores, verdicts, str(output), as_json=as_json)

@@ -133,7 +133,7 @@ def recover(
     """Distil the original model into a pruned one, and write an ordinary checkpoint."""
     from ...console.progress import show_progress
     from ...console.steps.recover import show_coverage, show_recovery
-    from ...progress import is_lead
+    from ...progress import is_rank_zero
     from ...recovery.options import RecoverOptions
     from ...recovery.recover import recover as run
 
@@ -175,5 +175,5 @@ def recover(
             announce=show_coverage,
             progress=progress,
         )
-    if is_lead():
+    if is_rank_zero():
         show_recovery(recovered, str(output), as_json=as_json)

@@ -4,7 +4,7 @@ from statistics import mean
 
 from rich.table import Table
 
-from ...progress import is_lead
+from ...progress import is_rank_zero
 from ...recovery.adapters import Coverage
 from ...storage.checkpoint import Checkpoint
 from ...storage.json_file import read_object
@@ -14,7 +14,7 @@ from .. import terminal
 
 def show_coverage(coverage: Coverage) -> None:
     """Say what is trained, before it is."""
-    if is_lead():
+    if is_rank_zero():
         terminal.note(coverage_text(coverage))
 
 

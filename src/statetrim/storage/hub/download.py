@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
-from ...progress import OnProgress, Progress, ShowProgress, showing
+from ...progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..file_names import CONFIG, INDEX, MOST_CONFIG_BYTES, MOST_INDEX_BYTES, SINGLE
 from ..json_file import read_object
 from ..safetensors_file import Shard
@@ -114,7 +114,7 @@ class HubModel:
             logger.info("downloading %s: %s%d files", self, amount, len(new))
             home = _cache() / f"models--{self.repo.replace('/', '--')}"
             with (
-                showing(progress, f"downloading {self.repo}") as report,
+                progress_reporter(progress, f"downloading {self.repo}") as report,
                 _counting(home, nbytes, report),
             ):
                 snapshot_download(self.repo, revision=self.revision, allow_patterns=names)
