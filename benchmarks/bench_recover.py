@@ -21,7 +21,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import statetrim as st
-from statetrim.recovery.adapters import attach
+from statetrim.recovery.adapters import attach_adapters
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.storage.text import sequences
 
@@ -51,7 +51,7 @@ def bare_step_seconds(
 ) -> tuple[list[float], list[float]]:
     """CPU seconds of the student's part and of the teacher's."""
     live, teacher = load_live(small), st.load(model)
-    attach(live, rank=16, alpha=32)
+    attach_adapters(live, rank=16, alpha=32)
     student = live.module
     student.train()
     trained = [p for p in student.parameters() if p.requires_grad]

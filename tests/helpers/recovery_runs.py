@@ -42,7 +42,7 @@ def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
     st.recover(small, out=directory / "ddp", **options(model, directory))
 
     counts: dict[str, Any] = {}
-    real_trained, real_log = training.RecoveryTrainer.trained, training.RecoveryTrainer.log
+    real_trained, real_log = training.RecoveryTrainer.gather_trained, training.RecoveryTrainer.log
 
     def count(self: Any) -> Any:
         parameters = list(self.model.student.parameters())

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 
 import statetrim as st
-from statetrim.recovery.fsdp import Sharder, is_shard, whole
+from statetrim.recovery.fsdp import Sharder, gather_full, is_shard
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 
@@ -19,9 +19,9 @@ def compared(path: str) -> dict[str, float]:
     ids = torch.arange(12).unsqueeze(0) % 50 + 1
     live = load_live(path, Placement("cpu:0", layerwise=True))  # as the Trainer names it
     plain, split = st.load(path), live.module.requires_grad_(False)
-    Sharder(live.device).split(live)
+    Sharder(live.device).shard_model(live)
     expected, found = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))
-    heads = [whole(m.get_output_embeddings().weight) for m in (plain, split)]
+    heads = [gather_full(m.get_output_embeddings().weight) for m in (plain, split)]
     return {
         "hidden": float((found - expected).abs().max() / expected.abs().max()),
         "head": float((heads[1] - heads[0]).abs().max()),

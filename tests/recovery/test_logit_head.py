@@ -7,7 +7,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from statetrim.recovery.logit_head import head_of
+from statetrim.recovery.logit_head import get_logit_head
 from statetrim.runtime.loading import load_live
 
 
@@ -20,7 +20,7 @@ def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any)
         live.config.logits_scaling = 8.0
     if model_type == "falcon_h1":
         live.model.lm_head_multiplier = live.config.lm_head_multiplier = 0.25
-    head = head_of(opened)
+    head = get_logit_head(opened)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         hidden = opened.hidden(ids)
@@ -39,4 +39,4 @@ def test_an_unknown_way_to_logits_is_refused(checkpoint: Any) -> None:
 
     live.module.forward = squared
     with pytest.raises(st.StatetrimError, match="in a way that statetrim does not know"):
-        head_of(live)
+        get_logit_head(live)

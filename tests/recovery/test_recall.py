@@ -14,10 +14,10 @@ from torch.nn import functional
 import statetrim as st
 from helpers import tiny
 from statetrim.recovery import held_out
-from statetrim.recovery.adapters import attach
-from statetrim.recovery.data import TrainingRows, training_rows
+from statetrim.recovery.adapters import attach_adapters
+from statetrim.recovery.data import TrainingRows, load_training_rows
 from statetrim.recovery.distillation import Distillation
-from statetrim.recovery.logit_head import head_of
+from statetrim.recovery.logit_head import get_logit_head
 from statetrim.recovery.options import RecoverOptions
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.tasks.generated import plain_tokens, recall_sequences
@@ -67,7 +67,7 @@ def record(directory: Path) -> dict[str, Any]:
 
 
 def rows_of(small: st.Checkpoint, text: Path, **changed: Any) -> TrainingRows:
-    return training_rows(small, None, text, RecoverOptions(**OPTIONS | changed))
+    return load_training_rows(small, None, text, RecoverOptions(**OPTIONS | changed))
 
 
 def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) -> None:
@@ -75,13 +75,15 @@ def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) ->
     recall = data.recall
     assert data.ids.shape == (16, LENGTH) and recall is not None
     assert [int(made.sum()) for _, made in data.batches(4)] == [2, 2, 2, 2]
-    made = data.ids[recall.made].tolist()
+    made = data.ids[recall.is_recall].tolist()
     for row in made:  # 15 pairs, all asked again, and four tokens besides
         pairs = dict(zip(row[:30:2], row[1:30:2], strict=True))
-        assert all(row[place + 1] == pairs[row[place]] for place in recall.asked.tolist())
-    assert len(recall.asked) == 15
+        assert all(
+            row[place + 1] == pairs[row[place]] for place in recall.answer_positions.tolist()
+        )
+    assert len(recall.answer_positions) == 15
     plain = rows_of(small, text, recall=0.0)
-    assert plain.recall is None and data.ids[~recall.made].equal(plain.ids[:8])
+    assert plain.recall is None and data.ids[~recall.is_recall].equal(plain.ids[:8])
 
 
 def test_trained_held_out_calibrated_and_tested_sequences_differ(
@@ -91,11 +93,11 @@ def test_trained_held_out_calibrated_and_tested_sequences_differ(
     trained = rows_of(small, text, tokens=2**12).ids
     assert recall is not None
     tokenizer = load_tokenizer(small)
-    pairs = len(recall.asked)
+    pairs = len(recall.answer_positions)
     places, _ = associations(len(plain_tokens(tokenizer)), pairs, 256)
     tested = plain_tokens(tokenizer)[places]
     calibrated = recall_sequences(tokenizer, 4 * pairs * 256, length=4 * pairs).ids
-    kinds = [trained[recall.made], recall.held_out, calibrated, tested]
+    kinds = [trained[recall.is_recall], recall.held_out, calibrated, tested]
     seen = [{tuple(row[: 2 * pairs]) for row in ids.tolist()} for ids in kinds]
     assert [len(rows) for rows in seen] == [32, 4, 256, 256]
     assert len(set.union(*seen)) == 32 + 4 + 256 + 256
@@ -103,8 +105,8 @@ def test_trained_held_out_calibrated_and_tested_sequences_differ(
 
 def test_long_rows_hold_several_sequences(small: st.Checkpoint, text: Path) -> None:
     data = rows_of(small, text, length=200, tokens=4000)
-    assert data.recall is not None and len(data.recall.asked) == 3 * 15
-    for row in data.ids[data.recall.made].tolist():
+    assert data.recall is not None and len(data.recall.answer_positions) == 3 * 15
+    for row in data.ids[data.recall.is_recall].tolist():
         for start in (0, 60, 120):
             here = row[start : start + 60]
             pairs = dict(zip(here[:30:2], here[1:30:2], strict=True))
@@ -117,11 +119,16 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     data = rows_of(small, text)
     student, teacher = load_live(small), load_live(model)
     assert data.recall is not None
-    ids, made = data.ids[:3].long(), data.recall.made[:3]
+    ids, made = data.ids[:3].long(), data.recall.is_recall[:3]
     assert made.tolist() == [False, True, False]
-    heads = head_of(student), head_of(teacher)
+    heads = get_logit_head(student), get_logit_head(teacher)
     distillation = Distillation(
-        student.module, heads[0], teacher.module, heads[1], 2.0, asked=data.recall.asked
+        student.module,
+        heads[0],
+        teacher.module,
+        heads[1],
+        2.0,
+        answer_positions=data.recall.answer_positions,
     )
     student.module.requires_grad_(True)
     embedding = student.module.get_input_embeddings().weight  # its head is a copy, as heads are
@@ -137,7 +144,7 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     expected = torch.zeros(2, 3, dtype=torch.float64)
     total: Any = 0.0
     for row in range(3):
-        places = data.recall.asked.tolist() if made[row] else list(range(LENGTH - 1))
+        places = data.recall.answer_positions.tolist() if made[row] else list(range(LENGTH - 1))
         for place in places:
             q, p = (functional.log_softmax(x[row, place] / 2.0, -1) for x in (ours, theirs))
             answer = -functional.log_softmax(ours[row, place], -1)[ids[row, place + 1]]
@@ -163,14 +170,17 @@ def test_end_to_end_on_recall_is_recorded_and_stock(
             halves = (line[f"text_{part}"] + line[f"recall_{part}"]) / 2
             assert line[part] == pytest.approx(halves, rel=1e-6)
     assert [line["tokens"] for line in found["held_out"]] == [0, 256, 512, 768, 1024]
-    ids, asked = rows_of(small, text).recall.held_out.long(), rows_of(small, text).recall.asked
+    ids, asked = (
+        rows_of(small, text).recall.held_out.long(),
+        rows_of(small, text).recall.answer_positions,
+    )
     for place, checkpoint in ((0, small), (-1, out)):
         with torch.no_grad():
             best = st.load(checkpoint)(ids).logits.argmax(-1)
         right = (best[:, asked] == ids[:, asked + 1]).double().mean()
         assert found["held_out"][place]["recall"] == pytest.approx(float(right), abs=1e-3)
     plain = RecoverOptions(**OPTIONS | {"recall": 0.0})
-    assert not {"recall", "patience", "layers", "whole"} & set(plain.deciding)  # as in 0.1
+    assert not {"recall", "patience", "layers", "whole"} & set(plain.result_options)  # as in 0.1
 
 
 def test_micro_batches_with_uneven_parts_change_nothing(
@@ -210,11 +220,15 @@ def test_a_mixer_that_gains_no_more_is_left_as_it_is(
 
 
 def test_stalled() -> None:
-    assert not held_out.stalled([0.5, 0.4, 0.4], 0)
-    assert not held_out.stalled([0.4, 0.5], 2)
-    assert not held_out.stalled([0.4, 0.3, 0.5], 2)
-    assert held_out.stalled([0.4, 0.3, 0.4], 2)
-    assert [step for step in range(1, 104) if held_out.due(step, 103)][-3:] == [95, 100, 103]
+    assert not held_out.has_stalled([0.5, 0.4, 0.4], 0)
+    assert not held_out.has_stalled([0.4, 0.5], 2)
+    assert not held_out.has_stalled([0.4, 0.3, 0.5], 2)
+    assert held_out.has_stalled([0.4, 0.3, 0.4], 2)
+    assert [step for step in range(1, 104) if held_out.is_check_due(step, 103)][-3:] == [
+        95,
+        100,
+        103,
+    ]
 
 
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
@@ -223,7 +237,7 @@ def test_whole_mixers_of_every_family_can_be_written_back(
 ) -> None:
     live = load_live(st.open(checkpoint(model_type)))
     layer = max(live.mixers)
-    found = attach(live, rank=1, alpha=1, layers=[layer], whole=True)
+    found = attach_adapters(live, rank=1, alpha=1, layers=[layer], whole=True)
     trained = {name for name, value in live.module.named_parameters() if value.requires_grad}
     mixer = {id(value) for value in live.mixers[layer].parameters()}
     named = dict(live.module.named_parameters())
@@ -265,7 +279,7 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
     data = rows_of(small, text)
     assert data.recall is not None
-    (ids, made), asked = data.batches(4)[0], data.recall.asked
+    (ids, made), asked = data.batches(4)[0], data.recall.answer_positions
     held = data.recall.held_out.long()
     original, cut = st.load(model), st.load(small)
     with torch.no_grad():

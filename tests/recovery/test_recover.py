@@ -23,7 +23,7 @@ from statetrim.console import progress as console
 from statetrim.families.delta_net import DeltaNet
 from statetrim.progress import Progress
 from statetrim.recovery import trainer as training
-from statetrim.recovery.adapters import attach
+from statetrim.recovery.adapters import attach_adapters
 from statetrim.runtime.loading import load_live
 from statetrim.storage.text import Sequences
 
@@ -83,7 +83,7 @@ def test_recovery_ends_in_a_stock_checkpoint(
     model, small = pair(model_type)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     unmerged: list[Tensor] = []
-    real = training.RecoveryTrainer.trained
+    real = training.RecoveryTrainer.gather_trained
 
     def listen(self: Any) -> dict[str, Tensor]:
         student = precise(copy.deepcopy(self.model.student))
@@ -151,7 +151,7 @@ def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None
     model = st.open(checkpoint(model_type))
     opened = load_live(model)
     live = opened.module
-    coverage = attach(opened, rank=4, alpha=8, also=("softmax", "mlp")).coverage
+    coverage = attach_adapters(opened, rank=4, alpha=8, also=("softmax", "mlp")).coverage
     assert coverage.layers == len(model.geometry.layers)
     adapted = [name for name, _ in live.named_modules() if name.endswith("lora_A")]
     assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]
@@ -167,7 +167,7 @@ def test_a_projection_that_the_family_does_not_list_is_refused(
     model = st.open(checkpoint("delta_net"))
     monkeypatch.setattr(DeltaNet, "projections", ("q_proj", "k_proj", "v_proj", "o_proj"))
     with pytest.raises(st.StatetrimError, match=r"would miss the linear module .*attn\.b_proj"):
-        attach(load_live(model), rank=4, alpha=8)
+        attach_adapters(load_live(model), rank=4, alpha=8)
 
 
 def test_an_adapter_that_a_kernel_reads_past_is_refused(
@@ -204,7 +204,7 @@ def test_a_bfloat16_model_is_trained_in_float32(
 ) -> None:
     model, small = (stored_as_bfloat16(m, tmp_path / str(n)) for n, m in enumerate(pair("kda")))
     seen: list[Any] = []
-    real = training.RecoveryTrainer.trained
+    real = training.RecoveryTrainer.gather_trained
 
     def listen(self: Any) -> dict[str, Tensor]:
         seen.append(real(self))

@@ -23,9 +23,9 @@ from helpers.pretended_cuda import INDEXED, DevicesMixed
 from statetrim.calibration.calibrate import _backward_loss, _enable_projection_gradients
 from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
-from statetrim.recovery.adapters import Adapters, attach, attach_to_mixer
+from statetrim.recovery.adapters import Adapters, adapt_mixer, attach_adapters
 from statetrim.recovery.distillation import Distillation
-from statetrim.recovery.logit_head import head_of
+from statetrim.recovery.logit_head import get_logit_head
 from statetrim.recovery.mixer_repair import Recipe, _MixerTraining
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -126,12 +126,12 @@ def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -
     model = st.open(checkpoint(model_type))
     small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
     student, teacher = load_live(small, BF16), load_live(model, BF16)
-    attach(student, rank=4, alpha=8, also=())
-    heads = [head_of(each) for each in (student, teacher)]
+    attach_adapters(student, rank=4, alpha=8, also=())
+    heads = [get_logit_head(each) for each in (student, teacher)]
     student, teacher = moved(student), moved(teacher)
     learned = [p for p in student.module.parameters() if p.requires_grad]
     asked, made = torch.arange(3), torch.zeros(2, dtype=torch.bool, device=META)
-    loss = Distillation(student.module, heads[0], teacher.module, heads[1], asked=asked)
+    loss = Distillation(student.module, heads[0], teacher.module, heads[1], answer_positions=asked)
     with OneDevice():
         loss(torch.ones(2, 12, dtype=torch.long, device=META), made)["loss"].backward()
     assert learned and all(p.grad is not None and p.grad.is_meta for p in learned)
@@ -148,7 +148,7 @@ def test_a_step_of_a_mixer_alone(
     student.module.requires_grad_(False)
     layer, mixer = next(iter(student.mixers.items()))
     name = next(name for name, part in student.module.named_modules() if part is mixer)
-    attach_to_mixer(mixer, name, small, found := Adapters(), rank=4, alpha=8)
+    adapt_mixer(mixer, name, small, found := Adapters(), rank=4, alpha=8)
     moved(student)
     calls: list[MixerCall] = []
     with OneDevice():

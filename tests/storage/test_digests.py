@@ -62,7 +62,7 @@ def test_a_student_that_changed_far_inside_is_another_job(
     def killed(*args: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(module._Job, "_publish", killed)
+    monkeypatch.setattr(module._RecoveryRun, "_publish", killed)
     with pytest.raises(KeyboardInterrupt):
         recover()
     monkeypatch.undo()

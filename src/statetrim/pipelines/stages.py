@@ -128,7 +128,7 @@ class StageRunner:
                     dtype=options.dtype,
                     seed=options.seed,
                     out=out,
-                    announce=self.observer.announce,
+                    on_coverage=self.observer.announce,
                     progress=progress,
                 )
 

@@ -17,9 +17,9 @@ from ..runtime.live import LiveModel
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
 
-Around = Callable[[nn.Module], AbstractContextManager[None]]
+LayerContext = Callable[[nn.Module], AbstractContextManager[None]]
 
-ALSO = {
+EXTRA_GROUPS = {
     "softmax": ("q_proj", "k_proj", "v_proj", "o_proj"),
     "mlp": ("gate_proj", "up_proj", "down_proj", "gate_up_proj", "input_linear", "output_linear"),
 }
@@ -38,13 +38,13 @@ class Update:
         self, model: Checkpoint, trained: Mapping[str, Tensor]
     ) -> dict[str, Callable[[Tensor], Tensor]]:
         """For each stored tensor a function from its old value to the new one, float32."""
-        values = [trained[name].float() for name in self.parameters]
-        if len(values) == 2:
-            a, b = values  # [rank, in], [out, rank]
+        trained_values = [trained[name].float() for name in self.parameters]
+        if len(trained_values) == 2:
+            a, b = trained_values  # [rank, in], [out, rank]
             return {self.stored[0]: lambda before: before.float() + self.scale * (b @ a)}
         rows = [model.tensors[name][1].shape[0] for name in self.stored]
-        parts = zip(self.stored, torch.split(values[0], rows), strict=True)
-        return {name: lambda before, x=part: x.reshape(before.shape) for name, part in parts}  # type: ignore[misc]
+        pieces = zip(self.stored, torch.split(trained_values[0], rows), strict=True)
+        return {name: lambda before, x=piece: x.reshape(before.shape) for name, piece in pieces}  # type: ignore[misc]
 
 
 @dataclass
@@ -71,13 +71,15 @@ class Adapters:
     coverage: Coverage = field(default_factory=Coverage)
 
 
-def refuse_unknown_groups(also: Sequence[str]) -> None:
-    unknown = sorted(set(also) - set(ALSO))
+def check_groups(also: Sequence[str]) -> None:
+    unknown = sorted(set(also) - set(EXTRA_GROUPS))
     if unknown:
-        raise StatetrimError(f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(ALSO)}")
+        raise StatetrimError(
+            f"{unknown[0]!r} cannot be adapted too; choose from {', '.join(EXTRA_GROUPS)}"
+        )
 
 
-def attach(
+def attach_adapters(
     live: LiveModel,
     *,
     rank: int,
@@ -85,7 +87,7 @@ def attach(
     also: Sequence[str] = (),
     layers: Collection[int] = (),
     whole: bool = False,
-    around: Around | None = None,
+    layer_context: LayerContext | None = None,
 ) -> Adapters:
     """Freeze `live` and make what recovery trains trainable, in float32.
 
@@ -96,101 +98,109 @@ def attach(
     live.module.requires_grad_(False)
     model = live.checkpoint
     names = {id(module): name for name, module in live.module.named_modules()}
-    found = Adapters()
-    chosen = named_mixers(live, layers)
+    adapters = Adapters()
+    mixers = select_mixers(live, layers)
     for number, layer in enumerate(live.decoder_layers):
-        with nullcontext() if around is None else around(layer):
-            inside = live.mixers.get(number)
-            beside = _linear_beside(layer, inside)
-            for kind, wanted in ALSO.items():
-                parts = [part for part in beside if part.rpartition(".")[2] in wanted]
-                if kind in also and parts:
-                    _adapt(layer, names[id(layer)], parts, model, found, rank, alpha)
-                _count(found.coverage, kind, len(parts), kind in also)
-            if inside is not None and number in chosen:
-                name = names[id(inside)]
+        with nullcontext() if layer_context is None else layer_context(layer):
+            mixer = live.mixers.get(number)
+            other_linear = _linear_outside_mixer(layer, mixer)
+            for group, suffixes in EXTRA_GROUPS.items():
+                matching = [
+                    module_name
+                    for module_name in other_linear
+                    if module_name.rpartition(".")[2] in suffixes
+                ]
+                if group in also and matching:
+                    _inject_lora(layer, names[id(layer)], matching, model, adapters, rank, alpha)
+                _count(adapters.coverage, group, len(matching), group in also)
+            if mixer is not None and number in mixers:
+                name = names[id(mixer)]
                 if whole:
-                    attach_whole(inside, name, model, found)
+                    unfreeze_mixer(mixer, name, model, adapters)
                 else:
-                    attach_to_mixer(inside, name, model, found, rank=rank, alpha=alpha)
-    found.coverage.all_parameters = model.parameters
+                    adapt_mixer(mixer, name, model, adapters, rank=rank, alpha=alpha)
+    adapters.coverage.all_parameters = model.parameters
     trained = (p for p in live.module.parameters() if p.requires_grad)
-    found.coverage.trained_parameters = sum(p.numel() for p in trained)
-    return found
+    adapters.coverage.trained_parameters = sum(p.numel() for p in trained)
+    return adapters
 
 
-def named_mixers(live: LiveModel, layers: Collection[int]) -> dict[int, nn.Module]:
+def select_mixers(live: LiveModel, layers: Collection[int]) -> dict[int, nn.Module]:
     """The mixers of these layers, or of all."""
     unknown = sorted(set(layers) - set(live.mixers))
     if unknown:
-        known = ", ".join(map(str, live.mixers))
+        available = ", ".join(map(str, live.mixers))
         raise StatetrimError(
-            f"layer {unknown[0]} has no linear attention to train; choose from {known[:80]}"
+            f"layer {unknown[0]} has no linear attention to train; choose from {available[:80]}"
         )
     return {layer: mixer for layer, mixer in live.mixers.items() if not layers or layer in layers}
 
 
-def _linear_beside(layer: nn.Module, mixer: nn.Module | None) -> list[str]:
+def _linear_outside_mixer(layer: nn.Module, mixer: nn.Module | None) -> list[str]:
     """The linear modules of a decoder layer but those of its linear attention."""
-    inside = set() if mixer is None else {id(part) for part in mixer.modules()}
+    mixer_modules = set() if mixer is None else {id(name) for name in mixer.modules()}
     return [
-        part
-        for part, module in layer.named_modules()
-        if isinstance(module, nn.Linear) and id(module) not in inside
+        name
+        for name, module in layer.named_modules()
+        if isinstance(module, nn.Linear) and id(module) not in mixer_modules
     ]
 
 
-def _count(coverage: Coverage, kind: str, modules: int, chosen: bool) -> None:
-    adapted, total = getattr(coverage, kind)
-    setattr(coverage, kind, (adapted + (modules if chosen else 0), total + modules))
+def _count(coverage: Coverage, group: str, modules: int, chosen: bool) -> None:
+    adapted, total = getattr(coverage, group)
+    setattr(coverage, group, (adapted + (modules if chosen else 0), total + modules))
 
 
-def attach_to_mixer(
-    mixer: nn.Module, name: str, model: Checkpoint, found: Adapters, *, rank: int, alpha: int
+def adapt_mixer(
+    mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, *, rank: int, alpha: int
 ) -> None:
     """Adapt all of one linear-attention layer, `name` in the live model; adds to `found`."""
-    linear = _linear_of(mixer)
-    missed = sorted(set(linear) - set(model.family.projections))
-    if missed or not linear:
+    linear = _linear_names(mixer)
+    unlisted = sorted(set(linear) - set(model.family.projections))
+    if unlisted or not linear:
         family = type(model.family).__name__
         raise StatetrimError(
-            f"recovery would miss the linear module {name}.{missed[0]}: family {family} does not "
+            f"recovery would miss the linear module {name}.{unlisted[0]}: family {family} does not "
             f"list it in 'projections'"
-            if missed
+            if unlisted
             else f"{name} has no linear module, so there is nothing to adapt"
         )
-    _adapt(mixer, name, linear, model, found, rank, alpha)
-    for part, module in list(mixer.named_modules()):
+    _inject_lora(mixer, name, linear, model, adapters, rank, alpha)
+    for module_name, module in list(mixer.named_modules()):
         if isinstance(module, nn.Conv1d):
-            for leaf in ("weight", "bias"):
-                if getattr(module, leaf) is not None:
-                    found.updates.append(_unfreeze(module, f"{name}.{part}", leaf, model))
-            found.coverage.convolutions += 1
-    found.coverage.layers += 1
-    found.coverage.projections += len(linear)
+            for parameter_name in ("weight", "bias"):
+                if getattr(module, parameter_name) is not None:
+                    adapters.updates.append(
+                        _unfreeze_parameter(module, f"{name}.{module_name}", parameter_name, model)
+                    )
+            adapters.coverage.convolutions += 1
+    adapters.coverage.layers += 1
+    adapters.coverage.projections += len(linear)
 
 
-def attach_whole(mixer: nn.Module, name: str, model: Checkpoint, found: Adapters) -> None:
+def unfreeze_mixer(mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters) -> None:
     """Train every weight of one linear-attention layer, norms and decays too; adds to `found`."""
-    for path, _ in list(mixer.named_parameters()):
-        home, _, leaf = path.rpartition(".")
-        place = f"{name}.{home}" if home else name
-        found.updates.append(_unfreeze(mixer.get_submodule(home), place, leaf, model))
-    found.coverage.layers += 1
-    found.coverage.projections += len(_linear_of(mixer))
-    found.coverage.convolutions += sum(isinstance(m, nn.Conv1d) for m in mixer.modules())
+    for parameter_path, _ in list(mixer.named_parameters()):
+        module_path, _, parameter_name = parameter_path.rpartition(".")
+        full_name = f"{name}.{module_path}" if module_path else name
+        adapters.updates.append(
+            _unfreeze_parameter(mixer.get_submodule(module_path), full_name, parameter_name, model)
+        )
+    adapters.coverage.layers += 1
+    adapters.coverage.projections += len(_linear_names(mixer))
+    adapters.coverage.convolutions += sum(isinstance(m, nn.Conv1d) for m in mixer.modules())
 
 
-def _linear_of(mixer: nn.Module) -> list[str]:
-    return [part for part, module in mixer.named_modules() if isinstance(module, nn.Linear)]
+def _linear_names(mixer: nn.Module) -> list[str]:
+    return [name for name, module in mixer.named_modules() if isinstance(module, nn.Linear)]
 
 
-def _adapt(
-    home: nn.Module,
+def _inject_lora(
+    root: nn.Module,
     name: str,
-    parts: Sequence[str],
+    module_names: Sequence[str],
     model: Checkpoint,
-    found: Adapters,
+    adapters: Adapters,
     rank: int,
     alpha: int,
 ) -> None:
@@ -205,18 +215,24 @@ def _adapt(
         raise StatetrimError(
             'recovery needs peft; install it with: pip install "statetrim[recover]"'
         ) from None
-    for part in parts:
-        whole = f"{name}.{part}"
-        stored = stored_names(f"{whole}.weight", home.get_parameter(f"{part}.weight"), model)
-        adapter = (f"{whole}.lora_A.default.weight", f"{whole}.lora_B.default.weight")
-        found.updates.append(Update(stored, adapter, alpha / rank))
-    holder = nn.ModuleDict({"home": home})
-    config = LoraConfig(r=rank, lora_alpha=alpha, target_modules=[f"home.{p}" for p in parts])
-    frozen = [p for p in home.parameters() if p.requires_grad]  # peft freezes all but its own
+    for module_name in module_names:
+        full_name = f"{name}.{module_name}"
+        stored = find_stored_names(
+            f"{full_name}.weight", root.get_parameter(f"{module_name}.weight"), model
+        )
+        adapter = (f"{full_name}.lora_A.default.weight", f"{full_name}.lora_B.default.weight")
+        adapters.updates.append(Update(stored, adapter, alpha / rank))
+    holder = nn.ModuleDict({"home": root})
+    config = LoraConfig(
+        r=rank, lora_alpha=alpha, target_modules=[f"home.{p}" for p in module_names]
+    )
+    already_trainable = [
+        p for p in root.parameters() if p.requires_grad
+    ]  # peft freezes all but its own
     inject_adapter_in_model(config, holder)
-    for parameter in frozen:
+    for parameter in already_trainable:
         parameter.requires_grad_(True)
-    for parameter_name, parameter in home.named_parameters():
+    for parameter_name, parameter in root.named_parameters():
         if ".lora_" in parameter_name:
             parameter.data = parameter.data.float()
 
@@ -232,41 +248,53 @@ class _Cast(nn.Module):
         return x.to(self.dtype)
 
 
-def _unfreeze(module: nn.Module, name: str, leaf: str, model: Checkpoint) -> Update:
+def _unfreeze_parameter(
+    module: nn.Module, name: str, parameter_name: str, model: Checkpoint
+) -> Update:
     """Train one parameter whole; where it is not float32, through a float32 original."""
-    value: nn.Parameter = getattr(module, leaf)
-    stored = stored_names(f"{name}.{leaf}", value, model)
-    if value.dtype == torch.float32:
-        value.requires_grad_(True)
-        return Update(stored, (f"{name}.{leaf}",))
-    setattr(module, leaf, nn.Parameter(value.detach().float()))
-    parametrize.register_parametrization(module, leaf, _Cast(value.dtype), unsafe=True)
-    return Update(stored, (f"{name}.parametrizations.{leaf}.original",))
+    parameter: nn.Parameter = getattr(module, parameter_name)
+    stored = find_stored_names(f"{name}.{parameter_name}", parameter, model)
+    if parameter.dtype == torch.float32:
+        parameter.requires_grad_(True)
+        return Update(stored, (f"{name}.{parameter_name}",))
+    setattr(module, parameter_name, nn.Parameter(parameter.detach().float()))
+    parametrize.register_parametrization(
+        module, parameter_name, _Cast(parameter.dtype), unsafe=True
+    )
+    return Update(stored, (f"{name}.parametrizations.{parameter_name}.original",))
 
 
-def stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str, ...]:
+def find_stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str, ...]:
     """The tensors of the checkpoint that a live parameter was made of.
 
     Prefixes may differ, and some parameters are joined from several tensors on loading; that it is
     the right one is certain only when the values are the same.
     """
-    tail = name[name.index("layers.") :]
-    leaf = next(
-        (leaf for leaf in model.family.concatenated_parameters if tail.endswith("." + leaf)), None
+    suffix = name[name.index("layers.") :]
+    joined = next(
+        (
+            joined
+            for joined in model.family.concatenated_parameters
+            if suffix.endswith("." + joined)
+        ),
+        None,
     )
-    tails = [tail]
-    if leaf is not None:
-        tails = [
-            tail.removesuffix(leaf) + part for part in model.family.concatenated_parameters[leaf]
+    suffixes = [suffix]
+    if joined is not None:
+        suffixes = [
+            suffix.removesuffix(joined) + suffix_part
+            for suffix_part in model.family.concatenated_parameters[joined]
         ]
     prefixes = {
-        known.removesuffix(tails[0])
-        for known in model.tensors
-        if known == tails[0] or known.endswith("." + tails[0])
+        stored_name.removesuffix(suffixes[0])
+        for stored_name in model.tensors
+        if stored_name == suffixes[0] or stored_name.endswith("." + suffixes[0])
     }
     for prefix in sorted(prefixes):
-        names = tuple(prefix + part for part in tails)
-        if all(part in model.tensors for part in names) and _same(names, value, model):
+        names = tuple(prefix + suffix_part for suffix_part in suffixes)
+        if all(suffix_part in model.tensors for suffix_part in names) and _equals_stored(
+            names, value, model
+        ):
             return names
     raise StatetrimError(
         f"the live parameter {name} is no tensor of {model.path} under a known name, so what is "
@@ -274,11 +302,11 @@ def stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str, ...]
     )
 
 
-def _same(names: Sequence[str], value: Tensor, model: Checkpoint) -> bool:
+def _equals_stored(names: Sequence[str], live_value: Tensor, model: Checkpoint) -> bool:
     if any(model.tensors[name][1].dtype not in DTYPES for name in names):
         return False
     stored = torch.cat([model.tensor(name) for name in names])
-    value = value.detach().cpu()
-    return stored.numel() == value.numel() and torch.equal(
-        stored.to(value.dtype).flatten(), value.flatten()
+    live_value = live_value.detach().cpu()
+    return stored.numel() == live_value.numel() and torch.equal(
+        stored.to(live_value.dtype).flatten(), live_value.flatten()
     )

@@ -16,15 +16,15 @@ from ..tasks.generated import recall_sequences
 from .options import RecoverOptions
 
 Batch = tuple[Tensor, Tensor]
-HELD_OUT_TOKENS, MOST_HELD_OUT_ROWS = 2**13, 32
+HELD_OUT_TOKENS, MAX_HELD_OUT_ROWS = 2**13, 32
 
 
 @dataclass(frozen=True, eq=False)
 class RecallRows:
     """Which of the trained rows are recall sequences, and some that are not trained on."""
 
-    made: Tensor  # bool [rows]
-    asked: Tensor  # int64 [n]: where the next token of such a row can be known
+    is_recall: Tensor  # bool [rows]
+    answer_positions: Tensor  # int64 [n]: where the next token of such a row can be known
     held_out: Tensor  # int32 [rows, length]
 
 
@@ -38,21 +38,21 @@ class TrainingRows:
 
     def batches(self, size: int) -> list[Batch]:
         """Ids, int64 [size, length], and which rows of them are recall sequences."""
-        none = torch.zeros(len(self.ids), dtype=torch.bool)
-        made = none if self.recall is None else self.recall.made
-        parts = zip(torch.split(self.ids, size), torch.split(made, size), strict=True)
-        return [(ids.long(), rows) for ids, rows in parts]
+        no_recall = torch.zeros(len(self.ids), dtype=torch.bool)
+        is_recall = no_recall if self.recall is None else self.recall.is_recall
+        pairs = zip(torch.split(self.ids, size), torch.split(is_recall, size), strict=True)
+        return [(ids.long(), recall_rows) for ids, recall_rows in pairs]
 
 
-def training_rows(
-    small: Checkpoint,
+def load_training_rows(
+    student: Checkpoint,
     teacher: Checkpoint | None,
     text: str | Path | Sequences,
     options: RecoverOptions,
 ) -> TrainingRows:
-    batch_size, length, share = options.batch_size, options.length, options.recall
+    batch_size, length, recall_share = options.batch_size, options.length, options.recall
     if isinstance(text, Sequences):
-        if share:
+        if recall_share:
             raise StatetrimError("recall is mixed with a text; give a text, not token ids")
         steps = len(text.ids) // batch_size
         if not steps:
@@ -65,29 +65,29 @@ def training_rows(
             f"{tokens} tokens do not fill a batch of {batch_size} sequences of {length} tokens; "
             f"ask for more tokens, or smaller or shorter batches"
         )
-    tokenizer = load_tokenizer(small)
-    if teacher is not None and teacher is not small:
+    tokenizer = load_tokenizer(student)
+    if teacher is not None and teacher is not student:
         sample = next(documents(text), "")[:10_000]
         if load_tokenizer(teacher)(sample)["input_ids"] != tokenizer(sample)["input_ids"]:
             raise StatetrimError("teacher and student have different tokenizers")
-    made = _spread(steps * batch_size, share)
-    read, count = int((~made).sum()), int(made.sum())
-    found = sequences(text, tokenizer, tokens=read * length, length=length, skip=skip)
-    if not count:
-        return TrainingRows(found.ids, found.lineage)
-    held = min(MOST_HELD_OUT_ROWS, max(1, HELD_OUT_TOKENS // length))
-    trained, held_out = (
+    is_recall = _spread_evenly(steps * batch_size, recall_share)
+    text_rows, recall_rows = int((~is_recall).sum()), int(is_recall.sum())
+    text_sequences = sequences(text, tokenizer, tokens=text_rows * length, length=length, skip=skip)
+    if not recall_rows:
+        return TrainingRows(text_sequences.ids, text_sequences.lineage)
+    held_out_rows = min(MAX_HELD_OUT_ROWS, max(1, HELD_OUT_TOKENS // length))
+    recall_text, held_out = (
         recall_sequences(tokenizer, rows * length, options.seed, length=length, use=use)
-        for rows, use in ((count, "recovery"), (held, "held out"))
+        for rows, use in ((recall_rows, "recovery"), (held_out_rows, "held out"))
     )
-    assert trained.asked is not None
-    ids = torch.empty(len(made), length, dtype=torch.int32)
-    ids[~made], ids[made] = found.ids, trained.ids
-    recall = RecallRows(made, trained.asked, held_out.ids)
-    return TrainingRows(ids, found.lineage | {"recall": trained.lineage}, recall)
+    assert recall_text.asked is not None
+    ids = torch.empty(len(is_recall), length, dtype=torch.int32)
+    ids[~is_recall], ids[is_recall] = text_sequences.ids, recall_text.ids
+    recall = RecallRows(is_recall, recall_text.asked, held_out.ids)
+    return TrainingRows(ids, text_sequences.lineage | {"recall": recall_text.lineage}, recall)
 
 
-def _spread(rows: int, share: float) -> Tensor:
+def _spread_evenly(rows: int, fraction: float) -> Tensor:
     """Bool [rows]: `share` of them, as evenly as can be, so that every batch has its part."""
-    counts = (torch.arange(rows + 1, dtype=torch.float64) * share).floor()
+    counts = (torch.arange(rows + 1, dtype=torch.float64) * fraction).floor()
     return counts.diff() > 0

@@ -26,16 +26,18 @@ class Distillation(nn.Module):
         teacher: Any = None,
         teacher_head: LogitHead | None = None,
         temperature: float = 2.0,
-        frozen_mode: tuple[nn.Module, ...] = (),
-        asked: Tensor | None = None,
+        eval_modules: tuple[nn.Module, ...] = (),
+        answer_positions: Tensor | None = None,
     ) -> None:
         super().__init__()
         self.student = student
         self.head, self.temperature = head, temperature
-        self.asked = asked  # int64 [n]: where the next token of a recall sequence can be known
+        self.answer_positions = (
+            answer_positions  # int64 [n]: where the next token of a recall sequence can be known
+        )
         # Past nn.Module, which would register them (again).
         self.__dict__.update(
-            teacher=teacher, teacher_head=teacher_head, frozen_mode=list(frozen_mode)
+            teacher=teacher, teacher_head=teacher_head, frozen_mode=list(eval_modules)
         )
 
     def train(self, mode: bool = True) -> "Distillation":
@@ -44,7 +46,7 @@ class Distillation(nn.Module):
             module.eval()
         return self
 
-    def forward(self, input_ids: Tensor, made: Tensor | None = None) -> dict[str, Tensor]:
+    def forward(self, input_ids: Tensor, is_recall: Tensor | None = None) -> dict[str, Tensor]:
         """`input_ids` [batch, time] -> the mean of the rows' losses, and `sums` [2, 3]: for text
         and for recall the number of rows, and their cross-entropies and KLs added up.
 
@@ -52,56 +54,63 @@ class Distillation(nn.Module):
         (`made`, bool [batch]), over those that can be answered.
         """
         teacher: Any = self.__dict__["teacher"]
-        taught: Tensor | None = None
+        teacher_hidden: Tensor | None = None
         if teacher is not None:
             with torch.no_grad():
-                taught = _hidden(teacher, input_ids)
-        learned = _hidden(self.student, input_ids)
-        following = input_ids.roll(-1, 1)
-        weights = self._weights(input_ids, made)  # [batch, time, sources]
-        counted = weights.sum(-1) > 0
+                teacher_hidden = _final_hidden(teacher, input_ids)
+        student_hidden = _final_hidden(self.student, input_ids)
+        targets = input_ids.roll(-1, 1)
+        weights = self._position_weights(input_ids, is_recall)  # [batch, time, sources]
+        has_weight = weights.sum(-1) > 0
         # One call for both sources: of a sharded head the processes take part in every gathering,
         # and one of them may have no recall sequence.
-        loss, parts = chunked_loss(
-            learned[counted],
-            following[counted],
+        loss, loss_parts = chunked_loss(
+            student_hidden[has_weight],
+            targets[has_weight],
             self.head,
-            None if taught is None else taught[counted],
+            None if teacher_hidden is None else teacher_hidden[has_weight],
             self.__dict__["teacher_head"],
             self.temperature,
             None,
-            weights[counted],
+            weights[has_weight],
         )
-        rows = torch.stack([(x > 0).any(1).sum() for x in weights.unbind(-1)])
-        return {"loss": loss, "sums": torch.cat([rows[None], parts * len(input_ids)]).mT}
+        rows = torch.stack(
+            [(source_weights > 0).any(1).sum() for source_weights in weights.unbind(-1)]
+        )
+        return {"loss": loss, "sums": torch.cat([rows[None], loss_parts * len(input_ids)]).mT}
 
-    def _weights(self, input_ids: Tensor, made: Tensor | None) -> Tensor:
+    def _position_weights(self, input_ids: Tensor, is_recall: Tensor | None) -> Tensor:
         """What every position counts in the mean over all rows, for text and for recall."""
         rows, time = input_ids.shape
         weights = torch.zeros(rows, time, 2, device=input_ids.device)
-        if made is None:
+        if is_recall is None:
             weights[:, :-1, 0] = 1 / (rows * (time - 1))
             return weights
-        assert self.asked is not None
-        asked = torch.zeros(time, dtype=torch.bool, device=made.device)
-        asked[self.asked.to(made.device)] = True
-        weights[~made, :-1, 0] = 1 / (rows * (time - 1))
-        weights[:, :, 1] = made[:, None] * asked / (rows * len(self.asked))
+        assert self.answer_positions is not None
+        is_answer = torch.zeros(time, dtype=torch.bool, device=is_recall.device)
+        is_answer[self.answer_positions.to(is_recall.device)] = True
+        weights[~is_recall, :-1, 0] = 1 / (rows * (time - 1))
+        weights[:, :, 1] = is_recall[:, None] * is_answer / (rows * len(self.answer_positions))
         return weights
 
     @torch.no_grad()
-    def recall(self, ids: Tensor) -> float:
+    def recall_accuracy(self, ids: Tensor) -> float:
         """Part of the answers of recall sequences, int64 [rows, time], that the student gives."""
-        assert self.asked is not None
-        asked = self.asked.to(ids.device)
-        hidden, answers = _hidden(self.student, ids)[:, asked], ids[:, asked + 1].flatten()
+        assert self.answer_positions is not None
+        answer_positions = self.answer_positions.to(ids.device)
+        hidden, answers = (
+            _final_hidden(self.student, ids)[:, answer_positions],
+            ids[:, answer_positions + 1].flatten(),
+        )
         weight, bias = self.head.weight, self.head.bias
-        chunks = torch.split(hidden.flatten(0, 1), _positions_at_once(weight))
-        best = torch.cat([self.head.logits(chunk, weight, bias).argmax(-1) for chunk in chunks])
-        return float((best == answers).double().mean())
+        chunks = torch.split(hidden.flatten(0, 1), _chunk_size(weight))
+        predictions = torch.cat(
+            [self.head.logits(chunk, weight, bias).argmax(-1) for chunk in chunks]
+        )
+        return float((predictions == answers).double().mean())
 
 
-def _hidden(live: Any, input_ids: Tensor) -> Tensor:
+def _final_hidden(live: Any, input_ids: Tensor) -> Tensor:
     """Final hidden states [batch, time, hidden]."""
     hidden: Tensor = decoder_of(live)(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden
@@ -111,10 +120,10 @@ def chunked_loss(
     hidden: Tensor,
     targets: Tensor,
     head: LogitHead,
-    taught: Tensor | None = None,
+    teacher_hidden: Tensor | None = None,
     teacher_head: LogitHead | None = None,
     temperature: float = 2.0,
-    chunk: int | None = None,
+    chunk_size: int | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Mean loss over positions, and its parts [2]: cross-entropy and KL (at `temperature`).
@@ -123,11 +132,13 @@ def chunked_loss(
     sources], the sum by these, and its parts [2, sources].
     """
     apply: Any = _ChunkedLoss.apply
-    given = weights
+    source_weights = weights
     if weights is None:
         weights = torch.full((len(targets), 1), 1 / len(targets), device=hidden.device)
-    loss, parts = apply(hidden, targets, head, taught, teacher_head, temperature, chunk, weights)
-    return loss, parts.squeeze(-1) if given is None else parts
+    loss, loss_parts = apply(
+        hidden, targets, head, teacher_hidden, teacher_head, temperature, chunk_size, weights
+    )
+    return loss, loss_parts.squeeze(-1) if source_weights is None else loss_parts
 
 
 class _ChunkedLoss(torch.autograd.Function):
@@ -137,36 +148,47 @@ class _ChunkedLoss(torch.autograd.Function):
         hidden: Tensor,
         targets: Tensor,
         head: LogitHead,
-        taught: Tensor | None,
+        teacher_hidden: Tensor | None,
         teacher_head: LogitHead | None,
         temperature: float,
-        chunk: int | None,
+        chunk_size: int | None,
         weights: Tensor,
     ) -> tuple[Tensor, Tensor]:
         count = len(targets)
         weight, bias = head.weight, head.bias
-        if taught is not None:
+        if teacher_hidden is not None:
             assert teacher_head is not None
             teacher_weight, teacher_bias = teacher_head.weight, teacher_head.bias
-        chunk = chunk or _positions_at_once(weight)
-        wanted = ctx.needs_input_grad[0]
-        gradient = torch.empty_like(hidden) if wanted else None
-        each = torch.zeros(2, count, dtype=torch.float64, device=hidden.device)
-        counts = weights.sum(-1, keepdim=True)
-        for start in range(0, count, chunk):
-            here = slice(start, min(start + chunk, count))
-            logits = head.logits(hidden[here], weight, bias)
-            teaching = None
-            if taught is not None and teacher_head is not None:
-                teaching = teacher_head.logits(taught[here], teacher_weight, teacher_bias)
-            slope = _chunk(logits, targets[here], teaching, temperature, each[:, here], wanted)
-            if gradient is not None:
-                gradient[here] = head.backward(slope, logits, weight).mul_(counts[here])
-        parts = (each @ weights.double()).float()
-        if gradient is not None:
-            ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(parts)
-        return parts[0].sum() + temperature**2 * parts[1].sum(), parts
+        chunk_size = chunk_size or _chunk_size(weight)
+        needs_gradient = ctx.needs_input_grad[0]
+        hidden_gradient = torch.empty_like(hidden) if needs_gradient else None
+        position_losses = torch.zeros(2, count, dtype=torch.float64, device=hidden.device)
+        position_weights = weights.sum(-1, keepdim=True)
+        for start in range(0, count, chunk_size):
+            span = slice(start, min(start + chunk_size, count))
+            logits = head.logits(hidden[span], weight, bias)
+            teacher_logits = None
+            if teacher_hidden is not None and teacher_head is not None:
+                teacher_logits = teacher_head.logits(
+                    teacher_hidden[span], teacher_weight, teacher_bias
+                )
+            logit_gradient = _chunk_loss(
+                logits,
+                targets[span],
+                teacher_logits,
+                temperature,
+                position_losses[:, span],
+                needs_gradient,
+            )
+            if hidden_gradient is not None:
+                hidden_gradient[span] = head.backward(logit_gradient, logits, weight).mul_(
+                    position_weights[span]
+                )
+        loss_parts = (position_losses @ weights.double()).float()
+        if hidden_gradient is not None:
+            ctx.save_for_backward(hidden_gradient)
+        ctx.mark_non_differentiable(loss_parts)
+        return loss_parts[0].sum() + temperature**2 * loss_parts[1].sum(), loss_parts
 
     @staticmethod
     def backward(ctx: Any, loss: Tensor, parts: Tensor) -> Any:
@@ -174,17 +196,17 @@ class _ChunkedLoss(torch.autograd.Function):
         return gradient * loss.to(gradient.dtype), *[None] * 7
 
 
-def _positions_at_once(weight: Tensor) -> int:
+def _chunk_size(weight: Tensor) -> int:
     return max(16, CHUNK_LOGITS.get(weight.device.type, 2**24) // len(weight))
 
 
-def _chunk(
+def _chunk_loss(
     logits: Tensor,
     targets: Tensor,
-    teaching: Tensor | None,
+    teacher_logits: Tensor | None,
     temperature: float,
-    each: Tensor,
-    differentiate: bool,
+    position_losses: Tensor,
+    needs_gradient: bool,
 ) -> Tensor:
     """Write the positions' parts to `each` [2, positions]; returns the gradient by the logits, if
     wanted.
@@ -193,16 +215,16 @@ def _chunk(
     """
     rows = torch.arange(len(targets), device=targets.device)
     log_q = logits.log_softmax(-1)
-    each[0] = -log_q[rows, targets]
-    slope = log_q
-    if differentiate:
-        slope = log_q.exp_()
-        slope[rows, targets] -= 1
-    if teaching is not None:
-        warm_q = (logits / temperature).log_softmax(-1)
-        warm_p = teaching.div_(temperature).log_softmax(-1)
-        p = torch.exp(warm_p, out=teaching)
-        each[1] = torch.linalg.vecdot(p, warm_p.sub_(warm_q))
-        if differentiate:
-            slope.add_(warm_q.exp_().sub_(p), alpha=temperature)
-    return slope
+    position_losses[0] = -log_q[rows, targets]
+    logit_gradient = log_q
+    if needs_gradient:
+        logit_gradient = log_q.exp_()
+        logit_gradient[rows, targets] -= 1
+    if teacher_logits is not None:
+        log_q_at_t = (logits / temperature).log_softmax(-1)
+        log_p_at_t = teacher_logits.div_(temperature).log_softmax(-1)
+        teacher_p = torch.exp(log_p_at_t, out=teacher_logits)
+        position_losses[1] = torch.linalg.vecdot(teacher_p, log_p_at_t.sub_(log_q_at_t))
+        if needs_gradient:
+            logit_gradient.add_(log_q_at_t.exp_().sub_(teacher_p), alpha=temperature)
+    return logit_gradient

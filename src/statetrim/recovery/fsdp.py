@@ -15,7 +15,7 @@ from ..runtime.processes import launched
 from ..runtime.stored_weights import StoredWeights
 
 
-def refuse_unmet_requests(sharded: bool) -> None:
+def check_launch(sharded: bool) -> None:
     """To accelerate for FSDP, which on CPUs does nothing at all and says nothing; and to us, where
     there is nobody to share with."""
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
@@ -45,26 +45,26 @@ class Sharder:
             device.type, (dist.get_world_size(),), mesh_dim_names=("fsdp",)
         )
 
-    def split(self, live: LiveModel) -> None:
+    def shard_model(self, live: LiveModel) -> None:
         for layer in live.decoder_layers:
-            with self.layer(live, layer):
+            with self.shard_layer(live, layer):
                 pass
-        self.rest(live)
+        self.shard_remaining(live)
 
     @contextmanager
-    def layer(self, live: LiveModel, layer: nn.Module) -> Iterator[None]:
+    def shard_layer(self, live: LiveModel, layer: nn.Module) -> Iterator[None]:
         """Within, a decoder layer is whole; afterwards it is split."""
         from torch.distributed.fsdp import fully_shard
 
-        _weights(live).settle(layer)
+        _stored_weights(live).settle(layer)
         yield
         fully_shard(layer, mesh=self.mesh)
 
-    def rest(self, live: LiveModel) -> None:
+    def shard_remaining(self, live: LiveModel) -> None:
         """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
         from torch.distributed.fsdp import fully_shard
 
-        module, weights = live.module, _weights(live)
+        module, weights = live.module, _stored_weights(live)
         embeddings, head = module.get_input_embeddings(), live.head
         weights.settle(embeddings)
         module.tie_weights()  # before the head would be read as a matrix of its own
@@ -82,38 +82,40 @@ class Sharder:
         check_sharded(module)
 
 
-def _weights(live: LiveModel) -> StoredWeights:
+def _stored_weights(live: LiveModel) -> StoredWeights:
     assert live.weights is not None, "it is in memory already"
     return live.weights
 
 
 def check_sharded(module: nn.Module) -> None:
     """Every parameter must be a shard; one that is not would be a silent full copy."""
-    whole = [name for name, parameter in module.named_parameters() if not is_shard(parameter)]
-    if whole:
+    unsharded = [name for name, parameter in module.named_parameters() if not is_shard(parameter)]
+    if unsharded:
         raise StatetrimError(
-            f"sharding was asked for and {len(whole)} parameters are whole, the first is {whole[0]}"
+            f"sharding was asked for and {len(unsharded)} parameters are whole, the first is {unsharded[0]}"
         )
 
 
 def is_shard(tensor: Tensor) -> bool:
     from torch.distributed.tensor import DTensor
 
-    return isinstance(tensor, DTensor) and any(place.is_shard() for place in tensor.placements)
+    return isinstance(tensor, DTensor) and any(
+        placement.is_shard() for placement in tensor.placements
+    )
 
 
-def whole(tensor: Tensor) -> Tensor:
+def gather_full(tensor: Tensor) -> Tensor:
     """The full value on the CPU; with a sharded tensor every process must ask."""
-    full: Any = getattr(tensor, "full_tensor", None)
-    value: Tensor = tensor if full is None else full()
+    full_tensor: Any = getattr(tensor, "full_tensor", None)
+    value: Tensor = tensor if full_tensor is None else full_tensor()
     return value.detach().cpu()
 
 
-def like(value: Tensor, model: Tensor) -> Tensor:
+def shard_like(value: Tensor, reference: Tensor) -> Tensor:
     """`value`, known whole to every process, on the device and in the shards of `model`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
-    value = value.to(device=model.device, dtype=model.dtype)
-    if not isinstance(model, DTensor):
+    value = value.to(device=reference.device, dtype=reference.dtype)
+    if not isinstance(reference, DTensor):
         return value
-    return distribute_tensor(value, model.device_mesh, model.placements, src_data_rank=None)
+    return distribute_tensor(value, reference.device_mesh, reference.placements, src_data_rank=None)

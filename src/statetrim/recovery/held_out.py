@@ -5,13 +5,13 @@ from collections.abc import Sequence
 CHECKS = 20  # in a run, besides the one before it
 
 
-def due(step: int, steps: int) -> bool:
+def is_check_due(step: int, steps: int) -> bool:
     """Whether to measure after `step` of `steps`."""
     return step % max(1, steps // CHECKS) == 0 or step == steps
 
 
-def stalled(figures: Sequence[float], patience: int) -> bool:
+def has_stalled(scores: Sequence[float], patience: int) -> bool:
     """Whether the last `patience` figures bring nothing above the best before them."""
-    if not patience or len(figures) <= patience:
+    if not patience or len(scores) <= patience:
         return False
-    return max(figures[-patience:]) <= max(figures[:-patience])
+    return max(scores[-patience:]) <= max(scores[:-patience])

@@ -10,7 +10,7 @@ from torch.nn import functional
 from ..errors import StatetrimError
 from ..runtime.live import LiveModel
 
-_PROBE = 8  # tokens on which the head is compared with the model's own logits
+_PROBE_TOKENS = 8  # tokens on which the head is compared with the model's own logits
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,11 +24,11 @@ class LogitHead:
     @property
     def weight(self) -> Tensor:
         """[vocabulary, hidden], whole even where it is sharded."""
-        return _whole(self.module.weight.detach())
+        return _full(self.module.weight.detach())
 
     @property
     def bias(self) -> Tensor | None:
-        return None if self.module.bias is None else _whole(self.module.bias.detach())
+        return None if self.module.bias is None else _full(self.module.bias.detach())
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[positions, hidden] -> [positions, vocabulary], float32."""
@@ -44,18 +44,20 @@ class LogitHead:
         return (gradient.to(weight.dtype) @ weight).float() * self.scale
 
 
-def head_of(live: LiveModel) -> LogitHead:
+def get_logit_head(live: LiveModel) -> LogitHead:
     """The head of a live model, once it is certain to give the model's own logits."""
     config = live.module.config.get_text_config()
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
     head = LogitHead(live.head, float(scale), cap)
-    ids = torch.arange(_PROBE).unsqueeze(0) % config.vocab_size
+    ids = torch.arange(_PROBE_TOKENS).unsqueeze(0) % config.vocab_size
     with torch.no_grad():
-        stock = _stock_logits(live, head, ids)[0].float()
+        stock_logits = _stock_logits(live, head, ids)[0].float()
         hidden = live.hidden(ids)[0]
-        ours = head.logits(hidden, head.weight, head.bias)
-    if not torch.allclose(ours, stock, rtol=1e-3, atol=1e-3 * float(stock.abs().max())):
+        head_logits = head.logits(hidden, head.weight, head.bias)
+    if not torch.allclose(
+        head_logits, stock_logits, rtol=1e-3, atol=1e-3 * float(stock_logits.abs().max())
+    ):
         raise StatetrimError(
             f"{type(live.module).__name__} turns hidden states into logits in a way that statetrim "
             f"does not know, so it cannot be distilled"
@@ -66,17 +68,17 @@ def head_of(live: LiveModel) -> LogitHead:
 def _stock_logits(live: LiveModel, head: LogitHead, ids: Tensor) -> Tensor:
     """By the model's own forward pass; a sharded head is replaced by a whole one meanwhile, since
     one that is tied to the embeddings is brought together for them only."""
-    whole = nn.Linear(1, 1, bias=head.bias is not None, device="meta")
-    whole.weight = nn.Parameter(head.weight, requires_grad=False)
+    full_head = nn.Linear(1, 1, bias=head.bias is not None, device="meta")
+    full_head.weight = nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:
-        whole.bias = nn.Parameter(head.bias, requires_grad=False)
-    live.headed.set_output_embeddings(whole)
+        full_head.bias = nn.Parameter(head.bias, requires_grad=False)
+    live.headed.set_output_embeddings(full_head)
     try:
         return live.logits(ids)
     finally:
         live.headed.set_output_embeddings(head.module)
 
 
-def _whole(tensor: Tensor) -> Tensor:
-    full: Any = getattr(tensor, "full_tensor", None)
-    return tensor if full is None else full()
+def _full(tensor: Tensor) -> Tensor:
+    full_tensor: Any = getattr(tensor, "full_tensor", None)
+    return tensor if full_tensor is None else full_tensor()

@@ -22,9 +22,9 @@ from ..runtime.placement import Placement
 from ..runtime.sequential import LayerWalk, Turn
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
-from .adapters import Adapters, Update, attach_to_mixer, attach_whole, named_mixers
+from .adapters import Adapters, Update, adapt_mixer, select_mixers, unfreeze_mixer
 from .data import Batch, RecallRows, TrainingRows
-from .held_out import due, stalled
+from .held_out import has_stalled, is_check_due
 
 Curve = list[dict[str, Any]]
 
@@ -46,7 +46,7 @@ class Recipe:
 
 
 @dataclass
-class Repaired:
+class RepairResult:
     """What was trained, the loss of every step of every layer, and the error on held-out recall."""
 
     adapters: Adapters
@@ -55,7 +55,7 @@ class Repaired:
     held_out: Curve
 
 
-class Layerwise:
+class LayerwiseRecovery:
     """A student and its teacher on disk; `directory` keeps hidden states and finished layers."""
 
     def __init__(
@@ -72,9 +72,9 @@ class Layerwise:
         self.student.module.requires_grad_(False)
         if set(self.student.mixers) != set(self.teacher.mixers):
             raise StatetrimError("teacher and student have linear attention in different layers")
-        self.repaired = named_mixers(self.student, recipe.layers)
+        self.mixers = select_mixers(self.student, recipe.layers)
 
-    def run(self, data: TrainingRows, batch_size: int, progress: OnProgress) -> Repaired:
+    def run(self, data: TrainingRows, batch_size: int, progress: OnProgress) -> RepairResult:
         """Behind the batches that are trained on comes what is held out, as one more."""
         batches = data.batches(batch_size)
         inputs = [ids for ids, _ in batches]
@@ -83,65 +83,71 @@ class Layerwise:
         for ids in inputs:
             self.student.check_ids(ids)
         walk = LayerWalk(self.teacher, inputs, self.directory)
-        for turn in walk.turns(max(self.repaired) + 1):
-            if turn.number in self.repaired:
-                self._repair(turn, batches, data.recall, progress)
+        for layer_pass in walk.turns(max(self.mixers) + 1):
+            if layer_pass.number in self.mixers:
+                self._repair_layer(layer_pass, batches, data.recall, progress)
             else:
-                for _ in turn.run():
+                for _ in layer_pass.run():
                     pass
-        return self._result()
+        return self._load_result()
 
-    def _repair(
-        self, turn: Turn, batches: list[Batch], recall: RecallRows | None, progress: OnProgress
+    def _repair_layer(
+        self,
+        layer_pass: Turn,
+        batches: list[Batch],
+        recall: RecallRows | None,
+        progress: OnProgress,
     ) -> None:
         """The teacher's layer runs over all of the text, and the student's learns from it."""
-        number, tokens, calls = turn.number, 0, list[MixerCall]()
-        training = self._training(number, len(batches), recall)
+        number, tokens, calls = layer_pass.number, 0, list[MixerCall]()
+        training = self._start_training(number, len(batches), recall)
         with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
             if recall is not None:
-                for _ in turn.run([len(batches)]):
-                    training.hold_out(calls.pop())
-            for step in turn.run(range(len(batches))):
-                ids, made = batches[step]
+                for _ in layer_pass.run([len(batches)]):
+                    training.set_held_out(calls.pop())
+            for step in layer_pass.run(range(len(batches))):
+                ids, is_recall = batches[step]
                 tokens += ids.numel()
-                loss = training.step(calls.pop(), made, tokens)
+                loss = training.step(calls.pop(), is_recall, tokens)
                 label = f"layer {number}"
                 progress(Progress(step + 1, len(batches), "steps", label, tokens, loss))
         training.save(self.directory / f"layer-{number}.safetensors")
 
-    def _training(self, number: int, steps: int, recall: RecallRows | None) -> "_MixerTraining":
-        mixer = self.repaired[number]
+    def _start_training(
+        self, number: int, steps: int, recall: RecallRows | None
+    ) -> "_MixerTraining":
+        mixer = self.mixers[number]
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
         assert self.student.weights is not None
         self.student.weights.settle(mixer)
         torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
-        found = Adapters()
+        adapters = Adapters()
         rank, alpha = self.recipe.rank, self.recipe.alpha
         if self.recipe.whole:
-            attach_whole(mixer, name, self.checkpoint, found)
+            unfreeze_mixer(mixer, name, self.checkpoint, adapters)
         else:
-            attach_to_mixer(mixer, name, self.checkpoint, found, rank=rank, alpha=alpha)
-        asked = None if recall is None else recall.asked
-        return _MixerTraining(number, name, mixer, found, self.recipe, steps, asked)
+            adapt_mixer(mixer, name, self.checkpoint, adapters, rank=rank, alpha=alpha)
+        answer_positions = None if recall is None else recall.answer_positions
+        return _MixerTraining(number, name, mixer, adapters, self.recipe, steps, answer_positions)
 
-    def _result(self) -> Repaired:
+    def _load_result(self) -> RepairResult:
         """From the files of all layers, whether this process wrote them or one before it."""
-        result = Repaired(Adapters(), {}, [], [])
-        total = result.adapters.coverage
-        for number in sorted(self.repaired):
+        result = RepairResult(Adapters(), {}, [], [])
+        coverage = result.adapters.coverage
+        for number in sorted(self.mixers):
             path = self.directory / f"layer-{number}.safetensors"
             with safe_open(path, framework="pt") as file:
-                about = file.metadata()
+                metadata = file.metadata()
                 result.trained |= {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-            result.curve += json.loads(about["curve"])
-            result.held_out += json.loads(about["held_out"])
-            for stored, parameters, scale in json.loads(about["updates"]):
+            result.curve += json.loads(metadata["curve"])
+            result.held_out += json.loads(metadata["held_out"])
+            for stored, parameters, scale in json.loads(metadata["updates"]):
                 result.adapters.updates.append(Update(tuple(stored), tuple(parameters), scale))
             for field in ("layers", "projections", "convolutions"):
-                count = getattr(total, field) + json.loads(about["coverage"])[field]
-                setattr(total, field, count)
-        total.trained_parameters = sum(value.numel() for value in result.trained.values())
-        total.all_parameters = self.checkpoint.parameters
+                count = getattr(coverage, field) + json.loads(metadata["coverage"])[field]
+                setattr(coverage, field, count)
+        coverage.trained_parameters = sum(value.numel() for value in result.trained.values())
+        coverage.all_parameters = self.checkpoint.parameters
         return result
 
 
@@ -156,13 +162,13 @@ class _MixerTraining:
         adapters: Adapters,
         recipe: Recipe,
         steps: int,
-        asked: Tensor | None,
+        answer_positions: Tensor | None,
     ) -> None:
         from transformers.optimization import get_cosine_with_min_lr_schedule_with_warmup
 
         self.layer, self.name, self.mixer, self.adapters = layer, name, mixer, adapters
         self.mixed_precision, self.patience = recipe.mixed_precision, recipe.patience
-        self.steps, self.asked, self.stopped = steps, asked, False
+        self.steps, self.answer_positions, self.stopped = steps, answer_positions, False
         self.trained = {n: p for n, p in mixer.named_parameters() if p.requires_grad}
         self.optimizer = torch.optim.AdamW(
             self.trained.values(), lr=recipe.learning_rate, weight_decay=0.0
@@ -174,72 +180,72 @@ class _MixerTraining:
             min_lr=recipe.last_learning_rate,
         )
         self.curve: Curve = []
-        self.checks: Curve = []
-        self.held_out: MixerCall | None = None
+        self.held_out_curve: Curve = []
+        self.held_out_call: MixerCall | None = None
 
-    def hold_out(self, call: MixerCall) -> None:
+    def set_held_out(self, call: MixerCall) -> None:
         """Measure on this one, now and on the way."""
-        self.held_out = call
-        self._check(0)
+        self.held_out_call = call
+        self._measure_held_out(0)
 
-    def _check(self, tokens: int) -> None:
-        assert self.held_out is not None
-        everything = torch.ones(len(self.held_out.output), dtype=torch.bool)
+    def _measure_held_out(self, tokens: int) -> None:
+        assert self.held_out_call is not None
+        all_recall = torch.ones(len(self.held_out_call.output), dtype=torch.bool)
         with torch.no_grad():
-            error = float(self._error(self.held_out, everything))
-        self.checks.append({"layer": self.layer, "tokens": tokens, "recall_error": error})
-        errors = [-line["recall_error"] for line in self.checks]
-        self.stopped = stalled(errors, self.patience)
+            error = float(self._relative_error(self.held_out_call, all_recall))
+        self.held_out_curve.append({"layer": self.layer, "tokens": tokens, "recall_error": error})
+        negated_errors = [-line["recall_error"] for line in self.held_out_curve]
+        self.stopped = has_stalled(negated_errors, self.patience)
 
-    def _error(self, call: MixerCall, made: Tensor) -> Any:
+    def _relative_error(self, call: MixerCall, is_recall: Tensor) -> Any:
         """The squared error over the target's own square: of the rows of text, and of the answers
         of recall sequences (`made`, bool [rows]), each by its part of the rows."""
         device = call.output.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed_precision):
-            answer = call.repeat(self.mixer).float()
+            student_output = call.repeat(self.mixer).float()
         target = call.output.float()
         total: Any = 0.0
-        made = made.to(device)
-        for rows, places in ((~made, slice(None)), (made, self.asked)):
-            wanted = target[rows][:, places]
-            if len(wanted):
-                error = (answer[rows][:, places] - wanted).square().mean()
-                size = wanted.square().mean().clamp_min(1e-30)
-                total = total + error / size * (len(wanted) / len(target))
+        is_recall = is_recall.to(device)
+        for rows, positions in ((~is_recall, slice(None)), (is_recall, self.answer_positions)):
+            expected = target[rows][:, positions]
+            if len(expected):
+                error = (student_output[rows][:, positions] - expected).square().mean()
+                scale = expected.square().mean().clamp_min(1e-30)
+                total = total + error / scale * (len(expected) / len(target))
         return total
 
-    def step(self, call: MixerCall, made: Tensor, tokens: int) -> float:
+    def step(self, call: MixerCall, is_recall: Tensor, tokens: int) -> float:
         """One step, unless it was decided to stop."""
         if self.stopped:
             return float(self.curve[-1]["loss"])
-        loss = self._error(call, made)
+        loss = self._relative_error(call, is_recall)
         if not bool(loss.isfinite()):
             raise StatetrimError(
                 f"the loss of layer {self.layer} is not a number; lower the learning rate"
             )
-        rate = self.schedule.get_last_lr()[0]
+        learning_rate = self.schedule.get_last_lr()[0]
         self.optimizer.zero_grad()
         loss.backward()
         nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
         self.optimizer.step()
         self.schedule.step()
-        line = {"layer": self.layer, "step": len(self.curve) + 1, "tokens": tokens}
-        self.curve.append(line | {"loss": float(loss.detach()), "learning_rate": rate})
-        if self.held_out is not None and due(len(self.curve), self.steps):
-            self._check(tokens)
+        progress = {"layer": self.layer, "step": len(self.curve) + 1, "tokens": tokens}
+        self.curve.append(progress | {"loss": float(loss.detach()), "learning_rate": learning_rate})
+        if self.held_out_call is not None and is_check_due(len(self.curve), self.steps):
+            self._measure_held_out(tokens)
         return float(loss.detach())
 
     def save(self, target: Path) -> None:
         """What was learned, and all that is needed to write it back; then the mixer is let go."""
-        values = {
+        tensors = {
             f"{self.name}.{leaf}": value.detach().cpu().contiguous()
             for leaf, value in self.trained.items()
         }
-        about = {
+        metadata = {
             "curve": self.curve,
-            "held_out": self.checks,
+            "held_out": self.held_out_curve,
             "updates": [(u.stored, u.parameters, u.scale) for u in self.adapters.updates],
             "coverage": self.adapters.coverage.as_json(),
         }
-        save_tensors(target, values, {name: json.dumps(value) for name, value in about.items()})
+        save_tensors(target, tensors, {name: json.dumps(value) for name, value in metadata.items()})
         self.mixer.to("meta")

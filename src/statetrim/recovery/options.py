@@ -62,19 +62,19 @@ class RecoverOptions:
             parse_token_count(tokens)  # refuses what is none
 
     @property
-    def lowest_learning_rate(self) -> float:
+    def final_learning_rate(self) -> float:
         last = self.last_learning_rate
         return self.learning_rate / 10 if last is None else last
 
     @property
-    def deciding(self) -> dict[str, Any]:
+    def result_options(self) -> dict[str, Any]:
         """Those that decide the result, besides models and data; a resumed run may change the
         others."""
         return {
             "rank": self.rank,
             "alpha": self.alpha,
             "learning_rate": self.learning_rate,
-            "last_learning_rate": self.lowest_learning_rate,
+            "last_learning_rate": self.final_learning_rate,
             "warm_up": self.warm_up,
             "batch_size": self.batch_size,
             "temperature": self.temperature,

@@ -40,25 +40,25 @@ from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
 from ..storage.text import Sequences
 from ..version import __version__
-from .adapters import Adapters, Coverage, attach, refuse_unknown_groups
-from .data import TrainingRows, training_rows
-from .fsdp import Sharder, refuse_unmet_requests
+from .adapters import Adapters, Coverage, attach_adapters, check_groups
+from .data import TrainingRows, load_training_rows
+from .fsdp import Sharder, check_launch
 from .options import RecoverFields, RecoverOptions
 
 RECORD = "recover.json"
 TRAINING = "training"  # the directory of the training state in OUT.partial
-OURS = ("checkpoint-*", "hidden-*", "layer-*")  # in there; the rest is a tracker's
+STATE_PATTERNS = ("checkpoint-*", "hidden-*", "layer-*")  # in there; the rest is a tracker's
 
 
 def recover(
-    small: ModelLike,
+    student: ModelLike,
     options: RecoverOptions | None = None,
     *,
     teacher: ModelLike | None = None,
     text: str | Path | Sequences,
     out: str | Path,
     resume: bool = False,
-    announce: Callable[[Coverage], None] = lambda coverage: None,
+    on_coverage: Callable[[Coverage], None] = lambda coverage: None,
     progress: ShowProgress = True,
     **changes: Unpack[RecoverFields],
 ) -> Checkpoint:
@@ -75,35 +75,35 @@ def recover(
     if options.control:
         if teacher is None:
             raise StatetrimError("a control run trains the original model: give it as --teacher")
-        small = teacher
-    small = opened(small)
-    _check(options, small, teacher)
+        student = teacher
+    student = opened(student)
+    _check_options(options, student, teacher)
     check_writable(out)
-    data = training_rows(small, teacher, text, options)
+    data = load_training_rows(student, teacher, text, options)
     record = {
         **header("recover"),
         "statetrim": __version__,
-        "student": small.digest,
+        "student": student.digest,
         "teacher": teacher.digest if teacher else None,
-        "weights": [model.digest for model in (small, teacher) if model is not None],
+        "weights": [model.digest for model in (student, teacher) if model is not None],
         "control": options.control,
         "data": {name: value for name, value in data.lineage.items() if name != "text"},
-        "options": options.deciding,
+        "options": options.result_options,
     }
     out = Path(out)
     if already_done(out, RECORD, record):
-        return open_checkpoint(out, small.family)
+        return open_checkpoint(out, student.family)
     with progress_reporter(progress, "recovering") as report:
-        job = _Job(small, teacher, data, options, record, out, announce, report)
+        run = _RecoveryRun(student, teacher, data, options, record, out, on_coverage, report)
         if options.layerwise:
-            job.alone()
+            run.train_layerwise()
         else:
-            job.together()
-    return open_checkpoint(out, small.family)
+            run.train_full()
+    return open_checkpoint(out, student.family)
 
 
 @dataclass
-class _Job:
+class _RecoveryRun:
     """One run, whose result will be `out`."""
 
     student: Checkpoint
@@ -112,7 +112,7 @@ class _Job:
     options: RecoverOptions
     record: dict[str, Any]
     out: Path
-    announce: Callable[[Coverage], None]
+    on_coverage: Callable[[Coverage], None]
     progress: OnProgress
 
     @property
@@ -120,15 +120,15 @@ class _Job:
         """Where the result grows; all processes write there, one of them holds its lock."""
         return partial_of(self.out)
 
-    def together(self) -> None:
+    def train_full(self) -> None:
         """The whole model at once, in as many processes as were started."""
         from . import trainer as training
 
         options, steps = self.options, len(self.data.ids) // self.options.batch_size
-        args = training.arguments(
+        args = training.training_arguments(
             self.partial / TRAINING,
             learning_rate=options.learning_rate,
-            last_learning_rate=options.lowest_learning_rate,
+            last_learning_rate=options.final_learning_rate,
             warm_up=options.warm_up,
             steps=steps,
             save_every=options.save_every,
@@ -137,18 +137,18 @@ class _Job:
             report_to=list(options.report_to),
             on_cpu=options.device == "cpu",
         )
-        _share_batch(args, options.batch_size, options.micro_batch)
-        lead = args.process_index == 0
+        _set_batch_sizes(args, options.batch_size, options.micro_batch)
+        is_main = args.process_index == 0
         with ExitStack() as stack:
-            work = stack.enter_context(self._place()) if lead else None
-            _wait()
+            partial_output = stack.enter_context(self._open_output()) if is_main else None
+            _barrier()
             if already_done(self.out, RECORD, self.record):  # by another process, just now
                 return
-            finished = self._finished()
-            _wait()  # nobody renames it while another still reads
-            if not finished:
-                model, adapters = self._live(args.device)
-                trainer = training.trainer(
+            is_written = self._is_written()
+            _barrier()  # nobody renames it while another still reads
+            if not is_written:
+                model, adapters = self._build_distillation(args.device)
+                trainer = training.build_trainer(
                     model,
                     args,
                     self.data,
@@ -156,20 +156,22 @@ class _Job:
                     patience=options.patience,
                     progress=self.progress,
                 )
-                if lead:
-                    self.announce(adapters.coverage)
-                saved = training.checkpoints(self.partial / TRAINING)
-                trainer.train(resume_from_checkpoint=str(saved[-1]) if saved else None)
-                trained = trainer.trained()
-                if lead:
-                    self.write(adapters, trained, trainer.curve, trainer.held_out)
-            if work is not None:
-                self._publish(work)
-            _wait()
+                if is_main:
+                    self.on_coverage(adapters.coverage)
+                saved_states = training.list_checkpoints(self.partial / TRAINING)
+                trainer.train(
+                    resume_from_checkpoint=str(saved_states[-1]) if saved_states else None
+                )
+                trained = trainer.gather_trained()
+                if is_main:
+                    self._write_checkpoint(adapters, trained, trainer.curve, trainer.held_out_curve)
+            if partial_output is not None:
+                self._publish(partial_output)
+            _barrier()
 
-    def alone(self) -> None:
+    def train_layerwise(self) -> None:
         """One mixer after the other, in one process."""
-        from .mixer_repair import Layerwise, Recipe
+        from .mixer_repair import LayerwiseRecovery, Recipe
 
         assert self.teacher is not None
         options = self.options
@@ -177,7 +179,7 @@ class _Job:
             rank=options.rank,
             alpha=options.alpha,
             learning_rate=options.learning_rate,
-            last_learning_rate=options.lowest_learning_rate,
+            last_learning_rate=options.final_learning_rate,
             warm_up=options.warm_up,
             mixed_precision=options.mixed_precision,
             seed=options.seed,
@@ -185,84 +187,88 @@ class _Job:
             whole=options.whole,
             patience=options.patience,
         )
-        with self._place() as work:
-            if work.done:
+        with self._open_output() as partial_output:
+            if partial_output.done:
                 return
-            if not self._finished():
+            if not self._is_written():
                 directory = self.partial / TRAINING
-                place = Placement(options.device, dtype=options.dtype, layerwise=True)
-                job = Layerwise(self.student, self.teacher, directory, recipe, place)
-                result = job.run(self.data, options.batch_size, self.progress)
-                self.announce(result.adapters.coverage)
-                self.write(result.adapters, result.trained, result.curve, result.held_out)
-            self._publish(work)
+                placement = Placement(options.device, dtype=options.dtype, layerwise=True)
+                training = LayerwiseRecovery(
+                    self.student, self.teacher, directory, recipe, placement
+                )
+                result = training.run(self.data, options.batch_size, self.progress)
+                self.on_coverage(result.adapters.coverage)
+                self._write_checkpoint(
+                    result.adapters, result.trained, result.curve, result.held_out
+                )
+            self._publish(partial_output)
 
     @contextmanager
-    def _place(self) -> Iterator[Output]:
-        with output(self.out, RECORD, self.record) as work:
-            if not work.done:
-                size = sum(shard.path.stat().st_size for shard in self.student.shards)
-                check_space(work.path, size)
-            yield work
+    def _open_output(self) -> Iterator[Output]:
+        with output(self.out, RECORD, self.record) as partial_output:
+            if not partial_output.done:
+                student_bytes = sum(shard.path.stat().st_size for shard in self.student.shards)
+                check_space(partial_output.path, student_bytes)
+            yield partial_output
 
-    def _live(self, device: torch.device) -> tuple[Any, Adapters]:
+    def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
         """Student and teacher with their loss, and what is trained of the student."""
         from .distillation import Distillation
-        from .logit_head import head_of
+        from .logit_head import get_logit_head
 
         options = self.options
-        place = Placement(device, dtype=options.dtype, layerwise=options.shard)
-        student = load_live(self.student, place)
+        placement = Placement(device, dtype=options.dtype, layerwise=options.shard)
+        student = load_live(self.student, placement)
         student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
         torch.manual_seed(options.seed)  # of LoRA's first values
-        adapters = attach(
+        adapters = attach_adapters(
             student,
             rank=options.rank,
             alpha=options.alpha,
             also=options.also,
             layers=options.layers,
             whole=options.whole,
-            around=None if sharder is None else bound(sharder.layer, student),
+            layer_context=None if sharder is None else bound(sharder.shard_layer, student),
         )
         if options.gradient_checkpointing:
             student.module.gradient_checkpointing_enable(
                 gradient_checkpointing_kwargs={"use_reentrant": False}
             )
         if sharder is not None:
-            sharder.rest(student)
-        head = head_of(student)
+            sharder.shard_remaining(student)
+        head = get_logit_head(student)
         teacher = teacher_head = None
         if self.teacher is not None:
-            teacher = load_live(self.teacher, place)
+            teacher = load_live(self.teacher, placement)
             teacher.module.requires_grad_(False)
             if sharder is not None:
-                sharder.split(teacher)
-            teacher_head = head_of(teacher)
+                sharder.shard_model(teacher)
+            teacher_head = get_logit_head(teacher)
             if len(teacher_head.weight) != len(head.weight):
                 raise StatetrimError(
                     f"the teacher has {len(teacher_head.weight)} logits and the student "
                     f"{len(head.weight)}; they must share a vocabulary"
                 )
-        frozen_mode: tuple[Any, ...] = ()
+        eval_modules: tuple[Any, ...] = ()
         if self.student.family.fused_training:
-            frozen_mode = tuple(student.mixers.values())
+            eval_modules = tuple(student.mixers.values())
         model = Distillation(
             student.module,
             head,
             None if teacher is None else teacher.module,
             teacher_head,
             options.temperature,
-            frozen_mode,
-            None if self.data.recall is None else self.data.recall.asked,
+            eval_modules,
+            None if self.data.recall is None else self.data.recall.answer_positions,
         )
         return model, adapters
 
-    def _finished(self) -> bool:
+    def _is_written(self) -> bool:
         """Whether only the last step, the new name, is missing."""
         return "curve" in read_object(self.partial / ARTIFACTS / RECORD, MOST_RECORD_BYTES)
 
-    def write(
+    def _write_checkpoint(
         self,
         adapters: Adapters,
         trained: Mapping[str, Tensor],
@@ -278,7 +284,7 @@ class _Job:
             if not target.exists() or newer(source.path, target):
                 with replacing(target) as scratch, scratch.open("xb") as file:
                     patch_shard(source, file, replacements, lambda count: None)
-        done = self.record | {
+        finished_record = self.record | {
             "recipe": asdict(self.options),
             "text": str(self.data.lineage.get("text")),
             "trained_tensors": sorted(replacements),
@@ -286,18 +292,18 @@ class _Job:
             "curve": curve,
             **({"held_out": held_out} if held_out else {}),
         }
-        original = copy_unchanged(self.student, self.partial, RECORD)
+        original_card = copy_unchanged(self.student, self.partial, RECORD)
         name = self.student.path.resolve().name
-        write_text(self.partial / CARD, recovered_card(original, name, done))
+        write_text(self.partial / CARD, recovered_card(original_card, name, finished_record))
         result = with_weights(open_checkpoint(self.partial, self.student.family))
         assert result.geometry == self.student.geometry
         assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
-        write_object(self.partial / ARTIFACTS / RECORD, done)
+        write_object(self.partial / ARTIFACTS / RECORD, finished_record)
 
-    def _publish(self, work: Output) -> None:
+    def _publish(self, partial_output: Output) -> None:
         """The name that was asked for; of the training state only what a tracker wrote stays."""
         training = self.partial / TRAINING
-        for pattern in OURS if training.is_dir() else ():
+        for pattern in STATE_PATTERNS if training.is_dir() else ():
             for path in training.glob(pattern):
                 if path.is_dir():
                     shutil.rmtree(path)
@@ -308,27 +314,29 @@ class _Job:
                 training.rename(self.partial / ARTIFACTS / TRAINING)
             else:
                 training.rmdir()
-        work.publish()
+        partial_output.publish()
 
 
-def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | None) -> None:
-    with_weights(small)
+def _check_options(
+    options: RecoverOptions, student: Checkpoint, teacher: Checkpoint | None
+) -> None:
+    with_weights(student)
     if teacher is not None:
         with_weights(teacher)
     if min(options.rank, options.batch_size, options.length) < 1 or not options.alpha > 0:
         raise StatetrimError("rank, alpha, batch size and length must be positive")
     if not 0 <= options.seed < 2**32:
         raise StatetrimError(f"a seed must be between 0 and {2**32 - 1}, not {options.seed}")
-    most = max(max(info.shape, default=1) for _, info in small.tensors.values())
-    if options.rank > most:
+    largest = max(max(info.shape, default=1) for _, info in student.tensors.values())
+    if options.rank > largest:
         raise StatetrimError(
             f"LoRA of rank {options.rank} is larger than any matrix of the model; take at most "
-            f"{most}, usually 8 to 64"
+            f"{largest}, usually 8 to 64"
         )
-    if not 0 < options.lowest_learning_rate <= options.learning_rate < 1:
+    if not 0 < options.final_learning_rate <= options.learning_rate < 1:
         raise StatetrimError(
             f"the learning rate must fall from below 1 to above 0, not from "
-            f"{options.learning_rate} to {options.lowest_learning_rate}"
+            f"{options.learning_rate} to {options.final_learning_rate}"
         )
     if not options.temperature > 0 or not 0 <= options.warm_up < 1:
         raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
@@ -340,23 +348,25 @@ def _check(options: RecoverOptions, small: Checkpoint, teacher: Checkpoint | Non
         raise StatetrimError(
             "patience is a number of checks of held-out recall; give --recall with it, or 0"
         )
-    alone = not dist.is_torchelastic_launched()
-    if options.layerwise and (teacher is None or options.shard or options.also or not alone):
+    single_process = not dist.is_torchelastic_launched()
+    if options.layerwise and (
+        teacher is None or options.shard or options.also or not single_process
+    ):
         raise StatetrimError(
             "layerwise recovery needs a teacher, repairs linear-attention layers only, and runs in "
             "one process"
         )
-    place = Placement(options.device, dtype=options.dtype)
-    if not options.layerwise and place.home not in (torch.device("cpu"), own_device()):
+    placement = Placement(options.device, dtype=options.dtype)
+    if not options.layerwise and placement.home not in (torch.device("cpu"), own_device()):
         raise StatetrimError(
             f"the whole model trains on the first GPU that it sees; instead of --device "
-            f"{options.device} set CUDA_VISIBLE_DEVICES={place.home.index}"
+            f"{options.device} set CUDA_VISIBLE_DEVICES={placement.home.index}"
         )
-    refuse_unknown_groups(options.also)
-    refuse_unmet_requests(options.shard)
+    check_groups(options.also)
+    check_launch(options.shard)
 
 
-def _share_batch(args: Any, batch_size: int, micro_batch: int | None) -> None:
+def _set_batch_sizes(args: Any, batch_size: int, micro_batch: int | None) -> None:
     """Give every process its part of a batch, in passes of `micro_batch` sequences."""
     args._n_gpu = min(1, args.n_gpu)  # several GPUs are for several processes
     micro = micro_batch or batch_size // args.world_size
@@ -369,6 +379,6 @@ def _share_batch(args: Any, batch_size: int, micro_batch: int | None) -> None:
     args.gradient_accumulation_steps = batch_size // (micro * args.world_size)
 
 
-def _wait() -> None:
+def _barrier() -> None:
     if dist.is_initialized():
         dist.barrier()

@@ -26,16 +26,16 @@ from ..storage.json_file import read_object
 from ..storage.safetensors_file import write_tensors
 from .data import TrainingRows
 from .distillation import Distillation
-from .fsdp import check_sharded, like, whole
-from .held_out import due, stalled
+from .fsdp import check_sharded, gather_full, shard_like
+from .held_out import has_stalled, is_check_due
 
-STATE = "trainer_state.json"  # the name the Trainer looks for
-TENSORS = "training.safetensors"
-SCHEDULE = "schedule.json"
+STATE_FILE = "trainer_state.json"  # the name the Trainer looks for
+TENSORS_FILE = "training.safetensors"
+SCHEDULE_FILE = "schedule.json"
 MOST_STATE_BYTES = 1024 * MIB
 
 
-def arguments(
+def training_arguments(
     directory: Path,
     *,
     learning_rate: float,
@@ -49,7 +49,7 @@ def arguments(
     on_cpu: bool = False,
 ) -> TrainingArguments:
     """The Trainer's settings; making them joins the launch, where there is one."""
-    cpu = on_cpu or not torch.cuda.is_available()
+    use_cpu = on_cpu or not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(directory),
         optim="adamw_torch",
@@ -64,14 +64,14 @@ def arguments(
         seed=seed,
         train_sampling_strategy="sequential",
         bf16=mixed_precision,
-        use_cpu=cpu,
-        ddp_backend="gloo" if cpu and dist.is_torchelastic_launched() else None,
+        use_cpu=use_cpu,
+        ddp_backend="gloo" if use_cpu and dist.is_torchelastic_launched() else None,
         ddp_find_unused_parameters=False,
         ddp_timeout=4 * 3600,  # the others wait while the first process writes the result
         report_to=report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
-        dataloader_pin_memory=not cpu,
+        dataloader_pin_memory=not use_cpu,
     )
 
 
@@ -88,13 +88,13 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         patience: int,
         progress: OnProgress,
     ) -> None:
-        tokens_per_step = _global_batch(args) * data.ids.shape[1]
+        tokens_per_step = _global_batch_size(args) * data.ids.shape[1]
         super().__init__(
             model=model,
             args=args,
-            train_dataset=_Rows(data),
-            data_collator=_collated,
-            callbacks=[_Watch(progress, tokens_per_step, sharded)],
+            train_dataset=_RowDataset(data),
+            data_collator=_collate,
+            callbacks=[_ProgressCallback(progress, tokens_per_step, sharded)],
         )
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = False
@@ -102,17 +102,17 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         # Gradients of sharded parameters are reduced by FSDP2: no DDP around them.
         self.is_distributed_loading_by_transformers = sharded
         self.tokens_per_step = tokens_per_step
-        self.sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
+        self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
         self.recall = data.recall
         if self.recall is not None:
-            self.add_callback(_HeldOut(self, patience))
+            self.add_callback(_HeldOutCallback(self, patience))
 
     def compute_loss(
         self, model: Any, inputs: Any, return_outputs: bool = False, num_items_in_batch: Any = None
     ) -> Any:
-        found = model(**inputs)
-        self.sums += found["sums"]
-        return (found["loss"], found) if return_outputs else found["loss"]
+        output = model(**inputs)
+        self.loss_sums += output["sums"]
+        return (output["loss"], output) if return_outputs else output["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         if "loss" in logs:
@@ -121,7 +121,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
                     f"the loss of step {self.state.global_step} is not a number; lower the "
                     f"learning rate, or look at the text"
                 )
-            sums = self.accelerator.reduce(self.sums.float(), reduction="sum").cpu()
+            sums = self.accelerator.reduce(self.loss_sums.float(), reduction="sum").cpu()
             rows, cross_entropy, divergence = sums.sum(0).tolist()
             logs |= {"ce": cross_entropy / rows, "kl": divergence / rows}
             for name, (rows, cross_entropy, divergence) in zip(
@@ -130,7 +130,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
                 if rows and self.recall is not None:
                     logs |= {f"{name}_ce": cross_entropy / rows, f"{name}_kl": divergence / rows}
             logs["tokens"] = self.state.global_step * self.tokens_per_step
-            self.sums.zero_()
+            self.loss_sums.zero_()
         super().log(logs, start_time)
 
     @property
@@ -142,92 +142,96 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         return [{name: line[name] for name in names if name in line} for line in lines]
 
     @property
-    def held_out(self) -> list[dict[str, float]]:
+    def held_out_curve(self) -> list[dict[str, float]]:
         """Recall of sequences that are not trained on, by tokens trained."""
         names = ("step", "tokens", "recall")
         lines = [line for line in self.state.log_history if "recall" in line]
         return [{name: line[name] for name in names} for line in lines]
 
-    def check_held_out(self) -> None:
+    def log_held_out_recall(self) -> None:
         """Every process measures the same, so that all of them stop or none."""
         assert self.recall is not None
         model = self.accelerator.unwrap_model(self.model)
-        rows = torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
-        found = [model.recall(part.long().to(self.args.device)) * len(part) for part in rows]
-        recall = sum(found) / len(self.recall.held_out)
+        batches = torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
+        correct = [
+            model.recall(batch.long().to(self.args.device)) * len(batch) for batch in batches
+        ]
+        recall = sum(correct) / len(self.recall.held_out)
         tokens = self.state.global_step * self.tokens_per_step
         self.log({"recall": recall, "tokens": tokens})
 
-    def trained(self) -> dict[str, Tensor]:
+    def gather_trained(self) -> dict[str, Tensor]:
         """Every trained tensor, whole; all processes must ask."""
         student = self.accelerator.unwrap_model(self.model).student
-        return {n: whole(p) for n, p in student.named_parameters() if p.requires_grad}
+        return {n: gather_full(p) for n, p in student.named_parameters() if p.requires_grad}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
-        tensors = {f"parameter.{name}": value for name, value in self.trained().items()}
-        saved = self.optimizer.state_dict()
-        for number, state in saved["state"].items():
+        tensors = {f"parameter.{name}": value for name, value in self.gather_trained().items()}
+        optimizer_state = self.optimizer.state_dict()
+        for number, state in optimizer_state["state"].items():
             for name, value in state.items():
-                tensors[f"optimizer.{number}.{name}"] = whole(value)
-        for rank, state in enumerate(self._random_states()):
+                tensors[f"optimizer.{number}.{name}"] = gather_full(value)
+        for rank, state in enumerate(self._gather_rng_states()):
             tensors[f"random.{rank}"] = state
         if self.args.should_save:
             target = Path(self.args.output_dir) / f"checkpoint-{self.state.global_step}"
             target.parent.mkdir(parents=True, exist_ok=True)
             schedule = {
                 "scheduler": self.lr_scheduler.state_dict(),
-                "param_groups": saved["param_groups"],
+                "param_groups": optimizer_state["param_groups"],
             }
             with replacing(target) as scratch:
                 scratch.mkdir()
-                whole_tensors = {name: x.contiguous() for name, x in tensors.items()}
-                write_tensors(scratch / TENSORS, whole_tensors)
-                (scratch / SCHEDULE).write_text(json.dumps(schedule))
-                self.state.save_to_json(str(scratch / STATE))
+                contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
+                write_tensors(scratch / TENSORS_FILE, contiguous)
+                (scratch / SCHEDULE_FILE).write_text(json.dumps(schedule))
+                self.state.save_to_json(str(scratch / STATE_FILE))
             sync_directory(target.parent)
-            for old in checkpoints(target.parent)[:-1]:
-                shutil.rmtree(old)
+            for outdated in list_checkpoints(target.parent)[:-1]:
+                shutil.rmtree(outdated)
         self.accelerator.wait_for_everyone()
 
-    def _random_states(self) -> Tensor:
+    def _gather_rng_states(self) -> Tensor:
         """One state a process: of the device that draws, in case a model has dropout."""
-        cuda = self.args.device.type == "cuda"
-        state = torch.cuda.get_rng_state(self.args.device) if cuda else torch.get_rng_state()
+        on_cuda = self.args.device.type == "cuda"
+        state = torch.cuda.get_rng_state(self.args.device) if on_cuda else torch.get_rng_state()
         gathered: Tensor = self.accelerator.gather(state.unsqueeze(0).to(self.args.device))
         return gathered.cpu()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        tensors = _read_tensors(resume_from_checkpoint)
+        tensors = _load_tensors(resume_from_checkpoint)
         student = self.accelerator.unwrap_model(self.model).student
         for name, parameter in student.named_parameters():
             if parameter.requires_grad:
-                value = _take(tensors, f"parameter.{name}", parameter.shape)
+                value = _get_tensor(tensors, f"parameter.{name}", parameter.shape)
                 with torch.no_grad():
-                    parameter.copy_(like(value, parameter))
+                    parameter.copy_(shard_like(value, parameter))
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        tensors = _read_tensors(checkpoint)
-        schedule = read_object(Path(checkpoint) / SCHEDULE, 64 * MIB)
+        tensors = _load_tensors(checkpoint)
+        schedule = read_object(Path(checkpoint) / SCHEDULE_FILE, 64 * MIB)
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}
         for number, parameter in enumerate(parameters):
             moments = {
-                name: like(_take(tensors, f"optimizer.{number}.{name}", parameter.shape), parameter)
+                name: shard_like(
+                    _get_tensor(tensors, f"optimizer.{number}.{name}", parameter.shape), parameter
+                )
                 for name in ("exp_avg", "exp_avg_sq")
             }
-            state[number] = moments | {"step": _take(tensors, f"optimizer.{number}.step", ())}
+            state[number] = moments | {"step": _get_tensor(tensors, f"optimizer.{number}.step", ())}
         self.optimizer.load_state_dict({"state": state, "param_groups": schedule["param_groups"]})
         self.lr_scheduler.load_state_dict(schedule["scheduler"])
 
     def _load_rng_state(self, checkpoint: str | None) -> None:
         if checkpoint is None:
             return
-        state = _read_tensors(checkpoint).get(f"random.{self.args.process_index}")
+        state = _load_tensors(checkpoint).get(f"random.{self.args.process_index}")
         if state is None:  # of fewer processes than now; nothing draws but dropout
             return
         if self.args.device.type == "cuda":
@@ -236,7 +240,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             torch.set_rng_state(state)
 
 
-def trainer(
+def build_trainer(
     model: Distillation,
     args: TrainingArguments,
     data: TrainingRows,
@@ -257,23 +261,23 @@ def trainer(
         raise StatetrimError(f"the run cannot be reported as asked: {reason}") from None
 
 
-class _Rows(torch.utils.data.Dataset[dict[str, Tensor]]):
+class _RowDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
     def __init__(self, data: TrainingRows) -> None:
-        self.ids, self.made = data.ids, None if data.recall is None else data.recall.made
+        self.ids, self.is_recall = data.ids, None if data.recall is None else data.recall.is_recall
 
     def __len__(self) -> int:
         return len(self.ids)
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
-        found = {"input_ids": self.ids[row].long()}
-        return found if self.made is None else found | {"made": self.made[row]}
+        item = {"input_ids": self.ids[row].long()}
+        return item if self.is_recall is None else item | {"made": self.is_recall[row]}
 
 
-def _collated(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
 
 
-class _HeldOut(TrainerCallback):  # type: ignore[misc]
+class _HeldOutCallback(TrainerCallback):  # type: ignore[misc]
     """Measures held-out recall on the way, and ends the training when it gains no more."""
 
     def __init__(self, trainer: RecoveryTrainer, patience: int) -> None:
@@ -281,39 +285,39 @@ class _HeldOut(TrainerCallback):  # type: ignore[misc]
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if not state.global_step:
-            self.trainer.check_held_out()
+            self.trainer.log_held_out_recall()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if due(state.global_step, state.max_steps):
-            logged = control.should_log
-            self.trainer.check_held_out()
-            control.should_log = logged  # any log takes it back, and the step's own is to come
-            if stalled([line["recall"] for line in self.trainer.held_out], self.patience):
+        if is_check_due(state.global_step, state.max_steps):
+            should_log = control.should_log
+            self.trainer.log_held_out_recall()
+            control.should_log = should_log  # any log takes it back, and the step's own is to come
+            if has_stalled([line["recall"] for line in self.trainer.held_out_curve], self.patience):
                 control.should_training_stop = True
                 control.should_save = False  # a run that is resumed comes to the same decision
 
 
-class _Watch(TrainerCallback):  # type: ignore[misc]
+class _ProgressCallback(TrainerCallback):  # type: ignore[misc]
     """Reports progress; sees before the first step that the loss reaches all that is trained."""
 
     def __init__(self, progress: OnProgress, tokens_per_step: int, sharded: bool) -> None:
         self.progress, self.tokens_per_step, self.sharded = progress, tokens_per_step, sharded
-        self.checked = False
+        self.gradients_checked = False
 
     def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        if not self.checked:
-            self.checked = True
+        if not self.gradients_checked:
+            self.gradients_checked = True
             if self.sharded:
                 check_sharded(kwargs["model"])
-            silent = [
+            without_gradient = [
                 name
                 for name, parameter in kwargs["model"].named_parameters()
                 if parameter.requires_grad and parameter.grad is None
             ]
-            if silent:
+            if without_gradient:
                 raise StatetrimError(
-                    f"{len(silent)} trained parameters take no part in the loss, the first is "
-                    f"{silent[0]}; a fused kernel may read past them"
+                    f"{len(without_gradient)} trained parameters take no part in the loss, the first is "
+                    f"{without_gradient[0]}; a fused kernel may read past them"
                 )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
@@ -323,19 +327,19 @@ class _Watch(TrainerCallback):  # type: ignore[misc]
             self.progress(Progress(done, steps, "steps", tokens=tokens, loss=loss))
 
 
-def checkpoints(directory: Path) -> list[Path]:
+def list_checkpoints(directory: Path) -> list[Path]:
     """The finished checkpoints, oldest first."""
-    found = [p for p in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
-    return sorted(found, key=lambda path: int(path.name.partition("-")[2]))
+    matches = [p for p in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
+    return sorted(matches, key=lambda path: int(path.name.partition("-")[2]))
 
 
-def _global_batch(args: TrainingArguments) -> int:
+def _global_batch_size(args: TrainingArguments) -> int:
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return int(batch)
 
 
-def _read_tensors(checkpoint: str) -> dict[str, Tensor]:
-    path = Path(checkpoint) / TENSORS
+def _load_tensors(checkpoint: str) -> dict[str, Tensor]:
+    path = Path(checkpoint) / TENSORS_FILE
     try:
         return load_file(path)
     except Exception as error:
@@ -343,7 +347,7 @@ def _read_tensors(checkpoint: str) -> dict[str, Tensor]:
         raise StatetrimError(f"{path} cannot be read: {reason}; remove {checkpoint}") from None
 
 
-def _take(tensors: dict[str, Tensor], name: str, shape: Any) -> Tensor:
+def _get_tensor(tensors: dict[str, Tensor], name: str, shape: Any) -> Tensor:
     value = tensors.get(name)
     if value is None or value.shape != torch.Size(shape):
         raise StatetrimError(f"the saved training state does not fit this model at {name!r}")

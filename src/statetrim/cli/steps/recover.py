@@ -172,7 +172,7 @@ def recover(
             text=text,
             out=output,
             resume=resume,
-            announce=show_coverage,
+            on_coverage=show_coverage,
             progress=progress,
         )
     if is_rank_zero():
