@@ -14,8 +14,8 @@ from helpers import tiny
 from helpers.refusal import run
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.reporting.document import Document
-from statetrim.reporting.findings import gather
-from statetrim.reporting.report import compose
+from statetrim.reporting.findings import read_findings
+from statetrim.reporting.report import build_document
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
@@ -36,7 +36,7 @@ def home(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
 
 
 def composed(home: Path, *names: str) -> Document:
-    return compose(gather([home / name for name in names]))
+    return build_document(read_findings([home / name for name in names]))
 
 
 def test_the_answer_is_the_rule_s_and_stands_first(home: Path) -> None:
@@ -64,7 +64,7 @@ def test_memory_stands_beside_what_is_free(home: Path) -> None:
     sizes = [f"{numel * width / 1024:,.1f} KiB"
              for numel in (before.state_numel, after.state_numel) for width in (4, 2)]  # fmt: skip
     document = composed(home, "my model", "OUT")
-    (memory,) = (fact for fact in document.opening.facts if fact.name == "Memory")
+    (memory,) = (fact for fact in document.summary.facts if fact.name == "Memory")
     text = " ".join(memory.lines)
     assert text.startswith(f"{sizes[0]} → {sizes[2]} of state per sequence")
     assert f"a bfloat16 state without a cut {sizes[1]}, both {sizes[3]}" in text
@@ -109,7 +109,7 @@ def test_a_fault_found_in_an_engine_is_the_answer(home: Path) -> None:
     refused = verified(home, "vllm", refusals=no, faults={"OUT": [no["OUT"]]})
 
     def answer(*files: Path) -> tuple[str, str]:
-        found = composed(home, "my model", "OUT", *(file.name for file in files)).opening
+        found = composed(home, "my model", "OUT", *(file.name for file in files)).summary
         return found.answer, found.reason
 
     assert answer(well)[0] == "Not enough evidence"
@@ -186,8 +186,8 @@ def sweep_of(figures: dict[str, tuple[float, float]], path: Path) -> Path:
 def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> None:
     figures = {"48x64": (0.2, 0.3), "64x48": (2.0, 2.0), "64x32": (1.5, 1.0), "32x64": (12.0, 2.0),
                "32x32": (20.0, 5.0)}  # fmt: skip
-    document = compose(gather([sweep_of(figures, tmp_path / "sweep.json")]))
-    opening = document.opening
+    document = build_document(read_findings([sweep_of(figures, tmp_path / "sweep.json")]))
+    opening = document.summary
     assert (opening.answer, opening.tone) == ("Take 64x32", "good")
     assert "50% of the original's" in opening.reason
     (step,) = (fact for fact in opening.facts if fact.name == "Next")
@@ -204,7 +204,7 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
 
 def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:
     figures = {"32x64": (12.0, 2.0), "32x32": (20.0, 5.0)}
-    opening = compose(gather([sweep_of(figures, tmp_path / "sweep.json")])).opening
+    opening = build_document(read_findings([sweep_of(figures, tmp_path / "sweep.json")])).summary
     assert (opening.answer, opening.tone) == ("No shape recommended", "bad")
     assert "32x64 comes nearest: recall falls by 12.0 points on mqar" in opening.reason
 

@@ -14,8 +14,8 @@ from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.maths.paired import Interval
 from statetrim.pipelines.sweep import _measured_score
 from statetrim.reporting.document import Text
-from statetrim.reporting.findings import gather
-from statetrim.reporting.report import compose
+from statetrim.reporting.findings import read_findings
+from statetrim.reporting.report import build_document
 from statetrim.reporting.sections import quality
 
 ROWS = 64
@@ -105,7 +105,7 @@ def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> Non
         found = scores({"whole": right, "cut": worse, "rand": {4: 0.2}})
         kept = [x for x in found.scores if x.task == "mqar"]
         st.Scores(found.models, kept).save(tmp_path / "scores.json")
-        opening = compose(gather([tmp_path / "scores.json"])).opening
+        opening = build_document(read_findings([tmp_path / "scores.json"])).summary
         return {opening.answer: [], **{fact.name: list(fact.commands) for fact in opening.facts}}
 
     (command,) = facts(0.06)["Next"]
@@ -117,7 +117,7 @@ def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> Non
 def test_every_model_of_trim_is_explained() -> None:
     right = {4: 0.9}
     found = scores({name: right for name in ("whole", "refitted", "pruned", "rand")})
-    (first, *_) = quality._measured(found, "refitted")
+    (first, *_) = quality._score_blocks(found, "refitted")
     assert isinstance(first, Text) and first.text.startswith(
         "The original is whole, this checkpoint is refitted, pruned is the same cut before it was "
         "refitted or trained, rand is a random cut. "

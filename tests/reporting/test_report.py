@@ -20,9 +20,9 @@ from helpers import tiny
 from statetrim.reporting import html
 from statetrim.reporting.charts import Point, Series, channel_map, interval_chart, line_chart
 from statetrim.reporting.drawing import Drawing
-from statetrim.reporting.findings import gather
-from statetrim.reporting.markdown import markdown
-from statetrim.reporting.report import compose
+from statetrim.reporting.findings import read_findings
+from statetrim.reporting.markdown import render_markdown
+from statetrim.reporting.report import build_document
 
 TOOLS = Path(__file__).parents[2] / "tools"
 NASTY = "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
@@ -231,7 +231,7 @@ def test_what_is_missing_names_the_command(artifacts: Path, tmp_path: Path) -> N
 
 def test_a_picture_of_kept_channels_has_their_bits() -> None:
     mask = torch.tensor([[1, 0, 0, 1, 1, 0, 0, 0, 1, 0], [0] * 10], dtype=torch.bool)
-    png = base64.b64decode(channel_map(mask, "alt").source.partition("base64,")[2])
+    png = base64.b64decode(channel_map(mask, "alt").data_uri.partition("base64,")[2])
     start = png.index(b"IDAT")
     length = int.from_bytes(png[start - 4 : start], "big")
     rows = zlib.decompress(png[start + 4 : start + 4 + length])
@@ -318,7 +318,7 @@ def test_spoiled_samples_end_in_a_sentence(samples: Any, tmp_path: Path) -> None
     content["scores"][1]["samples"] = samples
     (tmp_path / "scores.json").write_text(json.dumps(content))
     with pytest.raises(st.StatetrimError, match="not what statetrim evaluate writes"):
-        gather([tmp_path / "scores.json"])
+        read_findings([tmp_path / "scores.json"])
 
 
 def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) -> None:
@@ -327,13 +327,13 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
     kept[:] = sorted(set(range(12)) - set(kept))[: len(kept)]
     (tmp_path / "plan.json").write_text(json.dumps(other))
     with pytest.raises(st.StatetrimError, match="is not the plan that"):
-        gather([artifacts / "SMALL", tmp_path / "plan.json"])
+        read_findings([artifacts / "SMALL", tmp_path / "plan.json"])
     with pytest.raises(st.StatetrimError, match="both plans"):
-        gather([artifacts / "plan.json", tmp_path / "plan.json"])
+        read_findings([artifacts / "plan.json", tmp_path / "plan.json"])
     other["lineage"]["source"] = "0" * 64
     (tmp_path / "plan.json").write_text(json.dumps(other))
-    found = gather([artifacts / "MODEL", tmp_path / "plan.json"])
-    assert "do not belong together" in markdown(compose(found))
+    found = read_findings([artifacts / "MODEL", tmp_path / "plan.json"])
+    assert "do not belong together" in render_markdown(build_document(found))
 
 
 def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
@@ -346,10 +346,12 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
     inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
     for scored, said in (([small.fingerprint], False), (["0" * 64], True)):
         inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
-        within = markdown(compose(gather([tmp_path / "SMALL"])))
+        within = render_markdown(build_document(read_findings([tmp_path / "SMALL"])))
         assert ("Quality was not measured" in within) is said  # left out when not its own
         shutil.copy(inner, tmp_path / "scores.json")
-        given = markdown(compose(gather([tmp_path / "SMALL", tmp_path / "scores.json"])))
+        given = render_markdown(
+            build_document(read_findings([tmp_path / "SMALL", tmp_path / "scores.json"]))
+        )
         assert ("scores are of other weights" in given) is said  # shown, with a warning
 
 
@@ -379,7 +381,7 @@ def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Pat
     record.rename(tmp_path / "elsewhere.json")
     record.symlink_to(tmp_path / "elsewhere.json")
     with pytest.raises(st.StatetrimError, match="leads out"):
-        gather([tmp_path / "SMALL"])
+        read_findings([tmp_path / "SMALL"])
 
 
 def test_a_large_plan_still_fits_in_two_megabytes(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import statetrim as st
 from helpers import tiny
 from statetrim.console.trim import _serving_lines
 from statetrim.reporting.document import Command, Document
-from statetrim.reporting.findings import gather
-from statetrim.reporting.report import compose
+from statetrim.reporting.findings import read_findings
+from statetrim.reporting.report import build_document
 from statetrim.serving.engine_names import ENGINES, HINTS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
@@ -33,12 +33,12 @@ def cut(tmp_path_factory: Any) -> Path:
 def reported(cut: Path, recipe: Any = None) -> Document:
     record = {"format": "statetrim trim", "statetrim": "0", "recipe": recipe}
     (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
-    return compose(gather([cut]))
+    return build_document(read_findings([cut]))
 
 
 def first(document: Document) -> tuple[str, str]:
     """The comment and the command on the first screen."""
-    (engines,) = (fact for fact in document.opening.facts if fact.name == "Engines")
+    (engines,) = (fact for fact in document.summary.facts if fact.name == "Engines")
     comment, command = engines.commands
     return comment, command
 
@@ -55,7 +55,7 @@ def test_the_engine_that_was_asked_for_comes_first(cut: Path, asked: str) -> Non
     engine = ENGINES[asked.replace(".", "")]
     assert first(document) == listed(document)[0]
     assert first(document)[0].split(";")[0] == f"# {engine}"
-    lines = next(fact.lines for fact in document.opening.facts if fact.name == "Engines")
+    lines = next(fact.lines for fact in document.summary.facts if fact.name == "Engines")
     assert lines[0].startswith(f"served by {engine}, ")
 
 
@@ -105,7 +105,7 @@ def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> Non
     (first_block, *_) = re.findall(r"<pre.*?</pre>", page, re.S)
     assert "<i>--gdn-prefill-backend</i> triton" in first_block
     text = html.unescape(re.sub(r"<[^>]*>", "", first_block))
-    assert text == "\n".join([*first(compose(gather([cut]))), ""])
+    assert text == "\n".join([*first(build_document(read_findings([cut]))), ""])
     hyphens = re.sub(r"<i>[^<]*</i>|<[^>]*>", "", first_block)
     assert "-" not in hyphens
     assert re.search(r"pre i \{ display: inline-block;", page)
@@ -120,8 +120,8 @@ def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_pat
     score = st.Score("model", "text", "perplexity", "perplexity", False, [-1.0, -1.0])
     scores = st.Scores(["model"], [score], {"models": ["of other weights"]})
     scores.save(cut / "statetrim" / "scores.json")
-    document = compose(gather([cut]))
+    document = build_document(read_findings([cut]))
     (cut / "statetrim" / "scores.json").unlink()
     assert first(document)[0].startswith("# vllm-cpu")
-    assert document.opening.notes == []
+    assert document.summary.notes == []
     assert not any(section.title == "Quality" for section in document.shown)

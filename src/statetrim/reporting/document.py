@@ -11,10 +11,10 @@ from .drawing import Drawing, Raster
 NUMERIC = re.compile(
     r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|MiB|KiB|points|nats))?( \([\d.]+x\))?"
 )
-LONG_CELL = 24  # characters from which a column is one of words
+WORDS_CELL_LENGTH = 24  # characters from which a column is one of words
 
 
-def sentence(text: str) -> str:
+def as_sentence(text: str) -> str:
     """With a capital and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
@@ -57,15 +57,15 @@ class Table:
     folded: bool = False  # a long table next to a picture opens when asked for
 
     @property
-    def columns(self) -> list[str]:
+    def column_kinds(self) -> list[str]:
         """Of each column whether it holds numbers, words, or something short."""
-        return [self._column(number) for number in range(len(self.header))]
+        return [self._column_kind(number) for number in range(len(self.header))]
 
-    def _column(self, number: int) -> str:
+    def _column_kind(self, number: int) -> str:
         cells = [row[number] for row in self.rows if row[number]]
         if cells and all(NUMERIC.fullmatch(cell) for cell in cells):
             return "number"
-        return "words" if max(map(len, cells), default=0) > LONG_CELL else ""
+        return "words" if max(map(len, cells), default=0) > WORDS_CELL_LENGTH else ""
 
 
 @dataclass(frozen=True)
@@ -101,11 +101,11 @@ class Section:
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
     @property
-    def empty(self) -> bool:
+    def is_empty(self) -> bool:
         return all(isinstance(block, Missing) for block in self.blocks)
 
     @property
-    def groups(self) -> list[tuple[bool, list[Block]]]:
+    def block_groups(self) -> list[tuple[bool, list[Block]]]:
         """Runs of blocks; pictures that follow one another stand side by side."""
         return [
             (pictures, list(blocks))
@@ -123,7 +123,7 @@ class Fact:
 
 
 @dataclass(frozen=True)
-class Opening:
+class Summary:
     """What stands on the first screen: an answer, why, what to know, and the facts."""
 
     answer: str
@@ -138,14 +138,14 @@ class Document:
     """A title, an answer, then sections; those without content are named together at the end."""
 
     title: str
-    opening: Opening
+    summary: Summary
     sections: Sequence[Section]
     footer: str
 
     @property
     def shown(self) -> list[Section]:
-        return [section for section in self.sections if not section.empty]
+        return [section for section in self.sections if not section.is_empty]
 
     @property
     def absent(self) -> list[Section]:
-        return [section for section in self.sections if section.empty]
+        return [section for section in self.sections if section.is_empty]

@@ -62,7 +62,7 @@ class Label:
     text: str
     anchor: str = "start"
     colour: str = "ink"
-    turned: bool = False
+    rotated: bool = False
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Raster:
         )
 
     @property
-    def source(self) -> str:
+    def data_uri(self) -> str:
         """The PNG as the address of an image."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 

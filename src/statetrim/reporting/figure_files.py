@@ -25,9 +25,9 @@ except ImportError:
 
 SUFFIXES = ("png", "svg")
 DPI, SCALE = 100, 2  # of the pixels that drawings are measured in, and how much finer a PNG is
-FONT = 13  # pixels, as in the page
-MARGIN, TITLE = 18, 26
-CHARACTER = 6.9  # pixels of a caption's character, about
+FONT_SIZE = 13  # pixels, as in the page
+MARGIN, TITLE_HEIGHT = 18, 26
+CHARACTER_WIDTH = 6.9  # pixels of a caption's character, about
 
 
 def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:
@@ -39,7 +39,7 @@ def save(sheet: Sheet, path: str | Path) -> list[Path]:
     """Write `sheet` as PATH.png and PATH.svg; the same sheet gives the same bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    drawing = laid_out(sheet)
+    drawing = lay_out(sheet)
     files = [path.with_name(f"{path.name}.{suffix}") for suffix in SUFFIXES]
     with replacing(files[0]) as written:
         _save_png(drawing, written)
@@ -47,37 +47,37 @@ def save(sheet: Sheet, path: str | Path) -> list[Path]:
     return files
 
 
-def laid_out(sheet: Sheet) -> Drawing:
+def lay_out(sheet: Sheet) -> Drawing:
     """One drawing: panels side by side below their titles, the caption below all."""
     width = MARGIN + sum(panel.width + MARGIN for panel in sheet.panels)
     shapes: list[Shape] = []
     x, bottom = float(MARGIN), 0.0
     for panel in sheet.panels:
         shapes.append(Label(x, MARGIN + 8, panel.title))
-        shapes += [_moved(shape, x, MARGIN + TITLE) for shape in panel.shapes]
+        shapes += [_translated(shape, x, MARGIN + TITLE_HEIGHT) for shape in panel.shapes]
         x += panel.width + MARGIN
-        bottom = max(bottom, MARGIN + TITLE + panel.height)
+        bottom = max(bottom, MARGIN + TITLE_HEIGHT + panel.height)
     bottom += MARGIN
-    for line in textwrap.wrap(sheet.caption, int((width - 2 * MARGIN) / CHARACTER)):
+    for line in textwrap.wrap(sheet.caption, int((width - 2 * MARGIN) / CHARACTER_WIDTH)):
         shapes.append(Label(MARGIN, bottom + 8, line, colour="faint"))
         bottom += 18
     title = ". ".join(panel.title for panel in sheet.panels)
     return Drawing(width, bottom + MARGIN, title, shapes)
 
 
-def _moved(shape: Shape, x: float, y: float) -> Shape:
+def _translated(shape: Shape, dx: float, dy: float) -> Shape:
     if isinstance(shape, Line):
-        return Line(shape.x1 + x, shape.y1 + y, shape.x2 + x, shape.y2 + y, shape.style)
+        return Line(shape.x1 + dx, shape.y1 + dy, shape.x2 + dx, shape.y2 + dy, shape.style)
     if isinstance(shape, Curve):
-        return Curve([(a + x, b + y) for a, b in shape.points], shape.style)
-    return replace(shape, x=shape.x + x, y=shape.y + y)
+        return Curve([(a + dx, b + dy) for a, b in shape.points], shape.style)
+    return replace(shape, x=shape.x + dx, y=shape.y + dy)
 
 
 def _save_png(drawing: Drawing, path: Path) -> None:
     """Without pyplot: no window, no state left behind."""
     style: dict[Any, Any] = {
         "font.family": "sans-serif",
-        "font.size": FONT * 72 / DPI,
+        "font.size": FONT_SIZE * 72 / DPI,
         "figure.constrained_layout.use": False,  # whatever the user has set
     }
     with matplotlib.rc_context(style):
@@ -95,9 +95,9 @@ def _save_png(drawing: Drawing, path: Path) -> None:
 
 def _draw(axes: Axes, shape: Shape) -> None:
     if isinstance(shape, Line):
-        axes.plot([shape.x1, shape.x2], [shape.y1, shape.y2], **_stroke(shape.style))
+        axes.plot([shape.x1, shape.x2], [shape.y1, shape.y2], **_line_options(shape.style))
     elif isinstance(shape, Curve):
-        axes.plot(*zip(*shape.points, strict=True), **_stroke(shape.style))
+        axes.plot(*zip(*shape.points, strict=True), **_line_options(shape.style))
     elif isinstance(shape, Dot):
         colour = LIGHT.get(shape.colour, shape.colour)
         axes.add_patch(Circle((shape.x, shape.y), shape.radius, color=colour, lw=0, zorder=3))
@@ -115,17 +115,17 @@ def _draw(axes: Axes, shape: Shape) -> None:
             shape.text,
             ha={"start": "left", "middle": "center", "end": "right"}[shape.anchor],
             va="baseline",
-            rotation=90 if shape.turned else 0,
+            rotation=90 if shape.rotated else 0,
             rotation_mode="anchor",
             color=LIGHT.get(shape.colour, shape.colour),
             parse_math=False,
         )
 
 
-def _stroke(style: str) -> dict[str, Any]:
+def _line_options(style: str) -> dict[str, Any]:
     stroke = STROKES[style]
-    found: dict[str, Any] = {"color": LIGHT[stroke.colour], "linewidth": stroke.width * 72 / DPI}
+    options: dict[str, Any] = {"color": LIGHT[stroke.colour], "linewidth": stroke.width * 72 / DPI}
     if stroke.dash:
-        found["linestyle"] = (0, tuple(length / stroke.width for length in stroke.dash))
-        found["dash_capstyle"] = "butt"
-    return found
+        options["linestyle"] = (0, tuple(length / stroke.width for length in stroke.dash))
+        options["dash_capstyle"] = "butt"
+    return options

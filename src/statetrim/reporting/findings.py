@@ -22,11 +22,11 @@ from ..storage.hub.download import HubModel
 from ..storage.json_file import read_object
 
 SWEEP_FILE = "sweep.json"
-RECORDS = "statetrim"  # where a checkpoint keeps how it was made
-MOST_RECORD_BYTES = 24 * MIB
-FIELDS = {"recover": "recovery"}
-RECORDED = ("prune", "recover", "refit", "trim")
-ARTIFACTS: dict[str, Callable[[Path], Any]] = {
+RECORDS_DIR = "statetrim"  # where a checkpoint keeps how it was made
+MAX_RECORD_BYTES = 24 * MIB
+RECORD_FIELDS = {"recover": "recovery"}
+RECORD_KINDS = ("prune", "recover", "refit", "trim")
+LOADERS: dict[str, Callable[[Path], Any]] = {
     "plan": Plan.load,
     "analysis": Analysis.load,
     "scores": Scores.load,
@@ -35,7 +35,16 @@ ARTIFACTS: dict[str, Callable[[Path], Any]] = {
     "sweep": Sweep.load,
     "decision": Decision.load,
 }
-WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
+KINDS_IN_CHECKPOINT = (
+    "prune",
+    "refit",
+    "recover",
+    "trim",
+    "scores",
+    "analysis",
+    "timings",
+    "decision",
+)
 """What a checkpoint may hold besides its plan; what the user gives takes precedence."""
 
 
@@ -43,8 +52,8 @@ WITHIN = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", 
 class Findings:
     """All that is known of one cut; what was not given is None or empty."""
 
-    before: Checkpoint | None = None
-    after: Checkpoint | None = None
+    original: Checkpoint | None = None
+    cut: Checkpoint | None = None
     plan: Plan | None = None
     scores: Scores | None = None
     analysis: Analysis | None = None
@@ -61,49 +70,53 @@ class Findings:
     sources: dict[str, str] = field(default_factory=dict)  # what -> the file it came from
 
     @property
-    def geometry_before(self) -> Geometry | None:
-        if self.before is not None:
-            return self.before.geometry
+    def original_geometry(self) -> Geometry | None:
+        if self.original is not None:
+            return self.original.geometry
         return self.analysis.baseline.geometry if self.analysis and self.analysis.baseline else None
 
     @property
-    def geometry_after(self) -> Geometry | None:
-        if self.after is not None:
-            return self.after.geometry
-        if self.before is not None and self.plan is not None:
-            return self.plan.pruned_geometry(self.before.geometry)
+    def cut_geometry(self) -> Geometry | None:
+        if self.cut is not None:
+            return self.cut.geometry
+        if self.original is not None and self.plan is not None:
+            return self.plan.pruned_geometry(self.original.geometry)
         return self.analysis.geometry if self.analysis else None
 
     @property
-    def own_scores(self) -> bool:
+    def has_own_scores(self) -> bool:
         """Whether the scores are of this very checkpoint; True where that cannot be told."""
-        if self.scores is None or self.after is None or not self.after.shards:
+        if self.scores is None or self.cut is None or not self.cut.shards:
             return True
-        scored = self.scores.lineage.get("models")
-        return not isinstance(scored, list) or any(map(self.after.is_source, scored))
+        fingerprints = self.scores.lineage.get("models")
+        return not isinstance(fingerprints, list) or any(map(self.cut.is_source, fingerprints))
 
     @property
     def scored_name(self) -> str | None:
         """What the scores call this checkpoint; None where they do not tell."""
-        if self.scores is None or self.after is None:
+        if self.scores is None or self.cut is None:
             return None
-        marks, names = self.scores.lineage.get("models"), self.scores.models
-        if isinstance(marks, list) and len(marks) == len(names) and self.after.shards:
-            marked = list(zip(names, marks, strict=True))[1:]
-            return next((name for name, mark in marked if self.after.is_source(mark)), None)
-        own = self.after.name
-        return own if own in names[1:] else None
+        fingerprints, names = self.scores.lineage.get("models"), self.scores.models
+        if isinstance(fingerprints, list) and len(fingerprints) == len(names) and self.cut.shards:
+            cuts = list(zip(names, fingerprints, strict=True))[1:]
+            return next(
+                (name for name, fingerprint in cuts if self.cut.is_source(fingerprint)), None
+            )
+        cut_name = self.cut.name
+        return cut_name if cut_name in names[1:] else None
 
     @property
     def engine_faults(self) -> list[str]:
         """What engines found wrong with this very checkpoint; that one refuses it counts only where
         it ran the original, and no other ran the cut."""
-        if self.after is None or not self.after.shards:
+        if self.cut is None or not self.cut.shards:
             return []
-        mark = self.after.fingerprint
-        ran = [run for run in self.verifications if run.has_run(mark)]
-        refused = [run for run in self.verifications if run.models[0] not in run.refusals]
-        return [fault for run in ran or refused for fault in run.faults_of(mark)]
+        fingerprint = self.cut.fingerprint
+        completed = [run for run in self.verifications if run.has_run(fingerprint)]
+        with_original_run = [run for run in self.verifications if run.models[0] not in run.refusals]
+        return [
+            fault for run in completed or with_original_run for fault in run.faults_of(fingerprint)
+        ]
 
     @property
     def mismatches(self) -> Iterator[str]:
@@ -111,100 +124,120 @@ class Findings:
         source = None if self.plan is None else self.plan.lineage.get("source")
         if source and self.prune and self.prune.get("source") != source:
             yield "the plan was made for another model than the one the checkpoint was cut from"
-        before = self.before
-        if source and before is not None and before.shards and not before.is_source(source):
-            yield f"the plan was not made for {before.name}"
-        if not self.own_scores:
+        original = self.original
+        if source and original is not None and original.shards and not original.is_source(source):
+            yield f"the plan was not made for {original.name}"
+        if not self.has_own_scores:
             yield "the scores are of other weights than this checkpoint's"
-        analysed = self.analysis.lineage.get("source") if self.analysis else None
-        after = self.after
-        if analysed and after is not None and after.shards and not after.is_source(analysed):
+        analysis_source = self.analysis.lineage.get("source") if self.analysis else None
+        cut = self.cut
+        if (
+            analysis_source
+            and cut is not None
+            and cut.shards
+            and not cut.is_source(analysis_source)
+        ):
             yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
-            marks = run.lineage.get("models")
-            if after is not None and after.shards and after.fingerprint not in (marks or []):
+            fingerprints = run.lineage.get("models")
+            if cut is not None and cut.shards and cut.fingerprint not in (fingerprints or []):
                 yield f"{run.version or run.engine} ran other weights than this checkpoint's"
 
 
-def gather(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
+def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
     """Read artifacts in any order: JSON files of statetrim, and checkpoints before and after."""
     if not artifacts:
         raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
-    found = Findings()
-    models, files = dict[Path, Checkpoint](), list[Path]()
+    findings = Findings()
+    checkpoints, files = dict[Path, Checkpoint](), list[Path]()
     for artifact in artifacts:
         if isinstance(artifact, Checkpoint):
-            models[artifact.path] = artifact
+            checkpoints[artifact.path] = artifact
         elif (Path(artifact) / SWEEP_FILE).is_file():
-            _read_sweep(found, Path(artifact))
+            _read_sweep(findings, Path(artifact))
         elif Path(artifact).is_dir():
-            models[Path(artifact)] = open_checkpoint(artifact)
-        elif _on_the_hub(artifact):
-            model = open_checkpoint(str(artifact))
-            models[model.path] = model
+            checkpoints[Path(artifact)] = open_checkpoint(artifact)
+        elif _is_hub_name(artifact):
+            checkpoint = open_checkpoint(str(artifact))
+            checkpoints[checkpoint.path] = checkpoint
         else:
             files.append(Path(artifact))
-    _sort_checkpoints(found, models)
+    _assign_checkpoints(findings, checkpoints)
     for path in files:
-        _read(found, path)
-    if found.after is not None:
-        _read_records(found, found.after.path)
-    return found
+        _read_artifact(findings, path)
+    if findings.cut is not None:
+        _read_cut_records(findings, findings.cut.path)
+    return findings
 
 
-def _on_the_hub(artifact: str | Path) -> bool:
+def _is_hub_name(artifact: str | Path) -> bool:
     """A name such as OWNER/NAME; a JSON file that is missing is no model."""
     path = Path(artifact)
     return not (path.exists() or path.suffix == ".json") and bool(HubModel.named(str(artifact)))
 
 
-def _read_sweep(found: Findings, directory: Path) -> None:
+def _read_sweep(findings: Findings, directory: Path) -> None:
     """A directory that `trim --sweep` wrote: the sweep, and its plans."""
-    _read(found, inside(directory, SWEEP_FILE))
+    _read_artifact(findings, inside(directory, SWEEP_FILE))
     for path in sorted(directory.glob("plan-*.json")):
-        found.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
+        findings.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
 
 
-def _sort_checkpoints(found: Findings, models: Mapping[Path, Checkpoint]) -> None:
+def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoint]) -> None:
     """Before and after: one that was cut may itself be what another was cut from."""
-    cut = [path for path in models if (path / RECORDS / "plan.json").exists()]
-    for path, model in models.items():
-        again = any(other != path and _cut_from(other, model) for other in cut)
-        _put(found, "after" if path in cut and not again else "before", model, path)
+    pruned_paths = [path for path in checkpoints if (path / RECORDS_DIR / "plan.json").exists()]
+    for path, checkpoint in checkpoints.items():
+        is_source_of_another = any(
+            other != path and _is_cut_from(other, checkpoint) for other in pruned_paths
+        )
+        _set_once(
+            findings,
+            "after" if path in pruned_paths and not is_source_of_another else "before",
+            checkpoint,
+            path,
+        )
 
 
-def _cut_from(path: Path, model: Checkpoint) -> bool:
-    plan = Plan.load(inside(path, f"{RECORDS}/plan.json"))
+def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
+    plan = Plan.load(inside(cut_path, f"{RECORDS_DIR}/plan.json"))
     return bool(model.shards) and model.is_source(plan.lineage.get("source"))
 
 
-def _read_records(found: Findings, path: Path) -> None:
+def _read_cut_records(findings: Findings, path: Path) -> None:
     """What the cut checkpoint says of itself."""
-    own = Plan.load(inside(path, f"{RECORDS}/plan.json"))
-    if found.plan is None:
-        _put(found, "plan", own, path / RECORDS / "plan.json")
-    elif not _same(own, found.plan):
-        raise StatetrimError(f"{found.sources['plan']} is not the plan that {path} was cut by")
-    for name in WITHIN:
-        file, field_name = f"{RECORDS}/{name}.json", FIELDS.get(name, name)
-        if (path / file).exists() and getattr(found, field_name) is None:
-            _read(found, inside(path, file))
-    within = path / RECORDS
-    if found.scores and Path(found.sources["scores"]).parent == within and not found.own_scores:
-        found.scores = None  # taken before the weights were trained or refitted
-        if found.trim is not None:
-            found.trim = {x: found.trim[x] for x in found.trim if x not in ("checks", "warnings")}
+    carried_plan = Plan.load(inside(path, f"{RECORDS_DIR}/plan.json"))
+    if findings.plan is None:
+        _set_once(findings, "plan", carried_plan, path / RECORDS_DIR / "plan.json")
+    elif not _keep_same_channels(carried_plan, findings.plan):
+        raise StatetrimError(f"{findings.sources['plan']} is not the plan that {path} was cut by")
+    for name in KINDS_IN_CHECKPOINT:
+        file, field_name = f"{RECORDS_DIR}/{name}.json", RECORD_FIELDS.get(name, name)
+        if (path / file).exists() and getattr(findings, field_name) is None:
+            _read_artifact(findings, inside(path, file))
+    records_dir = path / RECORDS_DIR
+    if (
+        findings.scores
+        and Path(findings.sources["scores"]).parent == records_dir
+        and not findings.has_own_scores
+    ):
+        findings.scores = None  # taken before the weights were trained or refitted
+        if findings.trim is not None:
+            findings.trim = {
+                x: findings.trim[x] for x in findings.trim if x not in ("checks", "warnings")
+            }
 
 
-def _read(found: Findings, path: Path) -> None:
+def _read_artifact(findings: Findings, path: Path) -> None:
     kind = kind_of(read_object(path, MAX_BYTES)) or ""
-    if kind in ARTIFACTS:
-        _put(found, kind, ARTIFACTS[kind](path), path)
+    if kind in LOADERS:
+        _set_once(findings, kind, LOADERS[kind](path), path)
     elif kind == "verification":
-        found.verifications.append(Verification.load(path))
-        found.sources[f"verification in {found.verifications[-1].engine}"] = str(path)
-    elif kind in RECORDED:
-        _put(found, FIELDS.get(kind, kind), read_object(path, MOST_RECORD_BYTES), path)
+        findings.verifications.append(Verification.load(path))
+        findings.sources[f"verification in {findings.verifications[-1].engine}"] = str(path)
+    elif kind in RECORD_KINDS:
+        _set_once(
+            findings, RECORD_FIELDS.get(kind, kind), read_object(path, MAX_RECORD_BYTES), path
+        )
     else:
         raise StatetrimError(
             f"{path} is not an artifact that a report knows; give a checkpoint, or what select, "
@@ -212,27 +245,27 @@ def _read(found: Findings, path: Path) -> None:
         )
 
 
-def _same(one: Plan, other: Plan) -> bool:
+def _keep_same_channels(first: Plan, second: Plan) -> bool:
     return all(
         set(a) == set(b) and all(a[layer].equal(b[layer]) for layer in a)
         for a, b in (
-            (one.kept, other.kept),
-            (one.kept_values or {}, other.kept_values or {}),
-            (one.kept_heads or {}, other.kept_heads or {}),
+            (first.kept, second.kept),
+            (first.kept_values or {}, second.kept_values or {}),
+            (first.kept_heads or {}, second.kept_heads or {}),
         )
     )
 
 
-def _put(found: Findings, name: str, value: Any, path: Path) -> None:
-    if getattr(found, name) is not None:
+def _set_once(findings: Findings, field_name: str, value: Any, path: Path) -> None:
+    if getattr(findings, field_name) is not None:
         raise StatetrimError(
-            f"{path} and {found.sources[name]} are both {NAMES.get(name, name)}; a report is of one"
+            f"{path} and {findings.sources[field_name]} are both {PLURALS.get(field_name, field_name)}; a report is of one"
         )
-    setattr(found, name, value)
-    found.sources[name] = str(path)
+    setattr(findings, field_name, value)
+    findings.sources[field_name] = str(path)
 
 
-NAMES = {
+PLURALS = {
     "before": "checkpoints that statetrim did not cut",
     "after": "cut checkpoints",
     "plan": "plans",

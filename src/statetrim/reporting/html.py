@@ -8,12 +8,12 @@ from functools import cache
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from .document import Document, sentence
+from .document import Document, as_sentence
 from .drawing import Drawing
 from .theme import DARK, LIGHT, STROKES
 
 
-def page(document: Document) -> str:
+def render_page(document: Document) -> str:
     """Without scripts, links to other places, or anything to fetch."""
     style = (
         _environment()
@@ -21,14 +21,14 @@ def page(document: Document) -> str:
         .render(
             light=LIGHT,
             dark=DARK,
-            drawing=_drawing_style({name: f"var(--{name})" for name in LIGHT}),
+            drawing=_drawing_css({name: f"var(--{name})" for name in LIGHT}),
         )
     )
-    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
     return (
         _environment()
         .get_template("report.html")
-        .render(document=document, style=Markup(style), style_digest=digest)
+        .render(document=document, style=Markup(style), style_digest=style_hash)
     )
 
 
@@ -37,11 +37,11 @@ def standalone_svg(drawing: Drawing) -> str:
     return (
         _environment()
         .get_template("figure.svg")
-        .render(drawing=drawing, style=_drawing_style(LIGHT), ground=LIGHT["ground"])
+        .render(drawing=drawing, style=_drawing_css(LIGHT), ground=LIGHT["ground"])
     )
 
 
-def _drawing_style(colours: Mapping[str, str]) -> Markup:
+def _drawing_css(colours: Mapping[str, str]) -> Markup:
     """How the shapes of a drawing look, in these colours."""
     return Markup(
         _environment().get_template("drawing.css").render(colours=colours, strokes=STROKES)
@@ -50,12 +50,12 @@ def _drawing_style(colours: Mapping[str, str]) -> Markup:
 
 @cache
 def _environment() -> Environment:
-    found = Environment(
+    environment = Environment(
         loader=PackageLoader(__package__, "page"),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    found.filters["sentence"] = sentence
-    return found
+    environment.filters["sentence"] = as_sentence
+    return environment

@@ -10,17 +10,17 @@ from ..maths.units import is_number
 from ..serving.deployment import serve_commands
 from ..serving.engine_names import asked_engine
 from .findings import Findings
-from .records import dicts, mapping
+from .records import as_dicts, as_mapping
 
-FEWEST_TOKENS = 16 * 512  # one step of training
+MIN_RECOVERY_TOKENS = 16 * 512  # one step of training
 
 
 @dataclass(frozen=True)
-class Names:
+class CommandArguments:
     """Quoted for a shell; a word in capitals where the report was not given the thing."""
 
     model: str
-    small: str
+    cut: str
     text: str
     tokens: int  # of the text that were read to calibrate
 
@@ -29,65 +29,70 @@ class Names:
         """What the words in capitals stand for; empty where there are none."""
         words = {
             "MODEL": (self.model, "the original checkpoint"),
-            "SMALL": (self.small, "the cut one"),
+            "SMALL": (self.cut, "the cut one"),
             "TEXT": (self.text, "a text of yours"),
         }
         return "; ".join(f"{word}: {what}" for word, (name, what) in words.items() if name == word)
 
 
-def names(found: Findings) -> Names:
-    text, tokens = next(_texts(found), ("TEXT", 2**14))
-    return Names(
-        model=quoted(found.before.path) if found.before else "MODEL",
-        small=quoted(found.after.path) if found.after else "SMALL",
+def command_arguments(findings: Findings) -> CommandArguments:
+    text, tokens = next(_calibration_texts(findings), ("TEXT", 2**14))
+    return CommandArguments(
+        model=shell_quoted(findings.original.path) if findings.original else "MODEL",
+        cut=shell_quoted(findings.cut.path) if findings.cut else "SMALL",
         text=text,
         tokens=tokens,
     )
 
 
-def quoted(value: Any) -> str:
+def shell_quoted(value: Any) -> str:
     """For a shell, on one line."""
     return shlex.quote(one_line(str(value)))
 
 
-def _texts(found: Findings) -> Iterator[tuple[str, int]]:
+def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
     """What was calibrated on, by the plan or by the record of the run."""
-    if found.plan is not None:
-        for data in dicts(mapping(found.plan.lineage.get("statistics")).get("data")):
+    if findings.plan is not None:
+        for data in as_dicts(as_mapping(findings.plan.lineage.get("statistics")).get("data")):
             count, length = data.get("count"), data.get("length")
             if type(count) is int and type(length) is int and 0 < count * length < 2**63:
-                yield quoted(data.get("text")), count * length
-    for record in (found.trim, mapping(found.sweep.lineage) if found.sweep else None):
-        text, tokens = mapping(record).get("text"), mapping(record).get("tokens")
+                yield shell_quoted(data.get("text")), count * length
+    for record in (findings.trim, as_mapping(findings.sweep.lineage) if findings.sweep else None):
+        text, tokens = as_mapping(record).get("text"), as_mapping(record).get("tokens")
         if isinstance(text, str) and is_number(tokens) and tokens:
-            yield quoted(text), int(tokens)
+            yield shell_quoted(text), int(tokens)
 
 
-def trim_command(found: Findings, keep: int, keep_values: int) -> str:
+def trim_command(findings: Findings, keep: int, keep_values: int) -> str:
     """What makes the cut that a sweep recommends."""
-    words, whole = names(found), found.geometry_before
+    arguments, geometry = command_arguments(findings), findings.original_geometry
     axes = (
-        ("--keep", keep, whole and whole.head_k_dim),
-        ("--keep-values", keep_values, whole and whole.head_v_dim),
+        ("--keep", keep, geometry and geometry.head_k_dim),
+        ("--keep-values", keep_values, geometry and geometry.head_v_dim),
     )
-    kept = " ".join(f"{flag} {quoted(count)}" for flag, count, most in axes if count != most)
-    return f"statetrim trim {words.model} {kept} --text {words.text} --tokens {words.tokens} -o OUT"
+    options = " ".join(
+        f"{flag} {shell_quoted(count)}" for flag, count, full_width in axes if count != full_width
+    )
+    return f"statetrim trim {arguments.model} {options} --text {arguments.text} --tokens {arguments.tokens} -o OUT"
 
 
-def recover_command(found: Findings) -> str:
+def recover_command(findings: Findings) -> str:
     """What trains the report's checkpoint after the cut."""
-    words = names(found)
+    arguments = command_arguments(findings)
     return (
-        f"statetrim recover {words.small} --teacher {words.model} --text {words.text} "
-        f"--tokens {max(words.tokens, FEWEST_TOKENS)} --length 512 -o RECOVERED"
+        f"statetrim recover {arguments.cut} --teacher {arguments.model} --text {arguments.text} "
+        f"--tokens {max(arguments.tokens, MIN_RECOVERY_TOKENS)} --length 512 -o RECOVERED"
     )
 
 
-def serving_commands(found: Findings) -> dict[str, str]:
+def serving_commands(findings: Findings) -> dict[str, str]:
     """Engine -> what serves the report's checkpoint; that of `trim --for` comes first."""
-    model, shape = found.after or found.before, found.geometry_after or found.geometry_before
+    model, shape = (
+        findings.cut or findings.original,
+        findings.cut_geometry or findings.original_geometry,
+    )
     if model is None or shape is None:
         return {}
-    uncut = found.after is None and found.plan is None
-    path = one_line(str(model.path)) if found.after or uncut else "SMALL"
-    return serve_commands(model, shape, path, first=asked_engine(found.trim))
+    serves_original = findings.cut is None and findings.plan is None
+    path = one_line(str(model.path)) if findings.cut or serves_original else "SMALL"
+    return serve_commands(model, shape, path, first=asked_engine(findings.trim))

@@ -15,7 +15,7 @@ from ..maths.formatting import evenly_spaced, percent_text
 from . import charts
 from .charts import Point, Series
 from .drawing import Drawing, Label, Line, Raster, Shape, Sheet
-from .theme import DIVERGING, mixed
+from .theme import DIVERGING, interpolate_colour
 
 METHODS = (
     "drrqr",
@@ -26,12 +26,12 @@ METHODS = (
     "energy",
     "product",
 )  # in that order of colours
-MOST_CURVE_POINTS = 300
-MOST_FILTER_LAYERS = 4
+MAX_CURVE_POINTS = 300
+MAX_FILTER_LAYERS = 4
 _FILTER_COLOURS = 255
 
 
-SHEETS = ("utilization", "spectra", "heat-map", "filters")
+SHEET_NAMES = ("utilization", "spectra", "heat-map", "filters")
 """The names that `sheets` may give."""
 
 
@@ -39,20 +39,20 @@ def sheets(analyses: Mapping[str, Analysis]) -> dict[str, Sheet]:
     """Every picture by the name of its file; the spectra are those of the first's fullest head."""
     first = next(iter(analyses.values()))
     layer, head = fullest_head(first)
-    found = {
+    by_name = {
         "utilization": utilization_curves(analyses),
         "spectra": spectra(analyses, layer, head),
         "heat-map": heat_map(analyses),
     }
     if first.geometry.conv_width:
-        found["filters"] = filter_picture(first)
-    return found
+        by_name["filters"] = filter_picture(first)
+    return by_name
 
 
 def fullest_head(analysis: Analysis) -> tuple[int, int]:
     """Layer and head whose state uses most of its rank."""
-    place = int(analysis.mean_utilization.nan_to_num().argmax())
-    row, head = divmod(place, analysis.geometry.num_v_heads)
+    index = int(analysis.mean_utilization.nan_to_num().argmax())
+    row, head = divmod(index, analysis.geometry.num_v_heads)
     return list(analysis.layers)[row], head
 
 
@@ -70,22 +70,22 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
                         strict=True,
                     )
                 ],
-                MOST_CURVE_POINTS,
+                MAX_CURVE_POINTS,
             ),
             style,
         )
-        for label, analysis, style in _styled(analyses)
+        for label, analysis, style in _with_styles(analyses)
     ]
     chart = charts.line_chart(
         series,
         "Share of the largest rank in use, by token",
         x="token",
         y="rank in use",
-        show_y=percent_text,
+        format_y=percent_text,
         from_zero=True,
     )
     return Sheet(
-        _drawn(chart),
+        _as_list(chart),
         "How to read it: effective rank of the state, as a share of the largest rank it could "
         "have, after each token; mean over layers, heads and sequences. Lines with the same "
         "largest rank compare directly; a narrower state reaches a higher share with less in it. "
@@ -103,7 +103,10 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Sheet:
                 f"{', '.join(map(str, analysis.layers))[:80]}, each with heads 0 to {heads - 1}"
             )
     return Sheet(
-        [*_drawn(_spectrum(analyses, layer, head)), *_drawn(_histogram(analyses, layer, head))],
+        [
+            *_as_list(_spectrum_chart(analyses, layer, head)),
+            *_as_list(_histogram_chart(analyses, layer, head)),
+        ],
         "How to read it: left, the singular values of the head's state in order, each averaged "
         "over tokens after the burn-in; a steep fall means few directions carry the memory. "
         "Right, the same values pooled over tokens; the area under a line is the number of "
@@ -115,7 +118,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
     """Mean utilization of every layer and head, one panel an analysis, one colour scale."""
     panels = {label: analysis.mean_utilization for label, analysis in analyses.items()}
     top = max(float(panel.nan_to_num().max()) for panel in panels.values())
-    drawn = [
+    charts_drawn = [
         charts.heat_map(
             panel,
             list(map(str, analyses[label].layers)),
@@ -125,7 +128,7 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
         for label, panel in panels.items()
     ]
     return Sheet(
-        [one for one in drawn if one],
+        [chart for chart in charts_drawn if chart],
         "How to read it: a row a layer, a column a head; the colour of a cell is the share of the "
         "largest possible rank that the head's state uses, on average after the burn-in. Dark "
         "heads are full, pale heads keep little.",
@@ -136,23 +139,23 @@ def filter_picture(analysis: Analysis) -> Sheet:
     """Convolution filters of queries and keys, each scaled to norm one, side by side by head."""
     if analysis.geometry.conv_width == 0:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
-    layers = evenly_spaced(list(analysis.layers), MOST_FILTER_LAYERS)
+    layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
     return Sheet(
         [
-            _filters("query", {n: analysis.layers[n].query_filters for n in layers}),
-            _filters("key", {n: analysis.layers[n].key_filters for n in layers}),
+            _filter_drawing("query", {n: analysis.layers[n].query_filters for n in layers}),
+            _filter_drawing("key", {n: analysis.layers[n].key_filters for n in layers}),
         ],
         "How to read it: every column is the filter of one channel, oldest token at the top, red "
         "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
         "run through a head are filters its channels share. Above each head, the mean |cosine| "
         f"between its filters: 1 means alike up to sign, "
-        f"{_chance(analysis.geometry.conv_width):.2f} is what random filters give.",
+        f"{_random_cosine(analysis.geometry.conv_width):.2f} is what random filters give.",
     )
 
 
-def _spectrum(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
+def _spectrum_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
     series = []
-    for label, analysis, style in _styled(analyses):
+    for label, analysis, style in _with_styles(analyses):
         values = analysis.layers[layer].spectrum[head].tolist()
         points = [Point(number, value) for number, value in enumerate(values, start=1)]
         series.append(Series(label, points, style))
@@ -165,17 +168,17 @@ def _spectrum(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawin
     )
 
 
-def _histogram(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
+def _histogram_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
     """Singular values pooled over tokens, counted by their size."""
-    middles = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
+    bin_centres = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
     series = []
-    for label, analysis, style in _styled(analyses):
+    for label, analysis, style in _with_styles(analyses):
         counts = analysis.layers[layer].histogram[head].double()
-        share = counts / counts.sum().clamp(min=1) * analysis.max_rank
-        used = counts.nonzero().squeeze(1)
-        if len(used):
-            bins = range(max(0, int(used[0]) - 1), min(BINS, int(used[-1]) + 2))
-            points = [Point(float(middles[n]), float(share[n])) for n in bins]
+        values_per_state = counts / counts.sum().clamp(min=1) * analysis.max_rank
+        non_empty = counts.nonzero().squeeze(1)
+        if len(non_empty):
+            bins = range(max(0, int(non_empty[0]) - 1), min(BINS, int(non_empty[-1]) + 2))
+            points = [Point(float(bin_centres[n]), float(values_per_state[n])) for n in bins]
             series.append(Series(label, points, style))
     return charts.line_chart(
         series,
@@ -187,59 +190,70 @@ def _histogram(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawi
     )
 
 
-def _filters(side: str, by_layer: Mapping[int, Tensor | None]) -> Drawing:
+def _filter_drawing(side: str, by_layer: Mapping[int, Tensor | None]) -> Drawing:
     """A band for each layer: its heads side by side, similarity above."""
-    width, high = 420, 64
+    width, band_height = 420, 64
     left, shapes = 58, list[Shape]()
     for row, (layer, filters) in enumerate(by_layer.items()):
         assert filters is not None
-        y = 18 + (high + 40) * row
-        heads, taps = len(filters), _taps(filters)
-        shapes.append(Label(left - 8, y + high / 2 + 4, f"layer {layer}", "end", "faint"))
-        shapes.append(Raster(taps, _diverging(), x=left, y=y, width=width - left, height=high))
+        y = 18 + (band_height + 40) * row
+        heads, colour_indices = len(filters), _colour_indices(filters)
+        shapes.append(Label(left - 8, y + band_height / 2 + 4, f"layer {layer}", "end", "faint"))
+        shapes.append(
+            Raster(
+                colour_indices,
+                _diverging_palette(),
+                x=left,
+                y=y,
+                width=width - left,
+                height=band_height,
+            )
+        )
         for head, value in enumerate(filter_similarity(filters).tolist()):
             x = left + (width - left) * (head + 0.5) / heads
             if head:
                 edge = left + (width - left) * head / heads
-                shapes.append(Line(edge, y, edge, y + high, "separator"))
+                shapes.append(Line(edge, y, edge, y + band_height, "separator"))
             if heads <= 12:
                 shapes.append(Label(x, y - 4, f"{value:.2f}", "middle"))
             if heads <= 16 or head % 4 == 0:
-                shapes.append(Label(x, y + high + 13, str(head), "middle", "faint"))
-    return Drawing(width, 18 + (high + 40) * len(by_layer), f"{side} filters by head", shapes)
+                shapes.append(Label(x, y + band_height + 13, str(head), "middle", "faint"))
+    return Drawing(
+        width, 18 + (band_height + 40) * len(by_layer), f"{side} filters by head", shapes
+    )
 
 
-def _taps(filters: Tensor) -> Tensor:
+def _colour_indices(filters: Tensor) -> Tensor:
     """`filters` [heads, channels, copies, width] -> indices of colours [width, columns]."""
     taps = filters.transpose(1, 2).reshape(-1, filters.shape[-1]).float()
     taps = taps / taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     indices = ((taps + 1) / 2 * (_FILTER_COLOURS - 1)).round().nan_to_num(0)
-    found: Tensor = indices.clamp(0, _FILTER_COLOURS - 1).to(torch.uint8).t()
-    return found
+    colours: Tensor = indices.clamp(0, _FILTER_COLOURS - 1).to(torch.uint8).t()
+    return colours
 
 
-def _diverging() -> list[tuple[int, int, int] | None]:
-    found: list[tuple[int, int, int] | None] = []
+def _diverging_palette() -> list[tuple[int, int, int] | None]:
+    palette: list[tuple[int, int, int] | None] = []
     for number in range(_FILTER_COLOURS):
-        text = mixed(number / (_FILTER_COLOURS - 1), DIVERGING)
-        found.append((int(text[1:3], 16), int(text[3:5], 16), int(text[5:7], 16)))
-    return found
+        colour = interpolate_colour(number / (_FILTER_COLOURS - 1), DIVERGING)
+        palette.append((int(colour[1:3], 16), int(colour[3:5], 16), int(colour[5:7], 16)))
+    return palette
 
 
-def _styled(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:
+def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:
     """Of several the first is the original."""
     for number, (label, analysis) in enumerate(analyses.items()):
         if number == 0 and len(analyses) > 1:
             yield label, analysis, "original"
         else:
-            known = label in METHODS
-            yield label, analysis, f"series-{METHODS.index(label)}" if known else ""
+            has_colour = label in METHODS
+            yield label, analysis, f"series-{METHODS.index(label)}" if has_colour else ""
 
 
-def _drawn(chart: Drawing | None) -> list[Drawing]:
+def _as_list(chart: Drawing | None) -> list[Drawing]:
     return [chart] if chart else []
 
 
-def _chance(width: int) -> float:
+def _random_cosine(width: int) -> float:
     """Mean |cosine| of two random directions in `width` dimensions."""
     return gamma(width / 2) / (sqrt(pi) * gamma((width + 1) / 2))

@@ -11,13 +11,13 @@ from ..storage.output import output, partial_of, refuse_existing
 from ..version import __version__
 from . import html
 from .document import Document
-from .findings import Findings, gather
-from .markdown import markdown
-from .opening import opening, title
-from .sections import sections
+from .findings import Findings, read_findings
+from .markdown import render_markdown
+from .opening import build_summary, title_text
+from .sections import build_sections
 
-MOST_BYTES = 2_000_000
-_NONSENSE = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
+MAX_PAGE_BYTES = 2_000_000
+_BAD_RECORD_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 HTML, MARKDOWN = "report.html", "report.md"
 
 
@@ -31,41 +31,45 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
     out = Path(out)
     files = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}
     # In a directory that is there already, only the page itself is ours to lock.
-    place = out / HTML if out.is_dir() and not partial_of(out).exists() else out
+    output_path = out / HTML if out.is_dir() and not partial_of(out).exists() else out
     if not out.is_dir():
         refuse_existing(out)
-    given = [str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts]
-    record = {"format": "statetrim report", "statetrim": __version__, "artifacts": given}
-    with output(place, "job.json", record, files=files) as work:
+    artifact_paths = [
+        str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts
+    ]
+    record = {"format": "statetrim report", "statetrim": __version__, "artifacts": artifact_paths}
+    with output(output_path, "job.json", record, files=files) as work:
         if not work.done:
             try:
-                document = compose(gather(artifacts))
-                page = html.page(document)
+                document = build_document(read_findings(artifacts))
+                page = html.render_page(document)
             except StatetrimError:
                 raise
-            except _NONSENSE as error:  # records are read as they are, and anybody may write one
+            except (
+                _BAD_RECORD_ERRORS
+            ) as error:  # records are read as they are, and anybody may write one
                 reason = shorten(f"{type(error).__name__}: {error}", 120)
                 raise StatetrimError(
                     f"a record among the artifacts holds values that mean nothing ({reason}); "
                     f"leave it out or write it again"
                 ) from error
-            if len(page.encode()) > MOST_BYTES:
+            if len(page.encode()) > MAX_PAGE_BYTES:
                 raise StatetrimError(
                     f"the report would be {len(page.encode()) / 1e6:.1f} MB, more than a page "
                     f"should be; give fewer artifacts"
                 )
-            write_text(work.path / MARKDOWN, markdown(document))
+            write_text(work.path / MARKDOWN, render_markdown(document))
             write_text(work.path / HTML, page)
             work.publish()
     return out / HTML
 
 
-def compose(found: Findings) -> Document:
+def build_document(findings: Findings) -> Document:
     """The document of these findings."""
     return Document(
-        title=title(found),
-        opening=opening(found),
-        sections=sections(found),
+        title=title_text(findings),
+        summary=build_summary(findings),
+        sections=build_sections(findings),
         footer=f"Written by statetrim {__version__} from the artifacts listed above; paths and "
         f"commands are as given where it was run. Nothing in this page is fetched from anywhere.",
     )

@@ -14,47 +14,52 @@ CAPTION = (
 )
 
 
-def sheet(found: Sensitivity) -> Sheet:
-    return Sheet(pictures(found), CAPTION)
+def sheet(sensitivity: Sensitivity) -> Sheet:
+    return Sheet(pictures(sensitivity), CAPTION)
 
 
-def pictures(found: Sensitivity) -> list[Drawing]:
+def pictures(sensitivity: Sensitivity) -> list[Drawing]:
     """Recall lost, NLL gained, and the layer's own error on recall sequences, by layer."""
 
-    def recall(cut: LayerCut) -> Point | None:
-        drop = found.recall_drop(cut)
+    def recall(layer_cut: LayerCut) -> Point | None:
+        drop = sensitivity.recall_drop(layer_cut)
         if drop is None:
             return None
-        return Point(cut.layer, 100 * drop.estimate, 100 * drop.low, 100 * drop.high)
+        return Point(layer_cut.layer, 100 * drop.estimate, 100 * drop.low, 100 * drop.high)
 
-    def nll(cut: LayerCut) -> Point:
-        change = found.nll_increase(cut)
-        return Point(cut.layer, change.estimate, change.low, change.high)
+    def nll(layer_cut: LayerCut) -> Point:
+        change = sensitivity.nll_increase(layer_cut)
+        return Point(layer_cut.layer, change.estimate, change.low, change.high)
 
     def error(source: str) -> Callable[[LayerCut], Point]:
         return lambda cut: Point(cut.layer, 100 * cut.error[source])
 
-    drawn = (
-        _picture(found, recall, "Recall lost when one layer is cut", "points"),
-        _picture(found, nll, "Text: increase of NLL when one layer is cut", "nats"),
+    drawings = (
+        _picture(sensitivity, recall, "Recall lost when one layer is cut", "points"),
+        _picture(sensitivity, nll, "Text: increase of NLL when one layer is cut", "nats"),
         _picture(
-            found, error("text"), "Error of the cut layer's output on text", "% of its square"
+            sensitivity, error("text"), "Error of the cut layer's output on text", "% of its square"
         ),
-        _picture(found, error("recall"), "The same on recall sequences", "% of its square"),
+        _picture(sensitivity, error("recall"), "The same on recall sequences", "% of its square"),
     )
-    return [drawing for drawing in drawn if drawing]
+    return [drawing for drawing in drawings if drawing]
 
 
-def name(found: Sensitivity, variant: tuple[Axis, int]) -> str:
+def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:
     axis, keep = variant
-    return f"{keep} of {found.widths[axis]} {axis}s"
+    return f"{keep} of {sensitivity.widths[axis]} {axis}s"
 
 
 def _picture(
-    found: Sensitivity, point: Callable[[LayerCut], Point | None], title: str, unit: str
+    sensitivity: Sensitivity, to_point: Callable[[LayerCut], Point | None], title: str, unit: str
 ) -> Drawing | None:
     series = []
-    for axis, keep in found.variants:
-        points = [point(found.find(layer, axis, keep)) for layer in found.layers]
-        series.append(Series(name(found, (axis, keep)), [one for one in points if one]))
+    for axis, keep in sensitivity.variants:
+        points = [to_point(sensitivity.find(layer, axis, keep)) for layer in sensitivity.layers]
+        series.append(
+            Series(
+                variant_text(sensitivity, (axis, keep)),
+                [drawable for drawable in points if drawable],
+            )
+        )
     return line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True)

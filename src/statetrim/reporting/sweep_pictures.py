@@ -8,7 +8,7 @@ from ..tasks import TASKS
 from .charts import Point, Series, line_chart
 from .drawing import Drawing, Sheet
 
-MOST_PANELS = 3
+MAX_PANELS = 3
 CAPTION = (
     "How to read it: each point is a cut of the model to so much recurrent state per sequence "
     "(float32), labelled keys x values of a head; bars are 95% intervals of the difference to the "
@@ -19,39 +19,43 @@ CAPTION = (
 
 def sheet(sweep: Sweep) -> Sheet:
     """The pictures of the first few tasks side by side."""
-    return Sheet(list(pictures(sweep).values())[:MOST_PANELS], CAPTION)
+    return Sheet(list(pictures(sweep).values())[:MAX_PANELS], CAPTION)
 
 
 def pictures(sweep: Sweep) -> dict[str, Drawing]:
     """By "task metric": what every task is judged by; an unknown task shows all it has."""
-    names = dict.fromkeys(name for tried in sweep.points for name in tried.scores if is_main(name))
-    found = {name: _picture(sweep, name) for name in names}
-    return {name: drawing for name, drawing in found.items() if drawing}
+    names = dict.fromkeys(
+        name for point in sweep.points for name in point.scores if is_main_metric(name)
+    )
+    drawings = {name: _picture(sweep, name) for name in names}
+    return {name: drawing for name, drawing in drawings.items() if drawing}
 
 
-def is_main(name: str) -> bool:
+def is_main_metric(name: str) -> bool:
     """Whether "task metric" is what the task is judged by."""
     task, _, metric = name.partition(" ")
     return task not in TASKS or metric == TASKS[task].metric
 
 
-def axes_cut(sweep: Sweep, tried: Tried) -> str:
+def method_and_axes(sweep: Sweep, cut_point: Tried) -> str:
     """The method and which axes it cut: at equal bytes they are not alike."""
-    if tried.method == "none":
+    if cut_point.method == "none":
         return "original"
-    whole = next((point for point in sweep.points if point.method == "none"), None)
+    original = next((point for point in sweep.points if point.method == "none"), None)
     axes = [
         axis
-        for axis, now, before in (
-            ("keys", tried.keep, whole and whole.keep),
-            ("values", tried.keep_values, whole and whole.keep_values),
+        for axis, width, full_width in (
+            ("keys", cut_point.keep, original and original.keep),
+            ("values", cut_point.keep_values, original and original.keep_values),
         )
-        if now != before
+        if width != full_width
     ]
-    return f"{tried.method}, {' and '.join(axes)}" if whole and axes else str(tried.method)
+    return (
+        f"{cut_point.method}, {' and '.join(axes)}" if original and axes else str(cut_point.method)
+    )
 
 
-def bounds(measured: SweepScore) -> tuple[float | None, float | None]:
+def interval_bounds(measured: SweepScore) -> tuple[float | None, float | None]:
     """The interval, within what a share can be."""
     low, high = measured.low, measured.high
     if not is_number(low) or not is_number(high) or low is None or high is None:
@@ -61,37 +65,37 @@ def bounds(measured: SweepScore) -> tuple[float | None, float | None]:
 
 def _picture(sweep: Sweep, name: str) -> Drawing | None:
     shown = [
-        (tried, tried.scores[name])
-        for tried in sweep.points
-        if name in tried.scores
-        and is_number(tried.state_bytes)
-        and is_number(tried.scores[name].value)
+        (point, point.scores[name])
+        for point in sweep.points
+        if name in point.scores
+        and is_number(point.state_bytes)
+        and is_number(point.scores[name].value)
     ]
-    large = any(tried.state_bytes >= MIB for tried, _ in shown)
+    large = any(point.state_bytes >= MIB for point, _ in shown)
     scale, unit = (MIB, "MiB") if large else (1024, "KiB")
-    lines: dict[str, list[Point]] = {}
-    original = None
-    for tried, measured in shown:
-        if tried.method == "none":
-            original = measured.value
-        lines.setdefault(axes_cut(sweep, tried), []).append(
+    points_by_label: dict[str, list[Point]] = {}
+    original_value = None
+    for point, measured in shown:
+        if point.method == "none":
+            original_value = measured.value
+        points_by_label.setdefault(method_and_axes(sweep, point), []).append(
             Point(
-                tried.state_bytes / scale,
+                point.state_bytes / scale,
                 measured.value,
-                *bounds(measured),
-                label=f"{tried.keep}x{tried.keep_values}"[:20],
+                *interval_bounds(measured),
+                label=f"{point.keep}x{point.keep_values}"[:20],
             )
         )
-    share = all(measured.unit == "share" for _, measured in shown)
+    is_share = all(measured.unit == "share" for _, measured in shown)
     return line_chart(
         [
             Series(label, sorted(points, key=lambda p: p.x), "original" * (label == "original"))
-            for label, points in lines.items()
+            for label, points in points_by_label.items()
         ],
         f"{name} against the state of one sequence",
         x=f"state of a sequence, {unit}",
         y=name,
-        show_y=percent_text if share else "{:g}".format,
+        format_y=percent_text if is_share else "{:g}".format,
         marks=True,
-        reference=original,
+        reference=original_value,
     )

@@ -54,7 +54,7 @@ DARK = {
     "series-5": "#b9c95c",
     "series-6": "#9aa4b2",
 }
-SERIES = 7
+SERIES_COUNT = 7
 
 EMPTY, FULL = (0xE9, 0xF0, 0xF8), (0x0B, 0x3C, 0x70)
 """The two ends of the scale of shares; kept channels have the second."""
@@ -89,16 +89,18 @@ STROKES = {
             ((), (7, 3), (2, 3), (8, 3, 2, 3), (12, 3), (4, 4), (9, 3, 2, 3, 2, 3))
         )
     },
-    **{f"bar-{number}": Stroke(f"series-{number}", 2.5) for number in range(SERIES)},
+    **{f"bar-{number}": Stroke(f"series-{number}", 2.5) for number in range(SERIES_COUNT)},
 }
 
 
-def mixed(share: float, stops: Sequence[tuple[int, int, int]] = (EMPTY, FULL)) -> str:
+def interpolate_colour(
+    fraction: float, stops: Sequence[tuple[int, int, int]] = (EMPTY, FULL)
+) -> str:
     """The colour at `share` (0 to 1) of the way along the stops."""
-    place = min(1.0, max(0.0, share)) * (len(stops) - 1)
-    first = min(int(place), len(stops) - 2)
-    part = place - first
+    position = min(1.0, max(0.0, fraction)) * (len(stops) - 1)
+    first = min(int(position), len(stops) - 2)
+    weight = position - first
     return "#" + "".join(
-        f"{round((1 - part) * a + part * b):02x}"
+        f"{round((1 - weight) * a + weight * b):02x}"
         for a, b in zip(stops[first], stops[first + 1], strict=True)
     )

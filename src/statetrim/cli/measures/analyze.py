@@ -157,9 +157,9 @@ def _run_utilization(
     if figures:
         # Before the work: matplotlib may be absent.
         from ...reporting.figure_files import SUFFIXES, save_all
-        from ...reporting.rank_pictures import SHEETS, sheets
+        from ...reporting.rank_pictures import SHEET_NAMES, sheets
 
-        names = [f"{sheet}.{suffix}" for sheet in SHEETS for suffix in SUFFIXES]
+        names = [f"{sheet}.{suffix}" for sheet in SHEET_NAMES for suffix in SUFFIXES]
         files |= {f"figures/{name}": figures / name for name in names}
     opened = arguments.open_model(model, family)
     before = arguments.open_model(baseline, family) if baseline else None

@@ -28,15 +28,15 @@ ORDER = (
 """As a reader asks."""
 
 
-class Contents(Protocol):
+class SectionModule(Protocol):
     """What a file of a section holds."""
 
     TITLE: str
 
-    def blocks(self, found: Findings) -> Iterator[Block]: ...
+    def blocks(self, findings: Findings) -> Iterator[Block]: ...
 
 
-def sections(found: Findings) -> list[Section]:
-    modules: list[Contents] = [import_module(f".{name}", __package__) for name in ORDER]
-    made = [Section(module.TITLE, list(module.blocks(found))) for module in modules]
-    return [section for section in made if section.blocks]
+def build_sections(findings: Findings) -> list[Section]:
+    modules: list[SectionModule] = [import_module(f".{name}", __package__) for name in ORDER]
+    built = [Section(module.TITLE, list(module.blocks(findings))) for module in modules]
+    return [section for section in built if section.blocks]

@@ -12,25 +12,27 @@ from ..charts import channel_map
 from ..document import Block, Gallery, Missing, Table, Text
 from ..drawing import Raster
 from ..findings import Findings
-from ..names import names
+from ..names import command_arguments
 
 TITLE = "What was cut"
 
-MOST_LAYER_PICTURES = 64
-MOST_PICTURED_HEADS, MOST_PICTURED_CHANNELS = 64, 1024
-MOST_LISTED_HEADS = 64
+MAX_LAYER_PICTURES = 64
+MAX_PICTURED_HEADS, MAX_PICTURED_CHANNELS = 64, 1024
+MAX_LISTED_HEADS = 64
 
 
-def blocks(found: Findings) -> Iterator[Block]:
-    plan = found.plan
+def blocks(findings: Findings) -> Iterator[Block]:
+    plan = findings.plan
     if plan is None:
         yield Missing(
             "No plan was given, so this report cannot show which channels were removed.",
-            [f"statetrim select {names(found).model} --method l1 --keep 0.5 -o plan.json"],
+            [
+                f"statetrim select {command_arguments(findings).model} --method l1 --keep 0.5 -o plan.json"
+            ],
         )
         return
     if plan.kept_heads is not None:
-        yield from _heads(plan, plan.kept_heads, found)
+        yield from _head_blocks(plan, plan.kept_heads, findings)
         return
     options = ", ".join(f"{name}={value}" for name, value in plan.options.items()) or "none"
     rows = [
@@ -41,65 +43,68 @@ def blocks(found: Findings) -> Iterator[Block]:
         ("key/query channels kept per head", plan.key_width_range),
     ]
     if plan.value_width_range is not None:
-        chosen = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
+        value_options = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
         rows += [
-            ("method for values", f"{plan.value_method}{f' ({chosen})' if chosen else ''}"),
+            (
+                "method for values",
+                f"{plan.value_method}{f' ({value_options})' if value_options else ''}",
+            ),
             ("value channels kept per head", plan.value_width_range),
         ]
     rows.append(("linear-attention layers", str(len(plan.kept))))
     yield Table(("", "the plan"), rows)
-    before = found.geometry_before
-    tables: list[tuple[Axis, Mapping[int, Tensor]]] = []
+    original = findings.original_geometry
+    kept_by_axis: list[tuple[Axis, Mapping[int, Tensor]]] = []
     if plan.method != "none":  # values alone
-        tables.append(("key", plan.kept))
+        kept_by_axis.append(("key", plan.kept))
     if plan.kept_values is not None:
-        tables.append(("value", plan.kept_values))
-    for axis, kept in tables:
-        most = max(int(table.max()) for table in kept.values()) + 1
-        yield from _kept(axis, kept, before.width(axis) if before else most)
+        kept_by_axis.append(("value", plan.kept_values))
+    for axis, kept in kept_by_axis:
+        least_width = max(int(table.max()) for table in kept.values()) + 1
+        yield from _channel_blocks(axis, kept, original.width(axis) if original else least_width)
 
 
-def _heads(plan: Plan, kept: Mapping[int, Tensor], found: Findings) -> Iterator[Block]:
-    before = found.geometry_before
-    of = f" of {before.num_v_heads}" if before else ""
+def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> Iterator[Block]:
+    original = findings.original_geometry
+    total_text = f" of {original.num_v_heads}" if original else ""
     yield Table(
         ("", "the plan"),
         [
             ("method for heads", str(plan.head_method)),
             ("seed", str(plan.seed)),
             ("asked to keep", str(plan.requested_heads)),
-            ("value heads kept in every layer", f"{plan.keep_heads}{of}"),
+            ("value heads kept in every layer", f"{plan.keep_heads}{total_text}"),
             ("linear-attention layers", str(len(kept))),
         ],
     )
     yield Table(
         ("layer", "kept value heads"),
-        [(str(layer), _ranges(table.flatten().tolist())) for layer, table in kept.items()],
+        [(str(layer), _ranges_text(table.flatten().tolist())) for layer, table in kept.items()],
         caption="Kept value heads in numbers; each keeps all its channels",
         folded=True,
     )
 
 
-def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
+def _channel_blocks(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
     heads, keep = next(iter(kept.values())).shape
     name = "key/query" if axis == "key" else "value"
-    layers = evenly_spaced(list(kept), MOST_LAYER_PICTURES)
-    if channels <= MOST_PICTURED_CHANNELS:
-        shown = "" if len(layers) == len(kept) else f" ({len(layers)} of {len(kept)} layers)"
+    layers = evenly_spaced(list(kept), MAX_LAYER_PICTURES)
+    if channels <= MAX_PICTURED_CHANNELS:
+        subset_text = "" if len(layers) == len(kept) else f" ({len(layers)} of {len(kept)} layers)"
         yield Gallery(
             [
                 (f"layer {layer}", _layer_picture(kept[layer], layer, name, channels))
                 for layer in layers
             ],
-            f"Kept {name} channels{shown}: one band per head, from channel 0 on the left to "
+            f"Kept {name} channels{subset_text}: one band per head, from channel 0 on the left to "
             f"{channels - 1} on the right; dark channels are kept ({keep} in every head), gaps "
             f"were removed. Each head has its own choice, so positions do not compare.",
         )
-    if heads * len(kept) <= MOST_LISTED_HEADS:
+    if heads * len(kept) <= MAX_LISTED_HEADS:
         yield Table(
             ("layer", "head", "kept channels"),
             [
-                (str(layer), str(head), _ranges(row))
+                (str(layer), str(head), _ranges_text(row))
                 for layer, table in kept.items()
                 for head, row in enumerate(table.tolist())
             ],
@@ -111,14 +116,16 @@ def _kept(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Blo
 
 
 def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> Raster:
-    heads = kept[:MOST_PICTURED_HEADS]
+    heads = kept[:MAX_PICTURED_HEADS]
     channels = max(channels, int(heads.max()) + 1)  # the other model may be another's
     mask = torch.zeros(len(heads), channels, dtype=torch.bool).scatter_(1, heads, True)
-    first = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
-    return channel_map(mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{first}")
+    subset_text = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
+    return channel_map(
+        mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{subset_text}"
+    )
 
 
-def _ranges(channels: list[int]) -> str:
+def _ranges_text(channels: list[int]) -> str:
     """[0, 1, 2, 5] -> "0-2, 5"."""
     runs: list[list[int]] = []
     for channel in channels:

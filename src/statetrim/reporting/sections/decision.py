@@ -3,27 +3,29 @@
 from collections.abc import Iterator
 
 from ...maths.paired import Interval
-from ..document import Block, Table, Text, sentence
+from ..document import Block, Table, Text, as_sentence
 from ..findings import Findings
 
 TITLE = "Why this shape"
 
 
-def blocks(found: Findings) -> Iterator[Block]:
-    decision = found.decision
+def blocks(findings: Findings) -> Iterator[Block]:
+    decision = findings.decision
     if decision is None:
         return
-    yield Text(sentence(decision.sentence))
-    measured = {one.name: one for one in decision.measured}
+    yield Text(as_sentence(decision.sentence))
+    measured = {contender.name: contender for contender in decision.measured}
     rows = []
-    for shape, cost in decision.predicted.items():
-        one = measured.get(shape)
+    for shape, missed in decision.predicted.items():
+        contender = measured.get(shape)
         rows.append(
             [
                 f"{shape} (chosen)" if shape == decision.chosen else shape,
-                f"{100 * cost:.1f} %",
-                "not measured" if one is None else _signed(one.loss, 4),
-                "" if one is None or one.recall is None else _signed(-one.recall, 1),
+                f"{100 * missed:.1f} %",
+                "not measured" if contender is None else _interval_text(contender.loss, 4),
+                ""
+                if contender is None or contender.recall is None
+                else _interval_text(-contender.recall, 1),
                 ", ".join(decision.refused.get(shape, ())) or "none known",
             ]
         )
@@ -36,5 +38,5 @@ def blocks(found: Findings) -> Iterator[Block]:
     yield Table(header, rows, caption)
 
 
-def _signed(interval: Interval, digits: int) -> str:
+def _interval_text(interval: Interval, digits: int) -> str:
     return f"{interval.estimate:+.{digits}f} ± {interval.margin:.{digits}f}"

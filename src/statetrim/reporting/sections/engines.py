@@ -9,10 +9,10 @@ from ...serving.engine_names import commented_command
 from ...serving.engines import Compatibility, verdicts_on
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
-from ..names import names, serving_commands
+from ..names import command_arguments, serving_commands
 
 TITLE = "Where it runs"
-MEANING = {
+SUPPORT_TEXT = {
     "fast": "usual kernels",
     "fallback": "serves, on a slower path",
     "unknown": "not known",
@@ -21,19 +21,22 @@ MEANING = {
 }
 
 
-def blocks(found: Findings) -> Iterator[Block]:
+def blocks(findings: Findings) -> Iterator[Block]:
     """Where this very checkpoint ran, what is known of engines for its shape, and commands."""
-    yield from _verified(found)
-    model, shape = found.after or found.before, found.geometry_after or found.geometry_before
+    yield from _verification_blocks(findings)
+    model, shape = (
+        findings.cut or findings.original,
+        findings.cut_geometry or findings.original_geometry,
+    )
     if model is None or shape is None:
-        words = names(found)
+        arguments = command_arguments(findings)
         yield Missing(
             "Which engines serve it depends on the model type and the shape: give the checkpoint.",
-            [f"statetrim inspect {words.small}"],
+            [f"statetrim inspect {arguments.cut}"],
         )
         return
-    lines = worth_showing(verdicts_on(str(model.config.get("model_type")), shape))
-    if not lines:
+    rows = worth_showing(verdicts_on(str(model.config.get("model_type")), shape))
+    if not rows:
         yield Text("No engine is known to serve or refuse this model type.")
         return
     yield Text(
@@ -41,25 +44,30 @@ def blocks(found: Findings) -> Iterator[Block]:
         f"generated; kernel, one kernel ran; compiled, ahead of time only; source, read in the "
         f"code; report, a public report by others."
     )
-    alike: dict[tuple[str, ...], list[str]] = {}
-    for line in lines:
-        name = f"{line.engine} {line.versions}"
-        same = (name, MEANING[line.verdict], line.evidence, _remark(line))
-        alike.setdefault(same, []).append(line.hardware)
+    hardware_by_cells: dict[tuple[str, ...], list[str]] = {}
+    for row in rows:
+        name = f"{row.engine} {row.versions}"
+        cells = (name, SUPPORT_TEXT[row.verdict], row.evidence, _remark_text(row))
+        hardware_by_cells.setdefault(cells, []).append(row.hardware)
     yield Table(
         ("engine", "on", "verdict", "known by", "remark"),
-        [(same[0], ", ".join(hardware), *same[1:]) for same, hardware in alike.items()],
+        [
+            (cells[0], ", ".join(hardware), *cells[1:])
+            for cells, hardware in hardware_by_cells.items()
+        ],
     )
-    commands = serving_commands(found)
+    commands = serving_commands(findings)
     if commands:
-        yield Command([x for one in commands.items() for x in commented_command(*one)])
+        yield Command(
+            [x for named_command in commands.items() for x in commented_command(*named_command)]
+        )
 
 
-def _verified(found: Findings) -> Iterator[Block]:
+def _verification_blocks(findings: Findings) -> Iterator[Block]:
     """What engines answered for this checkpoint and its original, judged by transformers."""
-    runs = found.verifications
+    runs = findings.verifications
     if not runs:
-        if found.after is not None:
+        if findings.cut is not None:
             yield Text(
                 "This checkpoint itself was not run in an engine (statetrim verify does that); "
                 "what follows is what is known of its shape."
@@ -69,13 +77,13 @@ def _verified(found: Findings) -> Iterator[Block]:
         (
             run.version or run.engine,
             run.dtype,
-            f"{one.model}, {one.kind}",
-            f"{sum(one.agreed):,} of {sum(one.places):,}",
-            f"{one.largest_gap:.2g}",
-            _loss(run, one.model, one.kind),
+            f"{agreement.model}, {agreement.kind}",
+            f"{sum(agreement.agreed):,} of {sum(agreement.places):,}",
+            f"{agreement.largest_gap:.2g}",
+            _loss_text(run, agreement.model, agreement.kind),
         )
         for run in runs
-        for one in run.agreements
+        for agreement in run.agreements
     ]
     if rows:
         yield Table(
@@ -98,13 +106,13 @@ def _verified(found: Findings) -> Iterator[Block]:
                 yield Text(f"Fault of {model}: {fault}.", "note")
 
 
-def _loss(run: Verification, model: str, kind: Kind) -> str:
-    moved = run.agreement_change(model, kind) if model != run.models[0] else None
-    if moved is None:
+def _loss_text(run: Verification, model: str, kind: Kind) -> str:
+    change = run.agreement_change(model, kind) if model != run.models[0] else None
+    if change is None:
         return ""
-    lost = -moved
-    return f"{lost.estimate:+.2f} ({lost.low:+.2f} to {lost.high:+.2f})"
+    loss = -change
+    return f"{loss.estimate:+.2f} ({loss.low:+.2f} to {loss.high:+.2f})"
 
 
-def _remark(line: Compatibility) -> str:
-    return line.error or (f"add {line.flag}" if line.flag else line.note)
+def _remark_text(row: Compatibility) -> str:
+    return row.error or (f"add {row.flag}" if row.flag else row.note)

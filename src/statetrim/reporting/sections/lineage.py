@@ -5,35 +5,35 @@ from typing import Any
 
 from ..document import Block, Table
 from ..findings import Findings
-from ..records import brief, mapping
+from ..records import as_mapping, truncated_text
 
 TITLE = "Lineage"
 
 
-def blocks(found: Findings) -> Iterator[Block]:
+def blocks(findings: Findings) -> Iterator[Block]:
     records: dict[str, Mapping[str, Any]] = {}
-    if found.plan:
-        records["plan"] = found.plan.lineage
-    if found.analysis:
-        records["analysis"] = found.analysis.lineage
+    if findings.plan:
+        records["plan"] = findings.plan.lineage
+    if findings.analysis:
+        records["analysis"] = findings.analysis.lineage
     for name in ("scores", "timings", "sweep"):
-        if getattr(found, name):
-            records[name] = mapping(getattr(found, name).lineage)
+        if getattr(findings, name):
+            records[name] = as_mapping(getattr(findings, name).lineage)
     for name in ("prune", "refit", "trim", "recovery"):
-        if getattr(found, name):
-            records[name] = getattr(found, name)
+        if getattr(findings, name):
+            records[name] = getattr(findings, name)
     rows = [
         (
             name,
-            found.sources.get(name, ""),
-            brief(record.get("statetrim")),
-            brief(record.get("source") or record.get("student") or record.get("baseline")),
+            findings.sources.get(name, ""),
+            truncated_text(record.get("statetrim")),
+            truncated_text(record.get("source") or record.get("student") or record.get("baseline")),
         )
         for name, record in records.items()
     ]
     rows += [
-        (f"checkpoint {name}", found.sources[name], "", brief(model.digest))
-        for name, model in (("before", found.before), ("after", found.after))
+        (f"checkpoint {name}", findings.sources[name], "", truncated_text(model.digest))
+        for name, model in (("before", findings.original), ("after", findings.cut))
         if model is not None and model.shards
     ]
     yield Table(("artifact", "file", "statetrim", "model digest"), rows)

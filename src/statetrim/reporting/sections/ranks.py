@@ -7,65 +7,65 @@ from ...maths.formatting import percent_text
 from .. import rank_pictures
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import names
+from ..names import command_arguments
 
 TITLE = "Effective rank of the state"
 
 
-def blocks(found: Findings) -> Iterator[Block]:
-    analysis = found.analysis
+def blocks(findings: Findings) -> Iterator[Block]:
+    analysis = findings.analysis
     if analysis is None:
-        words = names(found)
+        arguments = command_arguments(findings)
         yield Missing(
             "The rank of the state was not measured.",
             [
-                f"statetrim analyze {words.small} --baseline {words.model} --text {words.text} "
-                f"--tokens {min(words.tokens, 2**14)} --length 512 -o analysis.json"
+                f"statetrim analyze {arguments.cut} --baseline {arguments.model} --text {arguments.text} "
+                f"--tokens {min(arguments.tokens, 2**14)} --length 512 -o analysis.json"
             ],
         )
         return
-    parts = {"before": analysis.baseline} if analysis.baseline else {}
-    looked: dict[str, Analysis] = {**parts, "after" if parts else "this model": analysis}
-    means = {name: float(part.mean_utilization.nanmean()) for name, part in looked.items()}
+    baseline = {"before": analysis.baseline} if analysis.baseline else {}
+    analyses: dict[str, Analysis] = {**baseline, "after" if baseline else "this model": analysis}
+    means = {name: float(entry.mean_utilization.nanmean()) for name, entry in analyses.items()}
     shares = ", ".join(
-        f"{name} {100 * mean:.1f}% of {looked[name].max_rank}" for name, mean in means.items()
+        f"{name} {100 * mean:.1f}% of {analyses[name].max_rank}" for name, mean in means.items()
     )
     yield Text(
         f"A state of d keys could have rank d; its effective rank says how many directions it "
         f"really uses. Mean use: {shares}. A narrower state reaches a higher share with less in it."
     )
-    yield from _pictures(looked)
+    yield from _pictures(analyses)
     yield Table(
-        ("layer", *looked, "κ keys", "κ queries"),
+        ("layer", *analyses, "κ keys", "κ queries"),
         [
             (
                 str(layer),
                 *(
-                    percent_text(float(part.mean_utilization[row].nanmean()))
-                    for part in looked.values()
+                    percent_text(float(entry.mean_utilization[row].nanmean()))
+                    for entry in analyses.values()
                 ),
-                f"{float(one.key_condition.nanmedian()):,.0f}",
-                f"{float(one.query_condition.nanmedian()):,.0f}",
+                f"{float(layer_analysis.key_condition.nanmedian()):,.0f}",
+                f"{float(layer_analysis.query_condition.nanmedian()):,.0f}",
             )
-            for row, (layer, one) in enumerate(analysis.layers.items())
-            if all(row < len(part.layers) for part in looked.values())
+            for row, (layer, layer_analysis) in enumerate(analysis.layers.items())
+            if all(row < len(entry.layers) for entry in analyses.values())
         ],
         caption="Rank in use by layer; κ is the condition number, median head",
         folded=True,
     )
 
 
-def _pictures(looked: dict[str, Analysis]) -> Iterator[Block]:
-    layer, head = rank_pictures.fullest_head(list(looked.values())[-1])
+def _pictures(analyses: dict[str, Analysis]) -> Iterator[Block]:
+    layer, head = rank_pictures.fullest_head(list(analyses.values())[-1])
     comparable = {
-        name: part
-        for name, part in looked.items()
-        if layer in part.layers and head < part.geometry.num_v_heads
+        name: entry
+        for name, entry in analyses.items()
+        if layer in entry.layers and head < entry.geometry.num_v_heads
     }
     for sheet in (
-        rank_pictures.utilization_curves(looked),
+        rank_pictures.utilization_curves(analyses),
         rank_pictures.spectra(comparable, layer, head),
-        rank_pictures.heat_map(looked),
+        rank_pictures.heat_map(analyses),
     ):
         for panel in sheet.panels:
             yield Picture(panel, f"{panel.title}.")

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import names
-from ..sensitivity_pictures import CAPTION, name, pictures
+from ..names import command_arguments
+from ..sensitivity_pictures import CAPTION, pictures, variant_text
 
 TITLE = "Which layer carries what"
 
 
-def blocks(found: Findings) -> Iterator[Block]:
-    sensitivity = found.sensitivity
+def blocks(findings: Findings) -> Iterator[Block]:
+    sensitivity = findings.sensitivity
     if sensitivity is None:
-        words = names(found)
+        arguments = command_arguments(findings)
         yield Missing(
             "Layers were not cut one by one, so it is not known which one carries recall.",
             [
-                f"statetrim analyze {words.model} --sensitivity --text {words.text} "
+                f"statetrim analyze {arguments.model} --sensitivity --text {arguments.text} "
                 f"-o sensitivity.json"
             ],
         )
@@ -29,15 +29,18 @@ def blocks(found: Findings) -> Iterator[Block]:
     rows = []
     for variant in sensitivity.variants:
         for layer in sensitivity.layers:
-            cut = sensitivity.find(layer, *variant)
-            nll, drop = sensitivity.nll_increase(cut), sensitivity.recall_drop(cut)
+            layer_cut = sensitivity.find(layer, *variant)
+            nll, drop = sensitivity.nll_increase(layer_cut), sensitivity.recall_drop(layer_cut)
             rows.append(
                 (
                     str(layer),
-                    name(sensitivity, variant),
+                    variant_text(sensitivity, variant),
                     f"{nll.estimate:+.4f} ± {nll.margin:.4f}",
                     "" if drop is None else f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}",
-                    *(f"{100 * cut.error[source]:.1f}%" for source in sorted(cut.error)),
+                    *(
+                        f"{100 * layer_cut.error[source]:.1f}%"
+                        for source in sorted(layer_cut.error)
+                    ),
                 )
             )
     yield Table(

@@ -4,20 +4,20 @@ from collections.abc import Iterator
 
 from ..document import Block, Missing, Table, Text
 from ..findings import Findings
-from ..names import names
+from ..names import command_arguments
 
 TITLE = "Speed"
 
 
-def blocks(found: Findings) -> Iterator[Block]:
+def blocks(findings: Findings) -> Iterator[Block]:
     """Medians of each figure by model, with the ratio to the original."""
-    timings = found.timings
+    timings = findings.timings
     if timings is None:
-        words = names(found)
+        arguments = command_arguments(findings)
         yield Missing(
             "Speed was not measured. Smaller heads save memory traffic; whether they save time "
             "depends on the kernels, so measure where you serve.",
-            [f"statetrim benchmark {words.small} --baseline {words.model} -o timings.json"],
+            [f"statetrim benchmark {arguments.cut} --baseline {arguments.model} -o timings.json"],
         )
         return
     device, clock = (timings.lineage.get(name) for name in ("device", "clock"))

@@ -9,21 +9,21 @@ from ...serving.state_size import StateSize, stored_dtype
 from ..charts import bar_chart
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import names
+from ..names import command_arguments
 
 TITLE = "Memory before and after"
 
 
-def blocks(found: Findings) -> Iterator[Block]:
-    before, after = found.geometry_before, found.geometry_after
-    if after is None or before is None or before == after:
-        words = names(found)
+def blocks(findings: Findings) -> Iterator[Block]:
+    original, cut = findings.original_geometry, findings.cut_geometry
+    if cut is None or original is None or original == cut:
+        arguments = command_arguments(findings)
         yield Missing(
             "The sizes before and after need both checkpoints.",
-            [f"statetrim report {words.model} {words.small} -o report"],
+            [f"statetrim report {arguments.model} {arguments.cut} -o report"],
         )
         return
-    rows = alternatives(before, after, found.before)
+    rows = alternatives(original, cut, findings.original)
     chart = bar_chart(
         [(row.name, row.state_bytes, bytes_text(row.state_bytes)) for row in rows],
         "Recurrent state of one sequence: "
@@ -31,8 +31,8 @@ def blocks(found: Findings) -> Iterator[Block]:
     )
     if chart:
         yield Picture(chart, "Recurrent state of one sequence, all linear layers together.")
-    whole = rows[0]
-    counted = whole.sequences is not None
+    full_row = rows[0]
+    has_sequences = full_row.sequences is not None
     yield Table(
         (
             "state",
@@ -40,7 +40,7 @@ def blocks(found: Findings) -> Iterator[Block]:
             "change",
             *(
                 [f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB of cache"]
-                if counted
+                if has_sequences
                 else []
             ),
         ),
@@ -48,8 +48,8 @@ def blocks(found: Findings) -> Iterator[Block]:
             (
                 row.name,
                 bytes_text(row.state_bytes),
-                relative_change_text(whole.state_bytes, row.state_bytes)
-                if row is not whole
+                relative_change_text(full_row.state_bytes, row.state_bytes)
+                if row is not full_row
                 else "",
                 *([f"{row.sequences:,}"] if row.sequences is not None else []),
             )
@@ -62,37 +62,37 @@ def blocks(found: Findings) -> Iterator[Block]:
         "what one of them holds, keys and values of softmax layers included; engines that round "
         "to blocks hold fewer."
     )
-    yield Table(("", "before", "after", "change"), list(_sizes(found, before, after)))
-    if after.head_k_dim % KERNEL_TILE:
+    yield Table(("", "before", "after", "change"), list(_size_rows(findings, original, cut)))
+    if cut.head_k_dim % KERNEL_TILE:
         yield Text(
-            f"Kernels pad {after.head_k_dim} key channels to a multiple of {KERNEL_TILE}: memory "
+            f"Kernels pad {cut.head_k_dim} key channels to a multiple of {KERNEL_TILE}: memory "
             f"shrinks, time does not.",
             "note",
         )
 
 
-def _sizes(found: Findings, before: Geometry, after: Geometry) -> Iterator[tuple[str, ...]]:
+def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterator[tuple[str, ...]]:
     yield (
         "state of a head, keys x values",
-        before.describe_against(after),
-        after.describe_against(before),
-        relative_change_text(before.state_numel, after.state_numel),
+        original.describe_against(cut),
+        cut.describe_against(original),
+        relative_change_text(original.state_numel, cut.state_numel),
     )
-    model = found.before or found.after
+    model = findings.original or findings.cut
     if model is not None:
         dtype = stored_dtype(model)
-        old, new = (StateSize.of(geometry, dtype).conv_bytes for geometry in (before, after))
+        old, new = (StateSize.of(geometry, dtype).conv_bytes for geometry in (original, cut))
         yield (
             f"convolution state per sequence, {dtype}",
             bytes_text(old),
             bytes_text(new),
             relative_change_text(old, new),
         )
-    if found.before is not None and found.after is not None and found.before.shards:
-        counts = found.before.parameters, found.after.parameters
+    if findings.original is not None and findings.cut is not None and findings.original.shards:
+        counts = findings.original.parameters, findings.cut.parameters
         yield "parameters", f"{counts[0]:,}", f"{counts[1]:,}", relative_change_text(*counts)
         old, new = (
-            sum(tensor.nbytes for _, tensor in one.tensors.values())
-            for one in (found.before, found.after)
+            sum(tensor.nbytes for _, tensor in checkpoint.tensors.values())
+            for checkpoint in (findings.original, findings.cut)
         )
         yield "weights on disk", bytes_text(old), bytes_text(new), relative_change_text(old, new)
