@@ -86,7 +86,7 @@ def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
 def analyze_pass(live: LiveModel, ids: torch.Tensor, every: int) -> None:
     """The forward pass, and with `every` all that analyze does beside it."""
     if not every:
-        live.hidden(ids)
+        live.hidden_states(ids)
         return
     model, shape = live.checkpoint, live.checkpoint.geometry
     tallies = {
@@ -94,7 +94,7 @@ def analyze_pass(live: LiveModel, ids: torch.Tensor, every: int) -> None:
         for layer in shape.layers
     }
     with hook_kernels(live, lambda call: tallies[call.layer].add(call)):
-        live.hidden(ids)
+        live.hidden_states(ids)
     for layer, tally in tallies.items():
         tally.result(model.filters(layer))
 

@@ -28,7 +28,7 @@ from statetrim.calibration.hooks import calibration_hooks
 from statetrim.calibration.sums import Sums
 from statetrim.methods import find_method
 from statetrim.progress import ignore_progress
-from statetrim.runtime.loading import _own_kernels_only, load_live
+from statetrim.runtime.loading import _hide_gpu_kernels, load_live
 from statetrim.runtime.logits import LogitReader
 from statetrim.storage.text import Sequences
 
@@ -58,7 +58,7 @@ def build(model_type: str, directory: Path) -> Path:
     portable.register()
     torch.manual_seed(0)
     config = AutoConfig.for_model(model_type, **CONFIGS[model_type])
-    with _own_kernels_only():
+    with _hide_gpu_kernels():
         AutoModelForCausalLM.from_config(config).save_pretrained(directory)
     return directory
 
@@ -94,7 +94,7 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
                 live.module.zero_grad(set_to_none=True)
             else:
                 with torch.inference_mode():
-                    live.hidden(batch)
+                    live.hidden_states(batch)
 
     def calibrating() -> None:
         run = calibration._BatchRunner({"text": sums}, None, len(batches), ignore_progress)

@@ -26,7 +26,7 @@ from safetensors.torch import save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import statetrim as st
-from statetrim.runtime.loading import _own_kernels_only, load_live, load_tokenizer
+from statetrim.runtime.loading import _hide_gpu_kernels, load_live, load_tokenizer
 from statetrim.storage.text import Sequences, sequences
 
 WIDTH = {"hidden_size": 2560, "intermediate_size": 9728}
@@ -44,7 +44,7 @@ def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> floa
     while sum(shape.numel() for shape in shapes.values()) * 2 / 1e9 < gigabytes:
         layers += 4
         config = AutoConfig.for_model("qwen3_5_text", num_hidden_layers=layers, **settings)
-        with _own_kernels_only(), torch.device("meta"):
+        with _hide_gpu_kernels(), torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config)
         shapes = {name: tensor.shape for name, tensor in model.state_dict().items()}
     directory.mkdir(parents=True)
@@ -105,7 +105,7 @@ def compare_with_bare(
         start = time.process_time()
         with torch.inference_mode():
             for batch in data.batches(8):
-                live.hidden(batch)
+                live.hidden_states(batch)
         bare.append(time.process_time() - start)
         start = time.process_time()
         st.calibrate(opened, data, methods=METHODS, layerwise=True, progress=False)

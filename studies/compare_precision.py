@@ -24,7 +24,7 @@ import statetrim as st
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.stored import FORMATS, stored_bytes
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.runtime.states.stored import StoredReader
+from statetrim.runtime.states.stored import StoredStateReader
 from statetrim.storage.text import sequences
 from statetrim.tasks import recall
 
@@ -77,13 +77,13 @@ class Judge:
     @torch.inference_mode()
     def samples(self, model: st.Checkpoint, storage: st.StateStorage) -> dict[str, Tensor]:
         """Float64 [rows]: NLL of each window in nats, recall of each sequence in percent."""
-        reader = StoredReader(load_live(model), storage)
-        logits = reader.at(self.ids)(torch.arange(WINDOW - 1))
+        reader = StoredStateReader(load_live(model), storage)
+        logits = reader.forward(self.ids)(torch.arange(WINDOW - 1))
         nll = functional.cross_entropy(logits.mT, self.ids[:, 1:], reduction="none").mean(1)
         found = {"nll": nll.double()}
         for pairs in PAIRS:
-            ids, asked = recall.associations(reader.vocabulary, rows=self.rows, pairs=pairs)
-            right = recall.recalled(ids, asked, reader.at(ids)(asked))
+            ids, asked = recall.associations(reader.vocab_size, rows=self.rows, pairs=pairs)
+            right = recall.recalled(ids, asked, reader.forward(ids)(asked))
             found[f"recall {pairs}"] = 100 * right.double()
         return found
 

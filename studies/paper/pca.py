@@ -91,7 +91,7 @@ def projection_grams(
         skip=sample * options.tokens,
     )
     for ids in torch.split(text.ids.long(), 8):
-        live.hidden(ids)
+        live.hidden_states(ids)
     return {layer: gram.cpu() for layer, gram in sums.items()}
 
 
@@ -174,7 +174,7 @@ def bends(model: st.Checkpoint, ids: Tensor) -> list[float]:
     for mixer in live.mixers.values():
         for name in ("q_conv1d", "k_conv1d"):
             mixer.get_submodule(name).register_forward_hook(look)
-    live.hidden(ids)
+    live.hidden_states(ids)
     return found
 
 

@@ -75,14 +75,14 @@ class Judge:
     def samples(self, live: LiveModel) -> Row:
         nll = []
         for ids in torch.split(self.windows, BATCH):
-            logits = _logits(live, live.hidden(ids)[:, :-1])
+            logits = _logits(live, live.hidden_states(ids)[:, :-1])
             target = ids[:, 1:].to(logits.device)
             nll.append(functional.cross_entropy(logits.mT, target, reduction="none").mean(1))
         row: Row = {"nll": _rounded(torch.cat(nll))}
-        for pairs in PAIRS if live.vocabulary >= 4 * max(PAIRS) else ():
-            ids, asked = associations(live.vocabulary, pairs, self.sequences, seed=0)
+        for pairs in PAIRS if live.vocab_size >= 4 * max(PAIRS) else ():
+            ids, asked = associations(live.vocab_size, pairs, self.sequences, seed=0)
             right = [
-                recalled(part, asked, _logits(live, live.hidden(part)[:, asked]))
+                recalled(part, asked, _logits(live, live.hidden_states(part)[:, asked]))
                 for part in torch.split(ids, BATCH)
             ]
             row[f"recall {pairs}"] = _rounded(torch.cat(right))

@@ -49,7 +49,7 @@ def _heard(model: Checkpoint, masked: Masked, source: Source, backward: bool) ->
     sums, live = Sums(model, parts), masked.live
     with calibration_hooks([live], sums), torch.inference_mode():
         for batch in source.batches():
-            live.hidden(batch)
+            live.hidden_states(batch)
             sums.tokens += batch.numel()
     if not backward:
         return {"sums": _plain(sums.layer_statistics), "gradients": {}, "fisher": {}}

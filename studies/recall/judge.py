@@ -24,7 +24,7 @@ class Judge:
         self.model = model
         ids = tokenizer(test.read_text(), add_special_tokens=False)["input_ids"]
         self.windows = torch.tensor(ids[: windows * WINDOW]).reshape(windows, WINDOW)
-        vocabulary = model.live.vocabulary
+        vocabulary = model.live.vocab_size
         self.recall = {p: associations(vocabulary, p, rows, seed=0) for p in LOADS}
         with torch.inference_mode():
             self.log_p = [
@@ -66,7 +66,7 @@ class Judge:
         return row
 
     def _hidden(self, ids: Tensor) -> Tensor:
-        return self.model.live.hidden(ids)
+        return self.model.live.hidden_states(ids)
 
     def _logits(self, hidden: Tensor) -> Tensor:
         logits: Tensor = self.model.live.module.lm_head(hidden)

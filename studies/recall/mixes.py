@@ -86,7 +86,7 @@ class Workshop:
         return st.open(model).geometry.layers
 
     def source(self, name: str, tokens: int) -> Any:
-        vocabulary = self.model.live.vocabulary
+        vocabulary = self.model.live.vocab_size
         seed, text = self.options.seed, self.options.text
         return make(name, text, self.tokenizer, vocabulary, tokens, seed)
 

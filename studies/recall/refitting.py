@@ -36,7 +36,7 @@ class Replay:
         ]
         with torch.inference_mode():
             for batch in source.batches(16):
-                model.live.hidden(batch)
+                model.live.hidden_states(batch)
         for handle in handles:
             handle.remove()
 

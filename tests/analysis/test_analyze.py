@@ -26,7 +26,7 @@ from statetrim.maths.linalg import rank_utilization
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.runtime.states.walk import walk
+from statetrim.runtime.states.walk import walk_states
 from statetrim.storage.text import sequences
 
 KDA = families()["kda"]
@@ -129,7 +129,9 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
 
     for given, call in zip(calls, hooked, strict=True):
         layer = analysis.layers[call.layer]
-        ours = {n: torch.cat([b.states for b in walk(call, model.family, n)], 1) for n in (64, 1)}
+        ours = {
+            n: torch.cat([b.states for b in walk_states(call, model.family, n)], 1) for n in (64, 1)
+        }
         assert ours[1].shape[1] == LENGTH and ours[64].shape[1] == math.ceil(LENGTH / 64)
         keys: dict[int, list[Tensor]] = {}
         queries: dict[int, list[Tensor]] = {}
@@ -175,7 +177,7 @@ def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, 
     with torch.inference_mode(), hook_kernels(live, calls.append):
         live.module(input_ids=token_ids(model, text)[:1], use_cache=False)
     assert calls[1].arguments["scale"] is None, "defaults are reported too"
-    states = torch.cat([block.states for block in walk(calls[1], model.family, 1)], 1)[0]
+    states = torch.cat([block.states for block in walk_states(calls[1], model.family, 1)], 1)[0]
     torch.testing.assert_close(
         analysis.utilization[1], rank_utilization(states).T, rtol=1e-9, atol=0
     )
@@ -203,7 +205,7 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
         "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True,
     }  # fmt: skip
     a, b = (
-        next(walk(KernelCall(0, key, key, value, "chunk_kda", given), KDA, 8)).states
+        next(walk_states(KernelCall(0, key, key, value, "chunk_kda", given), KDA, 8)).states
         for given in (finished, unfinished)
     )
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
@@ -217,7 +219,7 @@ def test_a_recurrence_that_is_not_known_is_refused() -> None:
         (KDA, "chunk_kda", {"cu_seqlens": x}, "packed"),
     ):
         with pytest.raises(st.StatetrimError, match=says):
-            next(walk(KernelCall(0, x, x, x, kernel, given), family, 8))
+            next(walk_states(KernelCall(0, x, x, x, kernel, given), family, 8))
 
 
 def test_filters_of_a_head_are_compared_pair_by_pair() -> None:

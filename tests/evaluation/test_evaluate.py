@@ -19,7 +19,7 @@ from statetrim.artifacts.origin import read_seen_texts
 from statetrim.evaluation import harness
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_live, load_tokenizer
-from statetrim.runtime.logits import LogitReader, compared
+from statetrim.runtime.logits import LogitReader, compare_logits
 from statetrim.storage.text import sequences
 from statetrim.tasks import SUITES, TASKS, pages
 
@@ -266,18 +266,18 @@ def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> Non
     before, after = (load_live(checkpoint(name)) for name in ("delta_net", "qwen3_5_text"))
     ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
-        old, new = (LogitReader(live).at(ids) for live in (before, after))
-    found = compared(old, new, ids, chunk=7)
+        old, new = (LogitReader(live).forward(ids) for live in (before, after))
+    found = compare_logits(old, new, ids, chunk=7)
     with torch.no_grad():
         p, q = (
             live.module(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after)
         )
     assert torch.allclose(found.kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
-    assert torch.equal(found.same, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
+    assert torch.equal(found.same_top_token, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
     foretold = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
     assert torch.allclose(found.log_likelihood, foretold, rtol=1e-5)
-    itself = compared(old, old, ids, chunk=16)
-    assert float(itself.kl.max()) == 0.0 and float(itself.same.min()) == 1.0
+    itself = compare_logits(old, old, ids, chunk=16)
+    assert float(itself.kl.max()) == 0.0 and float(itself.same_top_token.min()) == 1.0
 
 
 def test_own_text_is_read_by_both_whole_or_streamed(
@@ -313,7 +313,7 @@ def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Pa
     places = torch.tensor([3, 11])
     with torch.no_grad():
         whole = stock(input_ids=ids).logits[:, places]
-        assert not reader.plain and torch.allclose(reader.at(ids)(places), whole)
+        assert not reader.applies_head and torch.allclose(reader.forward(ids)(places), whole)
 
 
 def test_a_stored_state_is_measured_beside_the_same_model_in_float32(

@@ -61,7 +61,7 @@ def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
 
     seen = list[Any]()
 
-    settle = StoredWeights.settle
+    settle = StoredWeights.load_permanently
 
     def settled(self: StoredWeights, module: Any) -> None:
         settle(self, module)

@@ -61,6 +61,6 @@ def test_logits_at_chosen_places_are_the_models_own(
     ids, places = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
     with torch.inference_mode():
         whole = live.logits(ids)[:, places].float()
-        ours = LogitReader(live).at(ids)(places)
+        ours = LogitReader(live).forward(ids)(places)
     # One bfloat16 step of the largest logit: products of other shapes are summed in another order.
     torch.testing.assert_close(ours, whole, rtol=0, atol=2**-7 * float(whole.abs().max()))

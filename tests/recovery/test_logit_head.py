@@ -23,7 +23,7 @@ def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any)
     head = get_logit_head(opened)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
-        hidden = opened.hidden(ids)
+        hidden = opened.hidden_states(ids)
         ours = head.logits(hidden, head.weight, head.bias)
         torch.testing.assert_close(ours, live(input_ids=ids, use_cache=False).logits)
 

@@ -136,7 +136,7 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     found["loss"].backward()
     gradient, embedding.grad = embedding.grad, None
 
-    hidden, taught = (live.hidden(ids) for live in (student, teacher))
+    hidden, taught = (live.hidden_states(ids) for live in (student, teacher))
     ours, theirs = (
         functional.linear(h, head.weight.detach(), head.bias)
         for h, head in zip((hidden, taught), heads, strict=True)

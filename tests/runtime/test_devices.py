@@ -102,7 +102,7 @@ def copies_of_its_own(model: st.Checkpoint, cards: Cards, where: dict[str, Any])
     before = cards.copies
     live = load_live(model, Placement(**where))
     for batch in data().batches(BATCH):
-        live.hidden(batch)
+        live.hidden_states(batch)
     return cards.copies - before
 
 

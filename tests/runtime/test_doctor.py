@@ -21,7 +21,7 @@ from helpers.pretended_cuda import pretended_cuda
 from helpers.refusal import run
 from statetrim.families import families
 from statetrim.runtime.environment import kernels as looked_at
-from statetrim.runtime.environment.packages import Package, packages
+from statetrim.runtime.environment.packages import Package, required_packages
 
 ROOT = Path(__file__).parents[2]
 KERNELS = kernel_stubs.PACKAGES
@@ -216,9 +216,11 @@ def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.Monkey
 
 def test_the_ranges_are_those_of_the_project() -> None:
     assert {"torch", "transformers", "lm-eval", "peft", "matplotlib"} <= {
-        p.name for p in packages()
+        p.name for p in required_packages()
     }
-    assert all(one.problem is None for one in packages()), "this environment is a sound one"
+    assert all(one.problem is None for one in required_packages()), (
+        "this environment is a sound one"
+    )
 
 
 @pytest.fixture
@@ -257,4 +259,4 @@ def test_a_driver_without_cuda_in_torch(tmp_path: Path, monkeypatch: pytest.Monk
     assert any("built without CUDA" in text for text in st.doctor().problems)
     monkeypatch.setattr(torch.version, "cuda", "12.8")
     assert any("finds no GPU" in text for text in st.doctor().problems)
-    assert not looked_at.gpus()
+    assert not looked_at.find_gpus()

@@ -153,7 +153,7 @@ def test_a_step_of_a_mixer_alone(
     calls: list[MixerCall] = []
     with OneDevice():
         with torch.no_grad(), hook_mixers({layer: teacher.mixers[layer]}, calls.append):
-            teacher.hidden(torch.ones(2, 12, dtype=torch.long))
+            teacher.hidden_states(torch.ones(2, 12, dtype=torch.long))
         asked, made = torch.arange(3), torch.tensor([False, True])
         training = _MixerTraining(layer, name, mixer, found, RECIPE, 4, asked)
         training.step(calls[0], made, 24)

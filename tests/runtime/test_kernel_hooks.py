@@ -45,7 +45,7 @@ def home_of(live: LiveModel) -> Any:
 def calls_of(live: LiveModel, **options: Any) -> list[KernelCall]:
     calls: list[KernelCall] = []
     with torch.no_grad(), hook_kernels(live, calls.append, **options):
-        live.hidden(live.random_ids(1, 20))
+        live.hidden_states(live.random_ids(1, 20))
     return calls
 
 

@@ -26,7 +26,7 @@ def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
     assert all(isinstance(p, nn.Parameter) for p in live.module.parameters())
     assert not [name for name in vars(live.module) if name.startswith("statetrim")]
     assert len(live.decoder_layers) == model.config["num_hidden_layers"]
-    assert live.vocabulary == tiny.VOCABULARY
+    assert live.vocab_size == tiny.VOCABULARY
     assert torch.equal(live.random_ids(2, 9), live.random_ids(2, 9))
 
 
@@ -40,11 +40,11 @@ def test_a_step_is_the_stock_models_with_its_cache(model_type: str, checkpoint: 
     ids = live.random_ids(2, 12)
     cache = stock = None
     for part in (ids[:, :9], ids[:, 9:10], ids[:, 10:11]):
-        logits, cache = live.step(part, cache)
+        logits, cache = live.forward_with_cache(part, cache)
         answer = other.module(input_ids=part, use_cache=True, **{name: stock} if stock else {})
         stock = answer[name]
         torch.testing.assert_close(logits, answer.logits[:, -1:], rtol=0, atol=1e-5)
-    forgetful, _ = live.step(ids[:, 10:11])
+    forgetful, _ = live.forward_with_cache(ids[:, 10:11])
     assert (forgetful - logits).abs().max() > 1e-2, "the cache must matter"
 
 
@@ -55,12 +55,12 @@ def test_a_mixers_call_can_be_repeated(checkpoint: Load) -> None:
     last = live.checkpoint.geometry.layers[-1]
     live.mixers[last].register_forward_hook(lambda module, args, output: seen.append(output))
     with hook_mixers(live.mixers, calls.append):
-        live.hidden(live.random_ids(1, 20))
+        live.hidden_states(live.random_ids(1, 20))
     assert [call.layer for call in calls] == list(live.checkpoint.geometry.layers)
     assert torch.equal(calls[-1].output, seen[0])
     assert torch.equal(calls[-1].repeat(live.mixers[last]), seen[0])
     assert not torch.equal(calls[0].repeat(live.mixers[last]), seen[0])
-    live.hidden(live.random_ids(1, 20))
+    live.hidden_states(live.random_ids(1, 20))
     assert len(calls) == len(live.mixers), "hooks are gone"
 
 

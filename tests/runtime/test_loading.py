@@ -16,7 +16,7 @@ import statetrim as st
 from helpers import tiny
 from statetrim.families import families
 from statetrim.runtime import loading
-from statetrim.runtime.loading import runtime_for
+from statetrim.runtime.loading import choose_runtime
 
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="with a GPU fla is chosen")
 
@@ -49,7 +49,7 @@ def test_the_runtime_is_chosen_and_said(
 def test_models_that_only_fla_can_run_say_so() -> None:
     for model_type in ("comba", "gla", "gated_deltaproduct"):
         with pytest.raises(st.StatetrimError, match=f"{model_type} runs only in fla"):
-            runtime_for(families()[model_type], {"model_type": model_type})
+            choose_runtime(families()[model_type], {"model_type": model_type})
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
 ) -> None:
     """fla's chunked delta rule and delta product assert that they are not given float32."""
     monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
-    found = loading.runtime_for(families()[config["model_type"]], config, dtype)
+    found = loading.choose_runtime(families()[config["model_type"]], config, dtype)
     assert found.name == runtime
     assert runtime == "fla" or found.reason == "fla's kernel takes no float32"
 

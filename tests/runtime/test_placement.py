@@ -24,7 +24,7 @@ from statetrim.evaluation.runner import Setting
 from statetrim.pipelines.estimate import free_memory
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.placement import Placement, own_device
+from statetrim.runtime.placement import Placement, default_device
 
 Load = Callable[[str], Path]
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a real GPU")
@@ -56,7 +56,7 @@ def test_devices_that_are_not_here_are_one_sentence(checkpoint: Load) -> None:
         with pytest.raises(st.StatetrimError, match=answer):
             st.load(checkpoint("delta_net"), **said)  # type: ignore[arg-type]
     with pretended_cuda(2), pytest.raises(st.StatetrimError, match="this machine has 2 GPUs"):
-        Placement("cuda:2").home  # noqa: B018
+        Placement("cuda:2").input_device  # noqa: B018
 
 
 def test_memory_is_that_of_the_cards_that_are_used() -> None:
@@ -64,7 +64,9 @@ def test_memory_is_that_of_the_cards_that_are_used() -> None:
         assert free_memory() == free_memory(Placement("cuda:3")) == 10 * 2**30
         assert free_memory(Placement(device_map="auto")) == 4 * (9 * 2**30)
         two = Placement(device_map="auto", max_memory="0=2GiB, 1=1.5 GiB")
-        assert two.memory == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
+        assert (
+            two.max_memory_bytes == {0: 2 * 2**30, 1: 3 * 2**29} and free_memory(two) == 7 * 2**29
+        )
         assert free_memory(Placement("cpu")) != 10 * 2**30
         assert Setting("vllm", placement=two).vllm_options == {"tensor_parallel_size": 4}
         given = {"tensor_parallel_size": 2}
@@ -75,12 +77,12 @@ def test_memory_is_that_of_the_cards_that_are_used() -> None:
 def test_every_process_of_a_launch_has_its_own_card(
     checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert own_device() == torch.device("cpu")
+    assert default_device() == torch.device("cpu")
     for rank in (0, 1):
         monkeypatch.setenv("LOCAL_RANK", str(rank))
         with pretended_cuda(2) as cards:
             live = load_live(checkpoint("delta_net"))
-            live.hidden(live.random_ids(1, 8))
+            live.hidden_states(live.random_ids(1, 8))
         assert live.device == torch.device("cuda", rank) and cards.used == {f"cuda:{rank}"}
 
 

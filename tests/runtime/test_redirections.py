@@ -291,17 +291,17 @@ def test_there_are_forty_redirections_for_each_of_four_types() -> None:
 
 def test_every_tensor_of_a_checkpoint_is_compared(checkpoint: Any) -> None:
     """But for the vision tower, which stays out: fused, renamed and prefixed ones as well."""
-    from statetrim.runtime.loaded_weights import check_weights
+    from statetrim.runtime.loaded_weights import verify_weights
 
     for model_type in ("qwen3_next", "qwen3_5_moe", "olmo_hybrid", "nemotron_h", "delta_net"):
         live = load_live(checkpoint(model_type))
         tensors = live.checkpoint.tensors
         visual = [name for name in tensors if ".visual." in name]
-        assert check_weights(live.module, live.checkpoint) == len(tensors) - len(visual)
+        assert verify_weights(live.module, live.checkpoint) == len(tensors) - len(visual)
 
 
 def test_a_live_tensor_that_is_not_the_files_is_noticed(checkpoint: Any) -> None:
-    from statetrim.runtime.loaded_weights import check_weights
+    from statetrim.runtime.loaded_weights import verify_weights
 
     live = load_live(checkpoint("qwen3_next"))
     for name in ("model.layers.0.mlp.experts.gate_up_proj", "lm_head.weight"):
@@ -309,6 +309,6 @@ def test_a_live_tensor_that_is_not_the_files_is_noticed(checkpoint: Any) -> None
         kept = tensor.clone()
         tensor += 1
         with pytest.raises(st.StatetrimError, match="other values"):
-            check_weights(live.module, live.checkpoint)
+            verify_weights(live.module, live.checkpoint)
         tensor.copy_(kept)
-    check_weights(live.module, live.checkpoint)
+    verify_weights(live.module, live.checkpoint)

@@ -19,7 +19,7 @@ from statetrim.artifacts.statistics import Statistics
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
-from statetrim.runtime.sequential import LayerWalk, behind_the_layers
+from statetrim.runtime.sequential import LayerWalk, from_final_hidden
 from statetrim.storage.text import Sequences
 
 Load = Callable[[str], Path]
@@ -51,7 +51,7 @@ def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) 
     batches = [whole.random_ids(2, 24), whole.random_ids(3, 17)]
     walk = LayerWalk(walked, batches)
     layer_names = {f"layers.{number}." for number in range(len(walked.decoder_layers))}
-    for turn in walk.turns():
+    for turn in walk.layers():
         assert list(turn.run()) == [0, 1]
         here = [n for n in layer_names if any(n in name for name in in_memory(walked))]
         assert f"layers.{turn.number}." in here
@@ -59,7 +59,7 @@ def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) 
     for step, ids in enumerate(batches):
         expected = whole.logits(ids)
         assert torch.equal(streamed.logits(ids), expected)
-        with behind_the_layers(walked, walk.hidden.read(step), walk.hidden.values):
+        with from_final_hidden(walked, walk.hidden_store.read(step), walk.hidden_store.tuple_size):
             assert torch.equal(walked.logits(ids), expected)
 
 
@@ -76,7 +76,7 @@ def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
     last = max(model.geometry.layers)
     live = load_live(model, FROM_DISK)
     assert live.weights is not None
-    wanted = live.weights.sources_of(*live.decoder_layers[: last + 1])
+    wanted = live.weights.checkpoint_names(*live.decoder_layers[: last + 1])
     assert wanted <= set(read)
     rest = set(read) - wanted
     assert all("embed" in name or "ple" in name for name in rest), rest
@@ -104,7 +104,7 @@ def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) 
 def layers_begun(work: Callable[[], object], passes: int, told: Path) -> int:
     """In a process that is killed after so many passes of a batch through a layer; the first layer
     that it walked."""
-    real, count = LayerWalk.pass_through, 0
+    real, count = LayerWalk.run_batch, 0
 
     def counted(self: LayerWalk, turn: Any, step: int) -> None:
         nonlocal count
@@ -116,7 +116,7 @@ def layers_begun(work: Callable[[], object], passes: int, told: Path) -> int:
         real(self, turn, step)
 
     def killed() -> None:
-        LayerWalk.pass_through = counted  # type: ignore[method-assign]
+        LayerWalk.run_batch = counted  # type: ignore[method-assign]
         work()
 
     assert in_a_child(killed) == -signal.SIGKILL
@@ -128,7 +128,7 @@ def test_no_weight_is_copied_to_a_temporary_folder(
 ) -> None:
     """Neither while a model is walked nor afterwards, by two stages one after the other."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    real, seen = LayerWalk.pass_through, list[Path]()
+    real, seen = LayerWalk.run_batch, list[Path]()
 
     def watched(self: LayerWalk, turn: Any, step: int) -> None:
         real(self, turn, step)

@@ -13,8 +13,8 @@ from statetrim.maths.stored import FORMATS, fake_quantize, stored_bytes
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
-from statetrim.runtime.states.stored import StateStorage, StoredReader, stored_states
-from statetrim.runtime.states.walk import walk as analysed
+from statetrim.runtime.states.stored import StateStorage, StoredStateReader, stored_states
+from statetrim.runtime.states.walk import walk_states as analysed
 
 FAMILIES = ("qwen3_5_text", "delta_net", "kda", "mamba2")
 DTYPES = tuple(FORMATS)[1:]
@@ -163,7 +163,7 @@ def test_decoded_tokens_are_rounded_as_a_prompt_in_pieces_of_one(
             live, StateStorage("bfloat16", 8)
         ):  # 8 tokens in one piece, then one each
             for token in ids.split(1, dim=1):
-                logits, cache = live.step(token, cache)
+                logits, cache = live.forward_with_cache(token, cache)
                 found.append(logits[:, -1])
     decoded = torch.stack(found, dim=1)
     assert (decoded - whole).abs().mean() < 0.1 * (plain - whole).abs().mean()
@@ -177,8 +177,8 @@ def test_float32_changes_nothing(model_type: str, checkpoint: Callable[[str], Pa
         before = live.logits(ids)
         with stored_states(live, StateStorage("float32", 1)):
             assert torch.equal(live.logits(ids), before)
-        reader = StoredReader(live, StateStorage())
-        assert torch.equal(reader.at(ids)(torch.arange(24)), before.float())
+        reader = StoredStateReader(live, StateStorage())
+        assert torch.equal(reader.forward(ids)(torch.arange(24)), before.float())
         with stored_states(live, StateStorage("bfloat16", 8)):
             assert not torch.equal(live.logits(ids), before)
         assert torch.equal(live.logits(ids), before)  # nothing is left behind

@@ -25,7 +25,7 @@ from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.sequential import LayerWalk
 from ..runtime.states.stored import StateStorage, stored_states
-from ..runtime.states.walk import walk
+from ..runtime.states.walk import walk_states
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.text import Sequences, sequences
@@ -123,8 +123,8 @@ def _analyze_one(
             "source": model.digest,
             "model_type": model.config["model_type"],
             "runtime": live.runtime.name,
-            "dtype": placement.said_dtype,
-            **({"state_dtype": storage.dtype} if storage.rounds else {}),
+            "dtype": placement.dtype_text,
+            **({"state_dtype": storage.dtype} if storage.is_lossy else {}),
             "every": every,
             "batch_size": batch_size,
             "data": data.lineage,
@@ -137,7 +137,7 @@ def _run_all_layers(
 ) -> None:
     with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
         for batch in batches:
-            live.hidden(batch)
+            live.hidden_states(batch)
             count(batch.numel())
 
 
@@ -145,7 +145,7 @@ def _run_layerwise(
     live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
 ) -> None:
     """The same, layer by layer."""
-    for layer_pass in LayerWalk(live, batches).turns(max(tallies) + 1):
+    for layer_pass in LayerWalk(live, batches).layers(max(tallies) + 1):
         layers = [layer_pass.number] if layer_pass.number in tallies else []
         with hook_kernels(live, lambda call: tallies[call.layer].add(call), layers=layers):
             for step in layer_pass.run():
@@ -189,7 +189,9 @@ class _Tally:
         if self.ranks.device != call.key.device:  # the layer's, known when it first runs
             self._allocate(call.key.device)
         first = 0
-        for block in walk(call, self.family, self.every, self.storage.dtype, self.storage.piece):
+        for block in walk_states(
+            call, self.family, self.every, self.storage.dtype, self.storage.piece
+        ):
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
             first = self._add_states(first, block.states)

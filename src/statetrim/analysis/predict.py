@@ -141,7 +141,7 @@ class _MaskedRuns:
                 sums_by_source.append({})
                 with torch.inference_mode(), self._hooks(layers, sums_by_source[-1]):
                     for batch in batches:
-                        self.live.hidden(batch)
+                        self.live.hidden_states(batch)
                         advance(batch.numel())
             yield layers, [_to_cpu(sums) for sums in sums_by_source]
 
@@ -149,7 +149,7 @@ class _MaskedRuns:
         """All data once, layer by layer."""
         batches = [batch for source in self.sources for batch in source]
         layers = self.live.checkpoint.geometry.layers
-        for layer_pass in LayerWalk(self.live, batches).turns(max(layers) + 1):
+        for layer_pass in LayerWalk(self.live, batches).layers(max(layers) + 1):
             measured = (layer_pass.number,) if layer_pass.number in layers else ()
             sums_by_source: SourceSums = []
             first = 0

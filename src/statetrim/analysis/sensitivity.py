@@ -24,9 +24,9 @@ from ..progress import OnProgress, counter, ignore_progress
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
-from ..runtime.logits import compared
+from ..runtime.logits import compare_logits
 from ..runtime.placement import Placement
-from ..runtime.reading import Reading
+from ..runtime.reading import FinalHiddenStates
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
@@ -87,7 +87,7 @@ def sensitivity(
         "statetrim": __version__,
         "source": model.digest,
         "weights": model.digest,
-        "dtype": (placement or Placement()).said_dtype,
+        "dtype": (placement or Placement()).dtype_text,
         "data": data.lineage,
         "rows": rows,
         "plans": _variants_digest(variants),
@@ -160,7 +160,7 @@ class _Experiment:
     def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
         self.live, self.batch_size = live, batch_size
         self.text = data.batches(batch_size)
-        vocabulary = int(live.head.weight.shape[0])
+        vocabulary = int(live.lm_head.weight.shape[0])
         loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
         if not loads:
             raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
@@ -169,25 +169,25 @@ class _Experiment:
         self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
         recall_batches = [batch for ids, _ in self.recall.values() for batch in self._batches(ids)]
         self.batches = [*self.text, *recall_batches]
-        self.original = Reading(live, self.batches)
+        self.original = FinalHiddenStates(live, self.batches)
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
         return list(torch.split(ids, self.batch_size))
 
-    def _run(self, variant: _Variant | None) -> Reading:
+    def _run(self, variant: _Variant | None) -> FinalHiddenStates:
         if variant is None:
             return self.original
         with self._mask_variant(variant):
-            return Reading(self.live, self.batches)
+            return FinalHiddenStates(self.live, self.batches)
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
         nll, kl = [], []
         reading = self._run(variant)
         for number, batch in enumerate(self.text):
-            after = reading.at(number)
-            before = after if variant is None else self.original.at(number)
-            both = compared(before, after, batch)
+            after = reading.logits_at(number)
+            before = after if variant is None else self.original.logits_at(number)
+            both = compare_logits(before, after, batch)
             nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
             kl += both.kl.tolist()
         right: dict[int, list[float]] = {}
@@ -195,7 +195,7 @@ class _Experiment:
         for pairs, (ids, positions) in self.recall.items():
             shares = []
             for batch_ids in self._batches(ids):
-                shares.append(recalled(batch_ids, positions, reading.at(number)(positions)))
+                shares.append(recalled(batch_ids, positions, reading.logits_at(number)(positions)))
                 number += 1
             right[pairs] = [float(share) for share in torch.cat(shares)]
         return Samples(nll, kl, right)

@@ -51,7 +51,7 @@ class _Runner:
 
     def compute_cache(self, ids: Tensor, cache: Any = None) -> Any:
         """The cache after `ids`; logits of the last token only, as in serving."""
-        return self.live.step(ids, cache)[1]
+        return self.live.forward_with_cache(ids, cache)[1]
 
 
 def benchmark(
@@ -109,7 +109,7 @@ def benchmark(
                 length=parse_token_count(length),
                 memory=int(memory_gib * GIB),
                 prefix_caching=prefix_caching,
-                cards=placement.cards,
+                cards=placement.num_gpus,
             )
             for length in lengths or (SERVED_LENGTH,)
         ]
@@ -132,7 +132,7 @@ def _benchmark_in_process(
     progress: OnProgress,
 ) -> Timings:
     """In this process, every model once a round."""
-    on_gpu = placement.home.type == "cuda"
+    on_gpu = placement.input_device.type == "cuda"
     batches = _check_range(
         batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MAX_BATCH, "batch"
     )

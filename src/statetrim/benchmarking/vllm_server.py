@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from ..errors import StatetrimError
-from ..runtime.children import Process, child, last_error
+from ..runtime.children import Process, last_error, python_process
 
 MAX_REQUESTS = 4096
 _HOST = "127.0.0.1"
@@ -107,7 +107,7 @@ def server(python: Path, model: Path, load: ServerLoad) -> Iterator[tuple[int, P
         "--enable-prefix-caching" if load.prefix_caching else "--no-enable-prefix-caching",
         "--tensor-parallel-size", str(load.cards),
     ]  # fmt: skip
-    with child(python, arguments, {"VLLM_NO_USAGE_STATS": "1"}) as (process, log):
+    with python_process(python, arguments, {"VLLM_NO_USAGE_STATS": "1"}) as (process, log):
         _wait_until_ready(process, port, log, load.seconds)
         yield port, log
 

@@ -22,7 +22,7 @@ from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
 from ..runtime.placement import Dtype, MaxMemory, Placement
-from ..runtime.processes import Ranks
+from ..runtime.processes import DistributedContext
 from ..storage.checkpoint import Checkpoint, check_values, with_weights
 from ..storage.models import ModelLike, opened
 from ..storage.space import check_writable
@@ -100,11 +100,11 @@ def calibrate(
         "statetrim": __version__,
         "source": model.digest,
         "parts": sum_names,
-        "dtype": placement.said_dtype,
+        "dtype": placement.dtype_text,
         "batch_size": batch_size,
         "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
-    ranks, sums = Ranks.of_this_process(), {name: Sums(model, sum_names) for name in sources}
+    ranks, sums = DistributedContext.current(), {name: Sums(model, sum_names) for name in sources}
     batches = _batches_of_rank(sources, batch_size, ranks)
     with (
         open_saved_sums(out, ranks, lineage, save_seconds) as saved,
@@ -115,7 +115,7 @@ def calibrate(
         models = [model] if original is None else [original, model]
         _run_models(models, placement, sums, batches, sources, saved, report)
         for source_sums in sums.values():
-            source_sums.tokens = ranks.add(source_sums.tensors, source_sums.tokens)
+            source_sums.tokens = ranks.all_reduce(source_sums.tensors, source_sums.tokens)
         statistics = to_statistics(sums, lineage)
         if saved:
             saved.finish(statistics)
@@ -176,11 +176,11 @@ def _run_models(
 
 
 def _batches_of_rank(
-    sources: Mapping[str, Sequences], batch_size: int, ranks: Ranks
+    sources: Mapping[str, Sequences], batch_size: int, ranks: DistributedContext
 ) -> dict[str, list[Tensor]]:
     """This process's batches of every source; a process without work is refused."""
     batches_by_source = {
-        name: ranks.share(source.batches(batch_size)) for name, source in sources.items()
+        name: ranks.shard(source.batches(batch_size)) for name, source in sources.items()
     }
     for name, batches in batches_by_source.items():
         if not batches:
@@ -284,7 +284,7 @@ class _BatchRunner:
                 sums.on_gradients(live.mixers)
             else:
                 with torch.inference_mode():
-                    live.hidden(batch)  # no method needs logits
+                    live.hidden_states(batch)  # no method needs logits
             sums.tokens += batch.numel()
             if self.saved:
                 self.saved.save(self.sums, self.batches_passed)

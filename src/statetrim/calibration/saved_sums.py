@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.statistics import TEXT, Statistics
-from ..runtime.processes import Ranks
+from ..runtime.processes import DistributedContext
 from ..storage.output import Output, output, partial_of
 from ..storage.space import check_space
 from .sums import Sums, to_statistics
@@ -20,7 +20,7 @@ class SavedSums:
         self,
         out: Path,
         partial_output: Output | None,
-        ranks: Ranks,
+        ranks: DistributedContext,
         lineage: Mapping[str, Any],
         save_seconds: float,
     ) -> None:
@@ -30,14 +30,14 @@ class SavedSums:
             ranks,
             lineage,
         )
-        self.path = partial_of(out) / f"sums-{ranks.rank}-of-{ranks.world}.safetensors"
+        self.path = partial_of(out) / f"sums-{ranks.rank}-of-{ranks.world_size}.safetensors"
         self.save_seconds, self.saved_at = save_seconds, time.monotonic()
         self.space_checked = False
 
     @property
     def layerwise_directory(self) -> Path:
         """The directory of a walk from layer to layer."""
-        return partial_of(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world}"
+        return partial_of(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world_size}"
 
     @property
     def is_finished(self) -> bool:
@@ -82,12 +82,15 @@ class SavedSums:
         if self.partial_output is not None:
             statistics.save(self.partial_output.path / "statistics.safetensors")
             self.partial_output.publish()
-        self.ranks.wait()  # until the result is there
+        self.ranks.barrier()  # until the result is there
 
 
 @contextmanager
 def open_saved_sums(
-    out: str | Path | None, ranks: Ranks, lineage: Mapping[str, Any], save_seconds: float
+    out: str | Path | None,
+    ranks: DistributedContext,
+    lineage: Mapping[str, Any],
+    save_seconds: float,
 ) -> Iterator[SavedSums | None]:
     """The place of a calibration's sums, which belongs to this very one; None without `out`."""
     if out is None:
@@ -96,7 +99,7 @@ def open_saved_sums(
     out, partial_output = Path(out), None
     with ExitStack() as stack:
         if ranks.rank == 0:
-            record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world}
+            record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world_size}
             files, temporary_patterns = (
                 {"statistics.safetensors": out},
                 ["sums-*.safetensors", "walk-*"],
@@ -104,5 +107,5 @@ def open_saved_sums(
             partial_output = stack.enter_context(
                 output(out, "job.json", record, files=files, ours=temporary_patterns)
             )
-        ranks.wait()  # until the place is this job's
+        ranks.barrier()  # until the place is this job's
         yield SavedSums(out, partial_output, ranks, lineage, save_seconds)

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
-from ..runtime.sequential import LayerWalk, Turn
+from ..runtime.sequential import LayerPass, LayerWalk
 from ..storage.space import check_space
 from .hooks import calibration_hooks
 from .saved_sums import SavedSums
@@ -32,13 +32,13 @@ def calibrate_layerwise(
     layers = live_models[0].checkpoint.geometry.layers
     total_tokens = sum(batch.numel() for batch in batches)
     if saved:
-        saved.restore_layers(sums, [layer for layer in layers if layer < walk.first])
+        saved.restore_layers(sums, [layer for layer in layers if layer < walk.first_layer])
         hidden_size = int(live_models[0].module.get_input_embeddings().weight.shape[1])
         check_space(saved.layerwise_directory, 2 * _HIDDEN_BYTES * total_tokens * hidden_size)
     for source, source_sums in sums.items():
         source_sums.tokens = sum(batch.numel() for batch in batches_by_source[source])
     depth = max(layers) + 1
-    for layer_pass in walk.turns(depth):
+    for layer_pass in walk.layers(depth):
         if layer_pass.number in layers:
             _add_layer(live_models, layer_pass, sums, batches_by_source, saved)
         else:
@@ -49,7 +49,7 @@ def calibrate_layerwise(
 
 def _add_layer(
     live_models: Sequence[LiveModel],
-    layer_pass: Turn,
+    layer_pass: LayerPass,
     sums: Mapping[str, Sums],
     batches_by_source: Mapping[str, Sequence[Tensor]],
     saved: SavedSums | None,
@@ -57,7 +57,7 @@ def _add_layer(
     cut_mixers = [(live.weights, live.mixers[layer_pass.number]) for live in live_models[1:]]
     for weights, mixer in cut_mixers:
         assert weights is not None
-        weights.bring(mixer)
+        weights.load(mixer)
     first_batch = 0
     for source, batches in batches_by_source.items():
         with calibration_hooks(live_models, sums[source], [layer_pass.number]):
@@ -67,6 +67,6 @@ def _add_layer(
         sums[source].to_cpu(layer_pass.number)
     for weights, mixer in cut_mixers:
         assert weights is not None
-        weights.let_go(mixer)
+        weights.unload(mixer)
     if saved:
         saved.save_layer(sums, layer_pass.number)

@@ -18,7 +18,7 @@ from ..maths.units import parse_token_count
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..runtime.loading import load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
-from ..runtime.processes import Ranks
+from ..runtime.processes import DistributedContext
 from ..runtime.states.stored import StateStorage
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, all_opened, opened, short_names
@@ -93,7 +93,11 @@ def evaluate(
             prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks
         ]
         lineage = _lineage(names, checkpoints, setting, task_samples, limit)
-        ranks, finished, partial_output = Ranks.of_this_process(), FinishedTasks(None, names), None
+        ranks, finished, partial_output = (
+            DistributedContext.current(),
+            FinishedTasks(None, names),
+            None,
+        )
         if out is not None and ranks.rank == 0:
             task_files = [
                 finished.file_name(name, task.name) for name in names for task in chosen_tasks
@@ -104,7 +108,7 @@ def evaluate(
                 output(out, "job.json", record, files=files, ours=task_files)
             )
             finished = FinishedTasks(partial_output.path, names)
-        if any(ranks.gather(partial_output is not None and partial_output.done)):
+        if any(ranks.all_gather(partial_output is not None and partial_output.done)):
             return Scores.load(str(out))
         report = stack.enter_context(progress_reporter(progress, "evaluating"))
         original, all_scores = OriginalHiddenStates(checkpoints[0], placement), list[Score]()
@@ -116,14 +120,16 @@ def evaluate(
         if partial_output is not None:
             scores.save(partial_output.path / "scores.json")
             partial_output.publish()
-        ranks.wait()  # until the result is there
+        ranks.barrier()  # until the result is there
         return scores
 
 
 def _display_names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
     """Short ones; the original may be given again where its state is stored otherwise."""
     original_path = models[0].path.resolve()
-    is_original = [storage.rounds and model.path.resolve() == original_path for model in models[1:]]
+    is_original = [
+        storage.is_lossy and model.path.resolve() == original_path for model in models[1:]
+    ]
     others = (model for model, same in zip(models[1:], is_original, strict=True) if not same)
     names = iter(short_names([models[0], *others]))
     original = next(names)
@@ -154,19 +160,19 @@ def _score_tasks(
     task_samples: list[Samples],
     limit: int | None,
     finished: FinishedTasks,
-    ranks: Ranks,
+    ranks: DistributedContext,
     report: OnProgress,
 ) -> list[Score]:
     """One model on all tasks, those that are done already left out; each process takes its share,
     and the first one keeps the results."""
-    scores_by_task, *_ = ranks.gather(
+    scores_by_task, *_ = ranks.all_gather(
         {
             samples.task.name: finished.load(runner.name, samples.task.name)
             for samples in task_samples
         }
     )
     own_scores: dict[str, list[Score]] = {}
-    for samples in ranks.share(
+    for samples in ranks.shard(
         [samples for samples in task_samples if scores_by_task[samples.task.name] is None]
     ):
         own_scores[samples.task.name] = runner.run(samples, limit, report)
@@ -174,7 +180,7 @@ def _score_tasks(
             finished.save(runner.name, samples.task.name, own_scores[samples.task.name])
         report(Progress(1, 1, "tasks", f"{runner.name}: {samples.task.name}"))
     runner.close()
-    for rank, rank_scores in enumerate(ranks.gather(own_scores)):
+    for rank, rank_scores in enumerate(ranks.all_gather(own_scores)):
         for task, scores in rank_scores.items():
             scores_by_task[task] = scores
             if ranks.rank == 0 and rank:
@@ -196,7 +202,7 @@ def _lineage(
         "lm_eval": harness.lm_eval_version() if uses_harness else None,
         "engine": setting.engine,
         **({"engine_options": dict(setting.engine_options)} if setting.engine_options else {}),
-        **({"state": asdict(setting.storage)} if setting.storage.rounds else {}),
+        **({"state": asdict(setting.storage)} if setting.storage.is_lossy else {}),
         "limit": limit,
         "baseline": digests[0],
         "models": digests,
@@ -206,7 +212,7 @@ def _lineage(
         "cuts": {
             name: read_origin(model, models[0]) for name, model in zip(names, models, strict=True)
         },
-        **({"dtype": setting.placement.said_dtype} if setting.placement.dtype else {}),
+        **({"dtype": setting.placement.dtype_text} if setting.placement.dtype else {}),
     }
 
 

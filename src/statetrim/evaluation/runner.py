@@ -14,10 +14,10 @@ from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
-from ..runtime.logits import Logits, compared
+from ..runtime.logits import LogitsAt, compare_logits
 from ..runtime.placement import Placement
-from ..runtime.reading import Reading
-from ..runtime.states.stored import StateStorage, StoredReader, stored_states
+from ..runtime.reading import FinalHiddenStates
+from ..runtime.states.stored import StateStorage, StoredStateReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall
 from . import harness
@@ -46,7 +46,7 @@ class Setting:
     def vllm_options(self) -> dict[str, Any]:
         """vLLM's own options; where a model is to be spread, over all GPUs unless they say."""
         parallelism = (
-            {"tensor_parallel_size": self.placement.cards} if self.placement.device_map else {}
+            {"tensor_parallel_size": self.placement.num_gpus} if self.placement.device_map else {}
         )
         return {**parallelism, **self.engine_options}
 
@@ -60,7 +60,7 @@ class Setting:
             raise StatetrimError(
                 f"a batch of {self.batch_size} sequences is not possible; take 1 or more"
             )
-        if self.storage.rounds and self.engine == "vllm":
+        if self.storage.is_lossy and self.engine == "vllm":
             raise StatetrimError(
                 "--state-dtype rounds in transformers; vLLM has its own: "
                 "--engine-option mamba_ssm_cache_dtype=bfloat16"
@@ -83,7 +83,7 @@ class OriginalHiddenStates:
 
     def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
         self.checkpoint, self.placement = checkpoint, placement
-        self._by_task: dict[str, Reading] = {}
+        self._by_task: dict[str, FinalHiddenStates] = {}
 
     def read(
         self,
@@ -91,12 +91,12 @@ class OriginalHiddenStates:
         batches: list[Tensor],
         live: LiveModel | None = None,
         report: Callable[[int], None] = lambda batch: None,
-    ) -> Reading:
+    ) -> FinalHiddenStates:
         """The reading of a task, which may have been made before; else by `live`, or by a model
         that is loaded for it and let go."""
         if task not in self._by_task:
             loaded = live or load_live(self.checkpoint, self.placement)
-            self._by_task[task] = Reading(loaded, batches, report)
+            self._by_task[task] = FinalHiddenStates(loaded, batches, report)
             if live is None:
                 self.unload()
         return self._by_task[task]
@@ -106,7 +106,7 @@ class OriginalHiddenStates:
 
     def unload(self) -> None:
         for reading in self._by_task.values():
-            reading.let_go()
+            reading.unload_layers()
 
 
 class ModelRunner:
@@ -173,7 +173,7 @@ class ModelRunner:
         return self.lm
 
     def _score_mqar(self, rows: int, report: harness.ProgressCallback) -> list[Score]:
-        vocabulary = int(self._load_model().head.weight.shape[0])
+        vocabulary = int(self._load_model().lm_head.weight.shape[0])
         cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
         cells = [cell for cell in cells if cell["pairs"] <= vocabulary // 4]
         generated = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]
@@ -208,12 +208,14 @@ class ModelRunner:
         """Sequences compared with the baseline: agreement with it and, on own text, perplexity."""
         size = self.setting.batch_size
         batches, original_states = list(torch.split(ids.long(), size)), None
-        is_original = self.model is self.original.checkpoint and not self.setting.storage.rounds
+        is_original = self.model is self.original.checkpoint and not self.setting.storage.is_lossy
         read_first = is_original or self.setting.placement.layerwise
         on_read, on_compared = _progress_callbacks(report, len(ids), size, read_first=read_first)
-        model_logits: Callable[[int], Logits]
+        model_logits: Callable[[int], LogitsAt]
         if is_original:
-            model_logits = self.original.read(task.name, batches, self._load_model(), on_read).at
+            model_logits = self.original.read(
+                task.name, batches, self._load_model(), on_read
+            ).logits_at
         else:
             if not self.original.has_task(task.name):
                 self.live = self.lm = None  # two may not fit
@@ -223,8 +225,8 @@ class ModelRunner:
         for number, batch in enumerate(batches):
             with torch.inference_mode():
                 new = model_logits(number)
-                old = new if original_states is None else original_states.at(number)
-            comparisons.append(compared(old, new, batch))
+                old = new if original_states is None else original_states.logits_at(number)
+            comparisons.append(compare_logits(old, new, batch))
             on_compared(number + 1)
         kl, likelihood = (
             torch.cat([getattr(comparison, name) for comparison in comparisons])
@@ -253,14 +255,14 @@ class ModelRunner:
 
     def _logits_by_batch(
         self, batches: list[Tensor], on_read: Callable[[int], None]
-    ) -> Callable[[int], Logits]:
+    ) -> Callable[[int], LogitsAt]:
         """Gives the logits of a batch; weights on disk are read once for all of them."""
         storage = self.setting.storage
         if self.setting.placement.layerwise:
             with stored_states(self._load_model(), storage):
-                return Reading(self._load_model(), batches, on_read).at
-        reader = StoredReader(self._load_model(), storage)
-        return lambda number: reader.at(batches[number])
+                return FinalHiddenStates(self._load_model(), batches, on_read).logits_at
+        reader = StoredStateReader(self._load_model(), storage)
+        return lambda number: reader.forward(batches[number])
 
     def _share_score(self, task: str, metric: str, samples: list[float]) -> Score:
         return Score(self.name, task, metric, "share", True, samples)

@@ -11,7 +11,7 @@ from math import prod
 
 import torch
 
-from ..runtime.placement import Placement, free_on_cards
+from ..runtime.placement import Placement, free_gpu_memory
 from ..storage.checkpoint import Checkpoint
 
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
@@ -42,7 +42,7 @@ class Machine:
 
     @staticmethod
     def measure(placement: Placement | None = None) -> "Machine":
-        device = (placement or Placement()).home.type
+        device = (placement or Placement()).input_device.type
         return Machine(_measure_flops(device), free_memory(placement), device)
 
 
@@ -50,9 +50,9 @@ def free_memory(placement: Placement | None = None) -> int:
     """Bytes free where models run: on one GPU, on all of them, or in main memory."""
     placement = placement or Placement()
     if placement.device_map is not None:
-        return sum((placement.memory or free_on_cards()).values())
-    if placement.home.type == "cuda":
-        return int(torch.cuda.mem_get_info(placement.home)[0])
+        return sum((placement.max_memory_bytes or free_gpu_memory()).values())
+    if placement.input_device.type == "cuda":
+        return int(torch.cuda.mem_get_info(placement.input_device)[0])
     try:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)

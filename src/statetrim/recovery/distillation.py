@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..runtime.live import decoder_of
+from ..runtime.live import find_decoder
 from .logit_head import LogitHead
 
 CHUNK_LOGITS = {"cpu": 2**20, "cuda": 2**24}
@@ -112,7 +112,7 @@ class Distillation(nn.Module):
 
 def _final_hidden(live: Any, input_ids: Tensor) -> Tensor:
     """Final hidden states [batch, time, hidden]."""
-    hidden: Tensor = decoder_of(live)(input_ids=input_ids, use_cache=False).last_hidden_state
+    hidden: Tensor = find_decoder(live)(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden
 
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..runtime.live import LiveModel
-from ..runtime.processes import launched
+from ..runtime.processes import launched_world_size
 from ..runtime.stored_weights import StoredWeights
 
 
@@ -23,7 +23,7 @@ def check_launch(sharded: bool) -> None:
             "this launch asks accelerate for FSDP, which recovery does not go by; start it with "
             "torchrun, or without the FSDP part of accelerate's config, and add --shard"
         )
-    if sharded and launched() < 2:
+    if sharded and launched_world_size() < 2:
         raise StatetrimError(
             "--shard needs several processes; start it with: torchrun --nproc-per-node N -m "
             "statetrim recover ..."
@@ -56,7 +56,7 @@ class Sharder:
         """Within, a decoder layer is whole; afterwards it is split."""
         from torch.distributed.fsdp import fully_shard
 
-        _stored_weights(live).settle(layer)
+        _stored_weights(live).load_permanently(layer)
         yield
         fully_shard(layer, mesh=self.mesh)
 
@@ -65,15 +65,15 @@ class Sharder:
         from torch.distributed.fsdp import fully_shard
 
         module, weights = live.module, _stored_weights(live)
-        embeddings, head = module.get_input_embeddings(), live.head
-        weights.settle(embeddings)
+        embeddings, head = module.get_input_embeddings(), live.lm_head
+        weights.load_permanently(embeddings)
         module.tie_weights()  # before the head would be read as a matrix of its own
         tied = head.weight is embeddings.weight
         if not tied:  # one vocabulary matrix after the other
             fully_shard(embeddings, mesh=self.mesh)
-            weights.settle(head)
+            weights.load_permanently(head)
             fully_shard(head, mesh=self.mesh)
-        weights.settle(module)
+        weights.load_permanently(module)
         # Said outright: by default the outermost module stays whole until a backward pass, and a
         # teacher has none.
         fully_shard(module.base_model, mesh=self.mesh, reshard_after_forward=True)

@@ -49,11 +49,11 @@ def get_logit_head(live: LiveModel) -> LogitHead:
     config = live.module.config.get_text_config()
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
-    head = LogitHead(live.head, float(scale), cap)
+    head = LogitHead(live.lm_head, float(scale), cap)
     ids = torch.arange(_PROBE_TOKENS).unsqueeze(0) % config.vocab_size
     with torch.no_grad():
         stock_logits = _stock_logits(live, head, ids)[0].float()
-        hidden = live.hidden(ids)[0]
+        hidden = live.hidden_states(ids)[0]
         head_logits = head.logits(hidden, head.weight, head.bias)
     if not torch.allclose(
         head_logits, stock_logits, rtol=1e-3, atol=1e-3 * float(stock_logits.abs().max())
@@ -72,11 +72,11 @@ def _stock_logits(live: LiveModel, head: LogitHead, ids: Tensor) -> Tensor:
     full_head.weight = nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:
         full_head.bias = nn.Parameter(head.bias, requires_grad=False)
-    live.headed.set_output_embeddings(full_head)
+    live.model_with_head.set_output_embeddings(full_head)
     try:
         return live.logits(ids)
     finally:
-        live.headed.set_output_embeddings(head.module)
+        live.model_with_head.set_output_embeddings(head.module)
 
 
 def _full(tensor: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from ..progress import OnProgress, Progress
 from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..runtime.placement import Placement
-from ..runtime.sequential import LayerWalk, Turn
+from ..runtime.sequential import LayerPass, LayerWalk
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, Update, adapt_mixer, select_mixers, unfreeze_mixer
@@ -83,7 +83,7 @@ class LayerwiseRecovery:
         for ids in inputs:
             self.student.check_ids(ids)
         walk = LayerWalk(self.teacher, inputs, self.directory)
-        for layer_pass in walk.turns(max(self.mixers) + 1):
+        for layer_pass in walk.layers(max(self.mixers) + 1):
             if layer_pass.number in self.mixers:
                 self._repair_layer(layer_pass, batches, data.recall, progress)
             else:
@@ -93,7 +93,7 @@ class LayerwiseRecovery:
 
     def _repair_layer(
         self,
-        layer_pass: Turn,
+        layer_pass: LayerPass,
         batches: list[Batch],
         recall: RecallRows | None,
         progress: OnProgress,
@@ -119,7 +119,7 @@ class LayerwiseRecovery:
         mixer = self.mixers[number]
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
         assert self.student.weights is not None
-        self.student.weights.settle(mixer)
+        self.student.weights.load_permanently(mixer)
         torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
         adapters = Adapters()
         rank, alpha = self.recipe.rank, self.recipe.alpha

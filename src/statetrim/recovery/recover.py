@@ -21,7 +21,7 @@ from ..artifacts.header import header
 from ..errors import StatetrimError, check_option_names, warn_deprecated_resume
 from ..progress import OnProgress, ShowProgress, progress_reporter
 from ..runtime.loading import load_live
-from ..runtime.placement import Placement, own_device
+from ..runtime.placement import Placement, default_device
 from ..storage.atomic import replacing
 from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
 from ..storage.companions import copy_unchanged, newer
@@ -357,10 +357,13 @@ def _check_options(
             "one process"
         )
     placement = Placement(options.device, dtype=options.dtype)
-    if not options.layerwise and placement.home not in (torch.device("cpu"), own_device()):
+    if not options.layerwise and placement.input_device not in (
+        torch.device("cpu"),
+        default_device(),
+    ):
         raise StatetrimError(
             f"the whole model trains on the first GPU that it sees; instead of --device "
-            f"{options.device} set CUDA_VISIBLE_DEVICES={placement.home.index}"
+            f"{options.device} set CUDA_VISIBLE_DEVICES={placement.input_device.index}"
         )
     check_groups(options.also)
     check_launch(options.shard)

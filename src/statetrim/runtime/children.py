@@ -14,7 +14,7 @@ from typing import Any
 
 from ..errors import StatetrimError
 
-_ENDS_WITH_US = """
+_SUPERVISOR_CODE = """
 import os, signal, subprocess, sys, threading
 signal.signal(signal.SIGTERM, lambda *_: None)  # the program ends first
 program = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
@@ -40,8 +40,8 @@ Process = subprocess.Popen[bytes]
 
 
 @contextmanager
-def child(
-    python: Path, arguments: Sequence[str], variables: Mapping[str, str]
+def python_process(
+    python: Path, arguments: Sequence[str], extra_environment: Mapping[str, str]
 ) -> Iterator[tuple[Process, Path]]:
     """Within, `python` runs with `arguments`; what it prints is in the yielded file.
 
@@ -52,27 +52,27 @@ def child(
     if program is None:
         raise StatetrimError(f"{python} cannot be started: it is not a program")
     command = [
-        sys.executable, "-I", "-S", "-c", _ENDS_WITH_US,
+        sys.executable, "-I", "-S", "-c", _SUPERVISOR_CODE,
         str(Path(program).absolute()), *arguments,
     ]  # fmt: skip
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryDirectory() as folder:
-        log = Path(folder, "log")
+    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    with tempfile.TemporaryDirectory() as directory:
+        log = Path(directory, "log")
         with log.open("w") as file:
             process = subprocess.Popen(
                 command,
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**environment, "HF_HUB_OFFLINE": "1", **variables},
-                cwd=folder,
+                env={**inherited, "HF_HUB_OFFLINE": "1", **extra_environment},
+                cwd=directory,
                 start_new_session=True,
             )
         try:
-            with _stopped_in_order():
+            with _signals_as_system_exit():
                 yield process, log
         finally:
-            _end(process)
+            _terminate(process)
 
 
 def last_error(log: Path) -> str:
@@ -85,28 +85,31 @@ def last_error(log: Path) -> str:
 
 
 @contextmanager
-def _stopped_in_order() -> Iterator[None]:
+def _signals_as_system_exit() -> Iterator[None]:
     """Asked to end, this process ends the child first; without this it would be left running."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def leave(number: int, frame: Any) -> None:
-        raise SystemExit(128 + number)
+    def exit_on_signal(signal_number: int, frame: Any) -> None:
+        raise SystemExit(128 + signal_number)
 
-    before = {number: signal.signal(number, leave) for number in (signal.SIGTERM, signal.SIGHUP)}
+    previous_handlers = {
+        signal_number: signal.signal(signal_number, exit_on_signal)
+        for signal_number in (signal.SIGTERM, signal.SIGHUP)
+    }
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for signal_number, handler in previous_handlers.items():
+            signal.signal(signal_number, handler)
 
 
-def _end(process: Process) -> None:
+def _terminate(process: Process) -> None:
     """The child and what it started: they are a session of their own."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.killpg(process.pid, number)
+            os.killpg(process.pid, signal_number)
             process.wait(timeout=20)
         except (ProcessLookupError, subprocess.TimeoutExpired):
             continue

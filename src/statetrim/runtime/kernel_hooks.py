@@ -59,8 +59,8 @@ def hook_kernels(
     on_call: Callable[[KernelCall], None],
     on_input: Callable[[MixerInput], None] | None = None,
     on_readout: Callable[[Readout], None] | None = None,
-    only: Mapping[int, Tensor] | None = None,
-    only_values: Mapping[int, Tensor] | None = None,
+    kept_keys: Mapping[int, Tensor] | None = None,
+    kept_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
     """Within, every kernel call of the model is reported; on leaving, no layer may be missing.
@@ -71,21 +71,21 @@ def hook_kernels(
     expected to run.
     """
     checkpoint = live.checkpoint
-    recorder = _Recorder(checkpoint, on_call, on_input, only or {}, only_values or {})
+    recorder = _Recorder(checkpoint, on_call, on_input, kept_keys or {}, kept_values or {})
     with ExitStack() as stack:
-        if only_values:
-            stack.enter_context(_shrunk_readouts(live, only_values))
+        if kept_values:
+            stack.enter_context(_rescale_readouts(live, kept_values))
         if on_readout is not None:
-            stack.enter_context(_readouts(live, on_readout, layers))
+            stack.enter_context(_hook_readouts(live, on_readout, layers))
         for layer, module in live.mixers.items():
-            enter = module.register_forward_pre_hook(
-                functools.partial(recorder.enter, layer), with_kwargs=True
+            handle = module.register_forward_pre_hook(
+                functools.partial(recorder.on_mixer_start, layer), with_kwargs=True
             )
-            stack.callback(enter.remove)
+            stack.callback(handle.remove)
         stack.enter_context(wrapped_kernels(live, recorder.wrap))
         yield
     expected = checkpoint.geometry.layers if layers is None else layers
-    missing = sorted(set(expected) - recorder.seen)
+    missing = sorted(set(expected) - recorder.called_layers)
     if missing:
         raise StatetrimError(
             f"layers {missing[:5]} never called a recurrence kernel that statetrim knows, so "
@@ -99,25 +99,31 @@ def wrapped_kernels(
 ) -> Iterator[None]:
     """Within, the mixers call `wrap(name, kernel)` in place of every kernel the family names."""
     with ExitStack() as stack:
-        for home in {sys.modules[type(module).__module__] for module in live.mixers.values()}:
-            names = [name for name in live.checkpoint.family.kernels if hasattr(home, name)]
+        for modeling_module in {
+            sys.modules[type(module).__module__] for module in live.mixers.values()
+        }:
+            names = [
+                name for name in live.checkpoint.family.kernels if hasattr(modeling_module, name)
+            ]
             if not names:
-                raise StatetrimError(f"{home.__name__} calls none of the kernels its family names")
+                raise StatetrimError(
+                    f"{modeling_module.__name__} calls none of the kernels its family names"
+                )
             for name in names:
-                kernel = getattr(home, name)
-                stack.callback(setattr, home, name, kernel)
-                setattr(home, name, wrap(name, kernel))
+                kernel = getattr(modeling_module, name)
+                stack.callback(setattr, modeling_module, name, kernel)
+                setattr(modeling_module, name, wrap(name, kernel))
         yield
 
 
 @contextmanager
-def _readouts(
+def _hook_readouts(
     live: LiveModel, on_readout: Callable[[Readout], None], layers: Iterable[int] | None
 ) -> Iterator[None]:
-    seen: set[int] = set()
+    called_layers: set[int] = set()
 
     def record(layer: int, module: nn.Module, args: Any, output: Tensor) -> None:
-        seen.add(layer)
+        called_layers.add(layer)
         on_readout(Readout(layer, args[0].detach(), without_bias(module, output)))
 
     with ExitStack() as stack:
@@ -126,7 +132,7 @@ def _readouts(
             stack.callback(hook.remove)
         yield
     expected = live.checkpoint.geometry.layers if layers is None else layers
-    missing = sorted(set(expected) - seen)
+    missing = sorted(set(expected) - called_layers)
     if missing:
         raise StatetrimError(
             f"layers {missing[:5]} never called their output projection, so nothing was recorded "
@@ -141,7 +147,7 @@ def without_bias(projection: nn.Module, output: Tensor) -> Tensor:
 
 
 @contextmanager
-def _shrunk_readouts(live: LiveModel, only: Mapping[int, Tensor]) -> Iterator[None]:
+def _rescale_readouts(live: LiveModel, kept_values: Mapping[int, Tensor]) -> Iterator[None]:
     """Undo behind the norm what `_Recorder` does before it.
 
     The norm divides by the width it has. What goes in is larger by the root of that width over the
@@ -149,9 +155,9 @@ def _shrunk_readouts(live: LiveModel, only: Mapping[int, Tensor]) -> Iterator[No
     """
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
-            if layer in only:
-                whole = live.checkpoint.geometry.for_layer(layer).head_v_dim
-                factor = (only[layer].shape[1] / whole) ** 0.5
+            if layer in kept_values:
+                width = live.checkpoint.geometry.for_layer(layer).head_v_dim
+                factor = (kept_values[layer].shape[1] / width) ** 0.5
                 hook = module.register_forward_pre_hook(
                     lambda _, args, factor=factor: (args[0] * factor, *args[1:])
                 )
@@ -167,77 +173,89 @@ class _Recorder:
         checkpoint: Checkpoint,
         on_call: Callable[[KernelCall], None],
         on_input: Callable[[MixerInput], None] | None,
-        only: Mapping[int, Tensor],
-        only_values: Mapping[int, Tensor],
+        kept_keys: Mapping[int, Tensor],
+        kept_values: Mapping[int, Tensor],
     ) -> None:
         self.family, self.geometry = checkpoint.family, checkpoint.geometry
-        self.only, self.only_values = only, only_values
+        self.kept_keys, self.kept_values = kept_keys, kept_values
         self.on_call, self.on_input = on_call, on_input
         self.layer: int | None = None
-        self.seen: set[int] = set()
+        self.called_layers: set[int] = set()
 
-    def enter(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+    def on_mixer_start(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
         self.layer = layer
         if self.on_input is not None:
             hidden = args[0] if args else kwargs["hidden_states"]
             self.on_input(MixerInput(layer, hidden.detach()))
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        signature = signature_of(kernel)
-        order, defaults = _parameters(signature)
-        order = order or self.family.positional_arguments.get(name, ())
+        signature = kernel_signature(kernel)
+        positional_names, defaults = _positional_and_defaults(signature)
+        positional_names = positional_names or self.family.positional_arguments.get(name, ())
 
-        def recorded(*args: Any, **kwargs: Any) -> Any:
-            given = dict(zip(order, args, strict=False)) | kwargs
-            query, key = self._argument_names(name, given)
-            if self.layer in self.only:
-                given |= {side: self._masked(given[side]) for side in (query, key)}
+        def record_call(*args: Any, **kwargs: Any) -> Any:
+            arguments = dict(zip(positional_names, args, strict=False)) | kwargs
+            query_name, key_name = self._argument_names(name, arguments)
+            if self.layer in self.kept_keys:
+                arguments |= {
+                    argument: self._mask_channels(arguments[argument])
+                    for argument in (query_name, key_name)
+                }
                 # As they were handed over: the kernel behind a wrapper may order them otherwise.
-                args = (*(given[n] for n in order[: len(args)]), *args[len(order) :])
-                kwargs = {n: given[n] for n in kwargs}
+                args = (
+                    *(arguments[n] for n in positional_names[: len(args)]),
+                    *args[len(positional_names) :],
+                )
+                kwargs = {n: arguments[n] for n in kwargs}
             result = kernel(*args, **kwargs)
-            if self.layer in self.only and self.family.scales_queries:
-                result = _times(result, self._scale(self.only, self._width("key")))
-            if self.layer in self.only_values:
+            if self.layer in self.kept_keys and self.family.scales_queries:
+                result = _scale_output(result, self._scale(self.kept_keys, self._width("key")))
+            if self.layer in self.kept_values:
                 width = self._width("value")
-                mask = _mask(self.only_values[self.layer], width)  # type: ignore[index]
-                result = _times(result, mask * self._scale(self.only_values, width))
+                mask = _kept_mask(self.kept_values[self.layer], width)  # type: ignore[index]
+                result = _scale_output(result, mask * self._scale(self.kept_values, width))
             output = result[0] if isinstance(result, tuple) else result
-            self._report(name, _detached(defaults | given), given[query], given[key], output)
+            self._report(
+                name,
+                _detach_tensors(defaults | arguments),
+                arguments[query_name],
+                arguments[key_name],
+                output,
+            )
             return result
 
-        recorded.__signature__ = signature  # type: ignore[attr-defined]
-        return recorded
+        record_call.__signature__ = signature  # type: ignore[attr-defined]
+        return record_call
 
-    def _argument_names(self, kernel: str, given: Mapping[str, Any]) -> tuple[str, str]:
+    def _argument_names(self, kernel: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
         for pair in self.family.query_and_key:
-            if set(pair) <= set(given):
+            if set(pair) <= set(arguments):
                 return pair
         raise StatetrimError(
-            f"kernel {kernel} is given {', '.join(given) or 'no argument by name'}: family "
+            f"kernel {kernel} is given {', '.join(arguments) or 'no argument by name'}: family "
             f"{type(self.family).__name__} must name its query and key in 'query_and_key'"
         )
 
     def _report(
-        self, kernel: str, given: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
+        self, kernel: str, arguments: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
     ) -> None:
         assert self.layer is not None, "a kernel ran outside every mixer"
-        self.seen.add(self.layer)
+        self.called_layers.add(self.layer)
         with torch.no_grad():
             self.on_call(
                 KernelCall(
                     self.layer,
-                    self._key_heads(query.detach()),
-                    self._key_heads(key.detach()),
+                    self._unrepeat_key_heads(query.detach()),
+                    self._unrepeat_key_heads(key.detach()),
                     output.detach(),
                     kernel,
-                    given,
+                    arguments,
                 )
             )
 
-    def _masked(self, x: Tensor) -> Tensor:
+    def _mask_channels(self, x: Tensor) -> Tensor:
         """x [..., heads, channels], in which transformers may have repeated the key heads."""
-        mask = _mask(self.only[self.layer], x.shape[-1]).to(x)  # type: ignore[index]
+        mask = _kept_mask(self.kept_keys[self.layer], x.shape[-1]).to(x)  # type: ignore[index]
         return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
 
     def _width(self, axis: Axis) -> int:
@@ -245,43 +263,45 @@ class _Recorder:
         assert self.layer is not None
         return self.geometry.for_layer(self.layer).width(axis)
 
-    def _scale(self, only: Mapping[int, Tensor], width: int) -> float:
+    def _scale(self, kept: Mapping[int, Tensor], width: int) -> float:
         """Of keys: the kernel divided by the root of the width it saw, not of the kept one. Of
         values: see `_shrunk_readouts`."""
-        return float((width / only[self.layer].shape[1]) ** 0.5)  # type: ignore[index]
+        return float((width / kept[self.layer].shape[1]) ** 0.5)  # type: ignore[index]
 
-    def _key_heads(self, x: Tensor) -> Tensor:
+    def _unrepeat_key_heads(self, x: Tensor) -> Tensor:
         """transformers repeats q and k for every value head before the kernel; fla does not."""
         repeat = x.shape[2] // self.geometry.num_k_heads
         return x[:, :, ::repeat]
 
 
-def _mask(kept: Tensor, channels: int) -> Tensor:
+def _kept_mask(kept: Tensor, channels: int) -> Tensor:
     """Ones [heads, channels] at `kept` [heads, keep]."""
     return torch.zeros(len(kept), channels).scatter_(1, kept, 1.0)
 
 
-def _times(result: Any, factor: Tensor | float) -> Any:
+def _scale_output(result: Any, factor: Tensor | float) -> Any:
     """A kernel's output, alone or before its final state, times `factor`."""
-    output, *rest = result if isinstance(result, tuple) else (result,)
+    output, *states = result if isinstance(result, tuple) else (result,)
     output = output * (factor.to(output) if isinstance(factor, Tensor) else factor)
-    return (output, *rest) if isinstance(result, tuple) else output
+    return (output, *states) if isinstance(result, tuple) else output
 
 
-def signature_of(kernel: Callable[..., Any]) -> inspect.Signature:
+def kernel_signature(kernel: Callable[..., Any]) -> inspect.Signature:
     """With the `kernels` package a kernel is a module: its `__call__` says nothing, its `forward`
     has the signature of the function it stands for."""
     return inspect.signature(kernel.forward if isinstance(kernel, nn.Module) else kernel)
 
 
-def _parameters(signature: inspect.Signature) -> tuple[tuple[str, ...], dict[str, Any]]:
+def _positional_and_defaults(
+    signature: inspect.Signature,
+) -> tuple[tuple[str, ...], dict[str, Any]]:
     """The names of what may be handed over by its place, and every default."""
     parameters = signature.parameters.values()
-    by_place = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    return tuple(p.name for p in parameters if p.kind in by_place), defaults
+    return tuple(p.name for p in parameters if p.kind in positional_kinds), defaults
 
 
-def _detached(given: Mapping[str, Any]) -> dict[str, Any]:
+def _detach_tensors(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Tensors without their graph."""
-    return {n: x.detach() if isinstance(x, Tensor) else x for n, x in given.items()}
+    return {n: x.detach() if isinstance(x, Tensor) else x for n, x in arguments.items()}

@@ -24,7 +24,7 @@ class Runtime:
     reason: str
 
 
-def decoder_of(module: Any) -> Any:
+def find_decoder(module: Any) -> Any:
     """The text model below the head of a causal LM, also where towers for other inputs stand beside
     it."""
     base = module.base_model
@@ -55,69 +55,69 @@ class LiveModel:
     def output_projections(self) -> dict[int, nn.Module]:
         """The output projection of every mixer, by the family's claims."""
         family, layers = self.checkpoint.family, self.checkpoint.geometry.layers
-        claims = self.checkpoint.channels(layers[0])
-        name = next((claim.tensor for claim in claims if claim.role == "o_proj"), None)
+        channel_rows = self.checkpoint.channels(layers[0])
+        name = next((entry.tensor for entry in channel_rows if entry.role == "o_proj"), None)
         if name is None:
             raise StatetrimError(
                 f"family {type(family).__name__} does not say where values are read out"
             )
-        leaf = name.removesuffix(".weight")
-        return {layer: mixer.get_submodule(leaf) for layer, mixer in self.mixers.items()}
+        module_name = name.removesuffix(".weight")
+        return {layer: mixer.get_submodule(module_name) for layer, mixer in self.mixers.items()}
 
     @property
     def decoder_layers(self) -> nn.ModuleList:
         """Every decoder layer, linear or not, in order."""
-        layers: nn.ModuleList = decoder_of(self.module).layers
+        layers: nn.ModuleList = find_decoder(self.module).layers
         return layers
 
     @property
-    def headed(self) -> Any:
+    def model_with_head(self) -> Any:
         """The model that has the head: this one, or the text model inside it."""
-        own = self.module.get_output_embeddings()
-        return self.module.language_model if own is None else self.module
+        output_embeddings = self.module.get_output_embeddings()
+        return self.module.language_model if output_embeddings is None else self.module
 
     @property
-    def head(self) -> Any:
+    def lm_head(self) -> Any:
         """What turns hidden states into logits."""
-        return self.headed.get_output_embeddings()
+        return self.model_with_head.get_output_embeddings()
 
     @property
-    def vocabulary(self) -> int:
+    def vocab_size(self) -> int:
         """Token ids that have an embedding."""
         return int(self.module.get_input_embeddings().weight.shape[0])
 
     def random_ids(self, rows: int, time: int) -> Tensor:
         """The same on every call."""
         generator = torch.Generator().manual_seed(0)
-        ids = torch.randint(self.vocabulary, (rows, time), generator=generator)
+        ids = torch.randint(self.vocab_size, (rows, time), generator=generator)
         return ids.to(self.device)
 
     def check_ids(self, ids: Tensor) -> None:
         """Refuse tokens that have no embedding: of a tokenizer that is not the model's."""
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocabulary:
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise StatetrimError(
                 f"the text has token {int(ids.max())}, and {self.checkpoint.path} has embeddings "
-                f"of {self.vocabulary} tokens; its tokenizer belongs to another model"
+                f"of {self.vocab_size} tokens; its tokenizer belongs to another model"
             )
 
-    def hidden(self, ids: Tensor) -> Tensor:
+    def hidden_states(self, ids: Tensor) -> Tensor:
         """Final hidden states [rows, time, hidden], without the head."""
         self.check_ids(ids)
-        decoder = decoder_of(self.module)
-        with self._explained():
-            answer = decoder(input_ids=ids.to(self.device), use_cache=False)
-        states: Tensor = answer.last_hidden_state
-        return states
+        decoder = find_decoder(self.module)
+        with self._translate_errors():
+            outputs = decoder(input_ids=ids.to(self.device), use_cache=False)
+        hidden_states: Tensor = outputs.last_hidden_state
+        return hidden_states
 
     def logits(self, ids: Tensor) -> Tensor:
         """[rows, time, vocabulary], as the model's own forward pass gives them."""
         self.check_ids(ids)
-        with self._explained():
+        with self._translate_errors():
             logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
         return logits
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         """A field of a config that loads may still be none that the model can compute with."""
         try:
             yield
@@ -131,12 +131,12 @@ class LiveModel:
                 f"{self.checkpoint.path} loads but does not run: {reason}; its config may be wrong"
             ) from error
 
-    def step(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
+    def forward_with_cache(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
         """Logits [rows, 1, vocabulary] of the last token, and the cache after it; `cache` is what
         a step before gave."""
-        name = self.checkpoint.family.cache_argument(self.checkpoint.config)
-        past = {} if cache is None else {name: cache}
-        answer = self.module(
-            input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **past
+        cache_name = self.checkpoint.family.cache_argument(self.checkpoint.config)
+        cache_argument = {} if cache is None else {cache_name: cache}
+        outputs = self.module(
+            input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **cache_argument
         )
-        return answer.logits[:, -1:], answer[name]  # MiniCPM-V gives all of them
+        return outputs.logits[:, -1:], outputs[cache_name]  # MiniCPM-V gives all of them

@@ -18,20 +18,20 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from ..storage.safetensors_file import DTYPES
 from .live import LiveModel, Runtime
-from .loaded_weights import check_weights
-from .own_widths import fit_buffers, own_widths
-from .placement import Dtype, MaxMemory, Placement, own_device
-from .staging import stage, staged_tokenizer
+from .loaded_weights import verify_weights
+from .own_widths import build_with_layer_widths, narrow_buffers
+from .placement import Dtype, MaxMemory, Placement, default_device
+from .staging import stage_checkpoint, staged_tokenizer
 from .stored_weights import StoredWeights, auto_class, empty_model
 
 _GPU_KERNELS = ("fla", "causal_conv1d", "mamba_ssm")
 
-_HALF = "in bfloat16, though stored in float32, which its kernel does not take"
+_BFLOAT16_REASON = "in bfloat16, though stored in float32, which its kernel does not take"
 
 logger = logging.getLogger("statetrim")
 
 
-def runtime_for(
+def choose_runtime(
     family: Family,
     config: Config,
     dtype: torch.dtype | None = None,
@@ -39,19 +39,19 @@ def runtime_for(
 ) -> Runtime:
     """The first of the family's runtimes that works here: only fla needs more than PyTorch, and
     some of its kernels take no float32. Portable has no softmax layers (`attn`)."""
-    known, runs = family.runtimes(config), fla_runs(device)
-    refused = dtype == torch.float32 and family.refuses_float32(config)
-    if refused and runs and "portable" in known and config.get("attn") is None:
+    runtimes, fla_usable = family.runtimes(config), is_fla_usable(device)
+    refuses_float32 = dtype == torch.float32 and family.refuses_float32(config)
+    if refuses_float32 and fla_usable and "portable" in runtimes and config.get("attn") is None:
         return Runtime("portable", "fla's kernel takes no float32")
     reasons: dict[RuntimeName, str] = {
         "transformers": "with fla's kernels"
-        if runs
+        if fla_usable
         else "with its PyTorch kernels: fla cannot run here",
         "fla": "a GPU with triton is here",
         "portable": "fla needs a GPU with triton",
     }
-    for name in known:
-        if name != "fla" or runs:
+    for name in runtimes:
+        if name != "fla" or fla_usable:
             return Runtime(name, reasons[name])
     raise StatetrimError(
         f"{config.get('model_type')} runs only in fla, which needs a GPU with triton; here it can "
@@ -59,10 +59,10 @@ def runtime_for(
     )
 
 
-def fla_runs(device: torch.device | None = None) -> bool:
+def is_fla_usable(device: torch.device | None = None) -> bool:
     """Whether its kernels run on this device, or on the one that is taken by default."""
     return (
-        (device or own_device()).type == "cuda"
+        (device or default_device()).type == "cuda"
         and importlib.util.find_spec("triton") is not None
         and importlib.util.find_spec("fla") is not None
     )
@@ -95,22 +95,24 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
     placement = placement or Placement()
     checkpoint = opened(model)
     model_type = checkpoint.config["model_type"]
-    runtime, dtype = _runtime_and_dtype(checkpoint, placement.torch_dtype, placement.home)
+    runtime, dtype = _choose_runtime_and_dtype(
+        checkpoint, placement.torch_dtype, placement.input_device
+    )
     placement = replace(placement, dtype=dtype)
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
-    make = _streamed if placement.layerwise else _whole
+    load_model = _load_streamed if placement.layerwise else _load_in_memory
     with (
-        _own_kernels_only(placement.home),
-        tempfile.TemporaryDirectory(prefix="statetrim-") as shown,
+        _hide_gpu_kernels(placement.input_device),
+        tempfile.TemporaryDirectory(prefix="statetrim-") as staging_directory,
     ):
         import transformers  # noqa: F401  (binds its kernels now)
 
-        _register(checkpoint.family, runtime)
-        stage(checkpoint, Path(shown))
+        _register_model_types(checkpoint.family, runtime)
+        stage_checkpoint(checkpoint, Path(staging_directory))
         try:
-            with own_widths(checkpoint, Path(shown)):
-                live = make(checkpoint, Path(shown), placement, runtime)
-            fit_buffers(live.module, checkpoint)
+            with build_with_layer_widths(checkpoint, Path(staging_directory)):
+                live = load_model(checkpoint, Path(staging_directory), placement, runtime)
+            narrow_buffers(live.module, checkpoint)
             return live
         except StatetrimError:
             raise
@@ -123,14 +125,14 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
             ) from error
 
 
-def _whole(
-    checkpoint: Checkpoint, shown: Path, placement: Placement, runtime: Runtime
+def _load_in_memory(
+    checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
     """All of it in memory; `shown` is the directory that transformers may see."""
-    auto = auto_class(checkpoint)
-    arguments = placement.arguments
-    module, info = auto.from_pretrained(
-        shown,
+    model_class = auto_class(checkpoint)
+    arguments = placement.from_pretrained_kwargs
+    module, info = model_class.from_pretrained(
+        staging_directory,
         dtype=placement.torch_dtype or "auto",
         use_safetensors=True,
         trust_remote_code=False,
@@ -138,22 +140,22 @@ def _whole(
         output_loading_info=True,
         **arguments,
     )
-    _check_loaded(info, checkpoint.path)
-    check_weights(module, checkpoint)
+    _check_loading_info(info, checkpoint.path)
+    verify_weights(module, checkpoint)
     device = module.get_input_embeddings().weight.device
     return LiveModel(module.eval(), checkpoint, device, runtime)
 
 
-def _runtime_and_dtype(
+def _choose_runtime_and_dtype(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device
 ) -> tuple[Runtime, torch.dtype | None]:
     """What runs the model, and the dtype it can run it in; one that is asked for stays."""
     family, config = checkpoint.family, checkpoint.config
-    wanted = dtype or _stored_dtype(checkpoint)
-    runtime = runtime_for(family, config, wanted, device)
-    refused = wanted == torch.float32 and family.refuses_float32(config)
-    if runtime.name == "fla" and refused and dtype is None:
-        return Runtime("fla", _HALF), torch.bfloat16
+    target_dtype = dtype or _stored_dtype(checkpoint)
+    runtime = choose_runtime(family, config, target_dtype, device)
+    refuses_float32 = target_dtype == torch.float32 and family.refuses_float32(config)
+    if runtime.name == "fla" and refuses_float32 and dtype is None:
+        return Runtime("fla", _BFLOAT16_REASON), torch.bfloat16
     return runtime, dtype
 
 
@@ -164,18 +166,20 @@ def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
     return None if largest is None else DTYPES.get(largest.dtype)
 
 
-def _streamed(
-    checkpoint: Checkpoint, shown: Path, placement: Placement, runtime: Runtime
+def _load_streamed(
+    checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
     """Its weights stay in the checkpoint's files."""
-    module = empty_model(checkpoint, shown, placement.torch_dtype, placement.home)
-    weights = StoredWeights(module, checkpoint, placement.home)
-    live = LiveModel(module, checkpoint, placement.home, runtime, weights)
+    module = empty_model(
+        checkpoint, staging_directory, placement.torch_dtype, placement.input_device
+    )
+    weights = StoredWeights(module, checkpoint, placement.input_device)
+    live = LiveModel(module, checkpoint, placement.input_device, runtime, weights)
     weights.stream([*live.decoder_layers, *live.mixers.values()])
     return live
 
 
-def _register(family: Family, runtime: Runtime) -> None:
+def _register_model_types(family: Family, runtime: Runtime) -> None:
     """Make transformers' Auto classes know the model types of this family and runtime."""
     family.register()
     if runtime.name == "fla":
@@ -190,9 +194,9 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
     """The model's own tokenizer; never another's, and never remote code."""
     from transformers import AutoTokenizer
 
-    runtime, _ = _runtime_and_dtype(checkpoint, None, own_device())  # the model's own
-    with _own_kernels_only():
-        _register(checkpoint.family, runtime)
+    runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())  # the model's own
+    with _hide_gpu_kernels():
+        _register_model_types(checkpoint.family, runtime)
     try:
         with staged_tokenizer(checkpoint) as directory:
             tokenizer = AutoTokenizer.from_pretrained(
@@ -207,7 +211,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
         raise StatetrimError(f"{checkpoint.path} has no tokenizer that loads: {reason}") from None
 
 
-def _check_loaded(info: dict[str, Any], path: Path) -> None:
+def _check_loading_info(info: dict[str, Any], path: Path) -> None:
     """A vision tower or a prediction head may stay out; nothing may be missing or misshapen."""
     for problem in ("missing_keys", "mismatched_keys"):
         if info.get(problem):
@@ -219,19 +223,19 @@ def _check_loaded(info: dict[str, Any], path: Path) -> None:
 
 
 @contextmanager
-def _own_kernels_only(device: torch.device | None = None) -> Iterator[None]:
+def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
     """Where no GPU is used, hide GPU kernels from transformers while it imports modelling code.
 
     It binds them at that moment without asking for a device, and then fails on CPU tensors.
     """
-    if (device or own_device()).type == "cuda":
+    if (device or default_device()).type == "cuda":
         yield
         return
-    hidden = [name for name in _GPU_KERNELS if name not in sys.modules]
-    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    hidden_names = [name for name in _GPU_KERNELS if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden_names))  # type: ignore[arg-type]
     try:
         yield
     finally:
-        for name in hidden:
+        for name in hidden_names:
             if sys.modules.get(name) is None:
                 del sys.modules[name]

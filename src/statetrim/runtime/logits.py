@@ -10,16 +10,16 @@ from torch import Tensor
 
 from .live import LiveModel
 
-Logits = Callable[[Tensor], Tensor]
+LogitsAt = Callable[[Tensor], Tensor]
 """Places [n] of a sequence that was read -> float32 logits [rows, n, vocabulary]."""
 
-_MOST_LOGITS = 2**26  # held at a time, of all rows, while gradients are taken
-_PROBE = 8  # tokens on which the short way is compared with the model's own
+_MAX_LOGITS = 2**26  # held at a time, of all rows, while gradients are taken
+_PROBE_TOKENS = 8  # tokens on which the short way is compared with the model's own
 
 
-def probe(vocabulary: int) -> Tensor:
+def probe_ids(vocab_size: int) -> Tensor:
     """Ids [1, time] on which a reader tries whether the short way is the model's own."""
-    return torch.arange(_PROBE).unsqueeze(0) % vocabulary
+    return torch.arange(_PROBE_TOKENS).unsqueeze(0) % vocab_size
 
 
 class LogitReader:
@@ -33,51 +33,55 @@ class LogitReader:
     def __init__(
         self,
         live: LiveModel,
-        within: Callable[[], AbstractContextManager[object]] = nullcontext,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
     ) -> None:
-        self.live, self.head = live, live.head
-        self.vocabulary = int(self.head.weight.shape[0])
-        ids = probe(self.vocabulary)
-        with torch.inference_mode(), within():
-            whole, short = live.logits(ids), self._short(ids)
-            found = short(torch.arange(_PROBE)).to(whole.device)
-            close = max(1e-3, 4 * torch.finfo(whole.dtype).eps)
-            gap = (whole.float() - found).abs() - close * found.abs()
-            self.plain = bool(gap.max() <= close * whole.abs().max())
+        self.live, self.lm_head = live, live.lm_head
+        self.vocab_size = int(self.lm_head.weight.shape[0])
+        ids = probe_ids(self.vocab_size)
+        with torch.inference_mode(), context():
+            expected, logits_at = live.logits(ids), self._head_logits(ids)
+            logits = logits_at(torch.arange(_PROBE_TOKENS)).to(expected.device)
+            tolerance = max(1e-3, 4 * torch.finfo(expected.dtype).eps)
+            excess = (expected.float() - logits).abs() - tolerance * logits.abs()
+            self.applies_head = bool(excess.max() <= tolerance * expected.abs().max())
 
-    def at(self, ids: Tensor) -> Logits:
+    def forward(self, ids: Tensor) -> LogitsAt:
         """Run ids [rows, time]; gives float32 logits [rows, n, vocabulary] at n places."""
-        if self.plain:
-            return self._short(ids)
+        if self.applies_head:
+            return self._head_logits(ids)
         logits = self.live.logits(ids)
-        return lambda places: logits[:, places.to(logits.device)].float()
+        return lambda positions: logits[:, positions.to(logits.device)].float()
 
     def backward(
-        self, ids: Tensor, places: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
+        self, ids: Tensor, positions: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
         """Add the gradients of `loss(logits, places)`, which is a sum over places, to those of the
         parameters; logits exist for a part of the places at a time."""
-        part = max(1, _MOST_LOGITS // (len(ids) * self.vocabulary))
-        if not self.plain:
-            part = len(places)
-        hidden = self.live.hidden(ids) if self.plain else self.live.logits(ids)
-        end = hidden.detach().requires_grad_()
-        for some in torch.split(places, part):
-            chosen = end[:, some.to(end.device)]
-            logits = self.head(chosen.to(self.head.weight.dtype)) if self.plain else chosen
-            gradient: Any = loss(logits.float(), some)
-            gradient.backward()
-        hidden.backward(end.grad)  # type: ignore[no-untyped-call]
+        chunk_size = max(1, _MAX_LOGITS // (len(ids) * self.vocab_size))
+        if not self.applies_head:
+            chunk_size = len(positions)
+        hidden = self.live.hidden_states(ids) if self.applies_head else self.live.logits(ids)
+        detached = hidden.detach().requires_grad_()
+        for chunk in torch.split(positions, chunk_size):
+            selected = detached[:, chunk.to(detached.device)]
+            logits = (
+                self.lm_head(selected.to(self.lm_head.weight.dtype))
+                if self.applies_head
+                else selected
+            )
+            chunk_loss: Any = loss(logits.float(), chunk)
+            chunk_loss.backward()
+        hidden.backward(detached.grad)  # type: ignore[no-untyped-call]
 
-    def _short(self, ids: Tensor) -> Logits:
-        hidden = self.live.hidden(ids)
-        dtype = self.head.weight.dtype  # Mamba-2's last norm gives float32, whatever the weights
+    def _head_logits(self, ids: Tensor) -> LogitsAt:
+        hidden = self.live.hidden_states(ids)
+        dtype = self.lm_head.weight.dtype  # Mamba-2's last norm gives float32, whatever the weights
 
-        def read(places: Tensor) -> Tensor:
-            logits: Tensor = self.head(hidden[:, places.to(hidden.device)].to(dtype))
+        def logits_at(positions: Tensor) -> Tensor:
+            logits: Tensor = self.lm_head(hidden[:, positions.to(hidden.device)].to(dtype))
             return logits.float()
 
-        return read
+        return logits_at
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,25 +89,31 @@ class Comparison:
     """How a model reads sequences, compared with the original; float64 [rows] each."""
 
     kl: Tensor  # KL(original || model) in nats, mean over the row's tokens
-    same: Tensor  # share of tokens with the same most likely successor
+    same_top_token: Tensor  # share of tokens with the same most likely successor
     log_likelihood: Tensor  # of the row's tokens after the first, summed, by the model
 
 
-def compared(old: Logits, new: Logits, ids: Tensor, chunk: int = 128) -> Comparison:
+def compare_logits(
+    original: LogitsAt, model: LogitsAt, ids: Tensor, chunk: int = 128
+) -> Comparison:
     """Two readings of ids [rows, time]; logits exist for `chunk` positions at a time.
 
     With the same reading twice the model is only read for its likelihood.
     """
-    time, sums = ids.shape[1], list[Tensor]()
+    time, chunk_sums = ids.shape[1], list[Tensor]()
     with torch.inference_mode():
         for start in range(0, time, chunk):
-            places = torch.arange(start, min(start + chunk, time))
-            q = new(places).log_softmax(-1)
-            p = q if old is new else old(places).to(q.device).log_softmax(-1)
+            positions = torch.arange(start, min(start + chunk, time))
+            q = model(positions).log_softmax(-1)
+            p = q if original is model else original(positions).to(q.device).log_softmax(-1)
             kl = (p.exp() * (p - q)).sum((-1, -2))
-            same = (p.argmax(-1) == q.argmax(-1)).sum(-1)
-            following = ids[:, start + 1 : start + 1 + len(places)].to(q.device).unsqueeze(-1)
-            known = q[:, : following.shape[1]].gather(-1, following).squeeze(-1).sum(-1)
-            sums.append(torch.stack([kl.double(), same.double(), known.double()]))
-        kl, same, likelihood = torch.stack(sums).sum(0).cpu()
-    return Comparison((kl / time).clamp_min(0.0), same / time, likelihood)
+            same_top_token = (p.argmax(-1) == q.argmax(-1)).sum(-1)
+            following = ids[:, start + 1 : start + 1 + len(positions)].to(q.device).unsqueeze(-1)
+            token_log_likelihood = (
+                q[:, : following.shape[1]].gather(-1, following).squeeze(-1).sum(-1)
+            )
+            chunk_sums.append(
+                torch.stack([kl.double(), same_top_token.double(), token_log_likelihood.double()])
+            )
+        kl, same_top_token, log_likelihood = torch.stack(chunk_sums).sum(0).cpu()
+    return Comparison((kl / time).clamp_min(0.0), same_top_token / time, log_likelihood)

@@ -16,17 +16,19 @@ from ..storage.checkpoint import Checkpoint
 
 def find_mixers(module: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
     """The mixer of every linear-attention layer of a live model."""
-    leaves = {template.partition("{layer}.")[2] for template in checkpoint.family.mixer_prefixes}
-    pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, leaves))})")
-    found: dict[int, nn.Module] = {}
-    for name, part in module.named_modules():
+    mixer_names = {
+        template.partition("{layer}.")[2] for template in checkpoint.family.mixer_prefixes
+    }
+    pattern = re.compile(rf"(?:.*\.)?layers\.(\d+)\.(?:{'|'.join(map(re.escape, mixer_names))})")
+    mixers: dict[int, nn.Module] = {}
+    for name, submodule in module.named_modules():
         match = pattern.fullmatch(name)
         if match and int(match.group(1)) in checkpoint.geometry.layers:
-            found[int(match.group(1))] = part
-    missing = sorted(set(checkpoint.geometry.layers) - set(found))
+            mixers[int(match.group(1))] = submodule
+    missing = sorted(set(checkpoint.geometry.layers) - set(mixers))
     if missing:
         raise StatetrimError(f"the live model has no mixer for layers {missing[:5]}")
-    return found
+    return mixers
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,11 +46,11 @@ class MixerCall:
         if (
             device.type == "meta" or device == self.output.device
         ):  # meta: it comes when it is called
-            return hidden_of(mixer(*self.args, **self.kwargs))
+            return output_hidden_states(mixer(*self.args, **self.kwargs))
         args, kwargs = tree_map(
             lambda x: x.to(device) if isinstance(x, Tensor) else x, (self.args, dict(self.kwargs))
         )
-        return hidden_of(mixer(*args, **kwargs))
+        return output_hidden_states(mixer(*args, **kwargs))
 
 
 @contextmanager
@@ -58,7 +60,7 @@ def hook_mixers(
     """Within, every call of these mixers is reported when it ends."""
 
     def report(layer: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-        on_call(MixerCall(layer, args, kwargs, hidden_of(output)))
+        on_call(MixerCall(layer, args, kwargs, output_hidden_states(output)))
 
     with ExitStack() as stack:
         for layer, module in modules.items():
@@ -67,7 +69,7 @@ def hook_mixers(
         yield
 
 
-def hidden_of(output: Any) -> Tensor:
+def output_hidden_states(output: Any) -> Tensor:
     """The hidden states that a module returns, alone or first in a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden

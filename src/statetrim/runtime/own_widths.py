@@ -25,18 +25,18 @@ from .stored_weights import empty_model
 
 
 @contextmanager
-def own_widths(checkpoint: Checkpoint, shown: Path) -> Iterator[None]:
+def build_with_layer_widths(checkpoint: Checkpoint, staging_directory: Path) -> Iterator[None]:
     """Within, models made of the directory `shown` have the widths that the checkpoint says."""
     with ExitStack() as stack:
         if checkpoint.geometry.widths:
-            for builder in _builders(checkpoint, shown):
+            for builder in _mixer_builders(checkpoint, staging_directory):
                 original = builder.__init__
                 stack.callback(setattr, builder, "__init__", original)
-                builder.__init__ = _with_own_config(original, checkpoint)  # type: ignore[method-assign]
+                builder.__init__ = _init_with_layer_config(original, checkpoint)  # type: ignore[method-assign]
         yield
 
 
-def fit_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
+def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
     """Narrow what the model computed for all its mixers by the widest of them; such a buffer has
     one number for all rows of a kind, so it does not matter which of them go."""
     geometry = checkpoint.geometry
@@ -44,77 +44,93 @@ def fit_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
         return
     widest = checkpoint.family.channel_rows(checkpoint.config, geometry.resized())
     for layer, mixer in find_mixers(module, checkpoint).items():
-        own = geometry.for_layer(layer)
+        layer_geometry = geometry.for_layer(layer)
         axes: tuple[Axis, ...] = ("key", "value")
-        kept = {a: torch.arange(own.width(a)).repeat(own.heads(a), 1) for a in axes}
+        kept = {
+            axis: torch.arange(layer_geometry.width(axis)).repeat(layer_geometry.heads(axis), 1)
+            for axis in axes
+        }
         buffers = checkpoint.family.row_buffers
         for name, tensor in ((n, t) for n, t in buffers.items() if n in mixer._buffers):
             rows = kept_masks([claim for claim in widest if claim.tensor == tensor], kept)[0]
-            wide = mixer.get_buffer(name)  # [1, 1, rows]
-            mixer._buffers[name] = wide[..., rows.to(wide.device)]
+            widest_buffer = mixer.get_buffer(name)  # [1, 1, rows]
+            mixer._buffers[name] = widest_buffer[..., rows.to(widest_buffer.device)]
 
 
-def _builders(checkpoint: Checkpoint, shown: Path) -> set[type[nn.Module]]:
+def _mixer_builders(checkpoint: Checkpoint, staging_directory: Path) -> set[type[nn.Module]]:
     """The classes that make a mixer of a config and the number of a layer."""
-    module = empty_model(checkpoint, shown)
-    parts = dict(module.named_modules())
-    names = {id(part): name for name, part in parts.items()}
-    found = set()
+    module = empty_model(checkpoint, staging_directory)
+    modules = dict(module.named_modules())
+    names = {id(submodule): name for name, submodule in modules.items()}
+    builders = set()
     for mixer in find_mixers(module, checkpoint).values():
-        pieces = names[id(mixer)].split(".")
-        above = [".".join(pieces[:length]) for length in range(len(pieces), 0, -1)]
-        classes = (type(parts[name]) for name in above)
-        builder = next((each for each in classes if _takes_a_config(each)), None)
+        path = names[id(mixer)].split(".")
+        ancestor_names = [".".join(path[:length]) for length in range(len(path), 0, -1)]
+        classes = (type(modules[name]) for name in ancestor_names)
+        builder = next(
+            (candidate for candidate in classes if _takes_config_and_layer(candidate)), None
+        )
         if builder is None:
             raise StatetrimError(
                 f"{type(mixer).__name__} is not made of a config and a layer's number, so its "
                 f"layers cannot differ in width"
             )
-        found.add(builder)
-    return found
+        builders.add(builder)
+    return builders
 
 
-def _takes_a_config(part: type[nn.Module]) -> bool:
-    return {"config", "layer_idx"} <= set(inspect.signature(part.__init__).parameters)
+def _takes_config_and_layer(module_class: type[nn.Module]) -> bool:
+    return {"config", "layer_idx"} <= set(inspect.signature(module_class.__init__).parameters)
 
 
-def _with_own_config(original: Any, checkpoint: Checkpoint) -> Any:
+def _init_with_layer_config(original: Any, checkpoint: Checkpoint) -> Any:
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def init(*args: Any, **kwargs: Any) -> None:
-        given = signature.bind(*args, **kwargs)
-        layer, config = given.arguments["layer_idx"], given.arguments["config"]
+        bound = signature.bind(*args, **kwargs)
+        layer, config = bound.arguments["layer_idx"], bound.arguments["config"]
         if layer in checkpoint.geometry.layers:
-            given.arguments["config"] = _own_config(config, checkpoint, layer)
-        original(*given.args, **given.kwargs)
+            bound.arguments["config"] = _layer_config(config, checkpoint, layer)
+        original(*bound.args, **bound.kwargs)
 
     return init
 
 
-def _own_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
+def _layer_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
     """A copy of the live config with what a stock config of this layer's shape says otherwise.
 
     The config's own class reads it, because some fields are computed when one is made.
     """
-    stored = [_section(x, config) for x in (checkpoint.config, checkpoint.layer_config(layer))]
-    widest, own = (vars(type(config).from_dict(config.to_dict() | part)) for part in _said(*stored))
+    stored = [
+        _matching_section(x, config) for x in (checkpoint.config, checkpoint.layer_config(layer))
+    ]
+    widest_fields, layer_fields = (
+        vars(type(config).from_dict(config.to_dict() | fields))
+        for fields in _differing_fields(*stored)
+    )
     result = copy.copy(config)
-    vars(result).update({name: x for name, x in own.items() if x != widest.get(name)})
+    vars(result).update(
+        {name: x for name, x in layer_fields.items() if x != widest_fields.get(name)}
+    )
     return result
 
 
-def _said(widest: Config, own: Config) -> tuple[Config, Config]:
+def _differing_fields(widest: Config, layer_config: Config) -> tuple[Config, Config]:
     """What two configs say of the fields in which they differ."""
-    names = {name for name in widest | own if widest.get(name) != own.get(name)} - {
-        LAYER_WIDTHS_FIELD
+    names = {
+        name for name in widest | layer_config if widest.get(name) != layer_config.get(name)
+    } - {LAYER_WIDTHS_FIELD}
+    return {n: widest[n] for n in names & {*widest}}, {
+        n: layer_config[n] for n in names & {*layer_config}
     }
-    return {n: widest[n] for n in names & {*widest}}, {n: own[n] for n in names & {*own}}
 
 
-def _section(stored: Config, config: Any) -> Config:
+def _matching_section(stored: Config, config: Any) -> Config:
     """The part of a config.json that the live config was made of."""
-    text = stored.get("text_config")
+    text_config = stored.get("text_config")
     return (
-        text if isinstance(text, dict) and text.get("model_type") == config.model_type else stored
+        text_config
+        if isinstance(text_config, dict) and text_config.get("model_type") == config.model_type
+        else stored
     )

@@ -12,7 +12,7 @@ from ..errors import StatetrimError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNITS = {"": 1, "mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
-_ROOM = 0.9  # of a card's free memory that weights may take, the rest is for activations
+_WEIGHTS_SHARE = 0.9  # of a card's free memory that weights may take, the rest is for activations
 
 Dtype = str | torch.dtype
 MaxMemory = str | Mapping[int | str, int | str]
@@ -38,7 +38,7 @@ class Placement:
             )
         if self.max_memory is not None and self.device_map is None:
             raise StatetrimError("--max-memory limits a device map; add --device-map auto")
-        self.memory  # noqa: B018  (refuses what is none)
+        self.max_memory_bytes  # noqa: B018  (refuses what is none)
         self.torch_dtype  # noqa: B018
 
     @property
@@ -48,65 +48,67 @@ class Placement:
         return DTYPES[self.dtype] if isinstance(self.dtype, str) else self.dtype
 
     @property
-    def said_dtype(self) -> str:
+    def dtype_text(self) -> str:
         """For a record."""
         return str(self.torch_dtype) if self.torch_dtype else "stored"
 
     @property
-    def memory(self) -> dict[int, int] | None:
+    def max_memory_bytes(self) -> dict[int, int] | None:
         """Bytes that may be used of each GPU, where any were named."""
         if self.max_memory is None:
             return None
         if isinstance(self.max_memory, str):
-            pairs = [part.partition("=")[::2] for part in self.max_memory.split(",")]
+            pairs = [item.partition("=")[::2] for item in self.max_memory.split(",")]
         else:
-            pairs = [(str(card), str(size)) for card, size in self.max_memory.items()]
-        return dict(_memory(card.strip(), size.strip()) for card, size in pairs)
+            pairs = [(str(gpu), str(size)) for gpu, size in self.max_memory.items()]
+        return dict(_parse_memory(gpu.strip(), size.strip()) for gpu, size in pairs)
 
     @property
-    def home(self) -> torch.device:
+    def input_device(self) -> torch.device:
         """Where a model on one device is, and where inputs go."""
         if self.device_map or self.device is None:
-            return own_device()
-        return _checked(self.device)
+            return default_device()
+        return _parse_device(self.device)
 
     @property
-    def cards(self) -> int:
+    def num_gpus(self) -> int:
         """GPUs that one model is spread over, by an engine too."""
         return max(1, torch.cuda.device_count()) if self.device_map else 1
 
     @property
-    def arguments(self) -> dict[str, Any]:
+    def from_pretrained_kwargs(self) -> dict[str, Any]:
         """For `from_pretrained`: weights go straight to their devices."""
         if self.device_map is None:
-            return {"device_map": {"": self.home}}
+            return {"device_map": {"": self.input_device}}
         if not torch.cuda.is_available():
             raise StatetrimError(
                 "--device-map auto spreads a model over GPUs, and there is none here"
             )
-        return {"device_map": "auto", "max_memory": self.memory or free_on_cards()}
+        return {"device_map": "auto", "max_memory": self.max_memory_bytes or free_gpu_memory()}
 
 
-def own_device() -> torch.device:
+def default_device() -> torch.device:
     """The GPU of this process, which under torchrun is its own; the CPU without one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
-def free_on_cards() -> dict[int, int]:
+def free_gpu_memory() -> dict[int, int]:
     """Bytes that weights may take of each GPU; nothing of main memory, whose weights would travel
     to a card for every batch."""
-    cards = range(torch.cuda.device_count())
-    return {card: int(_ROOM * torch.cuda.mem_get_info(card)[0]) for card in cards}
+    gpus = range(torch.cuda.device_count())
+    return {gpu: int(_WEIGHTS_SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in gpus}
 
 
-def _checked(wanted: str | torch.device) -> torch.device:
+def _parse_device(requested: str | torch.device) -> torch.device:
     """The CPU goes without a number: a parameter that is moved to cpu:0 is none any more."""
     try:
-        device = torch.device(wanted)
+        device = torch.device(requested)
     except RuntimeError:
-        raise StatetrimError(f"--device is cpu, cuda or cuda:1, not {str(wanted)[:40]!r}") from None
+        raise StatetrimError(
+            f"--device is cpu, cuda or cuda:1, not {str(requested)[:40]!r}"
+        ) from None
     if device.type == "meta":  # where nothing is computed
         raise StatetrimError("--device is cpu, cuda or cuda:1, not 'meta'")
     if device.type == "cpu":
@@ -114,17 +116,17 @@ def _checked(wanted: str | torch.device) -> torch.device:
     if device.type == "cuda":
         count = torch.cuda.device_count() if torch.cuda.is_available() else 0
         if (device.index or 0) >= count:
-            here = f"has {count} GPUs" if count else "has no GPU"
-            raise StatetrimError(f"{device} was asked for, and this machine {here}")
+            gpus_text = f"has {count} GPUs" if count else "has no GPU"
+            raise StatetrimError(f"{device} was asked for, and this machine {gpus_text}")
         return torch.device("cuda", device.index or 0)
     return device
 
 
-def _memory(card: str, size: str) -> tuple[int, int]:
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.lower())
-    if not card.isdecimal() or found is None or found.group(2) not in _UNITS:
+def _parse_memory(gpu: str, size: str) -> tuple[int, int]:
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.lower())
+    if not gpu.isdecimal() or match is None or match.group(2) not in _UNITS:
         raise StatetrimError(
             f"--max-memory names GPUs and their memory, such as 0=70GiB,1=40GiB, not "
-            f"{f'{card}={size}'[:60]!r}"
+            f"{f'{gpu}={size}'[:60]!r}"
         )
-    return int(card), int(float(found.group(1)) * _UNITS[found.group(2)])
+    return int(gpu), int(float(match.group(1)) * _UNITS[match.group(2)])

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 
 from .live import LiveModel
-from .logits import LogitReader, Logits, probe
-from .mixers import hidden_of
-from .sequential import LayerWalk, behind_the_layers
+from .logits import LogitReader, LogitsAt, probe_ids
+from .mixers import output_hidden_states
+from .sequential import LayerWalk, from_final_hidden
 
 
-class Reading:
+class FinalHiddenStates:
     """Batches of ids [rows, time] that a model has read; `report` is told of each batch."""
 
     def __init__(
@@ -27,49 +27,51 @@ class Reading:
         report: Callable[[int], None] = lambda batch: None,
     ) -> None:
         self.live = live
-        vocabulary = int(live.head.weight.shape[0])
-        self._batches = [probe(vocabulary), *batches]
-        self._hidden: dict[int, Tensor | None] = {}
-        self._values = 0
+        vocab_size = int(live.lm_head.weight.shape[0])
+        self._batches = [probe_ids(vocab_size), *batches]
+        self._final_hidden: dict[int, Tensor | None] = {}
+        self._tuple_size = 0
         if live.weights is None:
-            self._run(report)
+            self._run_in_memory(report)
         else:
-            self._walk(report)
-        self._reader = LogitReader(live, lambda: self._ending(0))
+            self._run_layerwise(report)
+        self._reader = LogitReader(live, lambda: self._from_final_hidden(0))
 
-    def at(self, number: int) -> Logits:
+    def logits_at(self, batch: int) -> LogitsAt:
         """The logits of that batch."""
-        with self._ending(number + 1):
-            return self._reader.at(self._batches[number + 1])
+        with self._from_final_hidden(batch + 1):
+            return self._reader.forward(self._batches[batch + 1])
 
-    def let_go(self) -> None:
+    def unload_layers(self) -> None:
         """Forget the decoder layers' weights: they are not needed any more."""
         for layer in self.live.decoder_layers:
             layer.to("meta")
 
-    def _ending(self, step: int) -> AbstractContextManager[None]:
-        return behind_the_layers(self.live, self._hidden[step], self._values)
+    def _from_final_hidden(self, step: int) -> AbstractContextManager[None]:
+        return from_final_hidden(self.live, self._final_hidden[step], self._tuple_size)
 
-    def _run(self, report: Callable[[int], None]) -> None:
-        def keep(module: nn.Module, args: Any, output: Any) -> None:
-            self._hidden[len(self._hidden)] = hidden_of(output).cpu()
-            self._values = len(output) if isinstance(output, tuple) else 0
+    def _run_in_memory(self, report: Callable[[int], None]) -> None:
+        def store_output(module: nn.Module, args: Any, output: Any) -> None:
+            self._final_hidden[len(self._final_hidden)] = output_hidden_states(output).cpu()
+            self._tuple_size = len(output) if isinstance(output, tuple) else 0
 
-        hook = self.live.decoder_layers[-1].register_forward_hook(keep)
+        hook = self.live.decoder_layers[-1].register_forward_hook(store_output)
         try:
             with torch.inference_mode():
                 for step, ids in enumerate(self._batches):
-                    self.live.hidden(ids)
+                    self.live.hidden_states(ids)
                     report(step)
         finally:
             hook.remove()
 
-    def _walk(self, report: Callable[[int], None]) -> None:
+    def _run_layerwise(self, report: Callable[[int], None]) -> None:
         walk = LayerWalk(self.live, self._batches)
-        depth, last = len(self.live.decoder_layers), len(self._batches) - 1
-        for turn in walk.turns():
-            for _ in turn.run():
+        depth, last_batch = len(self.live.decoder_layers), len(self._batches) - 1
+        for layer_pass in walk.layers():
+            for _ in layer_pass.run():
                 pass
-            report((turn.number + 1) * last // depth)
-        self._hidden = {step: walk.hidden.read(step) for step in range(len(self._batches))}
-        self._values = walk.hidden.values
+            report((layer_pass.number + 1) * last_batch // depth)
+        self._final_hidden = {
+            step: walk.hidden_store.read(step) for step in range(len(self._batches))
+        }
+        self._tuple_size = walk.hidden_store.tuple_size

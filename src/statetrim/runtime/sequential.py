@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from ..storage.atomic import finish, scratch_for
 from ..storage.safetensors_file import write_tensors
 from .live import LiveModel
-from .mixers import MixerCall, hidden_of, hook_mixers
+from .mixers import MixerCall, hook_mixers, output_hidden_states
 
 
-class Turn:
+class LayerPass:
     """One decoder layer, with its weights in memory, and the batches that pass through it."""
 
     def __init__(self, walk: "LayerWalk", number: int) -> None:
@@ -31,7 +31,7 @@ class Turn:
     def run(self, steps: Iterable[int] | None = None) -> Iterator[int]:
         """Pass these batches through the layer, or all; tells of each when it is through."""
         for step in range(len(self._walk.batches)) if steps is None else steps:
-            self._walk.pass_through(self, step)
+            self._walk.run_batch(self, step)
             yield step
 
 
@@ -46,40 +46,42 @@ class LayerWalk:
     ) -> None:
         assert live.weights is not None, "a walk is for models whose weights are on disk"
         self.live, self.batches, self.weights = live, batches, live.weights
-        self.hidden: HiddenStates = InMemory() if directory is None else OnDisk(directory)
+        self.hidden_store: HiddenStore = (
+            MemoryHiddenStore() if directory is None else DiskHiddenStore(directory)
+        )
 
     @property
-    def first(self) -> int:
+    def first_layer(self) -> int:
         """The layer at which the walk begins: 0, unless one before it was killed."""
-        return self.hidden.layer
+        return self.hidden_store.layer
 
-    def turns(self, stop: int | None = None) -> Iterator[Turn]:
+    def layers(self, end: int | None = None) -> Iterator[LayerPass]:
         """Every layer from `first` on, before `stop`. The caller keeps what it learned of a
         layer before he asks for the next one; then what went before is forgotten."""
-        layers = self.live.decoder_layers
+        decoder_layers = self.live.decoder_layers
         with self.weights.paused(), ExitStack() as stack:
-            for layer in layers[: self.first]:
-                stack.callback(_hand_on(layer, self.hidden.values))
-            for number in range(self.first, len(layers) if stop is None else stop):
-                turn = Turn(self, number)
-                self.weights.bring(turn.layer)
-                yield turn
-                self.weights.let_go(turn.layer)
-                self.hidden.next_layer()
-                stack.callback(_hand_on(turn.layer, self.hidden.values))
+            for layer in decoder_layers[: self.first_layer]:
+                stack.callback(_make_identity(layer, self.hidden_store.tuple_size))
+            for number in range(self.first_layer, len(decoder_layers) if end is None else end):
+                layer_pass = LayerPass(self, number)
+                self.weights.load(layer_pass.layer)
+                yield layer_pass
+                self.weights.unload(layer_pass.layer)
+                self.hidden_store.next_layer()
+                stack.callback(_make_identity(layer_pass.layer, self.hidden_store.tuple_size))
 
-    def pass_through(self, turn: Turn, step: int) -> None:
+    def run_batch(self, layer_pass: LayerPass, step: int) -> None:
         """By the model's own forward pass, which knows its masks and positions: the layers before
         only hand on what they are given, and those after are not reached."""
-        given = self.hidden.read(step)
+        hidden = self.hidden_store.read(step)
         with (
             torch.no_grad(),
-            _given(turn.layer, given, self.live.device),
-            _left(turn.layer) as end,
+            _replace_input(layer_pass.layer, hidden, self.live.device),
+            _stop_after(layer_pass.layer) as end,
             suppress(end),
         ):
-            self.live.hidden(self.batches[step])
-        self.hidden.write(step, end.hidden.cpu(), end.values)
+            self.live.hidden_states(self.batches[step])
+        self.hidden_store.write(step, end.hidden.cpu(), end.values)
 
 
 def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCall]:
@@ -89,20 +91,20 @@ def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCal
     if live.weights is None:
         for batch in batches:
             with torch.inference_mode(), hook_mixers(live.mixers, calls.append):
-                live.hidden(batch)
+                live.hidden_states(batch)
             yield from calls
             calls.clear()
         return
-    for turn in LayerWalk(live, batches).turns(max(live.mixers) + 1):
+    for layer_pass in LayerWalk(live, batches).layers(max(live.mixers) + 1):
         for step in range(len(batches)):
             with hook_mixers(live.mixers, calls.append):
-                list(turn.run([step]))
+                list(layer_pass.run([step]))
             yield from calls
             calls.clear()
 
 
 @contextmanager
-def behind_the_layers(live: LiveModel, hidden: Tensor | None, values: int) -> Iterator[None]:
+def from_final_hidden(live: LiveModel, hidden: Tensor | None, tuple_size: int) -> Iterator[None]:
     """Within, a forward pass begins behind the last decoder layer, with what that once gave:
     `hidden`, as the first of `values`. Final norm and head are the model's own; no layer's weights
     are used."""
@@ -111,23 +113,23 @@ def behind_the_layers(live: LiveModel, hidden: Tensor | None, values: int) -> It
         if live.weights is not None:
             stack.enter_context(live.weights.paused())
         for layer in layers:
-            stack.callback(_hand_on(layer, values))
-        stack.enter_context(_given(layers[-1], hidden, live.device))
+            stack.callback(_make_identity(layer, tuple_size))
+        stack.enter_context(_replace_input(layers[-1], hidden, live.device))
         yield
 
 
-class HiddenStates:
+class HiddenStore:
     """Those of every batch before layer `layer`; `values` is how many a layer returns in a tuple,
     0 where it is a bare tensor."""
 
     layer = 0
-    values = 0
+    tuple_size = 0
 
     def read(self, step: int) -> Tensor | None:
         """[rows, time, hidden]; None before the first layer."""
         raise NotImplementedError
 
-    def write(self, step: int, hidden: Tensor, values: int) -> None:
+    def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
         """What the layer made of that batch."""
         raise NotImplementedError
 
@@ -136,77 +138,79 @@ class HiddenStates:
         raise NotImplementedError
 
 
-class InMemory(HiddenStates):
+class MemoryHiddenStore(HiddenStore):
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
     def read(self, step: int) -> Tensor | None:
         return self._states.get(step)
 
-    def write(self, step: int, hidden: Tensor, values: int) -> None:
-        self._states[step], self.values = hidden, values
+    def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
+        self._states[step], self.tuple_size = hidden, tuple_size
 
     def next_layer(self) -> None:
         self.layer += 1
 
 
-class OnDisk(HiddenStates):
+class DiskHiddenStore(HiddenStore):
     """In `directory`: `hidden-N` for the layer N that comes next."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
-        self._directory, self._growing = directory, None
-        waiting = (path.name.partition("-")[2] for path in directory.glob("hidden-*[0-9]"))
-        self.layer = max(map(int, waiting), default=0)
+        self._directory, self._partial = directory, None
+        layer_numbers = (path.name.partition("-")[2] for path in directory.glob("hidden-*[0-9]"))
+        self.layer = max(map(int, layer_numbers), default=0)
         if self.layer:
-            with safe_open(self._before / "0.safetensors", framework="pt") as file:
-                self.values = int(file.metadata()["values"])
+            with safe_open(self._input_directory / "0.safetensors", framework="pt") as file:
+                self.tuple_size = int(file.metadata()["values"])
 
-    _growing: Path | None
+    _partial: Path | None
 
     @property
-    def _before(self) -> Path:
+    def _input_directory(self) -> Path:
         return self._directory / f"hidden-{self.layer}"
 
     @property
-    def _after(self) -> Path:
+    def _output_directory(self) -> Path:
         return self._directory / f"hidden-{self.layer + 1}"
 
     def read(self, step: int) -> Tensor | None:
         if not self.layer:
             return None
-        with safe_open(self._before / f"{step}.safetensors", framework="pt") as file:
+        with safe_open(self._input_directory / f"{step}.safetensors", framework="pt") as file:
             hidden: Tensor = file.get_tensor("hidden")
             return hidden
 
-    def write(self, step: int, hidden: Tensor, values: int) -> None:
-        self.values = values
-        if self._growing is None:
-            self._growing = scratch_for(self._after)
-            self._growing.mkdir()
-        about = {"values": str(values)}
-        write_tensors(self._growing / f"{step}.safetensors", {"hidden": hidden.contiguous()}, about)
+    def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
+        self.tuple_size = tuple_size
+        if self._partial is None:
+            self._partial = scratch_for(self._output_directory)
+            self._partial.mkdir()
+        metadata = {"values": str(tuple_size)}
+        write_tensors(
+            self._partial / f"{step}.safetensors", {"hidden": hidden.contiguous()}, metadata
+        )
 
     def next_layer(self) -> None:
-        assert self._growing is not None
-        finish(self._growing, self._after)
-        shutil.rmtree(self._before, ignore_errors=True)
-        self._growing, self.layer = None, self.layer + 1
+        assert self._partial is not None
+        finish(self._partial, self._output_directory)
+        shutil.rmtree(self._input_directory, ignore_errors=True)
+        self._partial, self.layer = None, self.layer + 1
 
 
 @contextmanager
-def _given(layer: nn.Module, hidden: Tensor | None, device: torch.device) -> Iterator[None]:
+def _replace_input(layer: nn.Module, hidden: Tensor | None, device: torch.device) -> Iterator[None]:
     """Within, the layer is given `hidden` instead of what the one before it gives."""
 
-    def enter(module: nn.Module, args: Any, kwargs: Any) -> Any:
+    def replace(module: nn.Module, args: Any, kwargs: Any) -> Any:
         assert hidden is not None
-        here = hidden.to(device)
-        return ((here, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": here})
+        moved = hidden.to(device)
+        return ((moved, *args[1:]), kwargs) if args else ((), kwargs | {"hidden_states": moved})
 
     if hidden is None:
         yield
         return
-    hook = layer.register_forward_pre_hook(enter, with_kwargs=True)
+    hook = layer.register_forward_pre_hook(replace, with_kwargs=True)
     try:
         yield
     finally:
@@ -214,7 +218,7 @@ def _given(layer: nn.Module, hidden: Tensor | None, device: torch.device) -> Ite
 
 
 @contextmanager
-def _left(layer: nn.Module) -> Iterator[Any]:
+def _stop_after(layer: nn.Module) -> Iterator[Any]:
     """Within, a forward pass ends behind this layer, by the exception that is yielded; it holds
     what the layer gave."""
 
@@ -222,31 +226,33 @@ def _left(layer: nn.Module) -> Iterator[Any]:
         hidden: Tensor
         values: int
 
-    def leave(module: nn.Module, args: Any, result: Any) -> None:
-        Left.hidden = hidden_of(result)
-        Left.values = len(result) if isinstance(result, tuple) else 0
+    def stop(module: nn.Module, args: Any, output: Any) -> None:
+        Left.hidden = output_hidden_states(output)
+        Left.values = len(output) if isinstance(output, tuple) else 0
         raise Left
 
-    hook = layer.register_forward_hook(leave)
+    hook = layer.register_forward_hook(stop)
     try:
         yield Left
     finally:
         hook.remove()
 
 
-def _hand_on(layer: nn.Module, values: int) -> Callable[[], None]:
+def _make_identity(layer: nn.Module, tuple_size: int) -> Callable[[], None]:
     """Make a layer that has had its turn return what it is given; undone by what is returned."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
-        return (hidden, *[None] * (values - 1)) if values else hidden
+        return (hidden, *[None] * (tuple_size - 1)) if tuple_size else hidden
 
-    before = layer.__dict__.get("forward")  # accelerate's, where the model is on several cards
+    previous_forward = layer.__dict__.get(
+        "forward"
+    )  # accelerate's, where the model is on several cards
     layer.forward = forward
 
     def undo() -> None:
         del layer.forward
-        if before is not None:
-            layer.forward = before
+        if previous_forward is not None:
+            layer.forward = previous_forward
 
     return undo

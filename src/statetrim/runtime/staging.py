@@ -21,10 +21,10 @@ from ..storage.redirections import (
     without_redirections,
 )
 
-GENERATION = "generation_config.json"
-TOKENIZER = "tokenizer_config.json"
-_MOST_BYTES = 16 * MIB
-_CODE = ("auto_map", "custom_generate")  # fields that may name code
+GENERATION_CONFIG = "generation_config.json"
+TOKENIZER_CONFIG = "tokenizer_config.json"
+_MAX_BYTES = 16 * MIB
+_CODE_FIELDS = ("auto_map", "custom_generate")  # fields that may name code
 
 
 @contextmanager
@@ -34,16 +34,16 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
         directory = Path(name)
         files = companions(checkpoint)
         _write_config(checkpoint, directory)
-        if TOKENIZER in files:
-            fields = read_object(files.pop(TOKENIZER), _MOST_BYTES)
-            write_object(directory / TOKENIZER, _without_files(fields))
+        if TOKENIZER_CONFIG in files:
+            fields = read_object(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
+            write_object(directory / TOKENIZER_CONFIG, _without_file_fields(fields))
         for relative, path in files.items():
             if path.suffix not in (".py", ".md"):
                 _link(path, directory / relative)
         yield directory
 
 
-def stage(checkpoint: Checkpoint, directory: Path) -> None:
+def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     """Show the weights in `directory`, with their config."""
     refuse_redirections(checkpoint.path, checkpoint.config)
     refuse_quantized_run(checkpoint.path, checkpoint.config)
@@ -52,23 +52,23 @@ def stage(checkpoint: Checkpoint, directory: Path) -> None:
         write_object(directory / INDEX, checkpoint.index)
     for shard in checkpoint.shards:
         _link(shard.path, directory / shard.path.name)
-    generation = checkpoint.path / GENERATION
+    generation = checkpoint.path / GENERATION_CONFIG
     if generation.exists() or generation.is_symlink():
-        fields = read_object(inside(checkpoint.path, GENERATION), _MOST_BYTES)
-        kept = {name: value for name, value in fields.items() if name not in _CODE}
-        write_object(directory / GENERATION, kept)
+        fields = read_object(inside(checkpoint.path, GENERATION_CONFIG), _MAX_BYTES)
+        kept = {name: value for name, value in fields.items() if name not in _CODE_FIELDS}
+        write_object(directory / GENERATION_CONFIG, kept)
 
 
 def _write_config(checkpoint: Checkpoint, directory: Path) -> None:
     write_object(directory / CONFIG, without_redirections(checkpoint.config))
 
 
-def _without_files(fields: Mapping[str, Any]) -> dict[str, Any]:
+def _without_file_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     """Files have fixed names; a path here is a leftover of where it was saved, or a trap."""
     return {
         name: value
         for name, value in fields.items()
-        if not name.endswith(("_file", "_files")) and name not in (*_CODE, "name_or_path")
+        if not name.endswith(("_file", "_files")) and name not in (*_CODE_FIELDS, "name_or_path")
     }
 
 

@@ -144,9 +144,9 @@ def _decode_gap(live: LiveModel, ids: Tensor, decoded: int) -> float:
     """Logits of the last tokens: the text read at once, against one token at a time."""
     with torch.inference_mode():
         whole = live.logits(ids)[:, -decoded:]
-        _, cache = live.step(ids[:, :-decoded])
+        _, cache = live.forward_with_cache(ids[:, :-decoded])
         steps = []
         for token in torch.split(ids[:, -decoded:], 1, dim=1):
-            logits, cache = live.step(token, cache)
+            logits, cache = live.forward_with_cache(token, cache)
             steps.append(logits)
     return float(_gap(whole, torch.cat(steps, dim=1)))

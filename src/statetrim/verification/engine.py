@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
-from ..runtime.children import child, last_error
+from ..runtime.children import last_error, python_process
 from ..storage.json_file import read_object, write_object
 
 Engine = Literal["mlx", "vllm", "llamacpp"]
@@ -62,7 +62,7 @@ def ask(engine: Engine, python: Path, request: Request, seconds: float) -> Answe
         question, reply = Path(folder, "request.json"), Path(folder, "answer.json")
         write_object(question, asdict(request), indent=None)
         arguments = [str(program), str(question), str(reply)]
-        with child(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
+        with python_process(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
             try:
                 process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:

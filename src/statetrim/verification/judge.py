@@ -104,7 +104,7 @@ def _read(
 def _read_one(
     reader: LogitReader, ids: Sequence[int], begin: int, proposals: Sequence[Sequence[int]]
 ) -> _Read:
-    logits_at = reader.at(torch.tensor([ids]))
+    logits_at = reader.forward(torch.tensor([ids]))
     wanted = torch.tensor(proposals)  # [proposals, places]
     parts = []
     for start in range(0, wanted.shape[1], _CHUNK):

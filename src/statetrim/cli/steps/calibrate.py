@@ -99,7 +99,7 @@ def calibrate(
     from ...calibration.calibrate import calibrate as run
     from ...console.progress import show_progress
     from ...console.steps.calibrate import show_statistics
-    from ...runtime.processes import Ranks
+    from ...runtime.processes import DistributedContext
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")
@@ -127,5 +127,5 @@ def calibrate(
             resume=resume,
             progress=progress,
         )
-    if Ranks.of_this_process().rank == 0:
+    if DistributedContext.current().rank == 0:
         show_statistics(statistics, opened, str(output), as_json=as_json)

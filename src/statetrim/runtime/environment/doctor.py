@@ -11,9 +11,17 @@ from typing import Any
 import torch
 
 from ...version import __version__
-from ..placement import own_device
-from .kernels import Gpu, Kernels, Use, gpus, kernel_problems, kernels, uses
-from .packages import Package, engines_here, engines_of, packages
+from ..placement import default_device
+from .kernels import (
+    Gpu,
+    KernelPackage,
+    RuntimeUse,
+    find_gpus,
+    find_kernel_packages,
+    kernel_problems,
+    runtime_uses,
+)
+from .packages import Package, engines_in, installed_engines, required_packages
 
 SETTINGS = (
     "CUDA_VISIBLE_DEVICES", "HF_HUB_OFFLINE", "OMP_NUM_THREADS", "TRANSFORMERS_OFFLINE",
@@ -35,8 +43,8 @@ class Environment:
     device: str  # where models run unless another is asked for
     gpus: tuple[Gpu, ...]
     cuda: str | None  # that PyTorch was built for
-    kernels: tuple[Kernels, ...]
-    uses: tuple[Use, ...]
+    kernels: tuple[KernelPackage, ...]
+    uses: tuple[RuntimeUse, ...]
     engines: dict[str, str | None]  # None: not found
     settings: dict[str, str]
     problems: tuple[str, ...] = field(default=())
@@ -48,53 +56,55 @@ class Environment:
 
 def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
     """Describe what is installed here, and in the environments that `engine_pythons` belong to."""
-    engines, silent = _engines([Path(python) for python in engine_pythons])
-    asked_for, found, cards = packages(), kernels(), gpus()
-    missing = [one.problem for one in asked_for if one.extra and one.version is None]
-    problems = [one.problem for one in asked_for if not (one.extra and one.version is None)]
+    engines, engine_problems = _engines([Path(python) for python in engine_pythons])
+    required, kernel_packages, gpu_list = required_packages(), find_kernel_packages(), find_gpus()
+    missing = [package.problem for package in required if package.extra and package.version is None]
+    problems = [
+        package.problem for package in required if not (package.extra and package.version is None)
+    ]
     return Environment(
         statetrim=__version__,
         python=platform.python_version(),
         system=f"{platform.system()} {platform.machine()}",
         cores=os.cpu_count() or 1,
-        packages=asked_for,
-        device=str(own_device()),
-        gpus=cards,
+        packages=required,
+        device=str(default_device()),
+        gpus=gpu_list,
         cuda=torch.version.cuda,
-        kernels=found,
-        uses=uses(found),
+        kernels=kernel_packages,
+        uses=runtime_uses(kernel_packages),
         engines=engines,
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         problems=(
-            *(one for one in problems if one),
-            *_device_problems(cards),
-            *kernel_problems(found, bool(cards)),
-            *silent,
+            *(package for package in problems if package),
+            *_device_problems(gpu_list),
+            *kernel_problems(kernel_packages, bool(gpu_list)),
+            *engine_problems,
         ),
-        optional=tuple(one for one in missing if one),
+        optional=tuple(package for package in missing if package),
     )
 
 
 def _engines(pythons: Sequence[Path]) -> tuple[dict[str, str | None], list[str]]:
     """Versions, and what is wrong with the environments that gave none."""
-    engines, silent = engines_here(), []
+    engines, problems = installed_engines(), []
     if engines["llama.cpp"] is None and shutil.which("llama-server"):
         engines["llama.cpp"] = "llama-server"
     for number, python in enumerate(pythons, 1):
-        found = engines_of(python)
-        if isinstance(found, str):
-            silent.append(f"the Python of --engine-python {number} does not answer: {found}")
-        elif not any(found.values()):
-            known = ", ".join(engines)
-            silent.append(f"the environment of --engine-python {number} has none of {known}")
+        versions = engines_in(python)
+        if isinstance(versions, str):
+            problems.append(f"the Python of --engine-python {number} does not answer: {versions}")
+        elif not any(versions.values()):
+            names = ", ".join(engines)
+            problems.append(f"the environment of --engine-python {number} has none of {names}")
         else:
-            engines |= {name: version for name, version in found.items() if version}
-    return engines, silent
+            engines |= {name: version for name, version in versions.items() if version}
+    return engines, problems
 
 
-def _device_problems(cards: Sequence[Gpu]) -> Iterator[str]:
+def _device_problems(gpu_list: Sequence[Gpu]) -> Iterator[str]:
     built = f"PyTorch {torch.__version__}"
-    if cards or torch.backends.mps.is_available():
+    if gpu_list or torch.backends.mps.is_available():
         return
     if shutil.which("nvidia-smi") and not torch.version.cuda:
         yield f"{built} was built without CUDA, so the GPU stays idle: install a CUDA build"

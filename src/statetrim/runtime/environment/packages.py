@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from ..children import child, last_error
+from ..children import last_error, python_process
 
 EXTRAS: dict[str, str | None] = {
     "": "nothing works",
@@ -30,12 +30,12 @@ ENGINES = {
 }
 """Names on the package index under which an engine is installed."""
 
-_ASK = """
+_LIST_VERSIONS = """
 import json, sys
 from importlib.metadata import distributions
 print("versions", json.dumps({d.name.lower(): d.version for d in distributions() if d.name}))
 """
-_SECONDS = 60
+_TIMEOUT_SECONDS = 60
 
 
 @dataclass(frozen=True)
@@ -49,11 +49,11 @@ class Package:
 
     @property
     def problem(self) -> str | None:
-        wanted = f'"statetrim[{self.extra}]"' if self.extra else "statetrim"
+        requirement = f'"statetrim[{self.extra}]"' if self.extra else "statetrim"
         if self.version is None:
-            lost = EXTRAS[self.extra]
-            text = f"{self.name} is not installed, so {lost}: pip install {wanted}"
-            return text if lost else None
+            consequence = EXTRAS[self.extra]
+            text = f"{self.name} is not installed, so {consequence}: pip install {requirement}"
+            return text if consequence else None
         if not SpecifierSet(self.allowed).contains(self.version, prereleases=True):
             return (
                 f"{self.name} {self.version} is installed, and statetrim is tested with "
@@ -62,52 +62,58 @@ class Package:
         return None
 
 
-def installed(name: str) -> str | None:
+def installed_version(name: str) -> str | None:
     try:
         return version(name)
     except PackageNotFoundError:
         return None
 
 
-def packages() -> tuple[Package, ...]:
+def required_packages() -> tuple[Package, ...]:
     """What statetrim's own metadata asks for; empty for a source tree that was never installed."""
-    return tuple(_packages())
+    return tuple(_iter_packages())
 
 
-def _packages() -> Iterator[Package]:
+def _iter_packages() -> Iterator[Package]:
     try:
-        stored = [Requirement(text) for text in requires("statetrim") or []]
+        requirements = [Requirement(text) for text in requires("statetrim") or []]
     except PackageNotFoundError:
         return
     seen = {"statetrim"}
     for extra in EXTRAS:
-        for one in stored:
-            mine = one.marker is None or one.marker.evaluate({"extra": extra})
-            if mine and one.name not in seen:
-                seen.add(one.name)
-                allowed = ",".join(sorted(map(str, one.specifier), reverse=True))
-                yield Package(one.name, installed(one.name), allowed, extra)
+        for requirement in requirements:
+            applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+            if applies and requirement.name not in seen:
+                seen.add(requirement.name)
+                allowed = ",".join(sorted(map(str, requirement.specifier), reverse=True))
+                yield Package(requirement.name, installed_version(requirement.name), allowed, extra)
 
 
-def engines_here() -> dict[str, str | None]:
+def installed_engines() -> dict[str, str | None]:
     """Each engine's version in this environment; None where it is not installed."""
-    return {name: _first(map(installed, known)) for name, known in ENGINES.items()}
+    return {
+        name: _first_version(map(installed_version, distributions))
+        for name, distributions in ENGINES.items()
+    }
 
 
-def engines_of(python: Path) -> dict[str, str | None] | str:
+def engines_in(python: Path) -> dict[str, str | None] | str:
     """The same of another environment, or why its Python does not answer."""
-    with child(python, ["-I", "-c", _ASK], {}) as (process, log):
+    with python_process(python, ["-I", "-c", _LIST_VERSIONS], {}) as (process, log):
         try:
-            process.wait(timeout=_SECONDS)
+            process.wait(timeout=_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            return f"no answer within {_SECONDS} seconds"
+            return f"no answer within {_TIMEOUT_SECONDS} seconds"
         lines = log.read_text(errors="replace").splitlines()
-        told = [line for line in lines if line.startswith("versions ")]
-        if process.returncode or not told:
+        answers = [line for line in lines if line.startswith("versions ")]
+        if process.returncode or not answers:
             return last_error(log)
-    found = json.loads(told[-1].removeprefix("versions "))
-    return {name: _first(map(found.get, known)) for name, known in ENGINES.items()}
+    versions = json.loads(answers[-1].removeprefix("versions "))
+    return {
+        name: _first_version(map(versions.get, distributions))
+        for name, distributions in ENGINES.items()
+    }
 
 
-def _first(versions: Iterator[str | None]) -> str | None:
-    return next((one for one in versions if one), None)
+def _first_version(versions: Iterator[str | None]) -> str | None:
+    return next((version_found for version_found in versions if version_found), None)

@@ -18,14 +18,14 @@ from ...errors import StatetrimError
 from ...families.recurrences import Recurrence
 from ...maths.stored import FORMATS, fake_quantize
 from ...portable.deferred import DeferredState
-from ..kernel_hooks import signature_of, wrapped_kernels
+from ..kernel_hooks import kernel_signature, wrapped_kernels
 from ..live import LiveModel
-from ..logits import LogitReader, Logits
-from .walk import unit
+from ..logits import LogitReader, LogitsAt
+from .walk import l2_normalized
 
 PIECE = 64  # tokens: the chunk of the prefill kernels
-_STATES = ("initial_state", "initial_states")
-_WANTED = ("output_final_state", "return_final_states")
+_INITIAL_STATE_NAMES = ("initial_state", "initial_states")
+_RETURN_STATE_NAMES = ("output_final_state", "return_final_states")
 
 
 @dataclass(frozen=True)
@@ -49,33 +49,33 @@ class StateStorage:
             raise StatetrimError(f"a prompt cannot be read in pieces of {self.piece} tokens")
 
     @property
-    def rounds(self) -> bool:
+    def is_lossy(self) -> bool:
         return self.dtype != "float32"
 
 
 @contextmanager
 def stored_states(live: LiveModel, storage: StateStorage) -> Iterator[None]:
     """Within, the states of every recurrence kernel are stored so; float32 changes nothing."""
-    if not storage.rounds:
+    if not storage.is_lossy:
         yield
         return
     rounding = _Rounding(live, storage)
     with wrapped_kernels(live, rounding.wrap):
         yield
-    if not rounding.calls:
+    if not rounding.num_calls:
         raise StatetrimError("no recurrence kernel was called, so no state was rounded")
 
 
-class StoredReader(LogitReader):
+class StoredStateReader(LogitReader):
     """Logits of a model whose states are stored so."""
 
     def __init__(self, live: LiveModel, storage: StateStorage) -> None:
         super().__init__(live)
         self.storage = storage
 
-    def at(self, ids: Tensor) -> Logits:
+    def forward(self, ids: Tensor) -> LogitsAt:
         with stored_states(self.live, self.storage):
-            return super().at(ids)
+            return super().forward(ids)
 
 
 class _Rounding:
@@ -85,50 +85,56 @@ class _Rounding:
         self.generator: torch.Generator | None = None
         if storage.stochastic:
             self.generator = torch.Generator().manual_seed(storage.seed)
-        self.calls = 0
+        self.num_calls = 0
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
-        signature = signature_of(kernel)
+        signature = kernel_signature(kernel)
         names = list(signature.parameters)
 
-        def rounded(*args: Any, **kwargs: Any) -> Any:
-            self.calls += 1
+        def call_rounded(*args: Any, **kwargs: Any) -> Any:
+            self.num_calls += 1
             bound = signature.bind(*args, **kwargs)
             if "state" in names:  # Mamba-2 writes its one step in place
                 result = kernel(*args, **kwargs)
-                bound.arguments["state"].copy_(self._stored(bound.arguments["state"]))
+                bound.arguments["state"].copy_(self._round(bound.arguments["state"]))
                 return result
             bound.apply_defaults()
-            given = bound.arguments
-            first = next(name for name in _STATES if name in names)
-            wanted = next(name for name in _WANTED if name in names)
+            arguments = bound.arguments
+            state_name = next(name for name in _INITIAL_STATE_NAMES if name in names)
+            return_name = next(name for name in _RETURN_STATE_NAMES if name in names)
             recurrence = self.family.recurrence(name)
-            if self.storage.piece == 1 and recurrence and given[first] is None:
-                output, state = self._by_token(given, recurrence)
-                asked = given[wanted] or first == "initial_state"
-                return (output, state) if asked else output
+            if self.storage.piece == 1 and recurrence and arguments[state_name] is None:
+                output, state = self._run_by_token(arguments, recurrence)
+                returns_state = arguments[return_name] or state_name == "initial_state"
+                return (output, state) if returns_state else output
             # As they were handed over: the kernel behind a wrapper may order them otherwise.
-            by_place = names[: len(args)]
-            changed = {first, wanted, "chunk_size"} & {*names} - {*by_place}
+            positional_names = names[: len(args)]
+            changed_names = {state_name, return_name, "chunk_size"} & {*names} - {*positional_names}
 
             def call() -> Any:
-                by_name = kwargs | {n: given[n] for n in given if n in {*kwargs, *changed}}
-                return kernel(*(given[n] for n in by_place), **by_name)
+                by_name = kwargs | {
+                    n: arguments[n] for n in arguments if n in {*kwargs, *changed_names}
+                }
+                return kernel(*(arguments[n] for n in positional_names), **by_name)
 
-            return self._in_pieces(call, given, first, wanted)
+            return self._run_in_pieces(call, arguments, state_name, return_name)
 
-        rounded.__signature__ = signature  # type: ignore[attr-defined]
-        return rounded
+        call_rounded.__signature__ = signature  # type: ignore[attr-defined]
+        return call_rounded
 
-    def _by_token(self, given: Mapping[str, Any], recurrence: Recurrence) -> tuple[Tensor, Tensor]:
+    def _run_by_token(
+        self, arguments: Mapping[str, Any], recurrence: Recurrence
+    ) -> tuple[Tensor, Tensor]:
         """The kernel's recurrence from an empty state, one token at a time, in float32: a call of
         the kernel for each would take several times as long."""
-        query, key = next((given[q], given[k]) for q, k in self.family.query_and_key if k in given)
-        dtype, writes = query.dtype, recurrence(given, slice(None))
+        query, key = next(
+            (arguments[q], arguments[k]) for q, k in self.family.query_and_key if k in arguments
+        )
+        dtype, writes = query.dtype, recurrence(arguments, slice(None))
         value = writes.value.float()
         heads, keys = value.shape[2], key.shape[-1]
         query, key = (
-            unit(x.float(), given).repeat_interleave(heads // x.shape[2], dim=2)
+            l2_normalized(x.float(), arguments).repeat_interleave(heads // x.shape[2], dim=2)
             for x in (query, key)
         )
         if self.family.scales_queries:
@@ -146,42 +152,46 @@ class _Rounding:
             state = state + column * write.unsqueeze(-2)
             output[:, t] = (state * query[:, t].unsqueeze(-1)).sum(-2)
             state = fake_quantize(state, self.storage.dtype, -2, self.generator)
-        if given.get("D") is not None:  # Mamba-2's way past the state
-            output = output + given["D"].float().unsqueeze(-1) * given["hidden_states"].float()
+        if arguments.get("D") is not None:  # Mamba-2's way past the state
+            output = (
+                output + arguments["D"].float().unsqueeze(-1) * arguments["hidden_states"].float()
+            )
         return output.to(dtype), state if self.axis == -2 else state.mT
 
-    def _in_pieces(
-        self, call: Callable[[], Any], given: dict[str, Any], first: str, wanted: str
+    def _run_in_pieces(
+        self, call: Callable[[], Any], arguments: dict[str, Any], state_name: str, return_name: str
     ) -> Any:
         """The kernel, called for a few tokens at a time, from the state as it was stored; `call`
         calls it with what is `given`."""
-        asked = given[wanted]
-        key = next(given[key] for _, key in self.family.query_and_key if key in given)
-        whole, time = tuple(key.shape[:2]), key.shape[1]
-        in_time = {
+        return_state = arguments[return_name]
+        key = next(arguments[key] for _, key in self.family.query_and_key if key in arguments)
+        batch_and_time, time = tuple(key.shape[:2]), key.shape[1]
+        per_token = {
             name: x
-            for name, x in given.items()
-            if isinstance(x, Tensor) and x.dim() > 2 and tuple(x.shape[:2]) == whole
-            if name != first
+            for name, x in arguments.items()
+            if isinstance(x, Tensor) and x.dim() > 2 and tuple(x.shape[:2]) == batch_and_time
+            if name != state_name
         }
         outputs = []
-        state = given[first]
-        given[wanted] = True
+        state = arguments[state_name]
+        arguments[return_name] = True
         for start in range(0, time, self.storage.piece):
-            part = slice(start, min(start + self.storage.piece, time))
-            given.update({name: x[:, part] for name, x in in_time.items()}, **{first: state})
-            if "chunk_size" in given:  # else a short piece is padded to a whole chunk
-                fitting = 1 << (part.stop - part.start - 1).bit_length()
-                given["chunk_size"] = min(given["chunk_size"], fitting)
+            tokens = slice(start, min(start + self.storage.piece, time))
+            arguments.update(
+                {name: x[:, tokens] for name, x in per_token.items()}, **{state_name: state}
+            )
+            if "chunk_size" in arguments:  # else a short piece is padded to a whole chunk
+                smallest_chunk = 1 << (tokens.stop - tokens.start - 1).bit_length()
+                arguments["chunk_size"] = min(arguments["chunk_size"], smallest_chunk)
             output, state = call()
             outputs.append(output)
             if isinstance(state, DeferredState):
-                latest = state.flush()
-                latest.copy_(self._stored(latest))
+                state_tensor = state.flush()
+                state_tensor.copy_(self._round(state_tensor))
             else:
-                state = self._stored(state)
+                state = self._round(state)
         output = torch.cat(outputs, dim=1)
-        return (output, state) if asked or first == "initial_state" else output
+        return (output, state) if return_state or state_name == "initial_state" else output
 
-    def _stored(self, state: Tensor) -> Tensor:
+    def _round(self, state: Tensor) -> Tensor:
         return fake_quantize(state, self.storage.dtype, self.axis, self.generator)

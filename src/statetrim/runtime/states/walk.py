@@ -17,12 +17,12 @@ from ..kernel_hooks import L2_EPS, KernelCall
 
 BLOCK = 256
 """Tokens walked at once; what is held does not grow with the sequence."""
-MOST_STATES = 32
+MAX_STATES = 32
 """States of every head held at once."""
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
+class StateBlock:
     """What happened within a few tokens, float64."""
 
     query: Tensor  # [batch, time, key heads, head_k_dim], as the kernel uses it
@@ -30,9 +30,9 @@ class Block:
     states: Tensor  # [batch, samples, value heads, head_k_dim, head_v_dim]
 
 
-def walk(
+def walk_states(
     call: KernelCall, family: Family, every: int, dtype: str = "float32", piece: int = 64
-) -> Iterator[Block]:
+) -> Iterator[StateBlock]:
     """The call from its first token to its last, with the state after every `every`-th token.
 
     `every` is a power of two; the last sample is the final state, whatever the length. The state is
@@ -40,10 +40,10 @@ def walk(
     """
     from ...portable.delta_rule import chunk_states
 
-    given = call.arguments
-    if any(given.get(name) is not None for name in ("initial_state", "initial_states")):
+    arguments = call.arguments
+    if any(arguments.get(name) is not None for name in ("initial_state", "initial_states")):
         raise StatetrimError("the analysis starts from empty states; run the model without a cache")
-    if given.get("cu_seqlens") is not None:
+    if arguments.get("cu_seqlens") is not None:
         raise StatetrimError("the analysis takes sequences of one length, not packed ones")
     recurrence = family.recurrence(call.kernel)
     if recurrence is None:
@@ -51,23 +51,27 @@ def walk(
             f"the analysis does not know the recurrence of {call.kernel!r}; "
             f"family {type(family).__name__} names none for it"
         )
-    size, time = max(every, min(BLOCK, every * MOST_STATES)), call.key.shape[1]
-    size = size if dtype == "float32" else piece
+    block_size, time = max(every, min(BLOCK, every * MAX_STATES)), call.key.shape[1]
+    block_size = block_size if dtype == "float32" else piece
     state: Tensor | None = None
-    for start in range(0, time, size):
-        part = slice(start, start + size)
-        query, key = (unit(x[:, part].double(), given) for x in (call.query, call.key))
-        new = recurrence(given, part)
-        states = chunk_states(key, new.value, new.log_decay, new.beta, state, chunk_size=every)
+    for start in range(0, time, block_size):
+        tokens = slice(start, start + block_size)
+        query, key = (
+            l2_normalized(x[:, tokens].double(), arguments) for x in (call.query, call.key)
+        )
+        writes = recurrence(arguments, tokens)
+        states = chunk_states(
+            key, writes.value, writes.log_decay, writes.beta, state, chunk_size=every
+        )
         state = states[:, -1]
         if dtype != "float32":
             state = fake_quantize(state.float(), dtype, -2).double()
             states = torch.cat([states[:, :-1], state.unsqueeze(1)], 1)
-        yield Block(query, key, states)
+        yield StateBlock(query, key, states)
 
 
-def unit(x: Tensor, given: Mapping[str, Any]) -> Tensor:
+def l2_normalized(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
     """`x` after the kernel's own L2 norm, where it has one."""
-    if not given.get("use_qk_l2norm_in_kernel"):
+    if not arguments.get("use_qk_l2norm_in_kernel"):
         return x
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
