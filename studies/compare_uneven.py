@@ -27,7 +27,7 @@ import statetrim as st
 from compare_axes import recalled
 from compare_shapes import ROWS, ShapesJudge
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
-from statetrim.selection.allocate import Allocation, Costs, cheapest, measured_costs
+from statetrim.selection.allocate import Allocation, Costs, cheapest_allocation, measured_costs
 
 WIDTHS = (48, 32, 24, 16, 8)
 SHARES = (1 / 2, 1 / 4, 1 / 3)
@@ -77,7 +77,7 @@ def allocations(model: st.Checkpoint, found: st.Sensitivity) -> Iterator[Row]:
         for kind, costs in (("free", free), ("squares", squares)):
             if kind == "squares" and share <= 1 / 4:
                 continue  # that is the uniform square
-            exact = cheapest(costs, share, keys * values)
+            exact = cheapest_allocation(costs, share, keys * values)
             other = greedy(costs, share, keys * values)
             yield {
                 "kind": kind,

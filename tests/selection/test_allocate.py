@@ -8,7 +8,7 @@ import torch
 import statetrim as st
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.geometry import Axis
-from statetrim.selection.allocate import allocate, cheapest
+from statetrim.selection.allocate import allocate, cheapest_allocation
 
 SHAPES = [(k, v) for k in (16, 8, 4) for v in (16, 8, 4)]
 
@@ -25,7 +25,7 @@ def random_costs(layers: int, seed: int) -> dict[int, dict[tuple[int, int], floa
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.25])
 def test_no_other_choice_costs_less(seed: int, share: float) -> None:
     costs = random_costs(4, seed)
-    found = cheapest(costs, share, 16 * 16)
+    found = cheapest_allocation(costs, share, 16 * 16)
     budget = share * 4 * 16 * 16
     every = (
         sum(costs[layer][shape] for layer, shape in enumerate(choice))

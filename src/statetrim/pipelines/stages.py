@@ -17,7 +17,7 @@ from ..evaluation.evaluate import evaluate
 from ..maths.units import MIB
 from ..recovery.recover import recover
 from ..runtime.placement import Placement
-from ..selection.select import choose
+from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_object, write_object, write_text
@@ -181,7 +181,7 @@ class StageRunner:
 
         def make() -> None:
             with self.observer.progress("selecting") as progress:
-                choose(
+                select_for_target(
                     job.model,
                     job.target,
                     method or self.options.method,

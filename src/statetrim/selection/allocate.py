@@ -40,8 +40,8 @@ def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -
     increase of NLL in nats plus the share of recall answers it loses.
     """
     costs = measured_costs(sensitivity, squares=squares)
-    whole = sensitivity.widths["key"] * sensitivity.widths["value"]
-    return cheapest(costs, share, whole)
+    head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
+    return cheapest_allocation(costs, share, head_numel)
 
 
 def measured_costs(
@@ -51,15 +51,17 @@ def measured_costs(
     axes: tuple[Axis, ...] = ("key", "value")
     if not set(axes) <= set(sensitivity.widths):
         raise StatetrimError("shapes are allocated on both axes; measure keys and values")
-    whole = sensitivity.widths["key"], sensitivity.widths["value"]
+    full_shape = sensitivity.widths["key"], sensitivity.widths["value"]
     measured = {axis: {k for a, k in sensitivity.variants if a == axis} for axis in axes}
-    keys, values = ({wide} | measured[a] for wide, a in zip(whole, axes, strict=True))
+    keys, values = (
+        {full_width} | measured[a] for full_width, a in zip(full_shape, axes, strict=True)
+    )
     choices = list(product(keys, values))
     if squares:
-        half = whole[0] // 2, whole[1] // 2
+        half = full_shape[0] // 2, full_shape[1] // 2
         if half not in choices:
             raise StatetrimError("half of the channels was not measured on both axes")
-        choices = [whole, half]
+        choices = [full_shape, half]
     return {
         layer: {
             shape: sum(_cost(sensitivity, layer, a, n) for a, n in zip(axes, shape, strict=True))
@@ -69,30 +71,30 @@ def measured_costs(
     }
 
 
-def cheapest(costs: Costs, share: float, whole: int) -> Allocation:
+def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocation:
     """The exact choice: of every number of elements the least cost, layer after layer."""
     if not 0 < share <= 1:
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
     unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
-    budget = int(share * whole * len(costs) + 1e-9) // unit
+    budget = int(share * head_numel * len(costs) + 1e-9) // unit
     best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
     for shapes in costs.values():
-        grown: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
+        next_best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
         for used, (cost, chosen) in best.items():
-            for shape, more in shapes.items():
+            for shape, added_cost in shapes.items():
                 size = used + shape[0] * shape[1] // unit
-                found = (cost + more, (*chosen, shape))
-                if size <= budget and (size not in grown or found[0] < grown[size][0]):
-                    grown[size] = found
-        best = grown
+                option = (cost + added_cost, (*chosen, shape))
+                if size <= budget and (size not in next_best or option[0] < next_best[size][0]):
+                    next_best[size] = option
+        best = next_best
     if not best:
         raise StatetrimError(
             f"the narrowest widths that were measured take more than {share:.0%} of the state; "
             f"measure narrower ones with --widths"
         )
     size, (cost, chosen) = min(best.items(), key=lambda item: (item[1][0], -item[0]))
-    taken = size * unit / (whole * len(costs))
-    return Allocation(dict(zip(costs, chosen, strict=True)), cost, taken)
+    share_used = size * unit / (head_numel * len(costs))
+    return Allocation(dict(zip(costs, chosen, strict=True)), cost, share_used)
 
 
 def _cost(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> float:

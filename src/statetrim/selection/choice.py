@@ -16,25 +16,29 @@ from ..storage.checkpoint import Checkpoint
 from ..version import __version__
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
-_CHOSEN: dict[Selectable, str] = {"key": "key channels", "value": "value channels", "head": "heads"}
+_DESCRIPTIONS: dict[Selectable, str] = {
+    "key": "key channels",
+    "value": "value channels",
+    "head": "heads",
+}
 
 
-class Choice:
+class MethodChoice:
     """A method, checked against what it is to choose, its options and the statistics."""
 
     def __init__(
         self,
         model: Checkpoint,
-        what: Selectable,
+        selectable: Selectable,
         method: str | Select,
         options: Mapping[str, Any],
         statistics: Statistics | None,
     ) -> None:
         self.method, self.options = find_method(method), dict(options)
-        if what not in self.method.axes:
+        if selectable not in self.method.axes:
             raise StatetrimError(
-                f"method {self.method.name!r} does not choose {_CHOSEN[what]}; choose one of "
-                f"{', '.join(method_names(what))}"
+                f"method {self.method.name!r} does not choose {_DESCRIPTIONS[selectable]}; choose one of "
+                f"{', '.join(method_names(selectable))}"
             )
         _check_options(self.method, self.options)
         _check_statistics(self.method, statistics, model)
@@ -43,7 +47,7 @@ class Choice:
     def all_options(self) -> dict[str, Any]:
         return dict(self.method.options) | self.options
 
-    def kept(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
+    def select_layer(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
         """What stays of one layer: channels [heads, keep], or heads [groups, keep]."""
         _check_finite(evidence, layer)
         _check_sums(evidence, self.method, layer)
@@ -76,20 +80,20 @@ def _select_layer(
     return kept
 
 
-def lineage_of(
-    model: Checkpoint, statistics: Statistics | None, used: Sequence[Choice]
+def plan_lineage(
+    model: Checkpoint, statistics: Statistics | None, choices: Sequence[MethodChoice]
 ) -> dict[str, Any]:
     """What a plan says of where it comes from."""
-    needed = statistics is not None and any(choice.method.needs for choice in used)
+    needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
     return {
         "statetrim": __version__,
         "model_type": model.config.get("model_type"),
         "source": model.digest,
-        "statistics": dict(statistics.lineage) if statistics and needed else None,
+        "statistics": dict(statistics.lineage) if statistics and needs_statistics else None,
     }
 
 
-def generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
+def layer_generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
     """Seeded by model seed, layer and axis, so that layers may be visited in any order."""
     digest = hashlib.sha256(f"{seed} {layer}{axis}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
@@ -98,8 +102,8 @@ def generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
 def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
     if not method.needs:
         return
-    have = statistics.sum_names if statistics else set()
-    lacking = [part for part in method.needs if part not in have]
+    available = statistics.sum_names if statistics else set()
+    lacking = [name for name in method.needs if name not in available]
     if statistics is None or lacking:
         raise StatetrimError(
             f"method {method.name!r} needs {' and '.join(lacking)} from calibration; "
@@ -137,13 +141,13 @@ def _check_sums(evidence: AnyEvidence, method: Method, layer: int) -> None:
             "query_gradient": tuple(evidence.query_weight.shape),
             "key_gradient": tuple(evidence.key_weight.shape),
         }
-    for part in method.needs:
-        expected = shapes.get(part, (heads, channels, channels))
-        value = getattr(evidence.statistics, part)
-        fits = value is not None and (expected is None or tuple(value.shape) == expected)
-        if not fits or not bool(value.isfinite().all()):
+    for name in method.needs:
+        expected = shapes.get(name, (heads, channels, channels))
+        value = getattr(evidence.statistics, name)
+        has_shape = value is not None and (expected is None or tuple(value.shape) == expected)
+        if not has_shape or not bool(value.isfinite().all()):
             raise StatetrimError(
-                f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
+                f"the statistics of layer {layer} have no usable {name!r}; calibrate again"
             )
 
 

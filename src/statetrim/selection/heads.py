@@ -16,13 +16,13 @@ from ..methods.contract import HeadEvidence
 from ..progress import OnProgress, Progress
 from ..serving.target import Target
 from ..storage.checkpoint import Checkpoint
-from .choice import Choice, generator, lineage_of
+from .choice import MethodChoice, layer_generator, plan_lineage
 
 
 def choose_heads(
     model: Checkpoint,
     target: Target,
-    choice: Choice,
+    choice: MethodChoice,
     seed: int,
     statistics: Statistics | None,
     progress: OnProgress,
@@ -33,10 +33,10 @@ def choose_heads(
     notes: dict[str, Any] = {}
     for number, layer in enumerate(before.layers, start=1):
         sums = statistics.layers[layer] if statistics else None
-        weight = _grouped(model.output_weight(layer), before, after)
-        evidence = HeadEvidence(weight, generator(seed, layer, "head"), sums)
+        grouped_weight = _group_heads(model.output_weight(layer), before, after)
+        evidence = HeadEvidence(grouped_weight, layer_generator(seed, layer, "head"), sums)
         keep = after.group if after.num_k_heads == before.num_k_heads else after.num_k_heads
-        kept[layer] = _value_heads(choice.kept(evidence, layer, keep), before, after)
+        kept[layer] = _value_heads(choice.select_layer(evidence, layer, keep), before, after)
         notes |= {f"{layer} heads": evidence.notes} if evidence.notes else {}
         progress(Progress(number, len(before.layers), "layers"))
     return Plan(
@@ -50,12 +50,12 @@ def choose_heads(
         kept_heads=kept,
         requested_heads=str(target.keep_heads),
         head_method=choice.method.name,
-        lineage=lineage_of(model, statistics, [choice]),
+        lineage=plan_lineage(model, statistics, [choice]),
         notes=notes,
     )
 
 
-def _grouped(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
+def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
     """weight [hidden, value heads x channels] -> [groups, heads of each, channels, hidden]."""
     groups, heads = 1, before.num_k_heads
     if after.num_k_heads == before.num_k_heads:
@@ -63,8 +63,8 @@ def _grouped(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
     return weight.mT.reshape(groups, heads, -1, len(weight))
 
 
-def _value_heads(chosen: Tensor, before: Geometry, after: Geometry) -> Tensor:
+def _value_heads(selected: Tensor, before: Geometry, after: Geometry) -> Tensor:
     """What a method chose, [groups, keep], as value heads [key heads, value heads of each]."""
     if after.num_k_heads == before.num_k_heads:
-        return chosen + before.group * torch.arange(len(chosen)).unsqueeze(1)
-    return before.group * chosen.reshape(-1, 1) + torch.arange(before.group)
+        return selected + before.group * torch.arange(len(selected)).unsqueeze(1)
+    return before.group * selected.reshape(-1, 1) + torch.arange(before.group)

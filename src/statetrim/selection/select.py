@@ -18,7 +18,7 @@ from ..serving.target import Target, target_of
 from ..serving.widths import Widths
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, loaded, opened
-from .choice import Choice, generator, lineage_of
+from .choice import MethodChoice, layer_generator, plan_lineage
 from .heads import choose_heads
 
 
@@ -56,8 +56,8 @@ def select(
     takes the rest. `progress` counts layers.
     """
     model = with_weights(opened(model))
-    with progress_reporter(progress, "selecting") as report:
-        return choose(
+    with progress_reporter(progress, "selecting") as on_progress:
+        return select_for_target(
             model,
             target_of(model, keep, keep_values, square, widths, keep_heads),
             method,
@@ -66,12 +66,12 @@ def select(
             value_options=value_options or {},
             head_method=head_method,
             seed=seed,
-            statistics=_mixture(statistics, shares),
-            progress=report,
+            statistics=_load_mixture(statistics, shares),
+            progress=on_progress,
         )
 
 
-def _mixture(
+def _load_mixture(
     statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
 ) -> Statistics | None:
     if statistics is not None:
@@ -81,7 +81,7 @@ def _mixture(
     return None
 
 
-def choose(
+def select_for_target(
     model: Checkpoint,
     target: Target,
     method: str | Select,
@@ -98,41 +98,43 @@ def choose(
     statistics = None if statistics is None else mix_statistics(statistics)
     geometry, after = model.geometry, target.after
     if target.keep_heads is not None:
-        heads = Choice(model, "head", head_method, {}, statistics)
-        return choose_heads(model, target, heads, seed, statistics, progress)
-    keys = values = None
+        head_choice = MethodChoice(model, "head", head_method, {}, statistics)
+        return choose_heads(model, target, head_choice, seed, statistics, progress)
+    key_choice = value_choice = None
     if target.keep is not None:
-        keys = Choice(model, "key", method, options, statistics)
+        key_choice = MethodChoice(model, "key", method, options, statistics)
     if target.keep_values is not None:
-        values = Choice(model, "value", value_method, value_options, statistics)
+        value_choice = MethodChoice(model, "value", value_method, value_options, statistics)
     kept, kept_values = {}, {}
     notes: dict[str, Any] = {}
     for number, layer in enumerate(geometry.layers, start=1):
         sums = statistics.layers[layer] if statistics else None
         kept[layer] = torch.arange(geometry.shapes[layer][0]).repeat(geometry.num_k_heads, 1)
-        if keys:
-            evidence = Evidence(*model.projections(layer), generator(seed, layer), sums)
-            kept[layer] = keys.kept(evidence, layer, after.shapes[layer][0])
+        if key_choice:
+            evidence = Evidence(*model.projections(layer), layer_generator(seed, layer), sums)
+            kept[layer] = key_choice.select_layer(evidence, layer, after.shapes[layer][0])
             notes |= {str(layer): evidence.notes} if evidence.notes else {}
-        if values:
+        if value_choice:
             value_evidence = ValueEvidence(
-                *model.values(layer), generator(seed, layer, "value"), sums
+                *model.values(layer), layer_generator(seed, layer, "value"), sums
             )
-            kept_values[layer] = values.kept(value_evidence, layer, after.shapes[layer][1])
+            kept_values[layer] = value_choice.select_layer(
+                value_evidence, layer, after.shapes[layer][1]
+            )
             if value_evidence.notes:
                 notes[f"{layer} values"] = value_evidence.notes
         progress(Progress(number, len(geometry.layers), "layers"))
-    used = [choice for choice in (keys, values) if choice]
+    choices = [choice for choice in (key_choice, value_choice) if choice]
     return Plan(
         kept=kept,
-        requested=str(target.keep if keys else "all"),
-        method=keys.method.name if keys else "none",
+        requested=str(target.keep if key_choice else "all"),
+        method=key_choice.method.name if key_choice else "none",
         seed=seed,
-        options=keys.all_options if keys else {},
+        options=key_choice.all_options if key_choice else {},
         kept_values=kept_values or None,
-        requested_values=str(target.keep_values) if values else None,
-        value_method=values.method.name if values else None,
-        value_options=values.all_options if values else {},
-        lineage=lineage_of(model, statistics, used),
+        requested_values=str(target.keep_values) if value_choice else None,
+        value_method=value_choice.method.name if value_choice else None,
+        value_options=value_choice.all_options if value_choice else {},
+        lineage=plan_lineage(model, statistics, choices),
         notes=notes,
     )
