@@ -11,7 +11,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 from helpers.fresh_install import ROOT, Fresh
-from statetrim.serving.engines import Shape, serve_command, verdicts
+from statetrim.serving.engines import Shape, compatibility_of_shape, serve_command
 
 SETUP = ("pip install", "hf download", "cd ")  # what the fixture did
 ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # below
@@ -125,7 +125,7 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
 
 
 def test_the_quickstart_serves_as_inspect_says() -> None:
-    lines = verdicts("qwen3_5", Shape(64, 64))
+    lines = compatibility_of_shape("qwen3_5", Shape(64, 64))
     known = {serve_command(line, "OUT") for line in lines if line.current and line.serves}
     assert set(commands("docs/quickstart.md", "vllm ")) <= known
     assert commands("docs/quickstart.md", "vllm ")

@@ -14,7 +14,7 @@ from statetrim.artifacts.origin import read_seen_texts
 from statetrim.pipelines.job import Job
 from statetrim.pipelines.observer import Observer
 from statetrim.pipelines.options import TrimOptions
-from statetrim.serving.target import target_for
+from statetrim.serving.target import target_from_options
 
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
@@ -142,9 +142,11 @@ def test_a_shape_that_the_engine_refuses_is_an_error_where_both_axes_were_given(
     config.write_text('{"model_type": "qwen3_next", "num_hidden_layers": 4}')  # 128 x 128
     model = st.open(config)
     with pytest.raises(st.StatetrimError, match="SGLang does not serve a state of 96x96"):
-        target_for(model, square=96, for_="sglang")
-    assert target_for(model, square=64, for_="sglang").after.head_k_dim == 64
-    nearest = target_for(model, keep=64, for_="vllm").after  # keys alone: the nearest is taken
+        target_from_options(model, square=96, for_="sglang")
+    assert target_from_options(model, square=64, for_="sglang").after.head_k_dim == 64
+    nearest = target_from_options(
+        model, keep=64, for_="vllm"
+    ).after  # keys alone: the nearest is taken
     assert (nearest.head_k_dim, nearest.head_v_dim) == (80, 96)
 
 

@@ -14,7 +14,7 @@ from statetrim.console.trim import _serving_lines
 from statetrim.reporting.document import Command, Document
 from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
-from statetrim.serving.engine_names import ENGINES, HINTS
+from statetrim.serving.engine_names import ENGINE_NAMES, HINTS
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 
@@ -52,7 +52,7 @@ def listed(document: Document) -> list[tuple[str, str]]:
 @pytest.mark.parametrize("asked", ["vllm", "vllm-cpu", "sglang", "transformers", "llama.cpp"])
 def test_the_engine_that_was_asked_for_comes_first(cut: Path, asked: str) -> None:
     document = reported(cut, {"for_": asked})
-    engine = ENGINES[asked.replace(".", "")]
+    engine = ENGINE_NAMES[asked.replace(".", "")]
     assert first(document) == listed(document)[0]
     assert first(document)[0].split(";")[0] == f"# {engine}"
     lines = next(fact.lines for fact in document.summary.facts if fact.name == "Engines")

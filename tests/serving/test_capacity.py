@@ -79,7 +79,7 @@ def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any
     linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
     geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
     kept = KVCacheSize(layers=layers - len(linear), numel=2 * 2 * 256)
-    found = concurrency.pages(
+    found = concurrency.vllm_pages(
         geometry,
         kept,
         dtype=said["state_dtypes"][0],

@@ -13,9 +13,9 @@ import pytest
 import statetrim as st
 from statetrim.families import families
 from statetrim.serving import engines
-from statetrim.serving.deployment import without_mtp
+from statetrim.serving.deployment import lacks_mtp
 from statetrim.serving.engines import Shape
-from statetrim.serving.shapes import answers
+from statetrim.serving.shapes import answers_by_engine
 
 ROWS = engines.matrix().rows
 QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
@@ -25,8 +25,8 @@ QWEN = st.Geometry((0, 1, 2), 16, 32, 128, 128, 32, 32, 4)
 def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: engines.Row) -> None:
     assert len(row.source.strip()) >= 10, row
     assert date(2025, 1, 1) <= date.fromisoformat(row.date) <= date.today()
-    assert row.verdict in get_args(engines.Verdict)
-    assert row.evidence in get_args(engines.Evidence)
+    assert row.verdict in get_args(engines.Support)
+    assert row.evidence in get_args(engines.Basis)
     assert row.hardware and row.families and row.versions
     assert set(row.families) <= set(engines.matrix().families)
     assert row.engine in engines.matrix().commands
@@ -65,7 +65,9 @@ def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
     ],
 )
 def test_which_shape_of_qwen3_next_loads_where(shape: tuple[int, int], serving: str) -> None:
-    lines = [line for line in engines.verdicts("qwen3_next", Shape(*shape)) if line.current]
+    lines = [
+        line for line in engines.compatibility_of_shape("qwen3_next", Shape(*shape)) if line.current
+    ]
     known = [line for line in lines if line.verdict != "unknown"]
     refusing = {line.engine for line in known if not line.serves}
     assert {line.engine for line in known} - refusing == set(serving.split())
@@ -74,14 +76,14 @@ def test_which_shape_of_qwen3_next_loads_where(shape: tuple[int, int], serving: 
 def test_refusals_and_flags_are_told() -> None:
     lines = {
         (line.engine, line.hardware): line
-        for line in engines.verdicts("qwen3_next", Shape(64, 128))
+        for line in engines.compatibility_of_shape("qwen3_next", Shape(64, 128))
         if line.current
     }
     refused = lines["vLLM", "Hopper"]
     assert refused.verdict == "refused" and "mask_2d" in refused.error and refused.source
     square = {
         line.hardware: line
-        for line in engines.verdicts("qwen3_5", Shape(64, 64))
+        for line in engines.compatibility_of_shape("qwen3_5", Shape(64, 64))
         if line.engine == "vLLM" and line.current
     }
     command = engines.serve_command(square["Hopper"], "SMALL")
@@ -101,9 +103,9 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
     kind: str, names: list[str], told: bool
 ) -> None:
     model = SimpleNamespace(config={"model_type": kind}, tensors=dict.fromkeys(names))
-    lines = engines.verdicts("qwen3_next", Shape(64, 64))
+    lines = engines.compatibility_of_shape("qwen3_next", Shape(64, 64))
     line = next(line for line in lines if line.engine == "llama.cpp" and line.serves)
-    command = engines.serve_command(line, "SMALL", without_mtp=without_mtp(model))  # type: ignore[arg-type]
+    command = engines.serve_command(line, "SMALL", without_mtp=lacks_mtp(model))  # type: ignore[arg-type]
     no_mtp = " --no-mtp" if told else ""
     assert command == (
         f"python convert_hf_to_gguf.py SMALL --outfile model.gguf{no_mtp} && "
@@ -127,27 +129,31 @@ def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
 def test_the_proposed_shape_serves_and_holds_no_more_than_asked(
     engine: str | None, keep: int, expected: str
 ) -> None:
-    shape = engines.propose("qwen3_next", QWEN, keep, engine=engine)
+    shape = engines.nearest_served_shape("qwen3_next", QWEN, keep, engine=engine)
     assert str(shape) == expected
     assert shape.numel <= keep * 128
 
 
 def test_nothing_is_proposed_where_nothing_is_known() -> None:
     with pytest.raises(st.StatetrimError, match="known to serve"):
-        engines.propose("qwen3_next", QWEN, 64, engine="TensorRT-LLM")
+        engines.nearest_served_shape("qwen3_next", QWEN, 64, engine="TensorRT-LLM")
     with pytest.raises(st.StatetrimError, match="known to serve"):
-        engines.propose("gla", QWEN, 64)
+        engines.nearest_served_shape("gla", QWEN, 64)
     wide = st.Geometry((0,), 1, 1, 65536, 65536)
-    assert engines.propose("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(128, 128)
+    assert engines.nearest_served_shape("qwen3_next", wide, 32, engine="vllm-cpu") == Shape(
+        128, 128
+    )
 
 
 def test_an_engine_that_does_not_know_a_type_refuses_it_at_any_shape() -> None:
     """MLX-LM takes qwen3_5, whose config wraps that of the text model, and not qwen3_5_text."""
     for shape in (Shape(128, 128), Shape(64, 64)):
-        assert answers("qwen3_5", shape)["MLX-LM"] == "yes"
-        assert answers("qwen3_5_text", shape)["MLX-LM"] == "no"
-    expected = engines.propose("qwen3_5", QWEN, 64)
-    assert engines.propose("qwen3_5_text", QWEN, 64) == expected, "the other engines decide"
+        assert answers_by_engine("qwen3_5", shape)["MLX-LM"] == "yes"
+        assert answers_by_engine("qwen3_5_text", shape)["MLX-LM"] == "no"
+    expected = engines.nearest_served_shape("qwen3_5", QWEN, 64)
+    assert engines.nearest_served_shape("qwen3_5_text", QWEN, 64) == expected, (
+        "the other engines decide"
+    )
 
 
 def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
@@ -161,11 +167,13 @@ def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
         share = re.search(r"\((\d+)%\)", label)
         assert share and int(share.group(1)) == round(100 * keys * values / 128**2)
         found = [
-            line for line in engines.verdicts("qwen3_next", Shape(keys, values)) if line.current
+            line
+            for line in engines.compatibility_of_shape("qwen3_next", Shape(keys, values))
+            if line.current
         ]
         for name, cell in zip(names, cells, strict=True):
             mine = [line for line in found if line.engine == name]
             serves = all(line.serves for line in mine)
             flagged = any(line.flag for line in mine)
             assert cell == ("no" if not serves else "flag" if flagged else "yes"), (label, name)
-            assert cell == answers("qwen3_next", Shape(keys, values))[name]
+            assert cell == answers_by_engine("qwen3_next", Shape(keys, values))[name]

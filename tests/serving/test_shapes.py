@@ -3,14 +3,14 @@
 import pytest
 
 from statetrim import Geometry, StatetrimError
-from statetrim.serving.engines import Shape, verdicts
-from statetrim.serving.shapes import candidates
+from statetrim.serving.engines import Shape, compatibility_of_shape
+from statetrim.serving.shapes import candidate_shapes
 
 QWEN = Geometry((0, 1, 2), 16, 32, 128, 128)
 
 
 def refusing(model_type: str, shape: Shape) -> set[str]:
-    lines = [line for line in verdicts(model_type, shape) if line.current]
+    lines = [line for line in compatibility_of_shape(model_type, shape) if line.current]
     return {line.engine for line in lines if line.verdict in ("refused", "wrong")}
 
 
@@ -20,7 +20,7 @@ def refusing(model_type: str, shape: Shape) -> set[str]:
 def test_every_candidate_fits_and_is_served(
     model_type: str, engine: str | None, share: float
 ) -> None:
-    found = candidates(model_type, QWEN, share, engine)
+    found = candidate_shapes(model_type, QWEN, share, engine)
     assert len({one.shape for one in found}) == len(found) > 0
     for one in found:
         assert one.shape.numel <= share * 128 * 128
@@ -31,18 +31,18 @@ def test_every_candidate_fits_and_is_served(
 
 def test_a_half_that_vllm_serves_is_no_key_cut() -> None:
     """64x128, which the paper cuts to, is refused by vLLM's kernels."""
-    shapes = [str(one.shape) for one in candidates("qwen3_next", QWEN, 0.5, "vLLM")]
+    shapes = [str(one.shape) for one in candidate_shapes("qwen3_next", QWEN, 0.5, "vLLM")]
     assert "64x128" not in shapes and {"80x96", "96x80"} <= set(shapes)
 
 
 def test_shapes_that_every_engine_serves_come_first() -> None:
-    first, *others = candidates("qwen3_next", QWEN, 0.5)
-    assert str(first.shape) == "64x64" and first.everywhere
+    first, *others = candidate_shapes("qwen3_next", QWEN, 0.5)
+    assert str(first.shape) == "64x64" and first.is_served_everywhere
     assert {"64x128", "128x64"} <= {str(one.shape) for one in others}
 
 
 def test_no_candidate_contains_another_of_its_group() -> None:
-    others = candidates("qwen3_next", QWEN, 0.5)[1:]
+    others = candidate_shapes("qwen3_next", QWEN, 0.5)[1:]
     for one in others:
         for two in others:
             wider = one.shape.head_k_dim >= two.shape.head_k_dim
@@ -51,12 +51,12 @@ def test_no_candidate_contains_another_of_its_group() -> None:
 
 def test_an_engine_that_does_not_serve_the_model_type_is_named() -> None:
     with pytest.raises(StatetrimError, match="MLX-LM does not take qwen3_5_text, cut or not"):
-        candidates("qwen3_5_text", QWEN, 0.5, "MLX-LM")
+        candidate_shapes("qwen3_5_text", QWEN, 0.5, "MLX-LM")
     with pytest.raises(StatetrimError, match="vLLM is not known to serve delta_net at all"):
-        candidates("delta_net", QWEN, 0.5, "vLLM")
+        candidate_shapes("delta_net", QWEN, 0.5, "vLLM")
 
 
 @pytest.mark.parametrize("share", [0.0, 1.0, -1.0, float("nan"), 2.0])
 def test_a_share_is_a_share(share: float) -> None:
     with pytest.raises(StatetrimError, match="between 0 and 1"):
-        candidates("qwen3_next", QWEN, share)
+        candidate_shapes("qwen3_next", QWEN, share)

@@ -8,7 +8,7 @@ import pytest
 
 import statetrim as st
 from statetrim.maths.units import GIB, MIB
-from statetrim.serving.target import Target, target_for, target_of
+from statetrim.serving.target import Target, target_from_amounts, target_from_options
 
 # Qwen3-Next-80B-A3B: 36 linear-attention layers of 32 heads with 128 x 128, 72 MiB in float32.
 QWEN = {
@@ -44,9 +44,9 @@ def shape(target: Target) -> tuple[int, int]:
 def test_channels_or_fractions(
     asked: dict[str, Any], expected: tuple[int, int], words: tuple[Any, Any], qwen: st.Checkpoint
 ) -> None:
-    found = target_of(qwen, **asked)
+    found = target_from_amounts(qwen, **asked)
     assert shape(found) == expected and (found.keep, found.keep_values) == words
-    assert target_for(qwen, **asked) == found
+    assert target_from_options(qwen, **asked) == found
     assert found.after == qwen.geometry.resized(*expected)
 
 
@@ -59,13 +59,13 @@ def sequence(geometry: st.Geometry) -> float:
 
 @pytest.mark.parametrize("most", [71.0, 40.0, 18.0])
 def test_a_budget_is_kept_and_used(most: float, qwen: st.Checkpoint) -> None:
-    found = target_for(qwen, state_mib_per_sequence=most)
+    found = target_from_options(qwen, state_mib_per_sequence=most)
     assert sequence(found.after) <= most * MIB
     wider = qwen.geometry.resized(found.after.head_k_dim + 16)
     assert sequence(wider) > most * MIB
     assert found.after.head_v_dim == 128 and found.keep_values is None
     sequences = 100
-    same = target_for(qwen, sequences=sequences, memory_gib=most * sequences * MIB / GIB)
+    same = target_from_options(qwen, sequences=sequences, memory_gib=most * sequences * MIB / GIB)
     assert same == found
 
 
@@ -83,7 +83,7 @@ def test_a_budget_is_kept_and_used(most: float, qwen: st.Checkpoint) -> None:
 def test_an_engine_gets_a_shape_it_serves(
     asked: dict[str, Any], engine: str, expected: tuple[int, int], qwen: st.Checkpoint
 ) -> None:
-    found = target_for(qwen, for_=engine, **asked)
+    found = target_from_options(qwen, for_=engine, **asked)
     assert shape(found) == expected
     assert (found.keep is None) == (expected[0] == 128)
     assert (found.keep_values is None) == (expected[1] == 128)
@@ -108,7 +108,7 @@ def test_what_cannot_be_meant_is_refused(
     asked: dict[str, Any], says: str, qwen: st.Checkpoint
 ) -> None:
     with pytest.raises(st.StatetrimError, match=says):
-        target_for(qwen, **asked)
+        target_from_options(qwen, **asked)
 
 
 def test_squares_in_python_as_on_the_command_line(checkpoint: Any, qwen: st.Checkpoint) -> None:

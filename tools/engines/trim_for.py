@@ -18,8 +18,8 @@ from pathlib import Path
 
 import statetrim as st
 from statetrim.cli import app
-from statetrim.serving.engine_names import ENGINES
-from statetrim.serving.engines import Shape, verdicts
+from statetrim.serving.engine_names import ENGINE_NAMES
+from statetrim.serving.engines import Shape, compatibility_of_shape
 
 LAYOUTS = ("qwen3_next-128", "qwen3_5_text-128", "qwen3_5-128")  # MLX-LM takes no bare text type
 RUN_BY = {"mlx": "mlx", "llamacpp": "llamacpp", "vllm-cpu": "vllm"}  # --for -> environment
@@ -39,8 +39,10 @@ def trimmed(model: Path, engine: str, out: Path, text: Path, tokens: str) -> str
 def refusals(out: Path, engine: str) -> list[str]:
     """What the matrix says against the shape, on any hardware."""
     made = st.open(out)
-    lines = verdicts(str(made.config["model_type"]), Shape.of(made.geometry))
-    own = [line for line in lines if line.engine == ENGINES[engine] and line.current]
+    lines = compatibility_of_shape(
+        str(made.config["model_type"]), Shape.from_geometry(made.geometry)
+    )
+    own = [line for line in lines if line.engine == ENGINE_NAMES[engine] and line.current]
     return [f"{line.hardware}: {line.verdict}" for line in own if not line.serves]
 
 
@@ -53,7 +55,7 @@ def main() -> None:
     parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--tokens", default="4k")
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, choices=LAYOUTS)
-    parser.add_argument("--only", nargs="+", default=list(ENGINES), choices=ENGINES)
+    parser.add_argument("--only", nargs="+", default=list(ENGINE_NAMES), choices=ENGINE_NAMES)
     options = parser.parse_args()
     wrong = False
     for layout in options.layouts:
@@ -62,8 +64,8 @@ def main() -> None:
             said = trimmed(model, engine, out, options.text, options.tokens)
             against = refusals(out, engine)
             told = [line.strip() for line in said.splitlines() if "refuse" in line]
-            about = [line for line in told if ENGINES[engine] in line]
-            shape = Shape.of(st.open(out).geometry)
+            about = [line for line in told if ENGINE_NAMES[engine] in line]
+            shape = Shape.from_geometry(st.open(out).geometry)
             matrix, spoken = against or "no refusal", about or "no refusal"
             print(f"{layout} --for {engine}: {shape}; matrix: {matrix}; trim: {spoken}", flush=True)
             wrong |= bool(against or about)

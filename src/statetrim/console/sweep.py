@@ -10,7 +10,7 @@ from ..maths.formatting import bytes_text
 from ..pipelines.estimate import Step
 from ..pipelines.job import Job
 from ..serving.engines import Shape
-from ..serving.shapes import refusing
+from ..serving.shapes import refusing_engines
 from . import terminal
 from .state import shapes_table, state_size_json
 from .trim import show_download, steps_table
@@ -31,7 +31,8 @@ def show_sweep_steps(
     model_type = str(model.config.get("model_type"))
     geometries = {name: job.after for name, job in jobs.items()}
     refused = {
-        name: refusing(model_type, Shape.of(geometry)) for name, geometry in geometries.items()
+        name: refusing_engines(model_type, Shape.from_geometry(geometry))
+        for name, geometry in geometries.items()
     }
     show(shapes_table("Shapes to measure", model.geometry, geometries, refused))
     show_download(model)

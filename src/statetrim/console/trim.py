@@ -19,9 +19,9 @@ from ..progress import OnProgress, Progress
 from ..progress.bar import RunProgress, time_left_text
 from ..recovery.adapters import Coverage
 from ..serving.deployment import serve_commands, ship_verdict
-from ..serving.engine_names import ENGINES, asked_engine, engine_name, named_command
-from ..serving.engines import Shape, verdicts_on
-from ..serving.shapes import refusing
+from ..serving.engine_names import ENGINE_NAMES, command_with_comment, engine_name, requested_engine
+from ..serving.engines import Shape, compatibility_of_geometry
+from ..serving.shapes import refusing_engines
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import read_object
 from ..storage.output import ARTIFACTS
@@ -163,7 +163,7 @@ def _show_shape(job: Job) -> None:
         )
         return
     shape, requested = (
-        Shape.of(after),
+        Shape.from_geometry(after),
         [job.options.keep, job.options.keep_values, job.options.square],
     )
     requested_texts = [str(amount) for amount in requested if amount is not None]
@@ -171,8 +171,10 @@ def _show_shape(job: Job) -> None:
         "x".join(requested_texts),
         f"{requested_texts[0]}x{requested_texts[0]}" if requested_texts else "",
     ):
-        terminal.note(f"the state is cut to {shape} (keys x values) of {Shape.of(before)}")
-    refused = refusing(str(job.model.config.get("model_type")), shape)
+        terminal.note(
+            f"the state is cut to {shape} (keys x values) of {Shape.from_geometry(before)}"
+        )
+    refused = refusing_engines(str(job.model.config.get("model_type")), shape)
     if refused:
         share = after.state_numel / before.state_numel
         terminal.warn(
@@ -238,7 +240,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     for line in (
         f"load it:   {cut.family.auto_class(cut.config)}.from_pretrained("
         f"{str(cut.path)!r}){_import_hint(checks['runtime'])}",
-        *_serving_lines(cut, asked_engine(record)),
+        *_serving_lines(cut, requested_engine(record)),
         f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
         "# private, and without records that name your files",
     ):
@@ -260,13 +262,13 @@ def columns_text(scores: Scores) -> str:
 
 def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
     """A command for each engine that takes this shape, and the names of those that do not."""
-    commands = serve_commands(cut, cut.geometry, str(cut.path), first=first_engine)
+    commands = serve_commands(cut, cut.geometry, str(cut.path), first_engine=first_engine)
     command_lines = [
-        f"serve it:  {named_command(engine, command)}"
+        f"serve it:  {command_with_comment(engine, command)}"
         for engine, command in commands.items()
-        if engine in ENGINES.values()
+        if engine in ENGINE_NAMES.values()
     ]
-    compatibilities = verdicts_on(str(cut.config.get("model_type")), cut.geometry)
+    compatibilities = compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry)
     refused = sorted(
         {
             compatibility.engine

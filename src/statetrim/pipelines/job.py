@@ -14,7 +14,7 @@ from ..maths.units import MIB, parse_token_count
 from ..methods import find_method
 from ..serving.engine_names import engine_name
 from ..serving.shapes import Candidate
-from ..serving.target import Target, target_for, targets_within
+from ..serving.target import Target, target_from_options, targets_within_share
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.json_file import read_object, write_object
 from ..storage.output import refuse_existing
@@ -55,11 +55,11 @@ class Job:
         if options.state is not None and not names_only_engine:
             raise StatetrimError("--state says what to keep; leave out the other ways to say it")
         if options.state is None and not (names_only_engine and options.for_ is not None):
-            any_engine = target_for(model, **amounts | {"for_": None}).after
+            any_engine = target_from_options(model, **amounts | {"for_": None}).after
             share = any_engine.state_numel / model.geometry.state_numel
-            return Job(model, options, target_for(model, **amounts), requested_share=share)
+            return Job(model, options, target_from_options(model, **amounts), requested_share=share)
         share = DEFAULT_SHARE if options.state is None else options.state
-        targets = targets_within(model, share, options.for_)
+        targets = targets_within_share(model, share, options.for_)
         shape_tokens = options.limit * EVAL_LENGTH
         return Job(model, options, next(iter(targets.values())), targets, shape_tokens, share)
 

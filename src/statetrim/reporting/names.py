@@ -8,7 +8,7 @@ from typing import Any
 from ..artifacts.card.markdown import one_line
 from ..maths.units import is_number
 from ..serving.deployment import serve_commands
-from ..serving.engine_names import asked_engine
+from ..serving.engine_names import requested_engine
 from .findings import Findings
 from .records import as_dicts, as_mapping
 
@@ -95,4 +95,4 @@ def serving_commands(findings: Findings) -> dict[str, str]:
         return {}
     serves_original = findings.cut is None and findings.plan is None
     path = one_line(str(model.path)) if findings.cut or serves_original else "SMALL"
-    return serve_commands(model, shape, path, first=asked_engine(findings.trim))
+    return serve_commands(model, shape, path, first_engine=requested_engine(findings.trim))

@@ -9,8 +9,8 @@ from ..geometry import Geometry
 from ..maths.formatting import bytes_text, relative_change_text
 from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
-from ..serving.engine_names import commented_command
-from ..serving.engines import verdicts_on
+from ..serving.engine_names import command_below_comment
+from ..serving.engines import compatibility_of_geometry
 from .document import Fact, Summary
 from .findings import Findings
 from .names import command_arguments, recover_command, serving_commands, trim_command
@@ -140,7 +140,11 @@ def _engine_fact(findings: Findings) -> Iterator[Fact]:
     model, shape = findings.cut or findings.original, findings.cut_geometry
     if model is None or shape is None:
         return
-    current_rows = [x for x in verdicts_on(str(model.config.get("model_type")), shape) if x.current]
+    current_rows = [
+        x
+        for x in compatibility_of_geometry(str(model.config.get("model_type")), shape)
+        if x.current
+    ]
     commands = serving_commands(findings)
     serving = [
         name for name in commands if any(x.engine == name and x.serves for x in current_rows)
@@ -154,7 +158,7 @@ def _engine_fact(findings: Findings) -> Iterator[Fact]:
         lines.append(f"refused by {', '.join(refusing)}")
     command_lines: list[str] = []
     if serving and findings.cut:
-        command_lines = commented_command(serving[0], commands[serving[0]])
+        command_lines = command_below_comment(serving[0], commands[serving[0]])
         if len(serving) > 1:
             lines.append('"Where it runs" has the commands of the others')
     yield Fact("Engines", lines, command_lines)

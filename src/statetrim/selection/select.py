@@ -14,7 +14,7 @@ from ..errors import StatetrimError
 from ..maths.units import Amount
 from ..methods.contract import Evidence, Select, ValueEvidence
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
-from ..serving.target import Target, target_of
+from ..serving.target import Target, target_from_amounts
 from ..serving.widths import Widths
 from ..storage.checkpoint import Checkpoint, with_weights
 from ..storage.models import ModelLike, loaded, opened
@@ -59,7 +59,7 @@ def select(
     with progress_reporter(progress, "selecting") as on_progress:
         return select_for_target(
             model,
-            target_of(model, keep, keep_values, square, widths, keep_heads),
+            target_from_amounts(model, keep, keep_values, square, widths, keep_heads),
             method,
             options,
             value_method=value_method,

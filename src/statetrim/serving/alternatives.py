@@ -26,21 +26,21 @@ def alternatives(
     before: Geometry, after: Geometry, model: Checkpoint | None = None
 ) -> list[Alternative]:
     """The original, its state in bfloat16, the cut, and both; `model` is the original."""
-    counts = _sequences(model, after) if model is not None else [None] * 4
+    counts = _sequence_counts(model, after) if model is not None else [None] * 4
     names = ("original, float32", "original, bfloat16", "cut, float32", "cut, bfloat16")
     sizes = [
         geometry.state_numel * DTYPE_BYTES[dtype]
         for geometry in (before, after)
         for dtype in ("float32", "bfloat16")
     ]
-    return [Alternative(*one) for one in zip(names, sizes, counts, strict=True)]
+    return [Alternative(*fields) for fields in zip(names, sizes, counts, strict=True)]
 
 
-def _sequences(model: Checkpoint, after: Geometry) -> list[int | None]:
+def _sequence_counts(model: Checkpoint, after: Geometry) -> list[int | None]:
     try:
-        found = deployment(
+        result = deployment(
             model, after, dtype=served_dtype(model), memory_gib=MEMORY_GIB, context=CONTEXT
         )
     except StatetrimError:
         return [None] * 4
-    return [one.sequences_unpaged for one in found.capacity]
+    return [capacity.sequences_unpaged for capacity in result.capacity]

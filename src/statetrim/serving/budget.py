@@ -9,30 +9,30 @@ from ..maths.units import GIB, MIB
 
 
 def widest_that_fits(
-    geometry: Geometry, most_bytes: float, bytes_of: Callable[[Geometry], int], *, square: bool
+    geometry: Geometry, max_bytes: float, count_bytes: Callable[[Geometry], int], *, square: bool
 ) -> Geometry:
     """The widest cut whose sequence takes at most `most_bytes`; `bytes_of` counts a sequence's.
 
     Kernels pad heads to multiples of 16, so wide heads are cut to those. With `square` keys and
     values are cut to the same width.
     """
-    if bytes_of(geometry) <= most_bytes and not (square and _is_oblong(geometry)):
+    if count_bytes(geometry) <= max_bytes and not (square and _is_rectangular(geometry)):
         raise StatetrimError(
-            f"a sequence takes {bytes_of(geometry) / MIB:.1f} MiB now, which is within the "
-            f"{most_bytes / MIB:.1f} MiB asked for; nothing needs to be cut"
+            f"a sequence takes {count_bytes(geometry) / MIB:.1f} MiB now, which is within the "
+            f"{max_bytes / MIB:.1f} MiB asked for; nothing needs to be cut"
         )
-    narrowest = geometry
+    candidate = geometry
     for width in _widths(geometry, square):
-        narrowest = geometry.resized(width, width if square else None)
-        if bytes_of(narrowest) <= most_bytes:
-            return narrowest
+        candidate = geometry.resized(width, width if square else None)
+        if count_bytes(candidate) <= max_bytes:
+            return candidate
     raise StatetrimError(
-        f"even with {narrowest.head_k_dim} channels per head a sequence takes "
-        f"{bytes_of(narrowest) / MIB:.1f} MiB, more than the {most_bytes / MIB:.1f} MiB asked for"
+        f"even with {candidate.head_k_dim} channels per head a sequence takes "
+        f"{count_bytes(candidate) / MIB:.1f} MiB, more than the {max_bytes / MIB:.1f} MiB asked for"
     )
 
 
-def share_of(memory_gib: float, sequences: int) -> float:
+def bytes_per_sequence(memory_gib: float, sequences: int) -> float:
     """Bytes one of `sequences` may take."""
     if not 0 < memory_gib <= 2**20 or sequences < 1:
         raise StatetrimError(
@@ -41,13 +41,13 @@ def share_of(memory_gib: float, sequences: int) -> float:
     return floor(memory_gib * GIB) / sequences
 
 
-def _is_oblong(geometry: Geometry) -> bool:
+def _is_rectangular(geometry: Geometry) -> bool:
     return geometry.head_k_dim != geometry.head_v_dim
 
 
 def _widths(geometry: Geometry, square: bool) -> Iterator[int]:
     """Widths below the present one, widest first."""
-    wide = min(geometry.head_k_dim, geometry.head_v_dim) if square else geometry.head_k_dim
-    step = KERNEL_TILE if wide >= 4 * KERNEL_TILE else 1
-    first = wide if square and _is_oblong(geometry) else wide - 1
+    width = min(geometry.head_k_dim, geometry.head_v_dim) if square else geometry.head_k_dim
+    step = KERNEL_TILE if width >= 4 * KERNEL_TILE else 1
+    first = width if square and _is_rectangular(geometry) else width - 1
     yield from range(first // step * step, 0, -step)

@@ -17,8 +17,8 @@ from ..geometry import Geometry
 DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 ALIGNMENT = 16
 """Tokens to whose multiples blocks are rounded: 16 on a GPU, 128 on a CPU, or --block-size."""
-MOST_CONTEXT = 2**30
-MOST_MEMORY = 2**50
+MAX_CONTEXT = 2**30
+MAX_MEMORY = 2**50
 
 
 @dataclass(frozen=True)
@@ -36,18 +36,18 @@ class SequenceBytes:
 
 def sequence_bytes(
     geometry: Geometry,
-    kept: KVCacheSize,
+    softmax_cache: KVCacheSize,
     *,
     context: int,
     dtype: str,
     state_dtype: str = "float32",
 ) -> SequenceBytes:
     """State in `state_dtype`; convolution, keys and values in the model's `dtype`."""
-    width = DTYPE_BYTES[dtype]
+    element_bytes = DTYPE_BYTES[dtype]
     return SequenceBytes(
         state=geometry.state_numel * DTYPE_BYTES[state_dtype],
-        convolution=geometry.conv_numel * width,
-        key_values=context * kept.layers * kept.numel * width,
+        convolution=geometry.conv_numel * element_bytes,
+        key_values=context * softmax_cache.layers * softmax_cache.numel * element_bytes,
     )
 
 
@@ -79,16 +79,16 @@ class Pages:
         )
 
 
-def pages(
+def vllm_pages(
     geometry: Geometry,
-    kept: KVCacheSize,
+    softmax_cache: KVCacheSize,
     *,
     dtype: str,
     state_dtype: str = "float32",
     alignment: int = ALIGNMENT,
 ) -> Pages | None:
     """None for a model without softmax layers: then nothing is aligned."""
-    if not kept.layers or not kept.numel:
+    if not softmax_cache.layers or not softmax_cache.numel:
         return None
     layers, geometry = len(geometry.layers), geometry.resized()  # all padded to the widest
     # vLLM keeps one input less than the convolution is wide: the present one is at hand.
@@ -97,19 +97,19 @@ def pages(
     state_bytes = (
         geometry.state_numel // layers * DTYPE_BYTES[state_dtype] + convolution * DTYPE_BYTES[dtype]
     )
-    token_bytes = kept.numel * DTYPE_BYTES[dtype]
+    token_bytes = softmax_cache.numel * DTYPE_BYTES[dtype]
     block_size = alignment * ceil(state_bytes / (alignment * token_bytes))
     page_bytes = block_size * token_bytes
-    few, many = sorted((layers, kept.layers))
-    group = many if many < 1.5 * few else few
+    fewer, more = sorted((layers, softmax_cache.layers))
+    group_size = more if more < 1.5 * fewer else fewer
     return Pages(
         state_bytes=state_bytes,
         token_bytes=token_bytes,
         block_size=block_size,
         page_bytes=page_bytes,
-        block_bytes=page_bytes * group,
-        softmax_groups=ceil(kept.layers / group),
-        linear_groups=ceil(layers / group),
+        block_bytes=page_bytes * group_size,
+        softmax_groups=ceil(softmax_cache.layers / group_size),
+        linear_groups=ceil(layers / group_size),
     )
 
 
@@ -140,7 +140,7 @@ class Capacity:
 
 def capacity(
     geometry: Geometry,
-    kept: KVCacheSize,
+    softmax_cache: KVCacheSize,
     *,
     memory: int,
     context: int,
@@ -149,25 +149,29 @@ def capacity(
     alignment: int = ALIGNMENT,
 ) -> Capacity:
     """How many sequences of `context` tokens fit in a cache of `memory` bytes."""
-    if not 1 <= memory <= MOST_MEMORY:
+    if not 1 <= memory <= MAX_MEMORY:
         raise StatetrimError(f"cache memory must lie between 1 byte and 2^50, not {memory}")
-    if not 1 <= context <= MOST_CONTEXT:
+    if not 1 <= context <= MAX_CONTEXT:
         raise StatetrimError(f"a context has between 1 and 2^30 tokens, not {context}")
-    one = sequence_bytes(geometry, kept, context=context, dtype=dtype, state_dtype=state_dtype)
-    layout = pages(geometry, kept, dtype=dtype, state_dtype=state_dtype, alignment=alignment)
+    per_sequence = sequence_bytes(
+        geometry, softmax_cache, context=context, dtype=dtype, state_dtype=state_dtype
+    )
+    layout = vllm_pages(
+        geometry, softmax_cache, dtype=dtype, state_dtype=state_dtype, alignment=alignment
+    )
     return Capacity(
         shape=geometry.shape.replace(" x ", "x"),
         state_dtype=state_dtype,
         dtype=dtype,
-        state_bytes=one.state,
-        convolution_bytes=one.convolution,
-        key_value_bytes=kept.layers * kept.numel * DTYPE_BYTES[dtype],
-        sequences_unpaged=memory // one.total,
-        vllm=None if layout is None else _in_vllm(layout, memory, context),
+        state_bytes=per_sequence.state,
+        convolution_bytes=per_sequence.convolution,
+        key_value_bytes=softmax_cache.layers * softmax_cache.numel * DTYPE_BYTES[dtype],
+        sequences_unpaged=memory // per_sequence.total,
+        vllm=None if layout is None else _vllm_capacity(layout, memory, context),
     )
 
 
-def _in_vllm(layout: Pages, memory: int, context: int) -> VllmCapacity:
+def _vllm_capacity(layout: Pages, memory: int, context: int) -> VllmCapacity:
     plain, caching = (
         layout.concurrency(memory, context, prefix_caching=caching) for caching in (False, True)
     )

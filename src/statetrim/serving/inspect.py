@@ -9,10 +9,10 @@ from ..maths.units import Amount
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, opened
 from .deployment import Deployment, deployment
-from .engines import Shape, engines_for
-from .shapes import Answer, answers, usual_shapes
+from .engines import Shape, known_engines
+from .shapes import Answer, answers_by_engine, common_shapes
 from .state_size import StateSize, served_dtype, stored_dtype
-from .target import target_of, to_shape
+from .target import target_for_shape, target_from_amounts
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def inspect(
     elif keep_heads is None and (reason := model.family.channel_refusal(model.config)):
         warnings.append(f"its channels cannot be cut: {reason}")
     elif not keep is keep_values is square is keep_heads is None:
-        after = target_of(model, keep, keep_values, square, keep_heads=keep_heads).after
+        after = target_from_amounts(model, keep, keep_values, square, keep_heads=keep_heads).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
             if width % KERNEL_TILE:
                 warnings.append(
@@ -89,8 +89,8 @@ def inspect(
         parameters=model.parameters,
         parameters_after=_parameters_after(model, after) if after else model.parameters,
         conv_dtype=dtype,
-        before=StateSize.of(model.geometry, dtype),
-        after=StateSize.of(after, dtype) if after else None,
+        before=StateSize.from_geometry(model.geometry, dtype),
+        after=StateSize.from_geometry(after, dtype) if after else None,
         warnings=warnings,
         deployment=deployment(
             model, after, dtype=served_dtype(model), memory_gib=memory_gib, context=context
@@ -101,47 +101,48 @@ def inspect(
 
 def _served_shapes(model: Checkpoint) -> list[ServedShape]:
     """The present shape, and the usual cuts that the model's config can hold."""
-    kind, before = str(model.config.get("model_type")), model.geometry
-    if before.widths or not engines_for(kind):
+    model_type, before = str(model.config.get("model_type")), model.geometry
+    if before.widths or not known_engines(model_type):
         return []
-    found = []
-    for shape in usual_shapes(before):
+    cuts = []
+    for shape in common_shapes(before):
         try:
-            share = to_shape(model, shape).after.state_numel / before.state_numel
+            share = target_for_shape(model, shape).after.state_numel / before.state_numel
         except StatetrimError:
             continue
-        found.append(ServedShape(str(shape), share, answers(kind, shape)))
-    whole = Shape.of(before)
-    return [ServedShape(str(whole), 1.0, answers(kind, whole)), *found]
+        cuts.append(ServedShape(str(shape), share, answers_by_engine(model_type, shape)))
+    current = Shape.from_geometry(before)
+    return [ServedShape(str(current), 1.0, answers_by_engine(model_type, current)), *cuts]
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     """Stored parameters less the dropped rows; every claimed row loses its part of the channels."""
     if not model.parameters:
         return 0
-    lost = 0
+    removed = 0
     before = model.geometry
-    whole_heads = before.num_v_heads != after.num_v_heads
-    claimed = model.head_claims if whole_heads else model.claims
-    for name, owner in claimed.items():
+    removes_heads = before.num_v_heads != after.num_v_heads
+    claims_by_tensor = model.head_claims if removes_heads else model.claims
+    for name, layer_claims in claims_by_tensor.items():
         _, tensor = model.tensors[name]
-        for claim in owner.claims:
+        for claim in layer_claims.claims:
             dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.width(claim.axis))
-            if whole_heads:
+            if removes_heads:
                 old, new = (
-                    g.num_k_heads if claim.axis == "key" else g.num_v_heads for g in (before, after)
+                    geometry.num_k_heads if claim.axis == "key" else geometry.num_v_heads
+                    for geometry in (before, after)
                 )
                 dropped = claim.rows.numel() * (old - new) // old
             columns = 1
             for dim, size in enumerate(() if name in model.flat else tensor.shape):
                 columns *= 1 if dim == claim.dim else size
-            lost += dropped * columns
-    return model.parameters - lost
+            removed += dropped * columns
+    return model.parameters - removed
 
 
 def _total_layers(model: Checkpoint) -> int | None:
-    text = model.config.get("text_config")
-    for config in (model.config, text if isinstance(text, dict) else {}):
+    text_config = model.config.get("text_config")
+    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
         for value in (config.get("num_hidden_layers"), config.get("layers_block_type")):
             if isinstance(value, int):
                 return value

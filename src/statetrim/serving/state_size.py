@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
 
-FP32 = 4
-_CONV_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_STORED = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+FLOAT32_BYTES = 4
+_DTYPE_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
+_SAFETENSORS_DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class StateSize:
         return self.state_bytes + self.conv_bytes
 
     @staticmethod
-    def of(geometry: Geometry, conv_dtype: str) -> "StateSize":
+    def from_geometry(geometry: Geometry, conv_dtype: str) -> "StateSize":
         return StateSize(
             geometry.head_k_dim,
             geometry.head_v_dim,
             geometry.shape,
-            geometry.state_numel * FP32,
-            geometry.conv_numel * _CONV_BYTES[conv_dtype],
+            geometry.state_numel * FLOAT32_BYTES,
+            geometry.conv_numel * _DTYPE_BYTES[conv_dtype],
             geometry.num_k_heads,
             geometry.num_v_heads,
             geometry.tensor_parallel,
@@ -43,14 +43,14 @@ class StateSize:
 
 def stored_dtype(model: Checkpoint) -> str:
     """The model's dtype: of its weights, else by its config, else bfloat16."""
-    stored = [tensor for _, tensor in model.tensors.values()]
-    largest = max(stored, key=lambda tensor: tensor.nbytes, default=None)
-    if largest is not None and largest.dtype in _STORED:
-        return _STORED[largest.dtype]
-    text = model.config.get("text_config")
-    for config in (model.config, text if isinstance(text, dict) else {}):
+    tensors = [tensor for _, tensor in model.tensors.values()]
+    largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
+    if largest is not None and largest.dtype in _SAFETENSORS_DTYPES:
+        return _SAFETENSORS_DTYPES[largest.dtype]
+    text_config = model.config.get("text_config")
+    for config in (model.config, text_config if isinstance(text_config, dict) else {}):
         dtype = config.get("dtype") or config.get("torch_dtype")
-        if isinstance(dtype, str) and dtype in _CONV_BYTES:
+        if isinstance(dtype, str) and dtype in _DTYPE_BYTES:
             return dtype
     return "bfloat16"
 

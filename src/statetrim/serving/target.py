@@ -7,12 +7,12 @@ from ..families.contract import resized_config
 from ..geometry import Geometry, resolve_heads, resolve_keep, resolve_square
 from ..maths.units import MIB, Amount
 from ..storage.checkpoint import Checkpoint, check_heads, check_values
-from .budget import share_of, widest_that_fits
+from .budget import bytes_per_sequence, widest_that_fits
 from .engine_names import engine_name
-from .engines import Shape, engines_for, propose
-from .shapes import Candidate, candidates, check_engine, serves
+from .engines import Shape, known_engines, nearest_served_shape
+from .shapes import Candidate, candidate_shapes, check_engine, engine_serves
 from .state_size import StateSize, stored_dtype
-from .widths import Widths, read_widths, written
+from .widths import Widths, parse_widths, widths_text
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Target:
     keep_heads: Amount | None = None
 
 
-def target_of(
+def target_from_amounts(
     model: Checkpoint,
     keep: Amount | None = None,
     keep_values: Amount | None = None,
@@ -39,11 +39,11 @@ def target_of(
     if keep_heads is not None:
         if not keep is keep_values is square is widths is None:
             raise StatetrimError("--keep-heads removes whole heads; leave out the other ways")
-        return _of_heads(model, keep_heads)
+        return _head_target(model, keep_heads)
     if widths is not None:
         if not keep is keep_values is square is None:
             raise StatetrimError("--widths says what every layer keeps; leave out the others")
-        return _by_layer(model, widths)
+        return _by_layer_target(model, widths)
     if square is not None:
         if keep is not None or keep_values is not None:
             raise StatetrimError("--square says what to keep of both axes; leave out the other two")
@@ -52,8 +52,8 @@ def target_of(
     if keep is None and keep_values is None:
         raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
     before = model.geometry
-    keep_values = _unless_all(keep_values, before.head_v_dim, beside=keep)
-    keep = _unless_all(keep, before.head_k_dim, beside=keep_values)
+    keep_values = _none_if_all(keep_values, before.head_v_dim, other_axis=keep)
+    keep = _none_if_all(keep, before.head_k_dim, other_axis=keep_values)
     if keep_values is not None:
         check_values(model)
     after = before.resized(
@@ -64,49 +64,54 @@ def target_of(
     return Target(after, keep, keep_values)
 
 
-def _unless_all(asked: Amount | None, channels: int, *, beside: Amount | None) -> Amount | None:
+def _none_if_all(
+    amount: Amount | None, channels: int, *, other_axis: Amount | None
+) -> Amount | None:
     """None where an axis keeps all it has and the other is cut, as in 64x128."""
-    return None if beside is not None and str(asked).strip() == str(channels) else asked
+    return None if other_axis is not None and str(amount).strip() == str(channels) else amount
 
 
-def _of_heads(model: Checkpoint, keep_heads: Amount) -> Target:
+def _head_target(model: Checkpoint, keep_heads: Amount) -> Target:
     check_heads(model)
     after = resolve_heads(keep_heads, model.geometry)
     resized_config(model.family, model.config, after)
     return Target(after, None, None, keep_heads)
 
 
-def _by_layer(model: Checkpoint, widths: Widths) -> Target:
-    before, after = model.geometry, read_widths(widths, model.geometry)
+def _by_layer_target(model: Checkpoint, widths: Widths) -> Target:
+    before, after = model.geometry, parse_widths(widths, model.geometry)
     pairs = [(before.shapes[layer], after.shapes[layer]) for layer in before.layers]
-    keys, values = (any(old[axis] != new[axis] for old, new in pairs) for axis in (0, 1))
+    keys, values = (
+        any(shape_before[axis] != shape_after[axis] for shape_before, shape_after in pairs)
+        for axis in (0, 1)
+    )
     if values:
         check_values(model)
     resized_config(model.family, model.config, after)
-    asked = written(after)
-    return Target(after, asked if keys else None, asked if values else None)
+    requested = widths_text(after)
+    return Target(after, requested if keys else None, requested if values else None)
 
 
-def targets_within(
+def targets_within_share(
     model: Checkpoint, share: float, for_: str | None = None
 ) -> dict[Candidate, Target]:
     """The states of at most `share` of the bytes that the model's config can hold and that an
     engine serves; None: those that every engine serves come first."""
-    kind = str(model.config.get("model_type"))
+    model_type = str(model.config.get("model_type"))
     engine = None if for_ is None else engine_name(for_)
-    found: dict[Candidate, Target] = {}
-    reason: StatetrimError | None = None
-    for one in candidates(kind, model.geometry, share, engine):
+    targets: dict[Candidate, Target] = {}
+    last_error: StatetrimError | None = None
+    for candidate in candidate_shapes(model_type, model.geometry, share, engine):
         try:
-            found[one] = to_shape(model, one.shape)
+            targets[candidate] = target_for_shape(model, candidate.shape)
         except StatetrimError as error:  # values that cannot be cut, widths a config cannot say
-            reason = error
-    if not found:
-        raise reason or StatetrimError(f"no shape of at most {share:.0%} of the state is left")
-    return found
+            last_error = error
+    if not targets:
+        raise last_error or StatetrimError(f"no shape of at most {share:.0%} of the state is left")
+    return targets
 
 
-def target_for(
+def target_from_options(
     model: Checkpoint,
     *,
     keep: Amount | None = None,
@@ -124,9 +129,9 @@ def target_for(
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
     by_axis = None if keep is None and keep_values is None else (keep, keep_values)
-    wishes = (by_axis, square, state_mib_per_sequence, sequences, widths, keep_heads)
-    said = sum(wish is not None for wish in wishes)
-    if said != 1:
+    ways = (by_axis, square, state_mib_per_sequence, sequences, widths, keep_heads)
+    ways_used = sum(way is not None for way in ways)
+    if ways_used != 1:
         raise StatetrimError(
             "say once what to keep: --state 0.5, --keep 64 (and --keep-values), --square 64, "
             "--state-mib-per-sequence 40, --sequences 64 --memory-gib 24, --widths by layer, or "
@@ -138,60 +143,64 @@ def target_for(
             f"leave out --for, or --widths"
         )
     if state_mib_per_sequence is not None:
-        asked = _within(model, state_mib_per_sequence * MIB)
+        requested = _target_within_bytes(model, state_mib_per_sequence * MIB)
     elif sequences is not None and memory_gib is not None:
-        asked = _within(model, share_of(memory_gib, sequences))
+        requested = _target_within_bytes(model, bytes_per_sequence(memory_gib, sequences))
     else:
-        asked = target_of(model, keep, keep_values, square, widths, keep_heads)
+        requested = target_from_amounts(model, keep, keep_values, square, widths, keep_heads)
     if for_ is None:
-        return asked
+        return requested
     if keep_heads is not None:
-        return _heads_served(model, asked, engine_name(for_))
+        return _served_head_target(model, requested, engine_name(for_))
     exact = square is not None or (keep is not None and keep_values is not None)
-    return _served(model, asked.after, engine_name(for_), exact=exact)
+    return _served_target(model, requested.after, engine_name(for_), exact=exact)
 
 
-def _within(model: Checkpoint, most_bytes: float) -> Target:
+def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
     """The most keys with which a sequence takes no more than that."""
     dtype = stored_dtype(model)
-    found = widest_that_fits(
+    widest = widest_that_fits(
         model.geometry,
-        most_bytes,
-        lambda geometry: StateSize.of(geometry, dtype).total,
+        max_bytes,
+        lambda geometry: StateSize.from_geometry(geometry, dtype).total,
         square=False,
     )
-    return target_of(model, found.head_k_dim)
+    return target_from_amounts(model, widest.head_k_dim)
 
 
-def _served(model: Checkpoint, asked: Geometry, engine: str, *, exact: bool) -> Target:
+def _served_target(model: Checkpoint, requested: Geometry, engine: str, *, exact: bool) -> Target:
     """What `engine` serves best, of no more state than was asked for; just that if `exact`."""
-    kind = str(model.config.get("model_type"))
-    check_engine(engine, kind)
-    if exact and serves(engine, kind, Shape.of(asked)):
-        return to_shape(model, Shape.of(asked))
-    shape = propose(kind, model.geometry, asked.head_k_dim, asked.head_v_dim, engine=engine)
+    model_type = str(model.config.get("model_type"))
+    check_engine(engine, model_type)
+    if exact and engine_serves(engine, model_type, Shape.from_geometry(requested)):
+        return target_for_shape(model, Shape.from_geometry(requested))
+    shape = nearest_served_shape(
+        model_type, model.geometry, requested.head_k_dim, requested.head_v_dim, engine=engine
+    )
     if exact:
         raise StatetrimError(
-            f"{engine} does not serve a state of {Shape.of(asked)} for {kind}; the nearest it "
+            f"{engine} does not serve a state of {Shape.from_geometry(requested)} for {model_type}; the nearest it "
             f"serves is {shape}"
         )
-    return to_shape(model, shape)
+    return target_for_shape(model, shape)
 
 
-def _heads_served(model: Checkpoint, asked: Target, engine: str) -> Target:
+def _served_head_target(model: Checkpoint, requested: Target, engine: str) -> Target:
     """Fewer heads of the same shape, which the engine must serve as it is."""
-    kind = str(model.config.get("model_type"))
-    if engine not in engines_for(kind) or not serves(engine, kind, Shape.of(asked.after)):
+    model_type = str(model.config.get("model_type"))
+    if engine not in known_engines(model_type) or not engine_serves(
+        engine, model_type, Shape.from_geometry(requested.after)
+    ):
         raise StatetrimError(
-            f"{engine} is not known to serve heads of {asked.after.shape} for {kind}, however many"
+            f"{engine} is not known to serve heads of {requested.after.shape} for {model_type}, however many"
         )
-    return asked
+    return requested
 
 
-def to_shape(model: Checkpoint, shape: Shape) -> Target:
+def target_for_shape(model: Checkpoint, shape: Shape) -> Target:
     """A cut to exactly that shape."""
     before = model.geometry
-    return target_of(
+    return target_from_amounts(
         model,
         None if shape.head_k_dim == before.head_k_dim else shape.head_k_dim,
         None if shape.head_v_dim == before.head_v_dim else shape.head_v_dim,

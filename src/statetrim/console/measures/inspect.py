@@ -6,8 +6,8 @@ from rich.table import Table
 
 from ...maths.formatting import bytes_text, relative_change_text
 from ...serving.capacity import Capacity
-from ...serving.deployment import Deployment, worth_showing
-from ...serving.engine_names import named_command
+from ...serving.deployment import Deployment, relevant_lines
+from ...serving.engine_names import command_with_comment
 from ...serving.engines import Compatibility
 from ...serving.inspect import ServedShape, StateReport
 from ...serving.state_size import StateSize
@@ -120,7 +120,7 @@ def _state_number(state_size: StateSize, field: str) -> int:
 
 
 def _show_engines(deployment: Deployment) -> None:
-    lines = worth_showing(deployment.engines)
+    lines = relevant_lines(deployment.engines)
     if not lines:
         terminal.print_text(
             f"no engine is known to serve or refuse {deployment.shape} for this model type"
@@ -139,7 +139,7 @@ def _show_engines(deployment: Deployment) -> None:
         )
     terminal.print_table(table)
     for engine, command in deployment.commands.items():
-        terminal.print_command(named_command(engine, command))
+        terminal.print_command(command_with_comment(engine, command))
     if deployment.everywhere and deployment.everywhere != deployment.shape:
         keys, _, values = deployment.everywhere.partition("x")
         text = f"nearest shape every engine serves: --keep {keys} --keep-values {values}"

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 
 from ...artifacts.verification import Verification
 from ...artifacts.verification.agreement import Kind
-from ...serving.deployment import worth_showing
-from ...serving.engine_names import commented_command
-from ...serving.engines import Compatibility, verdicts_on
+from ...serving.deployment import relevant_lines
+from ...serving.engine_names import command_below_comment
+from ...serving.engines import Compatibility, compatibility_of_geometry
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
 from ..names import command_arguments, serving_commands
@@ -35,7 +35,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
             [f"statetrim inspect {arguments.cut}"],
         )
         return
-    rows = worth_showing(verdicts_on(str(model.config.get("model_type")), shape))
+    rows = relevant_lines(compatibility_of_geometry(str(model.config.get("model_type")), shape))
     if not rows:
         yield Text("No engine is known to serve or refuse this model type.")
         return
@@ -59,7 +59,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
     commands = serving_commands(findings)
     if commands:
         yield Command(
-            [x for named_command in commands.items() for x in commented_command(*named_command)]
+            [x for named_command in commands.items() for x in command_below_comment(*named_command)]
         )
 
 

@@ -81,7 +81,9 @@ def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterato
     model = findings.original or findings.cut
     if model is not None:
         dtype = stored_dtype(model)
-        old, new = (StateSize.of(geometry, dtype).conv_bytes for geometry in (original, cut))
+        old, new = (
+            StateSize.from_geometry(geometry, dtype).conv_bytes for geometry in (original, cut)
+        )
         yield (
             f"convolution state per sequence, {dtype}",
             bytes_text(old),

@@ -7,7 +7,7 @@ from ...artifacts.sweep import Sweep
 from ...artifacts.verdict import metric_label
 from ...maths.formatting import bytes_text, relative_change_text
 from ...maths.units import is_number
-from ...serving.engines import Shape, verdicts
+from ...serving.engines import Shape, compatibility_of_shape
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
 from ..findings import Findings
 from ..names import command_arguments, shell_quoted, trim_command
@@ -94,7 +94,7 @@ def _serving_engines(findings: Findings, cut: JudgedCut) -> str:
         shape = Shape(int(cut.point.keep), int(cut.point.keep_values))
     except (TypeError, ValueError):
         return ""
-    rows = verdicts(str(findings.original.config.get("model_type")), shape)
+    rows = compatibility_of_shape(str(findings.original.config.get("model_type")), shape)
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.current and row.serves))
 
 
