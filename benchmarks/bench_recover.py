@@ -23,7 +23,7 @@ from transformers.utils import logging as transformers_logging
 import statetrim as st
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 
 WARM_UP = 2
 
@@ -84,7 +84,7 @@ def main() -> None:
     torch.set_num_threads(1)
     model = st.open(options.model)
     tokens = options.steps * options.batch * options.length
-    data = sequences(options.text, load_tokenizer(model), tokens=tokens, length=options.length)
+    data = read_sequences(options.text, load_tokenizer(model), tokens=tokens, length=options.length)
     with tempfile.TemporaryDirectory() as directory:
         small = st.prune(model, st.select(model, "l1", 0.5), out=Path(directory) / "small")
         recovery = median(recovery_step_seconds(small, model, data, options.batch))

@@ -25,7 +25,7 @@ from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.maths.stored import FORMATS, stored_bytes
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.states.stored import StoredStateReader
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.tasks import recall
 
 SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # parts of keys, of values
@@ -70,7 +70,9 @@ class Judge:
 
     def __init__(self, model: st.Checkpoint, test: Path, rows: int) -> None:
         tokens = rows * WINDOW
-        self.ids = sequences(test, load_tokenizer(model), tokens=tokens, length=WINDOW).ids.long()
+        self.ids = read_sequences(
+            test, load_tokenizer(model), tokens=tokens, length=WINDOW
+        ).ids.long()
         self.rows = rows
         self.original = self.samples(model, st.StateStorage())
 

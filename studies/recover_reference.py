@@ -27,7 +27,7 @@ import statetrim as st
 from compare_methods import CALIBRATED, Judge, calibrated, recall_sequences
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
-from statetrim.storage.text import Sequences, sequences
+from statetrim.storage.text import Sequences, read_sequences
 
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
 CALIBRATION_TOKENS = 128 * 512
@@ -69,7 +69,7 @@ def half_recall(model: st.Checkpoint, text: Path, tokens: int) -> Sequences:
     """Sequences of text and of recall in turn, as long as the most pairs take."""
     recall = recall_sequences(model.config["vocab_size"], tokens // 2)
     count, length = recall.ids.shape
-    plain = sequences(
+    plain = read_sequences(
         text,
         load_tokenizer(model),
         tokens=count * length,

@@ -34,7 +34,7 @@ import statetrim as st
 from samples import Judge, Row, Rows, parsed, parser, statistics
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 
 PLACES = ("before", "after")
 WHICH = ("proper", "adversarial")
@@ -83,7 +83,7 @@ def projection_grams(
         for name in ("q_proj", "k_proj"):
             mixer.get_submodule(name).register_forward_hook(functools.partial(add, layer))
     length = options.calibration_length
-    text = sequences(
+    text = read_sequences(
         options.text,
         load_tokenizer(model),
         tokens=options.tokens,

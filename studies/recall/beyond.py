@@ -20,7 +20,7 @@ import statetrim as st
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.tasks.generated import plain_tokens
 
 Samples = dict[str, Tensor]
@@ -82,7 +82,7 @@ def main() -> None:
             continue
         model = st.open(path)
         tokenizer = load_tokenizer(model)
-        text = sequences(options.text, tokenizer, tokens=options.rows * 128, length=128).ids
+        text = read_sequences(options.text, tokenizer, tokens=options.rows * 128, length=128).ids
         found = samples(load_live(model), plain_tokens(tokenizer), text, options.rows)
         before = before or found
         for task, after in found.items():

@@ -114,7 +114,7 @@ def choose_keys(
             chosen[layer] = top(total, keep)
         else:
             sums = _mixture(heard, rule, shares, layer)
-            evidence = Evidence(*model.projections(layer), torch.Generator(), sums)
+            evidence = Evidence(*model.query_key_weights(layer), torch.Generator(), sums)
             chosen[layer] = find_method(method).select(evidence, keep)
     return chosen
 
@@ -126,7 +126,7 @@ def choose_values(
     chosen = {}
     for layer in model.geometry.layers:
         sums = _mixture(heard, rule, shares, layer)
-        evidence = ValueEvidence(*model.values(layer), torch.Generator(), sums)
+        evidence = ValueEvidence(*model.value_output_weights(layer), torch.Generator(), sums)
         chosen[layer] = find_method(method).select(evidence, keep)
     return chosen
 
@@ -156,7 +156,10 @@ def _scores(model: Checkpoint, heard: Heard, method: str, layer: int) -> Tensor:
     if method == "fisher":
         return heard.fisher[layer]
     if method == "grad":
-        evidence, slopes = Evidence(*model.projections(layer), torch.Generator()), heard.gradients
+        evidence, slopes = (
+            Evidence(*model.query_key_weights(layer), torch.Generator()),
+            heard.gradients,
+        )
         found = slopes[layer]
         assert found.query_gradient is not None and found.key_gradient is not None
         q = (evidence.query_weight * found.query_gradient).abs().sum((-2, -1))

@@ -25,7 +25,7 @@ from mixes import SHAPES
 from statetrim import defaults
 from statetrim.maths.paired import Pairs, difference_interval
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.storage.json_file import read_object
+from statetrim.storage.json_file import read_json
 
 Row = dict[str, Any]
 CALIBRATED = 2**15
@@ -81,7 +81,7 @@ class Study:
             small, teacher=self.model, text=self.options.text, out=out, length=256, batch_size=8,
             skip=2 * SEEN, whole=True, save_every=10**6, progress=False, **given, **more,
         )  # fmt: skip
-        record = read_object(out / "statetrim" / "recover.json", 2**26)
+        record = read_json(out / "statetrim" / "recover.json", 2**26)
         curve, checks = record["curve"], record.get("held_out", [])
         found = {
             "held out": [

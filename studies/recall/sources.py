@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.tasks.recall import associations
 
 LENGTH = 256
@@ -54,4 +54,4 @@ def make(kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, se
 
 
 def _text(text: Path, tokenizer: Any, tokens: int, length: int, seed: int) -> Tensor:
-    return sequences(text, tokenizer, tokens=tokens, length=length, skip=seed * 2**17).ids
+    return read_sequences(text, tokenizer, tokens=tokens, length=length, skip=seed * 2**17).ids

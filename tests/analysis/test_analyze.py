@@ -27,7 +27,7 @@ from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.states.walk import walk_states
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 
 KDA = families()["kda"]
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
@@ -107,7 +107,7 @@ def oracle(
 
 def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
     tokenizer = load_tokenizer(model)
-    return sequences(text, tokenizer, tokens=2 * LENGTH, length=LENGTH).ids.long()
+    return read_sequences(text, tokenizer, tokens=2 * LENGTH, length=LENGTH).ids.long()
 
 
 @pytest.mark.parametrize("model_type", RUNNABLE)

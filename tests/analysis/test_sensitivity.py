@@ -21,7 +21,7 @@ from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.runtime.mixers import find_mixers
 from statetrim.runtime.placement import Placement
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.tasks.recall import associations
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -73,7 +73,7 @@ def check_against_disk(
 ) -> None:
     found = sensitivity(model, plans, text, windows=windows, rows=rows)
     tokens = windows * LENGTH
-    ids = sequences(text, load_tokenizer(model), tokens=tokens, length=LENGTH).ids
+    ids = read_sequences(text, load_tokenizer(model), tokens=tokens, length=LENGTH).ids
     live = st.load(model)
     assert torch.tensor(found.original.nll) == pytest.approx(plain_nll(live, ids), abs=1e-4)
     for number, plan in enumerate(plans):
@@ -122,7 +122,7 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
     plan = st.select(model, "rand", 0.5)
     found = sensitivity(model, [plan], text, windows=WINDOWS, rows=ROWS)
     small, live = Small(model, plan, tmp_path / "small"), st.load(model)
-    ids = sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
+    ids = read_sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
     given: dict[int, tuple[Any, Any, Tensor]] = {}
     for layer, mixer in find_mixers(live, model).items():
 

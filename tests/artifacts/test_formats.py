@@ -17,7 +17,7 @@ import statetrim as st
 from helpers.refusal import run
 from statetrim.artifacts.decision import Decision, Prediction
 from statetrim.pipelines.recipe import read_recipe, recipe_of_result
-from statetrim.storage.json_file import read_object
+from statetrim.storage.json_file import read_json
 
 DATA = Path(__file__).parents[1] / "data" / "formats-1"
 SOURCE = Path(st.__file__).parent
@@ -48,7 +48,7 @@ def test_it_is_read_and_says_what_was_written(name: str) -> None:
 
 
 def kinds_stored() -> set[str]:
-    found = [read_object(path, 2**20) for path in DATA.rglob("*.json")]
+    found = [read_json(path, 2**20) for path in DATA.rglob("*.json")]
     for path in DATA.rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
             found.append(json.loads((file.metadata() or {}).get("statetrim", "{}")))

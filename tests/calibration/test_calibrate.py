@@ -24,7 +24,7 @@ from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.mixers import find_mixers
-from statetrim.storage.text import Sequences, sequences
+from statetrim.storage.text import Sequences, read_sequences
 
 # Hyper-connections, MoE and vision wrappers share the mixer of the types below.
 PORTABLE = ("delta_net", "gated_deltanet", "kda")
@@ -103,7 +103,7 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(model.path)
-    data = sequences(text, tokenizer, tokens=SETTINGS["tokens"], length=SETTINGS["length"])
+    data = read_sequences(text, tokenizer, tokens=SETTINGS["tokens"], length=SETTINGS["length"])
     loss = torch.zeros((), dtype=torch.float64)
     ids = data.ids.long()
     with recorded(live, modules) as seen:
@@ -290,7 +290,7 @@ def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: P
 
 def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    data = sequences(text, load_tokenizer(model), tokens=320, length=20)
+    data = read_sequences(text, load_tokenizer(model), tokens=320, length=20)
     ready = st.calibrate(model, data, methods=ALL, batch_size=4)
     close(st.calibrate(model, text, methods=ALL, **SETTINGS), ready, 0.0)
     assert ready.lineage["data"] == [data.lineage]

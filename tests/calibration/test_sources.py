@@ -74,13 +74,13 @@ def test_gradients_of_recall_count_only_what_can_be_answered(
     model: st.Checkpoint, whole: Statistics
 ) -> None:
     made = recall_sequences(load_tokenizer(model), 320)
-    assert made.asked is not None
+    assert made.answer_positions is not None
     live: Any = st.load(model)
     total = torch.zeros(())
     for batch in made.batches(4):
         logits = live(input_ids=batch, use_cache=False).logits.double()
         for row in range(len(batch)):
-            for place in made.asked.tolist():
+            for place in made.answer_positions.tolist():
                 total = (
                     total - functional.log_softmax(logits[row, place], -1)[batch[row, place + 1]]
                 )

@@ -20,7 +20,7 @@ from statetrim.evaluation import harness
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_live, load_tokenizer
 from statetrim.runtime.logits import LogitReader, compare_logits
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.tasks import SUITES, TASKS, pages
 
 SHARED = Path(__file__).parents[3] / "shared"
@@ -291,7 +291,7 @@ def test_own_text_is_read_by_both_whole_or_streamed(
     options: dict[str, Any] = {"tasks": ["text"], "text": text, "skip": 100, "limit": 3}
     whole = st.evaluate([small], baseline=model, **options)
     streamed = st.evaluate([small], baseline=model, layerwise=True, **options)
-    ids = sequences(text, load_tokenizer(model), tokens=3 * 512, skip=100).ids.long()
+    ids = read_sequences(text, load_tokenizer(model), tokens=3 * 512, skip=100).ids.long()
     for name, checkpoint_ in zip(whole.models, (model, small), strict=True):
         live = load(checkpoint_)
         with torch.no_grad():

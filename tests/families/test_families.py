@@ -183,7 +183,9 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
         torch.testing.assert_close(
             folded(tokens()).logits, plain(tokens()).logits, rtol=0, atol=5e-5
         )
-    shared = [name for name, o in model.claims.items() if o.claims[0].role == "shared_norm"]
+    shared = [
+        name for name, o in model.channel_rows.items() if o.channel_rows[0].role == "shared_norm"
+    ]
     before, after = tensors_of(paths[0]), tensors_of(paths[1])
     assert bool(shared) == ("mamba" not in str(model.family.mixer_prefixes))
     for name in shared:
@@ -279,7 +281,7 @@ def test_values_and_their_gate_are_told_apart(checkpoint: Load) -> None:
     """qwen3_next, per key head of 12 channels: [ q | k | v v | z z ], values of 8 channels."""
     model = st.open(checkpoint("qwen3_next"))
     fused = model.tensor("model.layers.0.linear_attn.in_proj_qkvz.weight").double()
-    written, read = model.values(0)
+    written, read = model.value_output_weights(0)
     assert torch.equal(written.squeeze(2), fused.unflatten(0, (2, 56))[:, 24:40].reshape(4, 8, 32))
     output = model.tensor("model.layers.0.linear_attn.out_proj.weight").double()
     assert torch.equal(read.squeeze(2), output.mT.unflatten(0, (4, 8)))

@@ -109,8 +109,8 @@ def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, orig
     model = st.open(original / model_type)
     plan = random_plan(model, seed=9)
     surgery = st.prepare(model, plan)
-    for name, owner in model.claims.items():
-        for claim in owner.claims:
+    for name, owner in model.channel_rows.items():
+        for claim in owner.channel_rows:
             if claim.role != "shared_norm" and claim.axis in plan.kept_in_layer(owner.layer):
                 survivors = surgery.cuts[name].masks[claim.dim][claim.rows]  # [heads, channels]
                 kept = plan.kept_in_layer(owner.layer)[claim.axis]

@@ -64,7 +64,7 @@ def check(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path) -> No
         torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
     before, after = tensors_of(model.path), tensors_of(out)
     cut = {name for name in before if before[name].shape != after[name].shape}
-    assert cut <= model.head_claims.keys()
+    assert cut <= model.head_rows.keys()
     assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)
 
 
@@ -117,12 +117,12 @@ def test_every_head_count_reads_back_from_the_edited_config(model_type: str) -> 
 @pytest.mark.parametrize("model_type", [*DELTA, *tiny.HEAD_CONFIGS])
 def test_claims_cover_each_entry_of_a_head_once(model_type: str, checkpoint: Load) -> None:
     model = st.open(checkpoint(model_type))
-    for name, owner in model.head_claims.items():
-        rows = torch.cat([claim.rows.flatten() for claim in owner.claims])
-        dim = owner.claims[0].dim
+    for name, owner in model.head_rows.items():
+        rows = torch.cat([claim.rows.flatten() for claim in owner.channel_rows])
+        dim = owner.channel_rows[0].dim
         assert sorted(rows.tolist()) == list(range(model.tensors[name][1].shape[dim])), name
         heads = {"key": model.geometry.num_k_heads, "value": model.geometry.num_v_heads}
-        assert all(len(claim.rows) == heads[claim.axis] for claim in owner.claims), name
+        assert all(len(claim.rows) == heads[claim.axis] for claim in owner.channel_rows), name
 
 
 def test_the_nested_section_of_a_hub_config_is_edited_too(checkpoint: Load, tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import statetrim as st
 from helpers import tiny
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
-from statetrim.storage.json_file import read_object, write_object
+from statetrim.storage.json_file import read_json, write_json
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 
@@ -25,8 +25,8 @@ def halved(source: Path, target: Path) -> Path:
             save_file(tensors, target / path.name, {"format": "pt"})
         elif path.is_file():
             (target / path.name).write_bytes(path.read_bytes())
-    config = read_object(target / "config.json", 2**20)
-    write_object(target / "config.json", config | {"dtype": "bfloat16"})
+    config = read_json(target / "config.json", 2**20)
+    write_json(target / "config.json", config | {"dtype": "bfloat16"})
     return target
 
 

@@ -11,7 +11,7 @@ import pytest
 import statetrim as st
 from statetrim.errors import StatetrimError
 from statetrim.families.contract import float_field, int_field
-from statetrim.storage.json_file import read_object
+from statetrim.storage.json_file import read_json
 
 Load = Callable[[str], Path]
 
@@ -40,7 +40,7 @@ def test_infinity_stays_out_of_our_own_files(tmp_path: Path) -> None:
     file = tmp_path / "plan.json"
     file.write_text('{"a": Infinity}')
     with pytest.raises(StatetrimError, match="Infinity is not a JSON number"):
-        read_object(file, 100)
+        read_json(file, 100)
 
 
 @pytest.mark.parametrize("value", [math.inf, -math.inf, math.nan])

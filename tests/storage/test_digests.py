@@ -99,7 +99,7 @@ def test_artifacts_of_earlier_versions_are_still_accepted(tmp_path: Path) -> Non
     model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
     st.select(model, "l1", 8).save(tmp_path / "plan.json")
     fields = json.loads((tmp_path / "plan.json").read_text())
-    fields["lineage"]["source"] = sampled(model, model.claims)
+    fields["lineage"]["source"] = sampled(model, model.channel_rows)
     (tmp_path / "old.json").write_text(json.dumps(fields))
     old = st.prune(model, tmp_path / "old.json", tmp_path / "old")
     new = st.prune(model, tmp_path / "plan.json", tmp_path / "new")
@@ -108,7 +108,7 @@ def test_artifacts_of_earlier_versions_are_still_accepted(tmp_path: Path) -> Non
     (tmp_path / "other.json").write_text(json.dumps(fields))
     with pytest.raises(st.StatetrimError, match="another model"):
         st.prune(model, tmp_path / "other.json", tmp_path / "third")
-    assert not model.is_source(None) and not model.is_source(7)
+    assert not model.has_digest(None) and not model.has_digest(7)
 
 
 def test_what_was_hashed_is_kept_until_the_file_changes(
@@ -119,7 +119,7 @@ def test_what_was_hashed_is_kept_until_the_file_changes(
     model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
     first = model.digest
     hashed: list[Path] = []
-    stock = digests._hashed
+    stock = digests._hash_tensors
     monkeypatch.setattr(digests, "_hashed", lambda s: hashed.append(s.path) or stock(s))
     assert st.open(model.path).digest == first and not hashed
     flip(model, next(iter(model.tensors)), 0)  # the time of its content is put back

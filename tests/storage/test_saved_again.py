@@ -25,7 +25,7 @@ def test_it_reads_as_the_hubs_files_do(checkpoint: Load, saved_again: Path) -> N
         for model in (hub, again)
     ]
     assert rows == [[48, 48, 64], [54, 54, 52]], "otherwise nothing is tested"
-    assert not hub.resplit and len(again.resplit) == 3 * len(again.geometry.layers)
+    assert not hub.resplit_tensors and len(again.resplit_tensors) == 3 * len(again.geometry.layers)
     assert all(torch.equal(hub.tensor(name), again.tensor(name)) for name in hub.tensors)
 
 
@@ -39,7 +39,7 @@ def test_its_cut_is_that_of_the_hubs_files(
         plan = st.select(model, "l1", 7, keep_values=values, value_method="readout_l1")
         cut.append(st.prune(model, plan, tmp_path / name))
     hub, again = cut
-    assert not again.resplit and set(hub.tensors) == set(again.tensors)
+    assert not again.resplit_tensors and set(hub.tensors) == set(again.tensors)
     for name, (_, tensor) in hub.tensors.items():
         assert tensor.shape == again.tensors[name][1].shape, name
         assert torch.equal(hub.tensor(name), again.tensor(name)), name

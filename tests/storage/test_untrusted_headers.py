@@ -33,7 +33,7 @@ from helpers.untrusted import (
     many_names,
     prune,
 )
-from statetrim.storage.json_file import parse_object
+from statetrim.storage.json_file import parse_json
 from statetrim.storage.safetensors_file import read_shard
 
 CASES = Cases()
@@ -198,7 +198,7 @@ def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path
 @hypothesis.given(text=any_.binary(max_size=200) | any_.text(max_size=200).map(str.encode))
 def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
     try:
-        assert isinstance(parse_object(text, "it"), dict)
+        assert isinstance(parse_json(text, "it"), dict)
     except st.StatetrimError as error:
         assert "it" in str(error)
 

@@ -13,7 +13,7 @@ import torch
 import statetrim as st
 from helpers import raw
 from helpers.refusal import fingerprint, run
-from statetrim.storage.safetensors_file import BLOCK_BYTES, Cut, read_shard, rewrite_shard
+from statetrim.storage.safetensors_file import BLOCK_BYTES, TensorEdit, read_shard, rewrite_shard
 
 MODEL_TYPE = "qwen3_next"
 NOTE = "note: kernels pad 8 channels to a multiple of 16: memory shrinks, time does not\n"
@@ -53,7 +53,7 @@ def test_keep_all_returns_every_tensor_byte_for_byte(
     for path in sorted(source.glob("*.safetensors")):
         shard = read_shard(path)
         cuts = {
-            tensor.name: Cut({dim: torch.ones(size, dtype=torch.bool)})
+            tensor.name: TensorEdit({dim: torch.ones(size, dtype=torch.bool)})
             for tensor in shard.tensors
             for dim, size in enumerate(tensor.shape[:2])
             if masked
@@ -76,7 +76,7 @@ def test_rows_and_columns_of_a_tensor_larger_than_a_block(tmp_path: Path) -> Non
     keep = {0: torch.rand(rows) < 0.5, 1: torch.rand(columns) < 0.5}
     target = tmp_path / "cut.safetensors"
     with target.open("wb") as file:
-        rewrite_shard(read_shard(path), file, {"w": Cut(keep)}, lambda count: None)
+        rewrite_shard(read_shard(path), file, {"w": TensorEdit(keep)}, lambda count: None)
     header, data = raw.read(target)
     expected = weight.numpy()[keep[0].numpy()][:, keep[1].numpy()]
     assert header["w"]["shape"] == list(expected.shape)
@@ -117,15 +117,15 @@ def test_rows_are_picked_and_never_cast(
     assert before.keys() == after.keys()
     cut = 0
     for name, (entry, data) in before.items():
-        owner = opened.claims.get(name)
+        owner = opened.channel_rows.get(name)
         if owner is None:
             assert after[name] == (entry, data)
             continue
         dropped: set[int] = set()
-        if not any(claim.axis == "key" for claim in owner.claims):
+        if not any(claim.axis == "key" for claim in owner.channel_rows):
             assert after[name] == (entry, data), "values are not cut unasked"
             continue
-        for claim in owner.claims:
+        for claim in owner.channel_rows:
             if claim.axis == "value":
                 continue
             for head, rows in enumerate(claim.rows.tolist()):

@@ -18,7 +18,7 @@ from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Sta
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.mixers import find_mixers
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.surgery.refit import fitted, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
@@ -74,7 +74,9 @@ def projection_of(mixer: torch.nn.Module) -> Any:
 
 def stored(model: st.Checkpoint, layer: int) -> Tensor:
     name = next(
-        n for n, o in model.claims.items() if o.layer == layer and o.claims[0].role == "o_proj"
+        n
+        for n, o in model.channel_rows.items()
+        if o.layer == layer and o.channel_rows[0].role == "o_proj"
     )
     return model.tensor(name)
 
@@ -89,7 +91,7 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
     assert heard.sum_names == set(REFIT_SUM_NAMES)
     damping = 1e-8
     refitted = st.refit(small, heard, out=tmp_path / "refitted", damping=damping)
-    ids = sequences(text, load_tokenizer(model), tokens=640, length=20).ids.long()
+    ids = read_sequences(text, load_tokenizer(model), tokens=640, length=20).ids.long()
     for layer, (features, target) in captured(model, small, ids).items():
         ridge = (damping * features.square().sum(0).mean()).sqrt() * torch.eye(features.shape[1])
         rows = torch.cat([features, ridge.double()]).numpy()

@@ -13,7 +13,7 @@ from helpers import tiny
 from statetrim.evaluation.runner import LONG_MQAR
 from statetrim.evaluation.samples import MQAR_ROWS
 from statetrim.runtime.loading import load_tokenizer
-from statetrim.storage.text import sequences
+from statetrim.storage.text import read_sequences
 from statetrim.tasks import recall
 from statetrim.tasks.generated import (
     echo_sequences,
@@ -42,12 +42,12 @@ def halves(*sequences: Tensor) -> set[tuple[int, ...]]:
 
 def test_recall_asks_for_what_stood_in_the_first_half() -> None:
     made = recall_sequences(Words(), 8000, seed=3)
-    assert made.ids.shape == (31, 252) and made.asked is not None
-    assert made.asked.tolist() == list(range(126, 252, 2))
+    assert made.ids.shape == (31, 252) and made.answer_positions is not None
+    assert made.answer_positions.tolist() == list(range(126, 252, 2))
     for row in made.ids.tolist():
         pairs = dict(zip(row[:126:2], row[1:126:2], strict=True))
         assert len(pairs) == 63
-        assert all(row[place + 1] == pairs[row[place]] for place in made.asked.tolist())
+        assert all(row[place + 1] == pairs[row[place]] for place in made.answer_positions.tolist())
 
 
 def test_no_generated_sequence_is_ever_tested() -> None:
@@ -95,7 +95,7 @@ def test_generated_tokens_are_plain_ones() -> None:
     for made in (recall_sequences(words, 4096), random_sequences(words, 4096, 256)):
         assert int(made.ids.min()) >= 1 and int(made.ids.max()) <= 4094
     drawn = random_sequences(Words(), 2**16, 256)
-    assert len(drawn.ids.unique()) > 4000 and drawn.asked is None
+    assert len(drawn.ids.unique()) > 4000 and drawn.answer_positions is None
     assert not drawn.ids.equal(random_sequences(Words(), 2**16, 256, seed=1).ids)
 
 
@@ -105,10 +105,10 @@ def test_echo_repeats_passages_of_the_text(
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     tokenizer = load_tokenizer(st.open(checkpoint("delta_net")))
     made = echo_sequences(text, tokenizer, 512, 64, skip=100)
-    assert made.ids.shape == (8, 64) and made.asked is not None
+    assert made.ids.shape == (8, 64) and made.answer_positions is not None
     assert made.ids[:, :32].equal(made.ids[:, 32:])
-    assert made.asked.tolist() == list(range(32, 63))
-    once = sequences(text, tokenizer, tokens=256, length=32, skip=100)
+    assert made.answer_positions.tolist() == list(range(32, 63))
+    once = read_sequences(text, tokenizer, tokens=256, length=32, skip=100)
     assert made.ids[:, :32].equal(once.ids)
 
 

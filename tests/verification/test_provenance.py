@@ -51,8 +51,8 @@ def test_every_cut_tensor_is_compared(
     small = prune(model, tmp_path / "small")
     assert faults(model, small) == []
     last = max(model.geometry.layers)
-    for name, owner in small.claims.items():
-        claim = owner.claims[-1]
+    for name, owner in small.channel_rows.items():
+        claim = owner.channel_rows[-1]
         if owner.layer != last or claim.role == "shared_norm":
             continue
         broken = tmp_path / "broken"
@@ -81,7 +81,7 @@ def test_a_refit_passes_and_a_permutation_after_it_does_not(
     sums = st.calibrate(small, text, original=model, tokens=3000, length=50)
     refitted = st.refit(small, sums, out=tmp_path / "refitted")
     assert faults(model, refitted) == []
-    name = next(n for n, o in small.claims.items() if o.claims[0].role == "o_proj")
+    name = next(n for n, o in small.channel_rows.items() if o.channel_rows[0].role == "o_proj")
     rewrite(refitted.path, name, lambda tensor: tensor.roll(1, dims=1))
     (fault,) = faults(model, st.open(refitted.path))
     assert name in fault and "trained after the cut" in fault
@@ -92,7 +92,7 @@ def test_what_a_recovery_trained_may_differ_but_not_move(
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     small = prune(model, tmp_path / "small")
-    name = next(n for n, o in small.claims.items() if o.claims[0].role == "q_proj")
+    name = next(n for n, o in small.channel_rows.items() if o.channel_rows[0].role == "q_proj")
     record = {"format": "statetrim recover", "version": 1, "trained_tensors": [name]}
     (small.path / "statetrim" / "recover.json").write_text(json.dumps(record))
     rewrite(small.path, name, lambda tensor: tensor + 0.05 * torch.randn_like(tensor))

@@ -21,7 +21,7 @@ from helpers.engine import InProcess, gone, stand_in
 from helpers.refusal import run
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.cli import app
-from statetrim.storage.output import output
+from statetrim.storage.output import open_output
 from statetrim.verification.engine import EngineFailed, Request, ask
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
@@ -348,7 +348,7 @@ def test_its_output_is_that_of_one_process_and_asked_for_first(
 ) -> None:
     command = ["verify", str(pair[1]), "--baseline", str(pair[0]), "--engine", "mlx"]
     command += ["--engine-python", sys.executable, "--text", str(text), "-o"]
-    with output(tmp_path / "found.json", "job.json", {"format": "another"}):
+    with open_output(tmp_path / "found.json", "job.json", {"format": "another"}):
         code, err, _ = run([*command, str(tmp_path / "found.json")])
     assert code == 2 and "another process is writing" in err
     code, err, _ = run([*command, str(text / "found.json")])

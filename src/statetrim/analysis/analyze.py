@@ -26,9 +26,9 @@ from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.sequential import LayerWalk
 from ..runtime.states.stored import StateStorage, stored_states
 from ..runtime.states.walk import walk_states
-from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.models import ModelLike, opened
-from ..storage.text import Sequences, sequences
+from ..storage.checkpoint import Checkpoint, require_prunable
+from ..storage.models import ModelLike, as_checkpoint
+from ..storage.text import Sequences, read_sequences
 from ..version import __version__
 
 CHUNK = 64  # tokens; kernels of every library hold their states at this or a multiple of it
@@ -72,7 +72,7 @@ def analyze(
             f"the first {burn_in} tokens are left out of spectra, so sequences of {length} tokens "
             f"leave nothing; make them longer or the burn-in shorter"
         )
-    model, baseline = opened(model), None if baseline is None else opened(baseline)
+    model, baseline = as_checkpoint(model), None if baseline is None else as_checkpoint(baseline)
     if baseline is not None and baseline.geometry.resized(1, 1) != model.geometry.resized(1, 1):
         raise StatetrimError("the baseline has other layers or heads, so nothing would compare")
     models = [model] if baseline is None else [model, baseline]
@@ -252,7 +252,7 @@ def _histogram(singular: Tensor) -> Tensor:
 
 
 def _read_text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
-    return sequences(text, load_tokenizer(with_weights(model)), **options)
+    return read_sequences(text, load_tokenizer(require_prunable(model)), **options)
 
 
 def _stride(every: str | int) -> int:

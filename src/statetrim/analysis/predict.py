@@ -24,7 +24,7 @@ from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..runtime.placement import Placement
 from ..runtime.sequential import LayerWalk
-from ..storage.checkpoint import Checkpoint, with_weights
+from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.text import Sequences
 
 DAMPING = 1e-6
@@ -58,7 +58,7 @@ def predict(
     """
     if set(fitted_on) != set(measured_on) or not fitted_on:
         raise StatetrimError("a prediction needs the same sources to fit and to measure on")
-    live = load_live(with_weights(model), placement)
+    live = load_live(require_prunable(model), placement)
     data = [
         [source.batches(batch_size) for source in sources.values()]
         for sources in (fitted_on, measured_on)
@@ -109,8 +109,8 @@ def _hidden_size(model: Checkpoint) -> int:
     """Rows of the output projections."""
     shapes = [
         model.tensors[name][1].shape
-        for name, layer_rows in model.claims.items()
-        if layer_rows.claims[0].role == "o_proj"
+        for name, layer_rows in model.channel_rows.items()
+        if layer_rows.channel_rows[0].role == "o_proj"
     ]
     return int(shapes[0][0])
 

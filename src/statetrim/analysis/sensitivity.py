@@ -28,10 +28,10 @@ from ..runtime.logits import compare_logits
 from ..runtime.placement import Placement
 from ..runtime.reading import FinalHiddenStates
 from ..runtime.sequential import mixer_calls
-from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.json_file import read_object, write_object
-from ..storage.output import saved
-from ..storage.text import Sequences, sequences
+from ..storage.checkpoint import Checkpoint, require_prunable
+from ..storage.json_file import read_json, write_json
+from ..storage.output import run_and_save
+from ..storage.text import Sequences, read_sequences
 from ..tasks.recall import associations, recalled
 from ..version import __version__
 
@@ -80,9 +80,9 @@ def sensitivity(
     deprecated). `draw` writes `pictures` into a directory, from which they go to their places.
     """
     warn_deprecated_resume(resume)
-    variants = list(_variants(with_weights(model), plans))
+    variants = list(_variants(require_prunable(model), plans))
     tokenizer = load_tokenizer(model)
-    data = sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)
+    data = read_sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)
     lineage = {
         "statetrim": __version__,
         "source": model.digest,
@@ -103,7 +103,14 @@ def sensitivity(
             draw(result, directory)
         return result
 
-    return saved(out, record, measure, Sensitivity.load, ours=[_PARTIAL_FILE], beside=pictures)
+    return run_and_save(
+        out,
+        record,
+        measure,
+        Sensitivity.load,
+        temporary_patterns=[_PARTIAL_FILE],
+        extra_files=pictures,
+    )
 
 
 def _measure(
@@ -133,7 +140,7 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
     identities: set[tuple[int, Axis, int]] = set()
     for plan in plans:
         source = plan.lineage.get("source")
-        if source is not None and not model.is_source(source):
+        if source is not None and not model.has_digest(source):
             raise StatetrimError("a plan was made for another model; select channels of this one")
         tables: dict[Axis, Mapping[int, Tensor]] = {
             "key": plan.kept,
@@ -256,7 +263,7 @@ class _PartialResult:
         self.errors: list[dict[str, float]] = []
         self.cuts: list[LayerCut] = []
         if self.path is not None and self.path.exists():
-            stored = read_object(self.path, _MAX_BYTES)
+            stored = read_json(self.path, _MAX_BYTES)
             self.original = parse_samples(stored["original"])
             self.errors = stored["errors"]
             self.cuts = [parse_cut(cut) for cut in stored["cuts"]]
@@ -282,4 +289,4 @@ class _PartialResult:
             "errors": self.errors,
             "cuts": [asdict(cut) for cut in self.cuts],
         }
-        write_object(self.path, content, indent=None)
+        write_json(self.path, content, indent=None)

@@ -17,8 +17,8 @@ from ..families.contract import MAX_CHANNELS, MAX_HEADS, MAX_LAYERS
 from ..geometry import Geometry
 from ..maths.table import Table
 from ..maths.units import MIB, is_integer_list
-from ..storage.atomic import replacing
-from ..storage.json_file import read_object, write_object
+from ..storage.atomic import atomic_write
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 MAX_JSON_BYTES = 24 * MIB
@@ -142,11 +142,11 @@ class Analysis:
         arrays = save(
             {k: v for name, model in models.items() for k, v in model._named_arrays(name)}
         )
-        with replacing(path.with_suffix(".safetensors")) as temporary_path:
+        with atomic_write(path.with_suffix(".safetensors")) as temporary_path:
             temporary_path.write_bytes(arrays)
         content = header("analysis")
         content["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
-        write_object(path, content | {name: model.summary() for name, model in models.items()})
+        write_json(path, content | {name: model.summary() for name, model in models.items()})
 
     def summary(self) -> dict[str, Any]:
         """What a person or a script reads first; everything else stands in the arrays."""
@@ -184,7 +184,7 @@ class Analysis:
     def load(path: str | Path) -> "Analysis":
         """Both files, once it is certain that they belong together and fit the geometry."""
         path = Path(path)
-        content = read_object(path, MAX_JSON_BYTES)
+        content = read_json(path, MAX_JSON_BYTES)
         check_header(content, "analysis", path)
         arrays = _read_arrays(path.with_suffix(".safetensors"), content.get("arrays_sha256"))
         models = {

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..maths.paired import Interval
 from ..maths.units import MIB
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 _MAX_BYTES = 64 * MIB
@@ -48,11 +48,11 @@ class Prediction:
             }
             for name, errors_by_source in self.errors.items()
         }
-        write_object(path, {**header("prediction"), "errors": errors})
+        write_json(path, {**header("prediction"), "errors": errors})
 
     @staticmethod
     def load(path: Path) -> "Prediction":
-        stored = read_object(path, _MAX_BYTES)
+        stored = read_json(path, _MAX_BYTES)
         check_header(stored, "prediction", path)
         try:
             errors = {
@@ -100,11 +100,11 @@ class Decision:
     measured: Sequence[Candidate]
 
     def save(self, path: Path) -> None:
-        write_object(path, {**header("decision"), **asdict(self)})
+        write_json(path, {**header("decision"), **asdict(self)})
 
     @staticmethod
     def load(path: Path) -> "Decision":
-        stored = read_object(path, _MAX_BYTES)
+        stored = read_json(path, _MAX_BYTES)
         check_header(stored, "decision", path)
         try:
             decision = Decision(

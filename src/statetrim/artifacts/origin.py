@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import StatetrimError
-from ..storage.checkpoint import Checkpoint, inside
-from ..storage.json_file import read_object
-from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
+from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.json_file import read_json
+from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .plan import MAX_PLAN_BYTES
 
 _RECORDS = ("plan", "refit", "recover", "trim")
@@ -33,14 +33,14 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
     try:
-        plan = read_object(inside(model.path, f"{ARTIFACTS}/plan.json"), MAX_PLAN_BYTES)
+        plan = read_json(path_inside(model.path, f"{ARTIFACTS}/plan.json"), MAX_PLAN_BYTES)
     except StatetrimError:
         return {"source": None, "methods": [], "recovered": False}
     lineage = plan.get("lineage")
     source = lineage.get("source") if isinstance(lineage, dict) else None
     methods = [plan.get("method"), plan.get("value_method")]
     return {
-        "source": original.digest if original.is_source(source) else source,
+        "source": original.digest if original.has_digest(source) else source,
         "methods": [name for name in methods if isinstance(name, str) and name != "none"],
         "recovered": (model.path / ARTIFACTS / "recover.json").is_file(),
     }
@@ -80,7 +80,7 @@ def _read_record(model: Checkpoint, name: str) -> dict[str, Any]:
     if not (model.path / ARTIFACTS / name).is_file():
         return {}
     try:
-        return read_object(inside(model.path, f"{ARTIFACTS}/{name}"), MOST_RECORD_BYTES)
+        return read_json(path_inside(model.path, f"{ARTIFACTS}/{name}"), MAX_RECORD_BYTES)
     except StatetrimError:
         return {}
 

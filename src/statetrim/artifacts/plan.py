@@ -13,7 +13,7 @@ from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_
 from ..maths.formatting import list_text, shorten
 from ..maths.table import Table
 from ..maths.units import MIB
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 MAX_PLAN_BYTES = 24 * MIB
@@ -201,7 +201,7 @@ class Plan:
                 raise StatetrimError(f"{label} are not in ascending order without repeats")
 
     def save(self, path: str | Path) -> None:
-        write_object(
+        write_json(
             Path(path),
             {
                 **header("plan"),
@@ -238,7 +238,7 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
-        fields = read_object(Path(path), MAX_PLAN_BYTES)
+        fields = read_json(Path(path), MAX_PLAN_BYTES)
         check_header(fields, "plan", path)
         values, heads = fields.get("kept_values"), fields.get("kept_heads")
         plan = Plan(

@@ -14,7 +14,7 @@ from ..maths.formatting import list_text, score_text, shorten
 from ..maths.paired import Pairs
 from ..maths.table import Table
 from ..maths.units import MIB
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 MAX_BYTES = 1024 * MIB
@@ -116,11 +116,11 @@ class Scores:
         }
 
     def save(self, path: str | Path) -> None:
-        write_object(Path(path), self.as_json(), indent=None)
+        write_json(Path(path), self.as_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> "Scores":
-        stored = read_object(Path(path), MAX_BYTES)
+        stored = read_json(Path(path), MAX_BYTES)
         check_header(stored, "scores", path)
         try:
             models, lineage = stored["models"], stored["lineage"]

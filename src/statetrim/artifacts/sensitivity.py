@@ -14,7 +14,7 @@ from ..geometry import Axis
 from ..maths.formatting import list_text
 from ..maths.paired import Interval, Pairs, difference_interval
 from ..maths.units import MIB
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 SOURCES = ("text", "random", "recall")
@@ -137,11 +137,11 @@ class Sensitivity:
 
     def save(self, path: str | Path) -> None:
         fields = {**header("sensitivity"), "finding": self.sentence}
-        write_object(Path(path), {**fields, **asdict(self)}, indent=None)
+        write_json(Path(path), {**fields, **asdict(self)}, indent=None)
 
     @staticmethod
     def load(path: str | Path) -> "Sensitivity":
-        stored = read_object(Path(path), _MAX_BYTES)
+        stored = read_json(Path(path), _MAX_BYTES)
         check_header(stored, "sensitivity", path)
         try:
             sensitivity = Sensitivity(

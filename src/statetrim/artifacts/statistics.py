@@ -13,7 +13,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..maths.formatting import list_text
-from ..storage.models import loaded
+from ..storage.models import load_if_path
 from ..storage.safetensors_file import save_tensors
 from .header import check_header, header
 
@@ -189,7 +189,7 @@ def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[
 
 def merge(statistics: Iterable[Statistics | str | Path]) -> Statistics:
     """Add up statistics, in the order given."""
-    first, *others = (loaded(Statistics.load, item) for item in statistics)
+    first, *others = (load_if_path(Statistics.load, item) for item in statistics)
     for other in others:
         first = first + other
     return first

@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
 from ..maths.units import MIB, is_number
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 _MAX_BYTES = 16 * MIB
@@ -51,11 +51,11 @@ class Sweep:
         return f"<Sweep of {shorten(self.model)}: {list_text(shapes, 8)}>"
 
     def save(self, path: str | Path) -> None:
-        write_object(Path(path), {**header("sweep"), **asdict(self)})
+        write_json(Path(path), {**header("sweep"), **asdict(self)})
 
     @staticmethod
     def load(path: str | Path) -> "Sweep":
-        stored = read_object(Path(path), _MAX_BYTES)
+        stored = read_json(Path(path), _MAX_BYTES)
         check_header(stored, "sweep", path)
         try:
             points = [

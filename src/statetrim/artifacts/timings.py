@@ -9,7 +9,7 @@ from ..errors import StatetrimError
 from ..maths.formatting import list_text, quantity_text
 from ..maths.table import Table
 from ..maths.units import MIB, is_number
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 MAX_BYTES = 64 * MIB
@@ -91,11 +91,11 @@ class Timings:
         }
 
     def save(self, path: str | Path) -> None:
-        write_object(Path(path), self.as_json())
+        write_json(Path(path), self.as_json())
 
     @classmethod
     def load(cls, path: str | Path) -> "Timings":
-        stored = read_object(Path(path), MAX_BYTES)
+        stored = read_json(Path(path), MAX_BYTES)
         check_header(stored, "timings", path)
         try:
             models, lineage = stored["models"], stored["lineage"]

@@ -24,8 +24,8 @@ from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, all_opened, opened
-from ..storage.output import saved
+from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
+from ..storage.output import run_and_save
 from ..version import __version__
 from .peak_memory import measure_peak_memory
 from .served import benchmark_vllm
@@ -86,7 +86,7 @@ def benchmark(
     placement = Placement(device, device_map, max_memory, dtype)
     if not 0 < memory_gib <= 2**20:
         raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
-    checkpoints = [opened(baseline), *all_opened(models)]
+    checkpoints = [as_checkpoint(baseline), *as_checkpoints(models)]
     dtype_name = None if dtype is None else str(placement.torch_dtype).removeprefix("torch.")
     settings = [batches, lengths, rounds, dtype_name, engine, requests, memory_gib, prefix_caching]
     settings += [str(location) for location in (device, device_map) if location is not None]
@@ -120,7 +120,7 @@ def benchmark(
                 after, baseline=before, python=python, loads=loads, progress=report
             )
 
-    return saved(out, record, run_benchmark, Timings.load)
+    return run_and_save(out, record, run_benchmark, Timings.load)
 
 
 def _benchmark_in_process(

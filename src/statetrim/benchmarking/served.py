@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ..artifacts.timings import Timing, Timings, unique_names
 from ..progress import OnProgress, Progress, ignore_progress
-from ..storage.checkpoint import with_weights
-from ..storage.models import ModelLike, all_opened, opened
+from ..storage.checkpoint import require_prunable
+from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..version import __version__
 from .vllm_server import LoadResult, ServerLoad, serve_under_load
 
@@ -24,7 +24,7 @@ def benchmark_vllm(
 
     `python` is that of the environment vLLM is installed in.
     """
-    checkpoints = [with_weights(m) for m in (opened(baseline), *all_opened(models))]
+    checkpoints = [require_prunable(m) for m in (as_checkpoint(baseline), *as_checkpoints(models))]
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
     records: list[Timing] = []
     logs: dict[str, list[str]] = {}

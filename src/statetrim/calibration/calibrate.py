@@ -23,10 +23,10 @@ from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.processes import DistributedContext
-from ..storage.checkpoint import Checkpoint, check_values, with_weights
-from ..storage.models import ModelLike, opened
+from ..storage.checkpoint import Checkpoint, check_values_prunable, require_prunable
+from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
-from ..storage.text import Sequences, sequences
+from ..storage.text import Sequences, read_sequences
 from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
 from .hooks import calibration_hooks
@@ -82,13 +82,13 @@ def calibrate(
     """
     warn_deprecated_resume(resume)
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
-    model = opened(model)
+    model = as_checkpoint(model)
     if out is not None:
         check_writable(out)
     if original is None:
         sum_names = _needed_sums(methods or _default_methods(model), layerwise)
     else:
-        original = with_weights(opened(original))
+        original = require_prunable(as_checkpoint(original))
         check_cut_from(original, model)
         sum_names = sorted(REFIT_SUM_NAMES)
     recall = _default_recall_share(text) if recall is None else recall
@@ -127,7 +127,7 @@ def _default_methods(model: Checkpoint) -> list[str]:
     if model.family.channel_refusal(model.config):
         return [HEAD_METHOD]
     try:
-        check_values(model)
+        check_values_prunable(model)
     except StatetrimError:
         return [KEY_METHOD]
     return [KEY_METHOD, VALUE_METHOD]
@@ -212,12 +212,14 @@ def _load_sources(
         )
     if not generated_shares and isinstance(text, Sequences):
         return {TEXT: text}
-    tokenizer = load_tokenizer(with_weights(model))
+    tokenizer = load_tokenizer(require_prunable(model))
     text_tokens = tokens - sum(int(share * tokens) for share in generated_shares.values())
     if isinstance(text, Sequences):
         sources = {TEXT: text}
     else:
-        sources = {TEXT: sequences(text, tokenizer, tokens=text_tokens, length=length, skip=skip)}
+        sources = {
+            TEXT: read_sequences(text, tokenizer, tokens=text_tokens, length=length, skip=skip)
+        }
     for kind, share in generated_shares.items():
         count = int(share * tokens)
         if kind == "recall":
@@ -267,7 +269,7 @@ class _BatchRunner:
             _enable_projection_gradients(live)
             reader = LogitReader(live)  # whose probe is not counted
         with hooks:
-            self._run_batches(live, reader, self.sums[source], remaining, data.asked)
+            self._run_batches(live, reader, self.sums[source], remaining, data.answer_positions)
 
     def _run_batches(
         self,

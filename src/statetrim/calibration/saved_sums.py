@@ -8,7 +8,7 @@ from typing import Any
 
 from ..artifacts.statistics import TEXT, Statistics
 from ..runtime.processes import DistributedContext
-from ..storage.output import Output, output, partial_of
+from ..storage.output import Output, open_output, partial_path
 from ..storage.space import check_space
 from .sums import Sums, to_statistics
 
@@ -30,14 +30,14 @@ class SavedSums:
             ranks,
             lineage,
         )
-        self.path = partial_of(out) / f"sums-{ranks.rank}-of-{ranks.world_size}.safetensors"
+        self.path = partial_path(out) / f"sums-{ranks.rank}-of-{ranks.world_size}.safetensors"
         self.save_seconds, self.saved_at = save_seconds, time.monotonic()
         self.space_checked = False
 
     @property
     def layerwise_directory(self) -> Path:
         """The directory of a walk from layer to layer."""
-        return partial_of(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world_size}"
+        return partial_path(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world_size}"
 
     @property
     def is_finished(self) -> bool:
@@ -105,7 +105,7 @@ def open_saved_sums(
                 ["sums-*.safetensors", "walk-*"],
             )
             partial_output = stack.enter_context(
-                output(out, "job.json", record, files=files, ours=temporary_patterns)
+                open_output(out, "job.json", record, files=files, ours=temporary_patterns)
             )
         ranks.barrier()  # until the place is this job's
         yield SavedSums(out, partial_output, ranks, lineage, save_seconds)

@@ -150,7 +150,7 @@ def parse_names(text: str) -> list[str]:
 
 def check_output_free(output: Path) -> None:
     """At once, unless a killed command is to be finished."""
-    from ..storage.output import partial_of, refuse_existing
+    from ..storage.output import check_absent, partial_path
 
-    if not partial_of(output).exists():
-        refuse_existing(output)
+    if not partial_path(output).exists():
+        check_absent(output)

@@ -84,10 +84,10 @@ def tasks(value: str) -> str:
 
 def text_source(value: str | None) -> str | None:
     """A source of text."""
-    from ..storage.text import check_source
+    from ..storage.text import check_text_source
 
     if value is not None:
-        check_source(value)
+        check_text_source(value)
     return value
 
 

@@ -23,7 +23,7 @@ from ..serving.engine_names import ENGINE_NAMES, command_with_comment, engine_na
 from ..serving.engines import Shape, compatibility_of_geometry
 from ..serving.shapes import refusing_engines
 from ..storage.checkpoint import Checkpoint
-from ..storage.json_file import read_object
+from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS
 from . import terminal
 from .measures.evaluate import show_scores, show_verdict
@@ -211,7 +211,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         text = f"{cut.path} is already complete; nothing was run"
         terminal.note(text)
     artifacts = cut.path / ARTIFACTS
-    record, scores = read_object(artifacts / RECORD, MIB), Scores.load(artifacts / "scores.json")
+    record, scores = read_json(artifacts / RECORD, MIB), Scores.load(artifacts / "scores.json")
     verdict = ship_verdict(scores, scores.models[1], cut)
     if as_json:
         results = {"scores": scores.as_json(samples=False), "ship": verdict.as_json()}
@@ -219,7 +219,7 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         terminal.print_json({"output": str(cut.path), **results, **record})
         return
     if (artifacts / DECISION).exists():
-        terminal.note(read_object(artifacts / DECISION, MIB)["sentence"])
+        terminal.note(read_json(artifacts / DECISION, MIB)["sentence"])
     terminal.print_text(columns_text(scores))
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     checks, state_storage = record["checks"], scores.lineage.get("state")

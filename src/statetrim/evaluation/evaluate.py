@@ -21,8 +21,8 @@ from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..runtime.processes import DistributedContext
 from ..runtime.states.stored import StateStorage
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, all_opened, opened, short_names
-from ..storage.output import output
+from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
+from ..storage.output import open_output
 from ..storage.space import check_writable
 from ..tasks import TASKS, WITHOUT_HARNESS, Task, find_tasks
 from ..version import __version__
@@ -71,7 +71,7 @@ def evaluate(
     chosen_tasks = find_tasks(tasks)
     if any(task.kind not in WITHOUT_HARNESS for task in chosen_tasks):
         harness.silence_libraries()
-    checkpoints = [opened(baseline), *all_opened(models)]
+    checkpoints = [as_checkpoint(baseline), *as_checkpoints(models)]
     without_weights = next((model.path for model in checkpoints if not model.shards), None)
     if without_weights is not None:
         raise StatetrimError(f"{without_weights} holds no weights, so there is nothing to evaluate")
@@ -105,7 +105,7 @@ def evaluate(
             record = {"format": "statetrim evaluate", **lineage}
             files = {"scores.json": Path(out)}
             partial_output = stack.enter_context(
-                output(out, "job.json", record, files=files, ours=task_files)
+                open_output(out, "job.json", record, files=files, ours=task_files)
             )
             finished = FinishedTasks(partial_output.path, names)
         if any(ranks.all_gather(partial_output is not None and partial_output.done)):

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from ..artifacts.scores import MAX_BYTES, Score, parse_score
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 
 
 class FinishedTasks:
@@ -18,13 +18,13 @@ class FinishedTasks:
     def load(self, model: str, task: str) -> list[Score] | None:
         if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
             return None
-        stored = read_object(self.directory / self.file_name(model, task), MAX_BYTES)
+        stored = read_json(self.directory / self.file_name(model, task), MAX_BYTES)
         return [parse_score(score) for score in stored["scores"]]
 
     def save(self, model: str, task: str, scores: list[Score]) -> None:
         if self.directory is not None:
             content = {"scores": [asdict(score) for score in scores]}
-            write_object(self.directory / self.file_name(model, task), content, indent=None)
+            write_json(self.directory / self.file_name(model, task), content, indent=None)
 
     def file_name(self, model: str, task: str) -> str:
         safe_names = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]

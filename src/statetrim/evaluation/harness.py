@@ -12,7 +12,7 @@ import torch
 
 from ..artifacts.scores import Score, Unit
 from ..errors import StatetrimError, is_out_of_memory
-from ..storage.text import datasets_library
+from ..storage.text import import_datasets
 from ..tasks import Task
 
 ProgressCallback = Callable[[int, int], None]
@@ -232,7 +232,7 @@ def silence_libraries() -> None:
     stock_tasks_directory()
     from transformers.utils import logging as transformers_logging
 
-    datasets_library().disable_progress_bars()
+    import_datasets().disable_progress_bars()
     transformers_logging.disable_progress_bar()
     transformers_logging.set_verbosity_error()
     for name in ("lm_eval", "datasets"):

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..storage.text import sequences
+from ..storage.text import read_sequences
 from ..tasks import Row, Task, define, pages, prepare_rows, recall
 from . import harness
 
@@ -48,7 +48,7 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
     if task.kind in ("agreement", "text"):
         if task.kind == "text":
             assert source.text is not None
-            ids = sequences(
+            ids = read_sequences(
                 source.text,
                 tokenizer,
                 tokens=source.text_tokens,

@@ -8,7 +8,7 @@ from typing import Any
 from ..artifacts.origin import SeenText, read_seen_texts
 from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint
-from ..storage.text import sequences
+from ..storage.text import read_sequences
 from .samples import SampleSource
 
 _MAX_TOKENS_READ = 2**23  # tokens; the text of a longer training is known by its name alone
@@ -58,7 +58,7 @@ def _is_same_text(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
     if record.skip + tokens > _MAX_TOKENS_READ:
         return record.text == str(text)
     try:
-        text_sequences = sequences(
+        text_sequences = read_sequences(
             text, tokenizer, tokens=tokens, length=record.length, skip=record.skip
         )
     except StatetrimError:  # too short to be that text

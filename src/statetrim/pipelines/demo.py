@@ -12,8 +12,8 @@ from ..artifacts.scores import Scores
 from ..defaults import KEY_METHOD
 from ..progress import OnProgress
 from ..serving.deployment import ship_verdicts
-from ..storage.atomic import replacing
-from ..storage.output import complete, output, refuse_existing
+from ..storage.atomic import atomic_write
+from ..storage.output import check_absent, is_complete, open_output
 from ..version import __version__
 from . import demo_model
 from .demo_model import DOCUMENT_TOKENS, MAX_PAIRS
@@ -62,21 +62,21 @@ def run(
     `command` runs a line of the command line, quietly or not, `say` shows one, and `training`
     shows how far the training is.
     """
-    refuse_existing(out)
+    check_absent(out)
     record = {"format": "statetrim demo", "statetrim": __version__}
     torch.set_num_threads(1)  # the matrices are so small that threads only wait for each other
     start = time.monotonic()
-    with output(out, "demo.json", record) as output_dir:
+    with open_output(out, "demo.json", record) as output_dir:
         print_line("# a model of 117 thousand parameters is trained to recall 16 pairs")
         model = output_dir.path / "MODEL"
-        if not complete(model):
-            with replacing(model) as model_path, training_progress as progress:
+        if not is_complete(model):
+            with atomic_write(model) as model_path, training_progress as progress:
                 demo_model.train(model_path, progress)
         demo_model.write_text(output_dir.path / "text.jsonl", DOCUMENT_COUNT)
         with chdir(output_dir.path):
             for line in COMMANDS:
                 arguments = shlex.split(line)
-                if "-o" not in arguments or not complete(
+                if "-o" not in arguments or not is_complete(
                     Path(arguments[arguments.index("-o") + 1])
                 ):
                     print_line(f"$ statetrim {line}")

@@ -15,10 +15,10 @@ from ..methods import find_method
 from ..serving.engine_names import engine_name
 from ..serving.shapes import Candidate
 from ..serving.target import Target, target_from_options, targets_within_share
-from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.json_file import read_object, write_object
-from ..storage.output import refuse_existing
-from ..storage.text import check_source
+from ..storage.checkpoint import Checkpoint, require_prunable
+from ..storage.json_file import read_json, write_json
+from ..storage.output import check_absent
+from ..storage.text import check_text_source
 from ..tasks import find_tasks
 from ..version import __version__
 from . import estimate
@@ -77,8 +77,8 @@ class Job:
 
     def check(self) -> None:
         """Refuse what cannot be, before anything is written."""
-        with_weights(self.model)
-        check_source(self.options.text)
+        require_prunable(self.model)
+        check_text_source(self.options.text)
         options = self.options
         if options.limit < 2 or options.batch_size < 1 or options.length < 2:
             raise StatetrimError("take a limit of 2 or more, batches of 1, and sequences of 2")
@@ -186,8 +186,8 @@ class Job:
         it asks for it, where memory ran out."""
         path = directory / "layerwise.json"
         if not path.exists() or self.options.layerwise:
-            write_object(path, {"layerwise": self.streams_weights})
-        layerwise = read_object(path, MIB).get("layerwise") is True
+            write_json(path, {"layerwise": self.streams_weights})
+        layerwise = read_json(path, MIB).get("layerwise") is True
         return replace(self, options=replace(self.options, layerwise=layerwise))
 
 
@@ -214,7 +214,7 @@ def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -
     return {
         **header("trim"),
         "statetrim": __version__,
-        "source": with_weights(model).digest,
+        "source": require_prunable(model).digest,
         "weights": model.digest,
         **{name: value for name, value in values.items() if name in names},
         "text_stamp": _file_stamps(Path(options.text)),
@@ -227,7 +227,7 @@ def is_comparable(model: Checkpoint, out: Path) -> bool:
     """
     if model.downloaded and out.exists():
         return True
-    refuse_existing(out)
+    check_absent(out)
     return False
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ..artifacts.scores import Scores
 from ..geometry import Geometry
-from ..storage.output import complete
+from ..storage.output import is_complete
 from .stages import StageRunner
 
 
@@ -18,7 +18,7 @@ def measure_cut(runner: StageRunner) -> Scores:
     job, directory = runner.job, runner.directory
     name = shape_name(job.after)
     path = directory / f"scores-{name}.json"
-    if not complete(path):
+    if not is_complete(path):
         cut = runner.ensure_pruned(f"cut-{name}", runner.ensure_plan(plan_name(job.after)))
         runner.ensure_scores(
             [runner.ensure_refitted(cut, f"fitted-{name}") if job.runs_refit else cut], path

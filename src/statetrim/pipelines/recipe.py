@@ -13,8 +13,8 @@ import yaml
 
 from ..errors import StatetrimError, check_option_names
 from ..maths.formatting import shorten
-from ..storage.json_file import read_object
-from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
+from ..storage.json_file import read_json
+from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .options import TrimOptions
 
 OPTIONS = tuple(field.name.rstrip("_") for field in fields(TrimOptions))  # `for`, not `for_`
@@ -58,7 +58,7 @@ def recipe_of_result(result: str | Path) -> dict[str, Any]:
         raise StatetrimError(
             f"{directory} is not a result of trim: it has no {ARTIFACTS}/trim.json"
         )
-    record = read_object(trim_record if trim_record.is_file() else sweep_record, MOST_RECORD_BYTES)
+    record = read_json(trim_record if trim_record.is_file() else sweep_record, MAX_RECORD_BYTES)
     origin = record if trim_record.is_file() else record.get("lineage")
     stored_options = origin.get("recipe") if isinstance(origin, dict) else None
     if (

@@ -16,9 +16,9 @@ from ..methods import find_method
 from ..progress import ShowProgress, progress_reporter
 from ..runtime.placement import Dtype, MaxMemory, Placement
 from ..selection.select import select
-from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.models import ModelLike, opened
-from ..storage.output import partial_of, refuse_existing
+from ..storage.checkpoint import Checkpoint, require_prunable
+from ..storage.models import ModelLike, as_checkpoint
+from ..storage.output import check_absent, partial_path
 from ..storage.space import check_writable
 
 WIDTHS = (0.5, 0.25)
@@ -59,7 +59,7 @@ def sensitivity(
     figure_paths, draw = _figure_outputs(out, figures)
     if out is not None:
         _check_outputs(Path(out), *figure_paths.values())
-    checkpoint = with_weights(opened(model))
+    checkpoint = require_prunable(as_checkpoint(model))
     calibrated_methods = [name for name in (method, value_method) if find_method(name).needs]
     statistics = None
     if calibrated_methods:
@@ -100,8 +100,8 @@ def _check_outputs(out: Path, *figure_paths: Path) -> None:
     """Before calibration, which takes long."""
     for path in (out, *figure_paths):
         check_writable(path)
-    if not partial_of(out).exists():
-        refuse_existing(out, *figure_paths)
+    if not partial_path(out).exists():
+        check_absent(out, *figure_paths)
 
 
 def _figure_outputs(

@@ -14,7 +14,7 @@ from ..artifacts.losses import metric_loss, recall_change
 from ..artifacts.plan import Plan
 from ..maths.paired import Interval
 from ..runtime.loading import load_tokenizer
-from ..storage.text import Sequences, sequences
+from ..storage.text import Sequences, read_sequences
 from ..tasks.recall import associations
 from .estimate import free_memory
 from .job import EVAL_LENGTH, Job
@@ -79,7 +79,7 @@ def _predict(
     tokenizer = load_tokenizer(job.model)
     fitting_data, measuring_data = (
         {
-            "text": sequences(
+            "text": read_sequences(
                 options.text, tokenizer, tokens=count, length=options.length, skip=skip
             ),
             "recall": _recall_sequences(len(tokenizer), count, seed),

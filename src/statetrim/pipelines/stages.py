@@ -20,8 +20,8 @@ from ..runtime.placement import Placement
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
-from ..storage.json_file import read_object, write_object, write_text
-from ..storage.output import ARTIFACTS, CARD, complete
+from ..storage.json_file import read_json, write_json, write_text
+from ..storage.output import ARTIFACTS, CARD, is_complete
 from ..surgery.check import check_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
@@ -66,7 +66,7 @@ class StageRunner:
         refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
         final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
         scores_path = self.directory / "scores.json"
-        if not complete(scores_path):
+        if not is_complete(scores_path):
             intermediate = [pruned] if final is not pruned else []
             self.ensure_scores([final, *intermediate, *self.ensure_control()], scores_path)
         if self.job.runs_benchmark:
@@ -79,7 +79,7 @@ class StageRunner:
         verdict = ship_verdict(scores, scores.models[1], final)
         write_text(card, with_measurements(card.read_text(encoding="utf-8"), scores, verdict))
         findings = {"checks": checks, "warnings": list(verdict.warnings)}
-        write_object(
+        write_json(
             artifacts_dir / RECORD, record | findings | {"measured_from": self.job.eval_offset}
         )
         return final.path
@@ -105,7 +105,7 @@ class StageRunner:
             with self.observer.progress("refitting") as progress:
                 refit(pruned, Statistics.load(path), out=out, progress=progress)
 
-        if not job.removes_heads and not complete(out):
+        if not job.removes_heads and not is_complete(out):
             self._run_stage("refit", "calibrate for the refit", path, collect)
         self._run_stage("refit", "refit", out, make)
         return open_checkpoint(out, job.model.family)
@@ -217,10 +217,10 @@ class StageRunner:
             placement = replace(placement, layerwise=True)  # both models at once, in float32
 
         def make() -> None:
-            write_object(path, asdict(check_cut(model, plan, cut, placement=placement)))
+            write_json(path, asdict(check_cut(model, plan, cut, placement=placement)))
 
         self._run_stage("check", "check", path, make)
-        return read_object(path, MIB)
+        return read_json(path, MIB)
 
     def ensure_control(self) -> list[Checkpoint]:
         """A random cut to the same shape: what a method must beat."""
@@ -259,7 +259,7 @@ class StageRunner:
         self.observer.on_step(step if shared else self.step or step)
         if self.shape and not shared:
             name = f"{name} ({self.shape})"
-        if complete(artifact):
+        if is_complete(artifact):
             self.observer.on_cached(name)
         else:
             self.observer.on_start(name)

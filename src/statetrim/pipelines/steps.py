@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Unpack
 
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, as_checkpoint
 from . import estimate as cost
 from .estimate import Machine, Step
 from .job import EVAL_LENGTH, RECOVERY_BATCH_SIZE, Job
@@ -23,7 +23,7 @@ def estimate(
     within a factor of two or three.
     """
     options = with_changes("estimate", options, changes)
-    job = Job.from_options(opened(model, weights="headers"), options)
+    job = Job.from_options(as_checkpoint(model, weights="headers"), options)
     job.check()
     return steps(job, Machine.measure(options.placement))
 

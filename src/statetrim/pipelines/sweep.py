@@ -16,8 +16,8 @@ from ..errors import StatetrimError
 from ..progress import ShowProgress
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, opened
-from ..storage.output import already_done, complete, output
+from ..storage.models import ModelLike, as_checkpoint
+from ..storage.output import already_done, is_complete, open_output
 from ..storage.space import check_writable
 from .job import Job, is_comparable, recipe_record
 from .job import job_record as trim_record
@@ -46,7 +46,7 @@ def sweep(
     except those that say what to keep.
     """
     options = with_changes("sweep", options, changes)
-    checkpoint = opened(model)
+    checkpoint = as_checkpoint(model)
     jobs = jobs_by_shape(checkpoint, shapes, options)
     return run(checkpoint, jobs, options, Path(out), watch or ProgressObserver(progress))
 
@@ -90,7 +90,7 @@ def run(
         for job in jobs.values():
             job.check()
         check_writable(out)
-    with output(out, RECORD, record, free=CHANGEABLE_OPTIONS) as output_dir:
+    with open_output(out, RECORD, record, free=CHANGEABLE_OPTIONS) as output_dir:
         if not output_dir.done:
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [
@@ -119,7 +119,7 @@ def run(
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     """Last, because it names plans by their place; a killed run's rerun makes up for it."""
-    if not complete(out / "report"):
+    if not is_complete(out / "report"):
         observer.on_step("report")
         observer.on_start("report")
         report([model, out], out / "report")

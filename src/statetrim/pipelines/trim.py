@@ -15,11 +15,11 @@ from ..progress import ShowProgress
 from ..reporting.report import report
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint
-from ..storage.json_file import read_object
-from ..storage.models import ModelLike, opened
-from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES, already_done, complete, output
+from ..storage.json_file import read_json
+from ..storage.models import ModelLike, as_checkpoint
+from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES, already_done, is_complete, open_output
 from ..storage.space import check_writable
-from ..storage.text import sequences
+from ..storage.text import read_sequences
 from .job import CONTROL_METHOD, EVAL_LENGTH, Job, is_comparable, recipe_record
 from .observer import Observer, ProgressObserver
 from .options import TrimFields, TrimOptions, with_changes
@@ -52,7 +52,9 @@ def trim(
     resumes after an interruption. A `watch` is notified of each stage, and replaces `progress`.
     """
     options = with_changes("trim", options, changes)
-    return run(Job.from_options(opened(model), options), out, watch or ProgressObserver(progress))
+    return run(
+        Job.from_options(as_checkpoint(model), options), out, watch or ProgressObserver(progress)
+    )
 
 
 def is_finished(job: Job, out: str | Path) -> bool:
@@ -70,7 +72,7 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
         job.check()
         check_writable(out)
         _check_text(job)
-    with output(out, RECORD, record, ours=STAGE_FILES, free=CHANGEABLE_OPTIONS) as output_dir:
+    with open_output(out, RECORD, record, ours=STAGE_FILES, free=CHANGEABLE_OPTIONS) as output_dir:
         if not output_dir.done:
             lineage = recipe_record(job.model, job.options)
             job = job.with_fixed_layerwise(output_dir.path)
@@ -87,13 +89,13 @@ def _check_text(job: Job) -> None:
     """A local text that is too short is refused now, not after an hour of calibration."""
     text, tokens = job.options.text, job.total_text_tokens
     if Path(text).exists() and EVAL_LENGTH <= tokens <= _MAX_COUNTED_TOKENS:
-        sequences(text, load_tokenizer(job.model), tokens=tokens, length=EVAL_LENGTH)
+        read_sequences(text, load_tokenizer(job.model), tokens=tokens, length=EVAL_LENGTH)
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
     """Last, because it names the result by its place; a killed run's rerun makes up for it."""
     artifacts_dir = out / ARTIFACTS
-    if complete(artifacts_dir / "report"):
+    if is_complete(artifacts_dir / "report"):
         return
     observer.on_step("report")
     observer.on_start("report")
@@ -108,7 +110,7 @@ def _check_same_measurement(job: Job, out: Path) -> None:
     path = out / ARTIFACTS / RECORD
     if not path.is_file():
         return
-    stored = read_object(path, MOST_RECORD_BYTES)
+    stored = read_json(path, MAX_RECORD_BYTES)
     differing = [name for name, value in job.record.items() if stored.get(name) != value]
     if differing and {*differing} <= {*MEASUREMENT_OPTIONS}:
         raise StatetrimError(

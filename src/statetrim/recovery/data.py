@@ -11,7 +11,7 @@ from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
-from ..storage.text import Sequences, documents, sequences
+from ..storage.text import Sequences, documents, read_sequences
 from ..tasks.generated import recall_sequences
 from .options import RecoverOptions
 
@@ -72,7 +72,9 @@ def load_training_rows(
             raise StatetrimError("teacher and student have different tokenizers")
     is_recall = _spread_evenly(steps * batch_size, recall_share)
     text_rows, recall_rows = int((~is_recall).sum()), int(is_recall.sum())
-    text_sequences = sequences(text, tokenizer, tokens=text_rows * length, length=length, skip=skip)
+    text_sequences = read_sequences(
+        text, tokenizer, tokens=text_rows * length, length=length, skip=skip
+    )
     if not recall_rows:
         return TrainingRows(text_sequences.ids, text_sequences.lineage)
     held_out_rows = min(MAX_HELD_OUT_ROWS, max(1, HELD_OUT_TOKENS // length))
@@ -80,10 +82,10 @@ def load_training_rows(
         recall_sequences(tokenizer, rows * length, options.seed, length=length, use=use)
         for rows, use in ((recall_rows, "recovery"), (held_out_rows, "held out"))
     )
-    assert recall_text.asked is not None
+    assert recall_text.answer_positions is not None
     ids = torch.empty(len(is_recall), length, dtype=torch.int32)
     ids[~is_recall], ids[is_recall] = text_sequences.ids, recall_text.ids
-    recall = RecallRows(is_recall, recall_text.asked, held_out.ids)
+    recall = RecallRows(is_recall, recall_text.answer_positions, held_out.ids)
     return TrainingRows(ids, text_sequences.lineage | {"recall": recall_text.lineage}, recall)
 
 

@@ -22,19 +22,19 @@ from ..errors import StatetrimError, check_option_names, warn_deprecated_resume
 from ..progress import OnProgress, ShowProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, default_device
-from ..storage.atomic import replacing
-from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
-from ..storage.companions import copy_unchanged, newer
-from ..storage.json_file import read_object, write_object, write_text
-from ..storage.models import ModelLike, opened
+from ..storage.atomic import atomic_write
+from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
+from ..storage.companions import copy_all_but_weights, is_newer
+from ..storage.json_file import read_json, write_json, write_text
+from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (
     ARTIFACTS,
     CARD,
-    MOST_RECORD_BYTES,
+    MAX_RECORD_BYTES,
     Output,
     already_done,
-    output,
-    partial_of,
+    open_output,
+    partial_path,
 )
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space, check_writable
@@ -71,12 +71,12 @@ def recover(
     warn_deprecated_resume(resume)
     check_option_names("recover", changes, [field.name for field in fields(RecoverOptions)])
     options = replace(options or RecoverOptions(), **changes)
-    teacher = None if teacher is None else opened(teacher)
+    teacher = None if teacher is None else as_checkpoint(teacher)
     if options.control:
         if teacher is None:
             raise StatetrimError("a control run trains the original model: give it as --teacher")
         student = teacher
-    student = opened(student)
+    student = as_checkpoint(student)
     _check_options(options, student, teacher)
     check_writable(out)
     data = load_training_rows(student, teacher, text, options)
@@ -118,7 +118,7 @@ class _RecoveryRun:
     @property
     def partial(self) -> Path:
         """Where the result grows; all processes write there, one of them holds its lock."""
-        return partial_of(self.out)
+        return partial_path(self.out)
 
     def train_full(self) -> None:
         """The whole model at once, in as many processes as were started."""
@@ -205,7 +205,7 @@ class _RecoveryRun:
 
     @contextmanager
     def _open_output(self) -> Iterator[Output]:
-        with output(self.out, RECORD, self.record) as partial_output:
+        with open_output(self.out, RECORD, self.record) as partial_output:
             if not partial_output.done:
                 student_bytes = sum(shard.path.stat().st_size for shard in self.student.shards)
                 check_space(partial_output.path, student_bytes)
@@ -266,7 +266,7 @@ class _RecoveryRun:
 
     def _is_written(self) -> bool:
         """Whether only the last step, the new name, is missing."""
-        return "curve" in read_object(self.partial / ARTIFACTS / RECORD, MOST_RECORD_BYTES)
+        return "curve" in read_json(self.partial / ARTIFACTS / RECORD, MAX_RECORD_BYTES)
 
     def _write_checkpoint(
         self,
@@ -281,8 +281,8 @@ class _RecoveryRun:
             replacements |= update.replacements(self.student, trained)
         for source in self.student.shards:
             target = self.partial / source.path.name
-            if not target.exists() or newer(source.path, target):
-                with replacing(target) as scratch, scratch.open("xb") as file:
+            if not target.exists() or is_newer(source.path, target):
+                with atomic_write(target) as scratch, scratch.open("xb") as file:
                     patch_shard(source, file, replacements, lambda count: None)
         finished_record = self.record | {
             "recipe": asdict(self.options),
@@ -292,13 +292,13 @@ class _RecoveryRun:
             "curve": curve,
             **({"held_out": held_out} if held_out else {}),
         }
-        original_card = copy_unchanged(self.student, self.partial, RECORD)
+        original_card = copy_all_but_weights(self.student, self.partial, RECORD)
         name = self.student.path.resolve().name
         write_text(self.partial / CARD, recovered_card(original_card, name, finished_record))
-        result = with_weights(open_checkpoint(self.partial, self.student.family))
+        result = require_prunable(open_checkpoint(self.partial, self.student.family))
         assert result.geometry == self.student.geometry
         assert [s.tensors for s in result.shards] == [s.tensors for s in self.student.shards]
-        write_object(self.partial / ARTIFACTS / RECORD, finished_record)
+        write_json(self.partial / ARTIFACTS / RECORD, finished_record)
 
     def _publish(self, partial_output: Output) -> None:
         """The name that was asked for; of the training state only what a tracker wrote stays."""
@@ -320,9 +320,9 @@ class _RecoveryRun:
 def _check_options(
     options: RecoverOptions, student: Checkpoint, teacher: Checkpoint | None
 ) -> None:
-    with_weights(student)
+    require_prunable(student)
     if teacher is not None:
-        with_weights(teacher)
+        require_prunable(teacher)
     if min(options.rank, options.batch_size, options.length) < 1 or not options.alpha > 0:
         raise StatetrimError("rank, alpha, batch size and length must be positive")
     if not 0 <= options.seed < 2**32:

@@ -21,8 +21,8 @@ from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArgu
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..progress import OnProgress, Progress
-from ..storage.atomic import replacing, sync_directory
-from ..storage.json_file import read_object
+from ..storage.atomic import atomic_write, sync_directory
+from ..storage.json_file import read_json
 from ..storage.safetensors_file import write_tensors
 from .data import TrainingRows
 from .distillation import Distillation
@@ -182,7 +182,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
                 "scheduler": self.lr_scheduler.state_dict(),
                 "param_groups": optimizer_state["param_groups"],
             }
-            with replacing(target) as scratch:
+            with atomic_write(target) as scratch:
                 scratch.mkdir()
                 contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
                 write_tensors(scratch / TENSORS_FILE, contiguous)
@@ -213,7 +213,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         if checkpoint is None:
             return
         tensors = _load_tensors(checkpoint)
-        schedule = read_object(Path(checkpoint) / SCHEDULE_FILE, 64 * MIB)
+        schedule = read_json(Path(checkpoint) / SCHEDULE_FILE, 64 * MIB)
         groups = self.optimizer.param_groups
         parameters = [parameter for group in groups for parameter in group["params"]]
         state: dict[int, dict[str, Tensor]] = {}

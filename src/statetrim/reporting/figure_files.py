@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import StatetrimError
-from ..storage.atomic import replacing
+from ..storage.atomic import atomic_write
 from ..storage.json_file import write_text
 from .drawing import Box, Curve, Dot, Drawing, Label, Line, Raster, Shape, Sheet
 from .html import standalone_svg
@@ -41,7 +41,7 @@ def save(sheet: Sheet, path: str | Path) -> list[Path]:
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = lay_out(sheet)
     files = [path.with_name(f"{path.name}.{suffix}") for suffix in SUFFIXES]
-    with replacing(files[0]) as written:
+    with atomic_write(files[0]) as written:
         _save_png(drawing, written)
     write_text(files[1], standalone_svg(drawing))
     return files

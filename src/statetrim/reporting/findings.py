@@ -17,9 +17,9 @@ from ..artifacts.verification import Verification
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..maths.units import MIB
-from ..storage.checkpoint import Checkpoint, inside, open_checkpoint
+from ..storage.checkpoint import Checkpoint, open_checkpoint, path_inside
 from ..storage.hub.download import HubModel
-from ..storage.json_file import read_object
+from ..storage.json_file import read_json
 
 SWEEP_FILE = "sweep.json"
 RECORDS_DIR = "statetrim"  # where a checkpoint keeps how it was made
@@ -89,7 +89,7 @@ class Findings:
         if self.scores is None or self.cut is None or not self.cut.shards:
             return True
         fingerprints = self.scores.lineage.get("models")
-        return not isinstance(fingerprints, list) or any(map(self.cut.is_source, fingerprints))
+        return not isinstance(fingerprints, list) or any(map(self.cut.has_digest, fingerprints))
 
     @property
     def scored_name(self) -> str | None:
@@ -100,7 +100,7 @@ class Findings:
         if isinstance(fingerprints, list) and len(fingerprints) == len(names) and self.cut.shards:
             cuts = list(zip(names, fingerprints, strict=True))[1:]
             return next(
-                (name for name, fingerprint in cuts if self.cut.is_source(fingerprint)), None
+                (name for name, fingerprint in cuts if self.cut.has_digest(fingerprint)), None
             )
         cut_name = self.cut.name
         return cut_name if cut_name in names[1:] else None
@@ -125,7 +125,7 @@ class Findings:
         if source and self.prune and self.prune.get("source") != source:
             yield "the plan was made for another model than the one the checkpoint was cut from"
         original = self.original
-        if source and original is not None and original.shards and not original.is_source(source):
+        if source and original is not None and original.shards and not original.has_digest(source):
             yield f"the plan was not made for {original.name}"
         if not self.has_own_scores:
             yield "the scores are of other weights than this checkpoint's"
@@ -135,7 +135,7 @@ class Findings:
             analysis_source
             and cut is not None
             and cut.shards
-            and not cut.is_source(analysis_source)
+            and not cut.has_digest(analysis_source)
         ):
             yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
@@ -173,12 +173,12 @@ def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
 def _is_hub_name(artifact: str | Path) -> bool:
     """A name such as OWNER/NAME; a JSON file that is missing is no model."""
     path = Path(artifact)
-    return not (path.exists() or path.suffix == ".json") and bool(HubModel.named(str(artifact)))
+    return not (path.exists() or path.suffix == ".json") and bool(HubModel.parse(str(artifact)))
 
 
 def _read_sweep(findings: Findings, directory: Path) -> None:
     """A directory that `trim --sweep` wrote: the sweep, and its plans."""
-    _read_artifact(findings, inside(directory, SWEEP_FILE))
+    _read_artifact(findings, path_inside(directory, SWEEP_FILE))
     for path in sorted(directory.glob("plan-*.json")):
         findings.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
 
@@ -199,13 +199,13 @@ def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoin
 
 
 def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
-    plan = Plan.load(inside(cut_path, f"{RECORDS_DIR}/plan.json"))
-    return bool(model.shards) and model.is_source(plan.lineage.get("source"))
+    plan = Plan.load(path_inside(cut_path, f"{RECORDS_DIR}/plan.json"))
+    return bool(model.shards) and model.has_digest(plan.lineage.get("source"))
 
 
 def _read_cut_records(findings: Findings, path: Path) -> None:
     """What the cut checkpoint says of itself."""
-    carried_plan = Plan.load(inside(path, f"{RECORDS_DIR}/plan.json"))
+    carried_plan = Plan.load(path_inside(path, f"{RECORDS_DIR}/plan.json"))
     if findings.plan is None:
         _set_once(findings, "plan", carried_plan, path / RECORDS_DIR / "plan.json")
     elif not _keep_same_channels(carried_plan, findings.plan):
@@ -213,7 +213,7 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
     for name in KINDS_IN_CHECKPOINT:
         file, field_name = f"{RECORDS_DIR}/{name}.json", RECORD_FIELDS.get(name, name)
         if (path / file).exists() and getattr(findings, field_name) is None:
-            _read_artifact(findings, inside(path, file))
+            _read_artifact(findings, path_inside(path, file))
     records_dir = path / RECORDS_DIR
     if (
         findings.scores
@@ -228,16 +228,14 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
 
 
 def _read_artifact(findings: Findings, path: Path) -> None:
-    kind = kind_of(read_object(path, MAX_BYTES)) or ""
+    kind = kind_of(read_json(path, MAX_BYTES)) or ""
     if kind in LOADERS:
         _set_once(findings, kind, LOADERS[kind](path), path)
     elif kind == "verification":
         findings.verifications.append(Verification.load(path))
         findings.sources[f"verification in {findings.verifications[-1].engine}"] = str(path)
     elif kind in RECORD_KINDS:
-        _set_once(
-            findings, RECORD_FIELDS.get(kind, kind), read_object(path, MAX_RECORD_BYTES), path
-        )
+        _set_once(findings, RECORD_FIELDS.get(kind, kind), read_json(path, MAX_RECORD_BYTES), path)
     else:
         raise StatetrimError(
             f"{path} is not an artifact that a report knows; give a checkpoint, or what select, "

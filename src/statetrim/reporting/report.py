@@ -7,7 +7,7 @@ from ..errors import StatetrimError
 from ..maths.formatting import shorten
 from ..storage.checkpoint import Checkpoint
 from ..storage.json_file import write_text
-from ..storage.output import output, partial_of, refuse_existing
+from ..storage.output import check_absent, open_output, partial_path
 from ..version import __version__
 from . import html
 from .document import Document
@@ -31,14 +31,14 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
     out = Path(out)
     files = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}
     # In a directory that is there already, only the page itself is ours to lock.
-    output_path = out / HTML if out.is_dir() and not partial_of(out).exists() else out
+    output_path = out / HTML if out.is_dir() and not partial_path(out).exists() else out
     if not out.is_dir():
-        refuse_existing(out)
+        check_absent(out)
     artifact_paths = [
         str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts
     ]
     record = {"format": "statetrim report", "statetrim": __version__, "artifacts": artifact_paths}
-    with output(output_path, "job.json", record, files=files) as work:
+    with open_output(output_path, "job.json", record, files=files) as work:
         if not work.done:
             try:
                 document = build_document(read_findings(artifacts))

@@ -15,7 +15,7 @@ import torch
 from ..errors import StatetrimError, is_out_of_memory
 from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, as_checkpoint
 from ..storage.safetensors_file import DTYPES
 from .live import LiveModel, Runtime
 from .loaded_weights import verify_weights
@@ -93,7 +93,7 @@ def load(
 def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel:
     """The same, with its checkpoint and what else belongs to it."""
     placement = placement or Placement()
-    checkpoint = opened(model)
+    checkpoint = as_checkpoint(model)
     model_type = checkpoint.config["model_type"]
     runtime, dtype = _choose_runtime_and_dtype(
         checkpoint, placement.torch_dtype, placement.input_device

@@ -15,7 +15,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ..storage.atomic import finish, scratch_for
+from ..storage.atomic import move_into_place, scratch_path
 from ..storage.safetensors_file import write_tensors
 from .live import LiveModel
 from .mixers import MixerCall, hook_mixers, output_hidden_states
@@ -184,7 +184,7 @@ class DiskHiddenStore(HiddenStore):
     def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
         self.tuple_size = tuple_size
         if self._partial is None:
-            self._partial = scratch_for(self._output_directory)
+            self._partial = scratch_path(self._output_directory)
             self._partial.mkdir()
         metadata = {"values": str(tuple_size)}
         write_tensors(
@@ -193,7 +193,7 @@ class DiskHiddenStore(HiddenStore):
 
     def next_layer(self) -> None:
         assert self._partial is not None
-        finish(self._partial, self._output_directory)
+        move_into_place(self._partial, self._output_directory)
         shutil.rmtree(self._input_directory, ignore_errors=True)
         self._partial, self.layer = None, self.layer + 1
 

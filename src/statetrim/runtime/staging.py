@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 from ..maths.units import MIB
-from ..storage.checkpoint import Checkpoint, inside
-from ..storage.companions import companions
+from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.companions import auxiliary_files
 from ..storage.file_names import CONFIG, INDEX
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 from ..storage.redirections import (
-    refuse_quantized_run,
-    refuse_redirections,
+    check_no_redirections,
+    check_run_not_quantized,
     without_redirections,
 )
 
@@ -32,11 +32,11 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
     """A directory with the tokenizer's files; a field of theirs that names a file has no effect."""
     with tempfile.TemporaryDirectory(prefix="statetrim-") as name:
         directory = Path(name)
-        files = companions(checkpoint)
+        files = auxiliary_files(checkpoint)
         _write_config(checkpoint, directory)
         if TOKENIZER_CONFIG in files:
-            fields = read_object(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
-            write_object(directory / TOKENIZER_CONFIG, _without_file_fields(fields))
+            fields = read_json(files.pop(TOKENIZER_CONFIG), _MAX_BYTES)
+            write_json(directory / TOKENIZER_CONFIG, _without_file_fields(fields))
         for relative, path in files.items():
             if path.suffix not in (".py", ".md"):
                 _link(path, directory / relative)
@@ -45,22 +45,22 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
 
 def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
     """Show the weights in `directory`, with their config."""
-    refuse_redirections(checkpoint.path, checkpoint.config)
-    refuse_quantized_run(checkpoint.path, checkpoint.config)
+    check_no_redirections(checkpoint.path, checkpoint.config)
+    check_run_not_quantized(checkpoint.path, checkpoint.config)
     _write_config(checkpoint, directory)
     if checkpoint.index is not None:
-        write_object(directory / INDEX, checkpoint.index)
+        write_json(directory / INDEX, checkpoint.index)
     for shard in checkpoint.shards:
         _link(shard.path, directory / shard.path.name)
     generation = checkpoint.path / GENERATION_CONFIG
     if generation.exists() or generation.is_symlink():
-        fields = read_object(inside(checkpoint.path, GENERATION_CONFIG), _MAX_BYTES)
+        fields = read_json(path_inside(checkpoint.path, GENERATION_CONFIG), _MAX_BYTES)
         kept = {name: value for name, value in fields.items() if name not in _CODE_FIELDS}
-        write_object(directory / GENERATION_CONFIG, kept)
+        write_json(directory / GENERATION_CONFIG, kept)
 
 
 def _write_config(checkpoint: Checkpoint, directory: Path) -> None:
-    write_object(directory / CONFIG, without_redirections(checkpoint.config))
+    write_json(directory / CONFIG, without_redirections(checkpoint.config))
 
 
 def _without_file_fields(fields: Mapping[str, Any]) -> dict[str, Any]:

@@ -110,7 +110,7 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
             f"run: statetrim calibrate MODEL --for {method.name} --text SOURCE -o FILE "
             f"(l1 and readout_l1 need only the weights)"
         )
-    if not model.is_source(statistics.lineage.get("source")):
+    if not model.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     if set(statistics.layers) != set(model.geometry.layers):
         raise StatetrimError("the statistics do not cover the model's linear-attention layers")

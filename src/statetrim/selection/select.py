@@ -16,8 +16,8 @@ from ..methods.contract import Evidence, Select, ValueEvidence
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..serving.target import Target, target_from_amounts
 from ..serving.widths import Widths
-from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.models import ModelLike, loaded, opened
+from ..storage.checkpoint import Checkpoint, require_prunable
+from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from .choice import MethodChoice, layer_generator, plan_lineage
 from .heads import choose_heads
 
@@ -55,7 +55,7 @@ def select(
     weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5}, where text
     takes the rest. `progress` counts layers.
     """
-    model = with_weights(opened(model))
+    model = require_prunable(as_checkpoint(model))
     with progress_reporter(progress, "selecting") as on_progress:
         return select_for_target(
             model,
@@ -75,7 +75,7 @@ def _load_mixture(
     statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
 ) -> Statistics | None:
     if statistics is not None:
-        return mix_statistics(loaded(Statistics.load, statistics), shares)
+        return mix_statistics(load_if_path(Statistics.load, statistics), shares)
     if shares:
         raise StatetrimError("shares are of the sources of statistics; give statistics as well")
     return None
@@ -111,12 +111,12 @@ def select_for_target(
         sums = statistics.layers[layer] if statistics else None
         kept[layer] = torch.arange(geometry.shapes[layer][0]).repeat(geometry.num_k_heads, 1)
         if key_choice:
-            evidence = Evidence(*model.projections(layer), layer_generator(seed, layer), sums)
+            evidence = Evidence(*model.query_key_weights(layer), layer_generator(seed, layer), sums)
             kept[layer] = key_choice.select_layer(evidence, layer, after.shapes[layer][0])
             notes |= {str(layer): evidence.notes} if evidence.notes else {}
         if value_choice:
             value_evidence = ValueEvidence(
-                *model.values(layer), layer_generator(seed, layer, "value"), sums
+                *model.value_output_weights(layer), layer_generator(seed, layer, "value"), sums
             )
             kept_values[layer] = value_choice.select_layer(
                 value_evidence, layer, after.shapes[layer][1]

@@ -9,7 +9,7 @@ from ..artifacts.verdict import Verdict, cut_models, judge_cut
 from ..errors import StatetrimError
 from ..geometry import Geometry
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, as_checkpoint
 from .capacity import Capacity, capacity
 from .engines import (
     Compatibility,
@@ -92,7 +92,7 @@ def ship_verdict(
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
     """The verdict on each model after the original that is no random cut."""
     by_name = dict(zip(scores.models[1:], models, strict=True))
-    return [ship_verdict(scores, name, opened(by_name[name])) for name in cut_models(scores)]
+    return [ship_verdict(scores, name, as_checkpoint(by_name[name])) for name in cut_models(scores)]
 
 
 def relevant_lines(lines: Sequence[Compatibility]) -> list[Compatibility]:

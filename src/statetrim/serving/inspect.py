@@ -7,7 +7,7 @@ from ..errors import StatetrimError
 from ..geometry import KERNEL_TILE, Geometry
 from ..maths.units import Amount
 from ..storage.checkpoint import Checkpoint
-from ..storage.models import ModelLike, opened
+from ..storage.models import ModelLike, as_checkpoint
 from .deployment import Deployment, deployment
 from .engines import Shape, known_engines
 from .shapes import Answer, answers_by_engine, common_shapes
@@ -63,7 +63,7 @@ def inspect(
     """
     if context is not None and memory_gib is None:
         raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
-    model = opened(model, weights=False)  # of a hub model the config is enough
+    model = as_checkpoint(model, weights=False)  # of a hub model the config is enough
     dtype = stored_dtype(model)
     after = None
     warnings = []
@@ -122,10 +122,10 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
     removed = 0
     before = model.geometry
     removes_heads = before.num_v_heads != after.num_v_heads
-    claims_by_tensor = model.head_claims if removes_heads else model.claims
+    claims_by_tensor = model.head_rows if removes_heads else model.channel_rows
     for name, layer_claims in claims_by_tensor.items():
         _, tensor = model.tensors[name]
-        for claim in layer_claims.claims:
+        for claim in layer_claims.channel_rows:
             dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.width(claim.axis))
             if removes_heads:
                 old, new = (
@@ -134,7 +134,7 @@ def _parameters_after(model: Checkpoint, after: Geometry) -> int:
                 )
                 dropped = claim.rows.numel() * (old - new) // old
             columns = 1
-            for dim, size in enumerate(() if name in model.flat else tensor.shape):
+            for dim, size in enumerate(() if name in model.flattened_heads else tensor.shape):
                 columns *= 1 if dim == claim.dim else size
             removed += dropped * columns
     return model.parameters - removed

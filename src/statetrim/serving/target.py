@@ -6,7 +6,7 @@ from ..errors import StatetrimError
 from ..families.contract import resized_config
 from ..geometry import Geometry, resolve_heads, resolve_keep, resolve_square
 from ..maths.units import MIB, Amount
-from ..storage.checkpoint import Checkpoint, check_heads, check_values
+from ..storage.checkpoint import Checkpoint, check_heads_removable, check_values_prunable
 from .budget import bytes_per_sequence, widest_that_fits
 from .engine_names import engine_name
 from .engines import Shape, known_engines, nearest_served_shape
@@ -55,7 +55,7 @@ def target_from_amounts(
     keep_values = _none_if_all(keep_values, before.head_v_dim, other_axis=keep)
     keep = _none_if_all(keep, before.head_k_dim, other_axis=keep_values)
     if keep_values is not None:
-        check_values(model)
+        check_values_prunable(model)
     after = before.resized(
         None if keep is None else resolve_keep(keep, before.head_k_dim),
         None if keep_values is None else resolve_keep(keep_values, before.head_v_dim),
@@ -72,7 +72,7 @@ def _none_if_all(
 
 
 def _head_target(model: Checkpoint, keep_heads: Amount) -> Target:
-    check_heads(model)
+    check_heads_removable(model)
     after = resolve_heads(keep_heads, model.geometry)
     resized_config(model.family, model.config, after)
     return Target(after, None, None, keep_heads)
@@ -86,7 +86,7 @@ def _by_layer_target(model: Checkpoint, widths: Widths) -> Target:
         for axis in (0, 1)
     )
     if values:
-        check_values(model)
+        check_values_prunable(model)
     resized_config(model.family, model.config, after)
     requested = widths_text(after)
     return Target(after, requested if keys else None, requested if values else None)

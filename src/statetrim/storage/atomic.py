@@ -12,54 +12,54 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-_PREFIX, _SUFFIX = ".statetrim-", ".tmp"
+_SCRATCH_PREFIX, _SCRATCH_SUFFIX = ".statetrim-", ".tmp"
 
 
 @contextmanager
-def replacing(target: Path) -> Iterator[Path]:
+def atomic_write(target: Path) -> Iterator[Path]:
     """Yields where to write the file or directory that will be `target`."""
-    written = scratch_for(target)
+    scratch = scratch_path(target)
     try:
-        yield written
-        finish(written, target)
+        yield scratch
+        move_into_place(scratch, target)
     except BaseException:
-        discard(written)
+        discard(scratch)
         raise
 
 
-def scratch_for(target: Path) -> Path:
+def scratch_path(target: Path) -> Path:
     """Where to write what `finish` will give the name `target`."""
-    directory = tempfile.mkdtemp(prefix=_PREFIX, suffix=_SUFFIX, dir=target.parent)
+    directory = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, suffix=_SCRATCH_SUFFIX, dir=target.parent)
     return Path(directory) / target.name
 
 
-def finish(written: Path, target: Path) -> None:
+def move_into_place(scratch: Path, target: Path) -> None:
     """Give what was written its name, once it is on the disk."""
-    if written.is_dir():
-        for path in written.iterdir():
-            _sync(path)
-    _sync(written)
-    written.replace(target)
-    written.parent.rmdir()
+    if scratch.is_dir():
+        for path in scratch.iterdir():
+            _fsync(path)
+    _fsync(scratch)
+    scratch.replace(target)
+    scratch.parent.rmdir()
 
 
-def discard(written: Path) -> None:
+def discard(scratch: Path) -> None:
     """Remove what was not finished."""
-    shutil.rmtree(written.parent, ignore_errors=True)
+    shutil.rmtree(scratch.parent, ignore_errors=True)
 
 
 def is_scratch(path: Path) -> bool:
     """Whether a killed process may have left this."""
-    named = path.name.startswith(_PREFIX) and path.name.endswith(_SUFFIX)
-    return named and path.is_dir() and not path.is_symlink()
+    has_scratch_name = path.name.startswith(_SCRATCH_PREFIX) and path.name.endswith(_SCRATCH_SUFFIX)
+    return has_scratch_name and path.is_dir() and not path.is_symlink()
 
 
 def sync_directory(path: Path) -> None:
     """Have the names in a directory on the disk."""
-    _sync(path)
+    _fsync(path)
 
 
-def _sync(path: Path) -> None:
+def _fsync(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -9,7 +9,7 @@ from ..families.contract import Config, Family, layer_config
 from ..geometry import ChannelRows, Geometry, Role
 from .safetensors_file import DTYPES, TensorInfo
 
-_SOFTMAX = {f"{name}_proj.{part}" for name in "qkvo" for part in ("weight", "bias")}
+_SOFTMAX_TENSORS = {f"{name}_proj.{part}" for name in "qkvo" for part in ("weight", "bias")}
 _DIMENSIONS: dict[Role, int] = {
     "q_proj": 2,
     "k_proj": 2,
@@ -27,42 +27,49 @@ _DIMENSIONS: dict[Role, int] = {
 
 
 @dataclass(frozen=True)
-class LayerClaims:
+class LayerRows:
     """The claims on one tensor of one decoder layer."""
 
     layer: int
-    claims: list[ChannelRows] = field(default_factory=list)
+    channel_rows: list[ChannelRows] = field(default_factory=list)
 
 
-def resolve(
+def find_channel_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
-) -> dict[str, LayerClaims]:
+) -> dict[str, LayerRows]:
     """Tensor name -> its claims. Names are matched whole and anchored; whatever the family did not
     foresee is refused."""
-    by_layer = _claims(family, config, geometry, family.channel_rows)
+    by_layer = _rows_by_layer(family, config, geometry, family.channel_rows)
     # DOTALL: a name with a line break in it is still a name under the mixer.
-    anchored = re.compile("|".join(_anchored(mixer) for mixer in family.mixer_prefixes), re.DOTALL)
-    stray = re.compile("|".join(_anywhere(mixer) for mixer in family.mixer_prefixes), re.DOTALL)
-    named = {name for by_name in by_layer.values() for name in by_name}
-    telling = (named | set(family.unchanged_tensors)) - _SOFTMAX
+    mixer_of_layer = re.compile(
+        "|".join(_layer_pattern(mixer) for mixer in family.mixer_prefixes), re.DOTALL
+    )
+    mixer_anywhere = re.compile(
+        "|".join(_mixer_pattern(mixer) for mixer in family.mixer_prefixes), re.DOTALL
+    )
+    described = {name for by_leaf in by_layer.values() for name in by_leaf}
+    distinctive = (described | set(family.unchanged_tensors)) - _SOFTMAX_TENSORS
 
-    found: dict[str, LayerClaims] = {}
+    rows_by_tensor: dict[str, LayerRows] = {}
     seen: dict[tuple[int, str], str] = {}
     for tensor in tensors:
         name = tensor.name
-        match = anchored.fullmatch(name)
+        match = mixer_of_layer.fullmatch(name)
         if match is None:
-            tail = stray.search(name)
-            if tail and next(part for part in tail.groups() if part) in telling:
+            stray_match = mixer_anywhere.search(name)
+            if (
+                stray_match
+                and next(group for group in stray_match.groups() if group) in distinctive
+            ):
                 raise StatetrimError(
                     f"tensor {name[:200]!r} looks like linear attention outside the decoder; "
                     f"refusing to guess what to do with it"
                 )
             continue
-        number, leaf = (part for part in match.groups() if part)
+        number, leaf = (group for group in match.groups() if group)
         layer = int(number)
         if layer not in by_layer:
-            if leaf in telling:
+            if leaf in distinctive:
                 raise StatetrimError(
                     f"tensor {name[:200]!r} belongs to a linear-attention layer, but the config "
                     f"does not list layer {layer} as one"
@@ -74,79 +81,83 @@ def resolve(
             )
         seen[layer, leaf] = name
         if leaf in by_layer[layer]:
-            for claim in by_layer[layer][leaf]:
-                _check_fit(claim, tensor, geometry)
-            found[name] = LayerClaims(layer, by_layer[layer][leaf])
+            for rows in by_layer[layer][leaf]:
+                _check_fit(rows, tensor, geometry)
+            rows_by_tensor[name] = LayerRows(layer, by_layer[layer][leaf])
         elif leaf not in family.unchanged_tensors:
             raise StatetrimError(
                 f"tensor {name[:200]!r} is not one that family {type(family).__name__} knows; "
                 f"refusing to guess whether it holds key channels"
             )
-    for layer, by_name in by_layer.items():
-        for leaf, claims in by_name.items():
-            if (layer, leaf) not in seen and not claims[0].optional:
+    for layer, by_leaf in by_layer.items():
+        for leaf, rows_list in by_leaf.items():
+            if (layer, leaf) not in seen and not rows_list[0].optional:
                 raise StatetrimError(
                     f"layer {layer} lacks the tensor {leaf!r} that its config implies"
                 )
-    return found
+    return rows_by_tensor
 
 
-def resolve_heads(
+def find_head_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
-) -> dict[str, LayerClaims]:
+) -> dict[str, LayerRows]:
     """The same of whole heads, for tensors that `resolve` has passed."""
-    by_layer = _claims(family, config, geometry, family.head_rows)
-    by_name = {tensor.name: tensor for tensor in tensors}
-    found: dict[str, LayerClaims] = {}
+    by_layer = _rows_by_layer(family, config, geometry, family.head_rows)
+    tensors_by_name = {tensor.name: tensor for tensor in tensors}
+    rows_by_tensor: dict[str, LayerRows] = {}
     for layer, by_leaf in by_layer.items():
-        homes = [mixer.format(layer=layer) for mixer in family.mixer_prefixes]
-        for leaf, claims in by_leaf.items():
-            names = [f"{home}.{leaf}" for home in homes if f"{home}.{leaf}" in by_name]
-            if not names and not claims[0].optional:
+        mixer_names = [mixer.format(layer=layer) for mixer in family.mixer_prefixes]
+        for leaf, rows_list in by_leaf.items():
+            names = [
+                f"{mixer_name}.{leaf}"
+                for mixer_name in mixer_names
+                if f"{mixer_name}.{leaf}" in tensors_by_name
+            ]
+            if not names and not rows_list[0].optional:
                 raise StatetrimError(
                     f"layer {layer} lacks the tensor {leaf!r} that its config implies"
                 )
             for name in names:
-                for claim in claims:
-                    _check_fit(claim, by_name[name], geometry)
-                found[name] = LayerClaims(layer, claims)
-    return found
+                for rows in rows_list:
+                    _check_fit(rows, tensors_by_name[name], geometry)
+                rows_by_tensor[name] = LayerRows(layer, rows_list)
+    return rows_by_tensor
 
 
-def _claims(
+def _rows_by_layer(
     family: Family,
     config: Config,
     geometry: Geometry,
-    tell: Callable[[Config, Geometry], list[ChannelRows]],
+    describe: Callable[[Config, Geometry], list[ChannelRows]],
 ) -> dict[int, dict[str, list[ChannelRows]]]:
     """Layer -> tensor of its mixer -> claims; layers of one shape share them."""
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
     for layer in geometry.layers:
         shape = geometry.for_layer(layer)
         if shape not in by_shape:
-            by_name = by_shape.setdefault(shape, {})
-            for claim in tell(layer_config(family, config, geometry, layer), shape):
-                by_name.setdefault(claim.tensor, []).append(claim)
+            by_leaf = by_shape.setdefault(shape, {})
+            for rows in describe(layer_config(family, config, geometry, layer), shape):
+                by_leaf.setdefault(rows.tensor, []).append(rows)
     return {layer: by_shape[geometry.for_layer(layer)] for layer in geometry.layers}
 
 
-def _anchored(mixer: str) -> str:
+def _layer_pattern(mixer: str) -> str:
     before, after = map(re.escape, mixer.split("{layer}"))
     return rf"{before}(0|[1-9][0-9]{{0,5}}){after}\.(.+)"
 
 
-def _anywhere(mixer: str) -> str:
+def _mixer_pattern(mixer: str) -> str:
     return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
 
 
-def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
+def _check_fit(rows: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
     if tensor.dtype not in DTYPES:
         raise StatetrimError(
             f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "
             f"prune the original weights and quantise the result"
         )
-    convolution = claim.role in ("q_conv", "k_conv", "v_conv")
-    dimensions = _DIMENSIONS.get(claim.role, len(tensor.shape))
+    convolution = rows.role in ("q_conv", "k_conv", "v_conv")
+    dimensions = _DIMENSIONS.get(rows.role, len(tensor.shape))
     if len(tensor.shape) != dimensions or 0 in tensor.shape:
         raise StatetrimError(
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}; it must have {dimensions} "
@@ -157,8 +168,8 @@ def _check_fit(claim: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> No
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies a "
             f"convolution {geometry.conv_width} wide"
         )
-    if len(tensor.shape) <= claim.dim or tensor.shape[claim.dim] != claim.size:
+    if len(tensor.shape) <= rows.dim or tensor.shape[rows.dim] != rows.size:
         raise StatetrimError(
             f"tensor {tensor.name!r} has shape {list(tensor.shape)}, but its config implies "
-            f"{claim.size} along dimension {claim.dim}"
+            f"{rows.size} along dimension {rows.dim}"
         )

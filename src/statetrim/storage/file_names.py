@@ -4,6 +4,6 @@ from ..maths.units import MIB
 
 CONFIG = "config.json"
 INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
-MOST_CONFIG_BYTES = 16 * MIB
-MOST_INDEX_BYTES = 24 * MIB
+SINGLE_FILE = "model.safetensors"
+MAX_CONFIG_BYTES = 16 * MIB
+MAX_INDEX_BYTES = 24 * MIB

@@ -16,7 +16,7 @@ from .safetensors_file import TensorInfo
 
 
 @dataclass(frozen=True)
-class Part:
+class RowRange:
     """Rows `start` to `start + size` of `names`, laid one after the other."""
 
     names: tuple[str, ...]
@@ -24,34 +24,43 @@ class Part:
     size: int
 
 
-def saved_in_equal_parts(
+def find_resplit_tensors(
     family: Family, config: Config, geometry: Geometry, tensors: Mapping[str, TensorInfo]
-) -> dict[str, Part]:
+) -> dict[str, RowRange]:
     """Tensor name -> where its own rows lie; only tensors that lie in equal parts are listed."""
-    found: dict[str, Part] = {}
+    row_ranges: dict[str, RowRange] = {}
     if not family.concatenated_parameters:
-        return found
+        return row_ranges
     for layer in geometry.layers:
-        own = layer_config(family, config, geometry, layer)
-        claimed = {c.tensor: c.size for c in family.channel_rows(own, geometry.for_layer(layer))}
+        own_config = layer_config(family, config, geometry, layer)
+        sizes_by_leaf = {
+            rows.tensor: rows.size
+            for rows in family.channel_rows(own_config, geometry.for_layer(layer))
+        }
         for leaves in family.concatenated_parameters.values():
-            sizes = [claimed[leaf] for leaf in leaves]
-            parts = [len(part) for part in torch.arange(sum(sizes)).chunk(len(sizes))]
+            sizes = [sizes_by_leaf[leaf] for leaf in leaves]
+            equal_sizes = [len(chunk) for chunk in torch.arange(sum(sizes)).chunk(len(sizes))]
             starts = accumulate(sizes[:-1], initial=0)
-            places = list(zip(leaves, starts, sizes, strict=True))
+            leaf_ranges = list(zip(leaves, starts, sizes, strict=True))
             for mixer in family.mixer_prefixes:
-                home = mixer.format(layer=layer)
-                names = tuple(f"{home}.{leaf}" for leaf in leaves)
-                if _equal(parts, [tensors.get(name) for name in names]) and parts != sizes:
-                    found |= {f"{home}.{leaf}": Part(names, at, n) for leaf, at, n in places}
-    return found
+                mixer_name = mixer.format(layer=layer)
+                names = tuple(f"{mixer_name}.{leaf}" for leaf in leaves)
+                if (
+                    _have_rows(equal_sizes, [tensors.get(name) for name in names])
+                    and equal_sizes != sizes
+                ):
+                    row_ranges |= {
+                        f"{mixer_name}.{leaf}": RowRange(names, start, size)
+                        for leaf, start, size in leaf_ranges
+                    }
+    return row_ranges
 
 
-def _equal(parts: list[int], stored: list[TensorInfo | None]) -> bool:
+def _have_rows(row_counts: list[int], tensors: list[TensorInfo | None]) -> bool:
     """Whether the tensors have `parts` rows, and are alike in all else."""
-    known = [tensor for tensor in stored if tensor is not None and tensor.shape]
+    present = [tensor for tensor in tensors if tensor is not None and tensor.shape]
     return (
-        len(known) == len(parts)
-        and [tensor.shape[0] for tensor in known] == parts
-        and len({(tensor.dtype, tensor.shape[1:]) for tensor in known}) == 1
+        len(present) == len(row_counts)
+        and [tensor.shape[0] for tensor in present] == row_counts
+        and len({(tensor.dtype, tensor.shape[1:]) for tensor in present}) == 1
     )

@@ -6,38 +6,36 @@ from typing import Any, NoReturn
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
-from .atomic import replacing
+from .atomic import atomic_write
 
-_MOST_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and object
-_MOST_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
+_MAX_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and object
+_MAX_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
 
 
-def read_object(path: Path, most_bytes: int, *, constants: bool = False) -> dict[str, Any]:
+def read_json(path: Path, max_bytes: int, *, allow_nan: bool = False) -> dict[str, Any]:
     """The JSON object in `path`: bounded in size and depth, no repeated keys; NaN and Infinity
     only with `constants`, as in configs that Python wrote."""
     try:
         if not path.is_file():
-            other = ": what is there is not a file" if path.exists() else ""
-            raise StatetrimError(f"{path} is missing{other}")
-        if path.stat().st_size > most_bytes:
-            raise StatetrimError(
-                f"{path} is larger than {most_bytes // MIB} MiB, so it is not read"
-            )
+            hint = ": what is there is not a file" if path.exists() else ""
+            raise StatetrimError(f"{path} is missing{hint}")
+        if path.stat().st_size > max_bytes:
+            raise StatetrimError(f"{path} is larger than {max_bytes // MIB} MiB, so it is not read")
         text = path.read_bytes()
     except OSError as error:
         raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
-    return parse_object(text, str(path), constants=constants)
+    return parse_json(text, str(path), allow_nan=allow_nan)
 
 
-def parse_object(text: bytes, name: str, *, constants: bool = False) -> dict[str, Any]:
+def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, Any]:
     """The JSON object in `text`; `name` is what an error calls it."""
-    if text.count(b"[") + text.count(b"{") > _MOST_CONTAINERS:
-        raise StatetrimError(f"{name} holds more than {_MOST_CONTAINERS} lists and objects")
+    if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
+        raise StatetrimError(f"{name} holds more than {_MAX_CONTAINERS} lists and objects")
     try:
         value = json.loads(
             text.decode(),
-            object_pairs_hook=_without_repeats,
-            parse_constant=None if constants else _no_constant,
+            object_pairs_hook=_reject_repeated_keys,
+            parse_constant=None if allow_nan else _reject_constant,
         )
         _check_depth(value)
         if b"\\u" in text:  # half a surrogate pair can be read but not written
@@ -50,29 +48,29 @@ def parse_object(text: bytes, name: str, *, constants: bool = False) -> dict[str
     return value
 
 
-def write_object(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
+def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
     """The file appears whole; one that was there is replaced."""
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
     """The file appears whole; one that was there is replaced."""
-    with replacing(path) as written:
-        written.write_text(text, encoding="utf-8")
+    with atomic_write(path) as scratch:
+        scratch.write_text(text, encoding="utf-8")
 
 
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        absent = object()
-        repeated = next(name for name, _ in pairs if found.pop(name, absent) is absent)
+def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) != len(pairs):
+        missing = object()
+        repeated = next(name for name, _ in pairs if fields.pop(name, missing) is missing)
         raise ValueError(f"the name {repeated[:80]!r} appears twice")
-    return found
+    return fields
 
 
 def _check_depth(value: Any) -> None:
     level: list[Any] = [[value]]
-    for _ in range(_MOST_DEPTH):
+    for _ in range(_MAX_DEPTH):
         level = [
             inner
             for outer in level
@@ -81,8 +79,8 @@ def _check_depth(value: Any) -> None:
         ]
         if not level:
             return
-    raise ValueError(f"nested more than {_MOST_DEPTH} deep")
+    raise ValueError(f"nested more than {_MAX_DEPTH} deep")
 
 
-def _no_constant(text: str) -> NoReturn:
+def _reject_constant(text: str) -> NoReturn:
     raise ValueError(f"{text} is not a JSON number")

@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
-from .json_file import read_object, write_object
+from .json_file import read_json, write_json
 
-AT_WORK = ".at-work.json"  # who holds the lock
+OWNER_FILE = ".at-work.json"  # who holds the lock
 
 
 @contextmanager
@@ -19,26 +19,26 @@ def locked(partial: Path) -> Iterator[None]:
     """`partial`, made where it is not there; removed again where it stays empty."""
     if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
         raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
-    take = _exclusive_lock()
-    new = [parent for parent in partial.parents if not parent.exists()]
+    lock_descriptor = _exclusive_lock()
+    new_parents = [parent for parent in partial.parents if not parent.exists()]
     partial.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
         try:
-            lock = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-            stack.callback(os.close, lock)
-            take(lock)
-            if not os.path.samestat(os.fstat(lock), partial.stat()):
+            descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            stack.callback(os.close, descriptor)
+            lock_descriptor(descriptor)
+            if not os.path.samestat(os.fstat(descriptor), partial.stat()):
                 raise FileNotFoundError  # the other process has just finished
         except (BlockingIOError, FileNotFoundError):
             raise StatetrimError(
-                f"another process is writing {partial.with_suffix('')}{_other_process(partial)}; "
+                f"another process is writing {partial.with_suffix('')}{_owner_text(partial)}; "
                 f"wait for it or choose another output"
             ) from None
         try:
             yield
         finally:
             remove_empty(partial)  # under the lock, so that nobody has begun there
-            for parent in new:
+            for parent in new_parents:
                 with suppress(OSError):
                     parent.rmdir()
 
@@ -55,15 +55,15 @@ def _exclusive_lock() -> Callable[[int], None]:
     return lambda directory: fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def sign(partial: Path, job: str) -> None:
+def write_owner(partial: Path, job: str) -> None:
     """Say who holds the lock, for the message of another process."""
-    about = {
+    owner = {
         "job": job,
         "process": os.getpid(),
         "host": socket.gethostname(),
         "since": time.strftime("%Y-%m-%d %H:%M:%S"),
     }
-    write_object(partial / AT_WORK, about)
+    write_json(partial / OWNER_FILE, owner)
 
 
 def remove_empty(directory: Path) -> None:
@@ -75,11 +75,11 @@ def remove_empty(directory: Path) -> None:
             return
 
 
-def _other_process(partial: Path) -> str:
+def _owner_text(partial: Path) -> str:
     """Who it is, where that can be read."""
     try:
-        found = read_object(partial / AT_WORK, MIB)
+        owner = read_json(partial / OWNER_FILE, MIB)
     except StatetrimError:  # it has just begun, or just ended
         return ""
-    told = {name: str(found.get(name))[:80] for name in ("job", "process", "host", "since")}
-    return " ({job}, process {process} on {host}, since {since})".format(**told)
+    fields = {name: str(owner.get(name))[:80] for name in ("job", "process", "host", "since")}
+    return " ({job}, process {process} on {host}, since {since})".format(**fields)

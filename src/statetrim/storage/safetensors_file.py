@@ -24,17 +24,17 @@ from torch import Tensor
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..progress import Advance
-from .atomic import replacing
-from .json_file import parse_object
+from .atomic import atomic_write
+from .json_file import parse_json
 
-MOST_HEADER_BYTES = 24 * MIB
-MOST_DIMENSIONS = 16
+MAX_HEADER_BYTES = 24 * MIB
+MAX_DIMENSIONS = 16
 BLOCK_BYTES = 32 * MIB
 """How much of a cut tensor is in memory at a time."""
 COPY_BYTES = 256 * MIB
 """How much the kernel copies between two reports."""
 
-_BITS = {
+_DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
     "F16": 16, "BF16": 16, "F32": 32, "F64": 64, "C64": 64,
     "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "F8_E4M3FNUZ": 8, "F8_E5M2FNUZ": 8,
@@ -48,7 +48,7 @@ DTYPES = {
 }
 """The dtypes whose rows can be cut; the others hold packed or scaled values."""
 
-_NOT_SUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
+_COPY_UNSUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True)
@@ -72,25 +72,25 @@ class Shard:
 
 
 @dataclass(frozen=True, eq=False)
-class Cut:
+class TensorEdit:
     """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
     be multiplied by its factor; after, all entries may be replaced by one value. `whole` is what to
     cut where that is not what the file holds under the tensor's name; of a flat one `heads` rows
     are made again."""
 
     masks: Mapping[int, Tensor]
-    columns: Tensor | None = None  # [columns], float64
-    value: float | None = None
-    whole: Tensor | None = None
-    heads: int = 0
+    column_factors: Tensor | None = None  # [columns], float64
+    fill_value: float | None = None
+    replacement: Tensor | None = None
+    split_heads: int = 0
 
-    def shape(self, stored: Sequence[int]) -> tuple[int, ...]:
-        before = stored if self.whole is None else self.whole.shape
+    def result_shape(self, stored_shape: Sequence[int]) -> tuple[int, ...]:
+        before = stored_shape if self.replacement is None else self.replacement.shape
         after = tuple(
             int(self.masks[dim].sum()) if dim in self.masks else size
             for dim, size in enumerate(before)
         )
-        return (self.heads, prod(after) // self.heads) if self.heads else after
+        return (self.split_heads, prod(after) // self.split_heads) if self.split_heads else after
 
 
 def read_shard(path: Path) -> Shard:
@@ -99,7 +99,7 @@ def read_shard(path: Path) -> Shard:
         with path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
             length = int.from_bytes(file.read(8), "little")
-            if total < 8 or length > total - 8 or length > MOST_HEADER_BYTES:
+            if total < 8 or length > total - 8 or length > MAX_HEADER_BYTES:
                 raise StatetrimError(
                     f"{path.name} is not a safetensors file: its first 8 bytes announce a header "
                     f"of {length} bytes in a file of {total}"
@@ -107,56 +107,56 @@ def read_shard(path: Path) -> Shard:
             text = file.read(length)
     except OSError as error:
         raise StatetrimError(f"{path} cannot be read: {error.strerror}") from None
-    header = parse_object(text, f"the header of {path.name}")
+    header = parse_json(text, f"the header of {path.name}")
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise StatetrimError(f"the header of {path.name} has metadata that is not text")
-    found = checked_tensors(path.name, header, 8 + length)
-    end = 8 + length + sum(tensor.nbytes for tensor in found)
+    tensors = parse_header(path.name, header, 8 + length)
+    end = 8 + length + sum(tensor.nbytes for tensor in tensors)
     if end != total:
         raise StatetrimError(
             f"{path.name} is damaged or not complete: its header describes {end} bytes, "
             f"the file has {total}"
         )
-    return Shard(path, metadata, found)
+    return Shard(path, metadata, tensors)
 
 
-def checked_tensors(file: str, header: Mapping[str, Any], data: int) -> tuple[TensorInfo, ...]:
+def parse_header(file: str, header: Mapping[str, Any], data_start: int) -> tuple[TensorInfo, ...]:
     """The tensors of a header, in the order of their bytes, which begin at `data` and leave no gap;
     `file` is what an error calls it."""
-    found = [_tensor(file, data, name, entry) for name, entry in header.items()]
-    found.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
-    end = data
-    for tensor in found:
+    tensors = [_parse_entry(file, data_start, name, entry) for name, entry in header.items()]
+    tensors.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
+    end = data_start
+    for tensor in tensors:
         if tensor.start != end:
             raise StatetrimError(
                 f"{file} is damaged: the bytes of {tensor.name[:200]!r} overlap others or "
                 f"leave a gap"
             )
         end += tensor.nbytes
-    return tuple(found)
+    return tuple(tensors)
 
 
-def _tensor(file: str, data: int, name: str, entry: Any) -> TensorInfo:
-    def wrong(what: str) -> StatetrimError:
-        return StatetrimError(f"the header of {file} gives {name[:200]!r} {what}")
+def _parse_entry(file: str, data_start: int, name: str, entry: Any) -> TensorInfo:
+    def entry_error(problem: str) -> StatetrimError:
+        return StatetrimError(f"the header of {file} gives {name[:200]!r} {problem}")
 
     if not isinstance(entry, dict) or set(entry) != {"dtype", "shape", "data_offsets"}:
-        raise wrong("an entry that is not dtype, shape and data_offsets")
+        raise entry_error("an entry that is not dtype, shape and data_offsets")
     dtype, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    if not isinstance(dtype, str) or dtype not in _BITS:
-        raise wrong(f"the unknown dtype {str(dtype)[:40]!r}")
-    if not _naturals(shape) or len(shape) > MOST_DIMENSIONS:
-        raise wrong("a shape that is not a short list of sizes")
-    if not _naturals(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
-        raise wrong("data_offsets that are not a begin and an end")
+    if not isinstance(dtype, str) or dtype not in _DTYPE_BITS:
+        raise entry_error(f"the unknown dtype {str(dtype)[:40]!r}")
+    if not _is_list_of_sizes(shape) or len(shape) > MAX_DIMENSIONS:
+        raise entry_error("a shape that is not a short list of sizes")
+    if not _is_list_of_sizes(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        raise entry_error("data_offsets that are not a begin and an end")
     nbytes = offsets[1] - offsets[0]
-    if prod(shape) * _BITS[dtype] != nbytes * 8:
-        raise wrong(f"{nbytes} bytes, which do not fit shape {shape} of {dtype}")
-    return TensorInfo(name, dtype, tuple(shape), data + offsets[0], nbytes)
+    if prod(shape) * _DTYPE_BITS[dtype] != nbytes * 8:
+        raise entry_error(f"{nbytes} bytes, which do not fit shape {shape} of {dtype}")
+    return TensorInfo(name, dtype, tuple(shape), data_start + offsets[0], nbytes)
 
 
-def _naturals(values: Any) -> bool:
+def _is_list_of_sizes(values: Any) -> bool:
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
@@ -164,8 +164,8 @@ def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
     """The file appears whole; one that was there is replaced."""
-    with replacing(path) as written:
-        write_tensors(written, tensors, metadata)
+    with atomic_write(path) as scratch:
+        write_tensors(scratch, tensors, metadata)
 
 
 def write_tensors(
@@ -184,58 +184,58 @@ def write_tensors(
 
 def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
     """The whole tensor, in its own dtype."""
-    return next(_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
+    return next(_read_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
 
 
-def rewritten(shard: Shard, cuts: Mapping[str, Cut]) -> list[TensorInfo]:
+def tensors_after(shard: Shard, edits: Mapping[str, TensorEdit]) -> list[TensorInfo]:
     """The shard's tensors as they will lie in the file that `rewrite_shard` writes."""
     after: list[TensorInfo] = []
     for tensor in shard.tensors:
-        if tensor.name in cuts:
-            shape = cuts[tensor.name].shape(tensor.shape)
-            nbytes = prod(shape) * _BITS[tensor.dtype] // 8
+        if tensor.name in edits:
+            shape = edits[tensor.name].result_shape(tensor.shape)
+            nbytes = prod(shape) * _DTYPE_BITS[tensor.dtype] // 8
             after.append(replace(tensor, shape=shape, nbytes=nbytes))
         else:
             after.append(tensor)
-    start = len(_header(shard.metadata, after))
-    placed = []
+    start = len(_encode_header(shard.metadata, after))
+    with_offsets = []
     for tensor in after:
-        placed.append(replace(tensor, start=start))
+        with_offsets.append(replace(tensor, start=start))
         start += tensor.nbytes
-    return placed
+    return with_offsets
 
 
 def rewrite_shard(
-    shard: Shard, target: BinaryIO, cuts: Mapping[str, Cut], written: Advance
+    shard: Shard, target: BinaryIO, edits: Mapping[str, TensorEdit], advance: Advance
 ) -> None:
     """Write `shard` to `target` without the rows and columns that `cuts` drop."""
-    header = _header(shard.metadata, rewritten(shard, cuts))
+    header = _encode_header(shard.metadata, tensors_after(shard, edits))
     target.write(header)
     with shard.path.open("rb") as source:
-        for cut, group in groupby(shard.tensors, key=lambda tensor: tensor.name in cuts):
+        for is_edited, group in groupby(shard.tensors, key=lambda tensor: tensor.name in edits):
             tensors = list(group)
-            if not cut:  # neighbours in the file: one copy for all of them
+            if not is_edited:  # neighbours in the file: one copy for all of them
                 count = sum(tensor.nbytes for tensor in tensors)
-                _copy(source, target, tensors[0].start, count, written)
+                _copy_bytes(source, target, tensors[0].start, count, advance)
                 continue
             for tensor in tensors:
-                for block in _cut_blocks(source, tensor, cuts[tensor.name]):
+                for block in _edited_blocks(source, tensor, edits[tensor.name]):
                     target.write(block)
-                    written(len(block))
+                    advance(len(block))
 
 
 def patch_shard(
     shard: Shard,
     target: BinaryIO,
     replacements: Mapping[str, Callable[[Tensor], Tensor]],
-    written: Advance,
+    advance: Advance,
 ) -> None:
     """Copy `shard` to `target`, and write new values over some of its tensors, in their dtype.
 
     Each replacement is given the old value; one tensor is in memory at a time.
     """
     with shard.path.open("rb") as source:
-        _copy(source, target, 0, os.fstat(source.fileno()).st_size, written)
+        _copy_bytes(source, target, 0, os.fstat(source.fileno()).st_size, advance)
         for tensor in shard.tensors:
             if tensor.name in replacements:
                 before = read_tensor(source, tensor)
@@ -247,7 +247,7 @@ def patch_shard(
                 target.write(buffer)
 
 
-def _header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
+def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
     """Length and JSON, padded with spaces so that the data begin at a multiple of 8."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
@@ -264,7 +264,7 @@ def _header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes
     return len(text).to_bytes(8, "little") + text
 
 
-def _blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Iterator[Tensor]:
+def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Iterator[Tensor]:
     """The tensor's rows [rows, ...] in blocks of about `block_bytes`."""
     count = tensor.shape[0] if tensor.shape else 1
     row_bytes = max(1, tensor.nbytes // max(1, count))
@@ -278,35 +278,43 @@ def _blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Itera
         yield values.reshape(-1, *tensor.shape[1:])
 
 
-def _cut_blocks(file: BufferedReader, tensor: TensorInfo, cut: Cut) -> Iterator[bytearray]:
+def _edited_blocks(
+    file: BufferedReader, tensor: TensorInfo, edit: TensorEdit
+) -> Iterator[bytearray]:
     row = 0
-    blocks = _blocks(file, tensor, BLOCK_BYTES) if cut.whole is None else iter([cut.whole])
+    blocks = (
+        _read_blocks(file, tensor, BLOCK_BYTES)
+        if edit.replacement is None
+        else iter([edit.replacement])
+    )
     for block in blocks:
         kept = block
-        if cut.columns is not None:
-            kept = (block.double() * cut.columns).to(block.dtype)
-        for dim, mask in cut.masks.items():
-            part = mask[row : row + len(block)] if dim == 0 else mask
-            kept = kept.index_select(dim, part.nonzero().squeeze(1))
+        if edit.column_factors is not None:
+            kept = (block.double() * edit.column_factors).to(block.dtype)
+        for dim, mask in edit.masks.items():
+            block_mask = mask[row : row + len(block)] if dim == 0 else mask
+            kept = kept.index_select(dim, block_mask.nonzero().squeeze(1))
         row += len(block)
-        if cut.value is not None:
-            kept = torch.full_like(kept, cut.value)
+        if edit.fill_value is not None:
+            kept = torch.full_like(kept, edit.fill_value)
         if kept.numel():
             buffer = bytearray(kept.numel() * kept.element_size())
             torch.frombuffer(buffer, dtype=kept.dtype).reshape(kept.shape).copy_(kept)
             yield buffer
 
 
-def _copy(source: BinaryIO, target: BinaryIO, start: int, count: int, written: Advance) -> None:
+def _copy_bytes(
+    source: BinaryIO, target: BinaryIO, start: int, count: int, advance: Advance
+) -> None:
     """Copy bytes from file to file inside the kernel, where the system can."""
     target.flush()
     while count:
         step = min(count, COPY_BYTES)
-        done = _copy_range(source.fileno(), target.fileno(), step, start)
-        if done == 0:
+        copied = _copy_range(source.fileno(), target.fileno(), step, start)
+        if copied == 0:
             raise StatetrimError(f"{source.name} became shorter while it was read")
-        start, count = start + done, count - done
-        written(done)
+        start, count = start + copied, count - copied
+        advance(copied)
 
 
 def _copy_range(source: int, target: int, count: int, start: int) -> int:
@@ -314,6 +322,6 @@ def _copy_range(source: int, target: int, count: int, start: int) -> int:
         try:
             return os.copy_file_range(source, target, count, offset_src=start)
         except OSError as error:
-            if error.errno not in _NOT_SUPPORTED:
+            if error.errno not in _COPY_UNSUPPORTED:
                 raise
     return os.write(target, os.pread(source, min(count, BLOCK_BYTES), start))

@@ -21,7 +21,9 @@ class Sequences:
 
     ids: "Tensor"  # int32 [count, length]
     lineage: dict[str, Any]
-    asked: "Tensor | None" = None  # int64 [n]: where the next token can be known; None: everywhere
+    answer_positions: "Tensor | None" = (
+        None  # int64 [n]: where the next token can be known; None: everywhere
+    )
 
     @property
     def tokens(self) -> int:
@@ -34,7 +36,7 @@ class Sequences:
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
 
 
-def sequences(
+def read_sequences(
     text: str | Path, tokenizer: Any, *, tokens: int, length: int = 512, skip: int = 0
 ) -> Sequences:
     """The first `tokens` of a text source after `skip`, packed into sequences of `length`.
@@ -47,28 +49,28 @@ def sequences(
     if length < 2 or tokens < length:
         raise StatetrimError(f"{tokens} tokens do not fill one sequence of {length}")
     count = tokens // length
-    need, have = skip + count * length, 0
-    parts: list[Tensor] = []
+    needed, available = skip + count * length, 0
+    token_ids: list[Tensor] = []
     separator = [] if tokenizer.eos_token_id is None else [int(tokenizer.eos_token_id)]
     for document in documents(text):
         ids = tokenizer(document, add_special_tokens=False)["input_ids"] + separator
         if max(ids, default=0) >= 2**31:
             raise StatetrimError(f"the tokenizer gives token {max(ids)}, which no model has")
-        parts.append(torch.tensor(ids, dtype=torch.int32))
-        have += len(ids)
-        if have >= need:
+        token_ids.append(torch.tensor(ids, dtype=torch.int32))
+        available += len(ids)
+        if available >= needed:
             break
-    if have < need:
+    if available < needed:
         raise StatetrimError(
-            f"{text} gives {have} tokens, fewer than the {need} asked for; ask for fewer tokens"
+            f"{text} gives {available} tokens, fewer than the {needed} asked for; ask for fewer tokens"
         )
-    packed = torch.cat(parts)[skip:need].reshape(count, length)
+    packed = torch.cat(token_ids)[skip:needed].reshape(count, length)
     digest = hashlib.sha256(packed.numpy().tobytes()).hexdigest()
     lineage = {"text": str(text), "skip": skip, "length": length, "count": count, "digest": digest}
     return Sequences(packed, lineage)
 
 
-def check_source(text: str | Path) -> None:
+def check_text_source(text: str | Path) -> None:
     """Refuse what can be no text, before any work."""
     path = Path(text)
     if path.suffix in SUFFIXES and not path.exists():
@@ -96,26 +98,26 @@ def documents(text: str | Path) -> Iterator[str]:
     elif path.suffix == ".txt" and path.is_file():
         yield path.read_text(encoding="utf-8", errors="replace")
     elif path.suffix == ".jsonl" and path.is_file():
-        yield from _jsonl(path)
+        yield from _jsonl_documents(path)
     elif path.suffix == ".parquet" and path.is_file():
-        yield from _dataset("parquet", data_files=str(path))
+        yield from _dataset_documents("parquet", data_files=str(path))
     else:
-        check_source(text)
-        yield from _dataset(str(text))
+        check_text_source(text)
+        yield from _dataset_documents(str(text))
 
 
-def _jsonl(path: Path) -> Iterator[str]:
+def _jsonl_documents(path: Path) -> Iterator[str]:
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
-                yield _text_of(json.loads(line))
+                yield _row_text(json.loads(line))
             except (ValueError, RecursionError):
                 raise StatetrimError(
                     f"{path}, line {number}, is not a JSON object with a field 'text'"
                 ) from None
 
 
-def datasets_library() -> Any:
+def import_datasets() -> Any:
     """Without its download counter, which asks a host for every dataset that is opened, local ones
     too."""
     import datasets
@@ -124,9 +126,9 @@ def datasets_library() -> Any:
     return datasets
 
 
-def _dataset(name: str, **options: Any) -> Iterator[str]:
+def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
     try:
-        stream = datasets_library().load_dataset(name, split="train", streaming=True, **options)
+        stream = import_datasets().load_dataset(name, split="train", streaming=True, **options)
         rows = iter(stream)
     except Exception as error:
         reason = str(error).partition("\n")[0][:200]
@@ -139,10 +141,10 @@ def _dataset(name: str, **options: Any) -> Iterator[str]:
             raise StatetrimError(f"the dataset {name} cannot be read: {reason}") from None
         if row is None:
             return
-        yield _text_of(row)
+        yield _row_text(row)
 
 
-def _text_of(row: Any) -> str:
+def _row_text(row: Any) -> str:
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise StatetrimError("every row of the text source needs a field 'text'")

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..artifacts.plan import Plan
 from ..artifacts.statistics import LayerStatistics, Statistics
 from ..errors import StatetrimError
-from ..storage.checkpoint import Checkpoint, inside
+from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
 
 _PLAN = f"{ARTIFACTS}/plan.json"
@@ -20,9 +20,9 @@ _PLAN = f"{ARTIFACTS}/plan.json"
 def of_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
     """`statistics` as they would be of `small`, where they are of the model whose heads `small`
     lacks; any others as they are."""
-    if not (small.path / _PLAN).exists() or small.is_source(statistics.lineage.get("source")):
+    if not (small.path / _PLAN).exists() or small.has_digest(statistics.lineage.get("source")):
         return statistics
-    plan = Plan.load(inside(small.path, _PLAN))
+    plan = Plan.load(path_inside(small.path, _PLAN))
     if plan.kept_heads is None or plan.lineage.get("source") != statistics.lineage.get("source"):
         return statistics
     if (small.path / ARTIFACTS / "recover.json").exists():

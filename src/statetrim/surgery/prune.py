@@ -25,20 +25,20 @@ from ..families.contract import Config, resized_config
 from ..geometry import Geometry
 from ..maths.units import MIB
 from ..progress import Advance, ShowProgress, counter, progress_reporter
-from ..storage.atomic import discard, finish, scratch_for
+from ..storage.atomic import discard, move_into_place, scratch_path
 from ..storage.checkpoint import (
     Checkpoint,
-    check_heads,
-    check_values,
+    check_heads_removable,
+    check_values_prunable,
     open_checkpoint,
-    with_weights,
+    require_prunable,
 )
-from ..storage.companions import companions, copy_companions, newer
+from ..storage.companions import auxiliary_files, copy_files, is_newer
 from ..storage.file_names import CONFIG, INDEX
-from ..storage.json_file import write_object, write_text
-from ..storage.models import ModelLike, loaded, opened
-from ..storage.output import ARTIFACTS, CARD, output
-from ..storage.safetensors_file import Cut, Shard, TensorInfo, rewrite_shard, rewritten
+from ..storage.json_file import write_json, write_text
+from ..storage.models import ModelLike, as_checkpoint, load_if_path
+from ..storage.output import ARTIFACTS, CARD, open_output
+from ..storage.safetensors_file import Shard, TensorEdit, TensorInfo, rewrite_shard, tensors_after
 from ..storage.space import check_space
 from ..version import __version__
 
@@ -54,7 +54,7 @@ class Surgery:
     plan: Plan
     geometry: Geometry  # after the cut
     config: Config  # after the cut
-    cuts: dict[str, Cut]
+    cuts: dict[str, TensorEdit]
 
     def __repr__(self) -> str:
         before, after = self.model.geometry, self.geometry
@@ -64,12 +64,12 @@ class Surgery:
     @cached_property
     def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
         """Each source shard with its tensors as they will be written."""
-        return [(shard, rewritten(shard, self.cuts)) for shard in self.model.shards]
+        return [(shard, tensors_after(shard, self.cuts)) for shard in self.model.shards]
 
     @cached_property
     def companions(self) -> dict[str, Path]:
         """Files other than weights that are copied: where to, from where."""
-        found = companions(self.model)
+        found = auxiliary_files(self.model)
         return {_SOURCE_CARD if name == CARD else name: path for name, path in found.items()}
 
     @property
@@ -104,16 +104,16 @@ class Surgery:
 
 def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) -> Surgery:
     """Check the plan, the config and every header against each other; write nothing."""
-    model, plan = with_weights(opened(model)), loaded(Plan.load, plan)
-    if not model.is_source(plan.lineage.get("source")):
+    model, plan = require_prunable(as_checkpoint(model)), load_if_path(Plan.load, plan)
+    if not model.has_digest(plan.lineage.get("source")):
         raise StatetrimError(
             "the plan was made for another model (its 'source' is not this checkpoint's); "
             "make one for this model with: statetrim select"
         )
     if plan.kept_values is not None:
-        check_values(model)
+        check_values_prunable(model)
     if plan.kept_heads is not None:
-        check_heads(model)
+        check_heads_removable(model)
     after = plan.pruned_geometry(model.geometry)
     if after.widths and not uneven:
         raise StatetrimError(
@@ -121,35 +121,37 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
             "(in Python: uneven=True) if that is meant"
         )
     config = resized_config(model.family, model.config, after)
-    claims = model.claims if plan.kept_heads is None else model.head_claims
+    claims = model.channel_rows if plan.kept_heads is None else model.head_rows
     cuts = {
-        name: Cut(masks)
+        name: TensorEdit(masks)
         for name, owner in claims.items()
-        if (masks := plan.kept_masks(owner.layer, owner.claims, model.geometry))
+        if (masks := plan.kept_masks(owner.layer, owner.channel_rows, model.geometry))
     }
     if plan.kept_values is not None:
         cuts |= _folded(model, cuts)
-    for name in model.resplit:  # each gets its own rows again, cut or not
-        cuts[name] = replace(cuts.get(name, Cut({})), whole=model.tensor(name))
-    for name in model.flat.keys() & cuts.keys():
-        cuts[name] = replace(cuts[name], whole=model.tensor(name), heads=model.flat[name])
+    for name in model.resplit_tensors:  # each gets its own rows again, cut or not
+        cuts[name] = replace(cuts.get(name, TensorEdit({})), whole=model.tensor(name))
+    for name in model.flattened_heads.keys() & cuts.keys():
+        cuts[name] = replace(
+            cuts[name], whole=model.tensor(name), heads=model.flattened_heads[name]
+        )
     surgery = Surgery(model, plan, after, config, cuts)
     surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
     return surgery
 
 
-def _folded(model: Checkpoint, cuts: dict[str, Cut]) -> dict[str, Cut]:
+def _folded(model: Checkpoint, cuts: dict[str, TensorEdit]) -> dict[str, TensorEdit]:
     """The cuts of every shared norm and output projection, with the one folded into the other."""
     norms = {
         owner.layer: name
-        for name, owner in model.claims.items()
-        if owner.claims[0].role == "shared_norm"
+        for name, owner in model.channel_rows.items()
+        if owner.channel_rows[0].role == "shared_norm"
     }
     folded = {name: replace(cuts[name], value=1.0) for name in norms.values()}
-    for name, owner in model.claims.items():
-        if owner.claims[0].role == "o_proj" and owner.layer in norms:
-            factors = torch.ones(owner.claims[0].size, dtype=torch.float64)
-            for claim in owner.claims:
+    for name, owner in model.channel_rows.items():
+        if owner.channel_rows[0].role == "o_proj" and owner.layer in norms:
+            factors = torch.ones(owner.channel_rows[0].size, dtype=torch.float64)
+            for claim in owner.channel_rows:
                 factors[claim.rows] = model.tensor(norms[owner.layer]).double()
             folded[name] = replace(cuts[name], columns=factors)
     return folded
@@ -170,7 +172,7 @@ def prune(
     """
     surgery = prepare(model, plan, uneven=uneven)
     with (
-        output(out, RECORD, surgery.record) as work,
+        open_output(out, RECORD, surgery.record) as work,
         progress_reporter(progress, "pruning") as report,
     ):
         if not work.done:
@@ -193,17 +195,17 @@ def _write_shards(surgery: Surgery, partial: Path, written: Advance) -> None:
         pending: list[Future[None]] = []
         for shard, tensors in surgery.shards:
             target = partial / shard.path.name
-            if target.exists() and not newer(shard.path, target):
+            if target.exists() and not is_newer(shard.path, target):
                 written(sum(tensor.nbytes for tensor in tensors))
                 continue
-            scratch = scratch_for(target)
+            scratch = scratch_path(target)
             try:
                 with scratch.open("xb") as file:
                     rewrite_shard(shard, file, surgery.cuts, written)
             except BaseException:
                 discard(scratch)
                 raise
-            pending.append(syncing.submit(finish, scratch, target))
+            pending.append(syncing.submit(move_into_place, scratch, target))
             while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
                 pending.pop(0).result()
         for future in pending:
@@ -218,14 +220,14 @@ def _write_the_rest(surgery: Surgery, partial: Path) -> None:
         metadata["total_size"] = surgery.bytes_after
         if "total_parameters" in metadata:
             metadata["total_parameters"] = surgery.parameters_after
-        write_object(partial / INDEX, model.index | {"metadata": metadata})
-    copy_companions(surgery.companions, partial)
+        write_json(partial / INDEX, model.index | {"metadata": metadata})
+    copy_files(surgery.companions, partial)
     surgery.plan.save(artifacts / "plan.json")
     card = model_card(
         model, surgery.plan, surgery.geometry, surgery.parameters_after, _front_matter(surgery)
     )
     write_text(partial / CARD, card)
-    write_object(partial / CONFIG, surgery.config)
+    write_json(partial / CONFIG, surgery.config)
 
 
 def _front_matter(surgery: Surgery) -> str:
@@ -238,6 +240,6 @@ def _front_matter(surgery: Surgery) -> str:
 
 def _check_result(surgery: Surgery, partial: Path) -> None:
     """Read the result back as any reader would; a mismatch here is a defect of ours."""
-    result = with_weights(open_checkpoint(partial, surgery.model.family))
+    result = require_prunable(open_checkpoint(partial, surgery.model.family))
     assert result.geometry == surgery.geometry
     assert set(result.tensors) == set(surgery.model.tensors)

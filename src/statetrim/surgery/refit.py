@@ -24,12 +24,12 @@ from ..artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, ShowProgress, counter, progress_reporter
-from ..storage.atomic import replacing
-from ..storage.checkpoint import Checkpoint, open_checkpoint, with_weights
-from ..storage.companions import copy_unchanged
-from ..storage.json_file import write_object, write_text
-from ..storage.models import ModelLike, loaded, opened
-from ..storage.output import ARTIFACTS, CARD, output
+from ..storage.atomic import atomic_write
+from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
+from ..storage.companions import copy_all_but_weights
+from ..storage.json_file import write_json, write_text
+from ..storage.models import ModelLike, as_checkpoint, load_if_path
+from ..storage.output import ARTIFACTS, CARD, open_output
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
 from ..version import __version__
@@ -63,9 +63,11 @@ def refit(
     read-out's channels. The errors of every layer, before and after, are in
     `OUT/statetrim/refit.json`. `progress` counts the bytes written.
     """
-    small = with_weights(opened(small))
+    small = require_prunable(as_checkpoint(small))
     read = (
-        None if statistics is None else mix_statistics(loaded(Statistics.load, statistics), shares)
+        None
+        if statistics is None
+        else mix_statistics(load_if_path(Statistics.load, statistics), shares)
     )
     sums = _checked(small, None if read is None else of_kept_heads(small, read))
     if not 0 <= damping < 1:
@@ -79,17 +81,20 @@ def refit(
         "statistics": dict(sums.lineage),
     }
     size = sum(shard.path.stat().st_size for shard in small.shards)
-    with output(out, RECORD, record) as work, progress_reporter(progress, "refitting") as report:
+    with (
+        open_output(out, RECORD, record) as work,
+        progress_reporter(progress, "refitting") as report,
+    ):
         if not work.done:
             partial = work.path
             check_space(partial, size)
             errors = _write_shards(small, sums, damping, partial, counter(report, size, "bytes"))
             layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
             done = record | {"layers": layers}
-            original = copy_unchanged(small, partial, RECORD)
+            original = copy_all_but_weights(small, partial, RECORD)
             write_text(partial / CARD, refitted_card(original, small.path.resolve().name, done))
-            write_object(partial / ARTIFACTS / RECORD, done)
-            result = with_weights(open_checkpoint(partial, small.family))
+            write_json(partial / ARTIFACTS / RECORD, done)
+            result = require_prunable(open_checkpoint(partial, small.family))
             assert [shard.tensors for shard in result.shards] == [s.tensors for s in small.shards]
             work.publish()
     return open_checkpoint(out, small.family)
@@ -120,8 +125,8 @@ def output_projection_names(model: Checkpoint) -> dict[str, int]:
     """Tensor name -> layer."""
     return {
         name: owner.layer
-        for name, owner in model.claims.items()
-        if owner.claims[0].role == "o_proj"
+        for name, owner in model.channel_rows.items()
+        if owner.channel_rows[0].role == "o_proj"
     }
 
 
@@ -144,7 +149,7 @@ def _write_shards(
     }
     for shard in small.shards:
         target = partial / shard.path.name
-        with replacing(target) as scratch, scratch.open("xb") as file:
+        with atomic_write(target) as scratch, scratch.open("xb") as file:
             patch_shard(shard, file, replacements, written)
     return errors
 
@@ -156,7 +161,7 @@ def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
             "a refit needs what the original's layers put out and this model's read out, on text; "
             "run: statetrim calibrate SMALL --original MODEL --text SOURCE -o FILE"
         )
-    if not small.is_source(statistics.lineage.get("source")):
+    if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for name, layer in output_projection_names(small).items():
         hidden, columns = small.tensors[name][1].shape

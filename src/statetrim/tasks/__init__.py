@@ -15,7 +15,7 @@ from string import Template
 from typing import Any, Literal
 
 from ..errors import StatetrimError
-from ..storage.text import datasets_library
+from ..storage.text import import_datasets
 from . import recall
 
 Kind = Literal["stock", "recall", "mqar", "agreement", "text"]
@@ -205,7 +205,7 @@ def _hub_rows(task: Task) -> Iterator[Row]:
             f"{task.name} is on no hub; give --data, a directory with {task.files}"
         )
     try:
-        rows = datasets_library().load_dataset(task.hub, split="validation")
+        rows = import_datasets().load_dataset(task.hub, split="validation")
     except Exception as error:
         reason = re.sub(r"\s+", " ", str(error))[:200]
         raise StatetrimError(

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..storage.text import Sequences, sequences
+from ..storage.text import Sequences, read_sequences
 from .recall import associations
 
 Kind = Literal["recall", "random", "echo"]
@@ -84,7 +84,7 @@ def echo_sequences(text: Any, tokenizer: Any, tokens: int, length: int, skip: in
     """Passages of a text, each read twice; the second reading can be answered from the first."""
     half = length // 2
     _rows("echo", tokens, 2 * half)
-    once = sequences(text, tokenizer, tokens=tokens // 2, length=half, skip=skip)
+    once = read_sequences(text, tokenizer, tokens=tokens // 2, length=half, skip=skip)
     about = {"generated": "echo", "of": once.lineage}
     return _sequences(torch.cat([once.ids, once.ids], 1), torch.arange(half, 2 * half - 1), about)
 

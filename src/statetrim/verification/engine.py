@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 from ..errors import StatetrimError
 from ..maths.units import MIB
 from ..runtime.children import last_error, python_process
-from ..storage.json_file import read_object, write_object
+from ..storage.json_file import read_json, write_json
 
 Engine = Literal["mlx", "vllm", "llamacpp"]
 NAMES: dict[Engine, str] = {"mlx": "MLX-LM", "vllm": "vLLM", "llamacpp": "llama.cpp"}
@@ -60,7 +60,7 @@ def ask(engine: Engine, python: Path, request: Request, seconds: float) -> Answe
     driver = files(__package__) / "drivers" / f"ask_{engine}.py"
     with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
         question, reply = Path(folder, "request.json"), Path(folder, "answer.json")
-        write_object(question, asdict(request), indent=None)
+        write_json(question, asdict(request), indent=None)
         arguments = [str(program), str(question), str(reply)]
         with python_process(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
             try:
@@ -69,7 +69,7 @@ def ask(engine: Engine, python: Path, request: Request, seconds: float) -> Answe
                 raise EngineFailed(f"no answer within {seconds:.0f} seconds") from None
             if process.returncode or not reply.exists():
                 raise EngineFailed(_reason(log))
-        return _checked(read_object(reply, MOST_ANSWER_BYTES), request)
+        return _checked(read_json(reply, MOST_ANSWER_BYTES), request)
 
 
 def _reason(log: Path) -> str:

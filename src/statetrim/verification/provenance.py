@@ -13,10 +13,10 @@ from torch import Tensor
 from ..artifacts.plan import Plan
 from ..families.contract import resized_config
 from ..geometry import ChannelRows
-from ..storage.checkpoint import Checkpoint, inside
-from ..storage.claims import LayerClaims
-from ..storage.json_file import read_object
-from ..storage.output import ARTIFACTS, MOST_RECORD_BYTES
+from ..storage.checkpoint import Checkpoint, path_inside
+from ..storage.claims import LayerRows
+from ..storage.json_file import read_json
+from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 
 PLAN = f"{ARTIFACTS}/plan.json"
 _NEAREST = 0.5  # the part of a trained tensor's rows that must be nearest to their origin
@@ -24,7 +24,7 @@ _NEAREST = 0.5  # the part of a trained tensor's rows that must be nearest to th
 
 def plan_of(cut: Checkpoint) -> Plan | None:
     """The plan a checkpoint was cut by, which it carries; None where it has none."""
-    return Plan.load(inside(cut.path, PLAN)) if (cut.path / PLAN).exists() else None
+    return Plan.load(path_inside(cut.path, PLAN)) if (cut.path / PLAN).exists() else None
 
 
 def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
@@ -49,11 +49,12 @@ def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
     """Cut tensors that hold other rows or columns than the plan keeps."""
     trained, norms = _trained(cut), _shared_norms(original) if plan.kept_values else {}
     old, new = (
-        model.claims if plan.kept_heads is None else model.head_claims for model in (original, cut)
+        model.channel_rows if plan.kept_heads is None else model.head_rows
+        for model in (original, cut)
     )
     for name, owner in old.items():
         expected = _expected(original, name, owner, plan, norms)
-        found, claims = cut.tensor(name), new[name].claims
+        found, claims = cut.tensor(name), new[name].channel_rows
         if name in trained:
             wrong = [
                 claim.role
@@ -76,16 +77,16 @@ def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
 
 
 def _expected(
-    original: Checkpoint, name: str, owner: LayerClaims, plan: Plan, norms: dict[int, str]
+    original: Checkpoint, name: str, owner: LayerRows, plan: Plan, norms: dict[int, str]
 ) -> Tensor:
     """The tensor as the cut alone leaves it; a shared norm lies in the output projection then."""
-    tensor, role = original.tensor(name), owner.claims[0].role
+    tensor, role = original.tensor(name), owner.channel_rows[0].role
     if role == "o_proj" and owner.layer in norms:
-        factors = torch.ones(owner.claims[0].size, dtype=torch.float64)
-        for claim in owner.claims:
+        factors = torch.ones(owner.channel_rows[0].size, dtype=torch.float64)
+        for claim in owner.channel_rows:
             factors[claim.rows] = original.tensor(norms[owner.layer]).double()
         tensor = (tensor.double() * factors).to(tensor.dtype)
-    for dim, mask in plan.kept_masks(owner.layer, owner.claims, original.geometry).items():
+    for dim, mask in plan.kept_masks(owner.layer, owner.channel_rows, original.geometry).items():
         tensor = tensor.index_select(dim, mask.nonzero().squeeze(1))
     return torch.ones_like(tensor) if role == "shared_norm" and norms else tensor
 
@@ -94,8 +95,8 @@ def _shared_norms(model: Checkpoint) -> dict[int, str]:
     """Layer -> the norm whose weight all heads share."""
     return {
         owner.layer: name
-        for name, owner in model.claims.items()
-        if owner.claims[0].role == "shared_norm"
+        for name, owner in model.channel_rows.items()
+        if owner.channel_rows[0].role == "shared_norm"
     }
 
 
@@ -117,10 +118,10 @@ def _trained(cut: Checkpoint) -> set[str]:
         name = path.name.replace("source_", "")
         if name not in ("recover.json", "refit.json"):
             continue
-        record = read_object(inside(cut.path, f"{ARTIFACTS}/{path.name}"), MOST_RECORD_BYTES)
+        record = read_json(path_inside(cut.path, f"{ARTIFACTS}/{path.name}"), MAX_RECORD_BYTES)
         if name == "recover.json":
             found.update(str(one) for one in record.get("trained_tensors") or [])
         else:
-            claims = cut.claims.items()
-            found.update(one for one, owner in claims if owner.claims[0].role == "o_proj")
+            claims = cut.channel_rows.items()
+            found.update(one for one, owner in claims if owner.channel_rows[0].role == "o_proj")
     return found

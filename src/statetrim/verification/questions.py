@@ -6,7 +6,7 @@ from pathlib import Path
 
 from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
-from ..storage.text import documents, sequences
+from ..storage.text import documents, read_sequences
 
 CHARACTERS = 2000  # of a document whose encodings are compared
 
@@ -19,7 +19,7 @@ class Questions:
     def __init__(
         self, original: Checkpoint, text: str | Path, count: int, length: int, skip: int
     ) -> None:
-        packed = sequences(
+        packed = read_sequences(
             text, load_tokenizer(original), tokens=count * length, length=length, skip=skip
         )
         self.texts = [document[:CHARACTERS] for document in islice(documents(text), count)]

@@ -15,8 +15,8 @@ import torch
 from ..artifacts.verification import Verification
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress, ignore_progress
-from ..storage.checkpoint import Checkpoint, with_weights
-from ..storage.models import ModelLike, all_opened, opened, short_names
+from ..storage.checkpoint import Checkpoint, require_prunable
+from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..version import __version__
 from . import provenance
 from .engine import NAMES, Answer, Engine, EngineFailed, Request, ask, find_engine
@@ -59,7 +59,7 @@ def verify(
             f"there is nothing to compare in {count} sequences of {length} tokens continued by "
             f"{generate}; take at least one of four, continued by one"
         )
-    checkpoints = [with_weights(opened(baseline)), *all_opened(models)]
+    checkpoints = [require_prunable(as_checkpoint(baseline)), *as_checkpoints(models)]
     found = Verification(
         engine=kind,
         version="",
@@ -153,7 +153,7 @@ def _checkpoint_faults(original: Checkpoint, cut: Checkpoint, notes: list[str]) 
         wrong = list(provenance.config_faults(original, cut, plan))
         yield from wrong
         if not wrong:
-            yield from provenance.weight_faults(original, with_weights(cut), plan)
+            yield from provenance.weight_faults(original, require_prunable(cut), plan)
 
 
 def _encoding_faults(expected: Ids, found: Ids, whose: str, beside: str) -> Iterator[str]:
@@ -201,5 +201,5 @@ def _engine_faults(found: Verification, name: str, engine: str) -> Iterator[str]
 def _usual_dtype(engine: Engine, model: Checkpoint) -> str:
     if engine == "vllm":
         return "bfloat16"
-    stored = {model.tensors[name][1].dtype for name in model.claims}
+    stored = {model.tensors[name][1].dtype for name in model.channel_rows}
     return next((DTYPES[name] for name in sorted(stored) if name in DTYPES), "float32")

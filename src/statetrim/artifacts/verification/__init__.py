@@ -9,7 +9,7 @@ import torch
 from ...errors import StatetrimError
 from ...maths.paired import Interval, Pairs, difference_interval, zero_event_bound
 from ...maths.units import MIB
-from ...storage.json_file import read_object, write_object
+from ...storage.json_file import read_json, write_json
 from ..header import check_header, header
 from .agreement import Agreement, Kind, is_valid
 
@@ -83,11 +83,11 @@ class Verification:
         return {**asdict(self), **header("verification"), "engine_version": self.version}
 
     def save(self, path: str | Path) -> None:
-        write_object(Path(path), self.as_json())
+        write_json(Path(path), self.as_json())
 
     @classmethod
     def load(cls, path: str | Path) -> "Verification":
-        stored = read_object(Path(path), MAX_BYTES)
+        stored = read_json(Path(path), MAX_BYTES)
         check_header(stored, "verification", path)
         del stored["format"]
         try:

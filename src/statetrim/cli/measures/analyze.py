@@ -151,7 +151,7 @@ def _run_utilization(
     from ...artifacts.analysis import Analysis
     from ...console.measures.analyze import show_analysis
     from ...console.progress import show_progress
-    from ...storage.output import output as writing
+    from ...storage.output import open_output as writing
 
     files = {"analysis.json": output, "analysis.safetensors": output.with_suffix(".safetensors")}
     if figures:

@@ -56,7 +56,7 @@ def verify(
     from ...artifacts.verification import Verification
     from ...console.measures.verify import show_verification
     from ...console.progress import show_progress
-    from ...storage.output import saved
+    from ...storage.output import run_and_save
     from ...verification.verify import verify as run
 
     cuts = [arguments.open_model(model, family) for model in models]
@@ -88,7 +88,7 @@ def verify(
         "models": [model.digest for model in (original, *cuts)],
         **settings,
     }
-    verification = saved(output, record, run_verification, Verification.load)
+    verification = run_and_save(output, record, run_verification, Verification.load)
     show_verification(verification, str(output), as_json=as_json)
     if verification.faults:
         sys.exit(1)

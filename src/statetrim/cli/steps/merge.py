@@ -26,8 +26,10 @@ def merge(
     from ...artifacts.statistics import Statistics
     from ...artifacts.statistics import merge as run
     from ...console.steps.merge import show_merged
-    from ...storage.output import saved
+    from ...storage.output import run_and_save
 
     record = {"format": "statetrim merge", "parts": [str(part) for part in parts]}
-    saved(output, record, lambda _: run([Statistics.load(part) for part in parts]), Statistics.load)
+    run_and_save(
+        output, record, lambda _: run([Statistics.load(part) for part in parts]), Statistics.load
+    )
     show_merged(len(parts), str(output))

@@ -80,10 +80,10 @@ def select(
     from ...console.progress import show_progress
     from ...console.steps.select import show_plan
     from ...selection.select import select as run
-    from ...storage.checkpoint import with_weights
-    from ...storage.output import saved
+    from ...storage.checkpoint import require_prunable
+    from ...storage.output import run_and_save
 
-    opened = with_weights(arguments.open_model(model, family))
+    opened = require_prunable(arguments.open_model(model, family))
 
     def choose(directory: Path | None) -> Plan:
         with show_progress("selecting") as progress:
@@ -112,5 +112,5 @@ def select(
         "methods": [method, options, value_method, value_options, seed],
         "statistics": [str(statistics), dict(shares or {})],
     } | ({"heads": [keep_heads, head_method]} if keep_heads else {})
-    plan = saved(output, record, choose, Plan.load)
+    plan = run_and_save(output, record, choose, Plan.load)
     show_plan(plan, opened.geometry, str(output), as_json=as_json)

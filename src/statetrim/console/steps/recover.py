@@ -7,8 +7,8 @@ from rich.table import Table
 from ...progress import is_rank_zero
 from ...recovery.adapters import Coverage
 from ...storage.checkpoint import Checkpoint
-from ...storage.json_file import read_object
-from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES
+from ...storage.json_file import read_json
+from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .. import terminal
 
 
@@ -35,7 +35,7 @@ def coverage_text(coverage: Coverage) -> str:
 
 
 def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
-    record = read_object(recovered.path / ARTIFACTS / "recover.json", MOST_RECORD_BYTES)
+    record = read_json(recovered.path / ARTIFACTS / "recover.json", MAX_RECORD_BYTES)
     curve = record["curve"]
     if as_json:
         terminal.print_json({"output": output, "coverage": record["coverage"], "curve": curve})

@@ -3,14 +3,14 @@
 from rich.table import Table
 
 from ...storage.checkpoint import Checkpoint
-from ...storage.json_file import read_object
-from ...storage.output import ARTIFACTS, MOST_RECORD_BYTES
+from ...storage.json_file import read_json
+from ...storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .. import terminal
 
 
 def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
     """The part of every layer's output that is missed, before and after."""
-    layers = read_object(model.path / ARTIFACTS / "refit.json", MOST_RECORD_BYTES)["layers"]
+    layers = read_json(model.path / ARTIFACTS / "refit.json", MAX_RECORD_BYTES)["layers"]
     if as_json:
         terminal.print_json({"output": output, "layers": layers})
         return

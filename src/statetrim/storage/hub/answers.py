@@ -8,15 +8,15 @@ from ...errors import StatetrimError
 from ..file_names import CONFIG
 from ..space import NoSpace
 
-_OF_THE_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
+_DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.EIO)
 
 
-class Unreachable(Exception):
+class HubUnreachable(Exception):
     """Nobody answered; says so in a sentence."""
 
 
 @contextmanager
-def explained(repo: str, revision: str | None = None) -> Iterator[None]:
+def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
     """Within, what the hub refuses is one sentence."""
     from huggingface_hub import errors
 
@@ -37,23 +37,23 @@ def explained(repo: str, revision: str | None = None) -> Iterator[None]:
     except errors.RevisionNotFoundError:
         raise StatetrimError(f"{repo} has no revision {revision!r}") from None
     except errors.LocalEntryNotFoundError:
-        raise Unreachable("the hub cannot be reached") from None
+        raise HubUnreachable("the hub cannot be reached") from None
     except errors.EntryNotFoundError:
         raise StatetrimError(f"{repo} has no {CONFIG}, so it cannot be used as a model") from None
     except errors.HfHubHTTPError as error:
         status = getattr(error.response, "status_code", "an error")
         raise StatetrimError(f"the hub answers {status} for {repo}; try again later") from None
     except OSError as error:
-        if error.errno in _OF_THE_DISK:
+        if error.errno in _DISK_ERRORS:
             raise
-        raise Unreachable("the hub cannot be reached") from None
+        raise HubUnreachable("the hub cannot be reached") from None
     except Exception as error:  # of the HTTP library, which has changed and may again
         if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
             raise
-        raise Unreachable("the hub cannot be reached") from None
+        raise HubUnreachable("the hub cannot be reached") from None
 
 
-def offline() -> bool:
+def is_offline() -> bool:
     """Whether HF_HUB_OFFLINE is set: the hub is not asked at all."""
     from huggingface_hub import constants
 

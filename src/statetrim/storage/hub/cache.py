@@ -6,8 +6,8 @@ from pathlib import Path
 def repository_in_cache(directory: Path) -> Path | None:
     """The cached repository of which `directory` is a snapshot; None outside of a cache."""
     repository = directory.parent.parent
-    inside = directory.parent.name == "snapshots" and repository.name.startswith("models--")
-    return repository if inside else None
+    is_snapshot = directory.parent.name == "snapshots" and repository.name.startswith("models--")
+    return repository if is_snapshot else None
 
 
 def model_name(directory: Path) -> str:

@@ -13,19 +13,29 @@ from typing import Any
 from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
 from ...version import __version__
-from ..checkpoint import Checkpoint, inside, with_weights
-from ..companions import companions
+from ..checkpoint import Checkpoint, path_inside, require_prunable
+from ..companions import auxiliary_files
 from ..file_names import CONFIG, INDEX
-from ..models import ModelLike, opened
+from ..models import ModelLike, as_checkpoint
 from ..output import ARTIFACTS, CARD
-from .answers import Unreachable, explained, offline
+from .answers import HubUnreachable, explain_hub_errors, is_offline
 from .download import HubModel
 
-_RECORDS = {".json", ".md"}
-_PATH = re.compile(
+_RECORD_SUFFIXES = {".json", ".md"}
+_PATH_PATTERN = re.compile(
     r"(?<![\w.:/<@-])(?:~?/|\.\.?/|[A-Za-z]:[\\/])[\w.-]"
 )  # /home/x, ~/x, ../x, C:\x
-_TEXT = (".jsonl", ".json", ".txt", ".parquet", ".csv", ".gz", ".zst", ".safetensors", ".arrow")
+_DATA_SUFFIXES = (
+    ".jsonl",
+    ".json",
+    ".txt",
+    ".parquet",
+    ".csv",
+    ".gz",
+    ".zst",
+    ".safetensors",
+    ".arrow",
+)
 
 logger = logging.getLogger("statetrim")
 
@@ -48,17 +58,17 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     """
     from huggingface_hub import HfApi
 
-    known = HubModel.named(repo)
-    if known is None or known.revision is not None:
+    target = HubModel.parse(repo)
+    if target is None or target.revision is not None:
         raise StatetrimError(f"{repo[:100]!r} is not a repository name; give OWNER/NAME")
-    checkpoint = with_weights(opened(model))
-    files, left_out = _files(checkpoint)
-    if offline():
+    checkpoint = require_prunable(as_checkpoint(model))
+    files, left_out = _files_to_upload(checkpoint)
+    if is_offline():
         raise StatetrimError("HF_HUB_OFFLINE is set, so nothing can be pushed")
     nbytes = sum(path.stat().st_size for path in files.values())
     api = HfApi()
     try:
-        with explained(repo), _allowed(repo):
+        with explain_hub_errors(repo), _explain_denied_access(repo):
             url = str(api.create_repo(repo, private=private, exist_ok=True))
             if private and not api.model_info(repo).private:
                 raise StatetrimError(
@@ -71,7 +81,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
                 allow_patterns=[escape(name) for name in files],
                 commit_message=f"Upload a model cut by statetrim {__version__}",
             )
-    except Unreachable as error:
+    except HubUnreachable as error:
         raise StatetrimError(f"{error}; nothing was pushed to {repo}") from None
     except RuntimeError as error:  # as huggingface_hub calls a file that did not arrive
         reason = str(error).partition("\n")[0][:200]
@@ -80,7 +90,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
 
 
 @contextmanager
-def _allowed(repo: str) -> Iterator[None]:
+def _explain_denied_access(repo: str) -> Iterator[None]:
     """Within, a hub that does not know the user says so."""
     from huggingface_hub import errors
 
@@ -95,11 +105,11 @@ def _allowed(repo: str) -> Iterator[None]:
         ) from None
 
 
-def _files(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
+def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
     """What is uploaded, by its name; and the records that are not."""
     files = {shard.path.name: shard.path for shard in model.shards}
-    files |= {n: inside(model.path, n) for n in (CONFIG, INDEX) if (model.path / n).exists()}
-    files |= companions(model)
+    files |= {n: path_inside(model.path, n) for n in (CONFIG, INDEX) if (model.path / n).exists()}
+    files |= auxiliary_files(model)
     if CARD not in files:
         raise StatetrimError(f"{model.path} has no {CARD}; a model is pushed with its card")
     left_out = []
@@ -107,18 +117,20 @@ def _files(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
     for path in sorted(artifacts.rglob("*")) if artifacts.is_dir() else []:
         if path.is_file():
             name = path.relative_to(model.path).as_posix()
-            if path.suffix in _RECORDS and not _names_a_path(inside(model.path, name)):
+            if path.suffix in _RECORD_SUFFIXES and not _contains_path(
+                path_inside(model.path, name)
+            ):
                 files[name] = path
             else:
                 left_out.append(name)
     return files, left_out
 
 
-def _names_a_path(record: Path) -> bool:
+def _contains_path(record: Path) -> bool:
     """Whether a record of ours names a file or a directory of this machine."""
     text = record.read_text(encoding="utf-8", errors="replace")
     if record.suffix != ".json":
-        return _PATH.search(text) is not None
+        return _PATH_PATTERN.search(text) is not None
     try:
         return any(_is_path(string) for string in _strings(json.loads(text)))
     except (ValueError, RecursionError):
@@ -126,10 +138,12 @@ def _names_a_path(record: Path) -> bool:
 
 
 def _is_path(text: str) -> bool:
-    if _PATH.search(text):
+    if _PATH_PATTERN.search(text):
         return True
-    parted = "/" in text or "\\" in text
-    return parted and (text.endswith(_TEXT) or (len(text) < 1000 and Path(text).exists()))
+    has_separator = "/" in text or "\\" in text
+    return has_separator and (
+        text.endswith(_DATA_SUFFIXES) or (len(text) < 1000 and Path(text).exists())
+    )
 
 
 def _strings(value: Any) -> Iterator[str]:
