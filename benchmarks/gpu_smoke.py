@@ -215,10 +215,10 @@ def check(model: str, plan: str, small: str, *more: str) -> dict[str, Any]:
     from statetrim.artifacts.plan import Plan
     from statetrim.runtime.placement import Placement
     from statetrim.storage.checkpoint import open_checkpoint
-    from statetrim.surgery.check import check_cut
+    from statetrim.surgery.check import compare_cut
 
     placement = Placement(layerwise="--layerwise" in more)
-    cut = check_cut(
+    cut = compare_cut(
         open_checkpoint(model), Plan.load(plan), open_checkpoint(small), placement=placement
     )
     return asdict(cut)

@@ -11,7 +11,7 @@ from statetrim.analysis.predict import DAMPING, predict
 from statetrim.artifacts.decision import Prediction
 from statetrim.maths.least_squares import fit_least_squares
 from statetrim.storage.text import Sequences
-from statetrim.surgery.refit import error_of
+from statetrim.surgery.refit import relative_error
 
 TYPES = ["delta_net", "gated_deltanet", "qwen3_next", "qwen3_5_text", "mamba2", "falcon_h1"]
 
@@ -53,7 +53,7 @@ def test_prediction_equals_the_cut_on_disk(
             # differs by a factor a channel, which the fit absorbs (but for the damping).
             weight = fit_least_squares(gram, target, DAMPING)
             for source, test in tests.items():
-                expected = error_of(weight, test.layers[layer])
+                expected = relative_error(weight, test.layers[layer])
                 assert found.errors[name][source][layer] == pytest.approx(expected, rel=1e-3)
 
 

@@ -21,7 +21,7 @@ from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.statistics import SUM_NAMES, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
-from statetrim.surgery.refit import fitted
+from statetrim.surgery.refit import fit_projection
 from statetrim.tasks.generated import echo_sequences, random_sequences, recall_sequences
 
 ALL = ["drrqr", "grad", "s_wanda", "energy", "product", "readout_greedy"]
@@ -217,7 +217,7 @@ def test_a_refit_weighs_each_source_by_its_own_size(
             gram += share * held.readout_moment / held.target_square  # type: ignore[operator]
             target += share * held.target_moment / held.target_square  # type: ignore[operator]
         expected = np.linalg.solve(gram.numpy().T, target.numpy().T).T
-        assert fitted(found, 0.0).numpy() == pytest.approx(expected, rel=1e-6, abs=1e-8)
+        assert fit_projection(found, 0.0).numpy() == pytest.approx(expected, rel=1e-6, abs=1e-8)
     out = st.refit(small, sums, out=tmp_path / "refitted", shares={"recall": 0.25})
     record = json.loads((out.path / "statetrim" / "refit.json").read_text())
     assert record["statistics"]["shares"] == {"text": 0.75, "recall": 0.25}

@@ -112,7 +112,7 @@ def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, orig
     for name, owner in model.channel_rows.items():
         for claim in owner.channel_rows:
             if claim.role != "shared_norm" and claim.axis in plan.kept_in_layer(owner.layer):
-                survivors = surgery.cuts[name].masks[claim.dim][claim.rows]  # [heads, channels]
+                survivors = surgery.edits[name].masks[claim.dim][claim.rows]  # [heads, channels]
                 kept = plan.kept_in_layer(owner.layer)[claim.axis]
                 expected = torch.zeros_like(survivors).scatter_(1, kept, True)
                 assert torch.equal(survivors, expected), (name, claim.role)

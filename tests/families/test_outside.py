@@ -16,7 +16,7 @@ from helpers import tiny
 from statetrim.cli import app
 from statetrim.families import family_from_file
 from statetrim.methods import find_method
-from statetrim.surgery.check import check_cut
+from statetrim.surgery.check import compare_cut
 
 DOCS = Path(__file__).parents[2] / "docs"
 KEEP = 6
@@ -95,7 +95,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, place: Path) 
 
     family = family_from_file(place / "strange_family.py")
     model, small = (st.open(place / name, family) for name in ("strange", "strange-small"))
-    checks = check_cut(model, plan, small)  # in which it decodes with its cache
+    checks = compare_cut(model, plan, small)  # in which it decodes with its cache
     assert checks.runtime == "transformers" and checks.sliced_against_masked < 1e-4
 
     run("analyze", "{}", *text, "--length", 320, "-o", "{}-analysis.json")

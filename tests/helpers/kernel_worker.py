@@ -29,7 +29,7 @@ from helpers import tiny
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.states.stored import StateStorage, stored_states
 from statetrim.storage.text import Sequences
-from statetrim.surgery.check import check_cut
+from statetrim.surgery.check import compare_cut
 
 KEEP, METHODS = 7, ("drrqr", "energy")
 TYPES = tuple(t for t in tiny.MODEL_TYPES if t not in ("delta_net", "gated_deltanet", "kda"))
@@ -67,7 +67,7 @@ def main(kind: str, out: Path, model_types: list[str]) -> dict[str, Any]:
             statistics.save(out / f"{model_type}.safetensors")
             plan = st.select(model, "drrqr", KEEP, statistics=statistics)
             small = st.prune(model, plan, Path(folder) / "small", progress=False)
-            checks = check_cut(model, plan, small)
+            checks = compare_cut(model, plan, small)
             logits = stored_logits(model.path)
             save_file({"logits": logits}, out / f"{model_type}-stored.safetensors")
             report[model_type] = {

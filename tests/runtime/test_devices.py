@@ -22,7 +22,7 @@ from statetrim.runtime import loading
 from statetrim.runtime.loading import load_live
 from statetrim.runtime.placement import Placement
 from statetrim.storage.text import Sequences
-from statetrim.surgery.check import check_cut
+from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
 METHODS = ["drrqr", "s_wanda", "readout_greedy"]
@@ -187,7 +187,7 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
         close(pairs, st.calibrate(small, data(), original=model, **quiet, **where), ROUNDING)
         if mode != "layerwise":
             assert cards.copies - before - own <= len(model.geometry.layers)
-        found = check_cut(model, plan, small, placement=Placement(**where))
+        found = compare_cut(model, plan, small, placement=Placement(**where))
         assert found.sliced_against_masked < 1e-4
         again = st.analyze(model, shared.text, **spans, **quiet, **where)
     for layer, expected in looked.layers.items():

@@ -17,7 +17,7 @@ from statetrim.errors import StatetrimError
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel, Runtime
 from statetrim.runtime.loading import load_live
-from statetrim.surgery.check import check_cut
+from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
 TRANSFORMERS_TYPES = ("qwen3_next", "olmo_hybrid", "mamba2", "bamba", "nemotron_h")
@@ -98,7 +98,7 @@ def test_check_hands_keywords_on_as_keywords(
     home = home_of(load_live(model))
     scan = home.mamba2_chunk_scan
     monkeypatch.setattr(home, "mamba2_chunk_scan", reordered(scan))
-    assert check_cut(model, plan, small).sliced_against_masked < 1e-5
+    assert compare_cut(model, plan, small).sliced_against_masked < 1e-5
 
 
 # fla's GLA needs a GPU. This module calls its kernels as fla's does, two of which are never called.

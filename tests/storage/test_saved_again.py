@@ -8,7 +8,7 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from statetrim.surgery.check import check_cut
+from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
 
@@ -43,7 +43,7 @@ def test_its_cut_is_that_of_the_hubs_files(
     for name, (_, tensor) in hub.tensors.items():
         assert tensor.shape == again.tensors[name][1].shape, name
         assert torch.equal(hub.tensor(name), again.tensor(name)), name
-    assert check_cut(st.open(saved_again), plan, again).sliced_against_masked < 1e-5
+    assert compare_cut(st.open(saved_again), plan, again).sliced_against_masked < 1e-5
 
 
 def test_a_third_of_another_size_is_refused(checkpoint: Load, tmp_path: Path) -> None:

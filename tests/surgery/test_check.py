@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 import statetrim as st
 from helpers import tiny
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import TOLERANCE, check_cut
+from statetrim.surgery.check import TOLERANCE, compare_cut
 
 Load = Callable[[str], Path]
 
@@ -24,14 +24,14 @@ def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
 def test_every_family_passes(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
-    found = check_cut(*cut(checkpoint(model_type), tmp_path / "small"))
+    found = compare_cut(*cut(checkpoint(model_type), tmp_path / "small"))
     assert found.sliced_against_masked < TOLERANCE / 10
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_weights_streamed_from_disk_give_the_same(checkpoint: Load, tmp_path: Path) -> None:
     job = cut(checkpoint("qwen3_next"), tmp_path / "small")
-    whole, streamed = check_cut(*job), check_cut(*job, placement=Placement(layerwise=True))
+    whole, streamed = compare_cut(*job), compare_cut(*job, placement=Placement(layerwise=True))
     assert whole.sliced_against_masked == pytest.approx(streamed.sliced_against_masked, abs=1e-6)
 
 
@@ -45,14 +45,14 @@ def test_a_changed_tensor_is_noticed(tensor: str, checkpoint: Load, tmp_path: Pa
     weights[name] = weights[name].roll(1, dims=0).contiguous()
     save_file(weights, shard, {"format": "pt"})
     with pytest.raises(st.StatetrimError, match=r"layer \d+ of .* differs from the original"):
-        check_cut(model, plan, st.open(small.path))
+        compare_cut(model, plan, st.open(small.path))
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_another_plan_is_noticed(checkpoint: Load, tmp_path: Path) -> None:
     model, _, small = cut(checkpoint("delta_net"), tmp_path / "small")
     with pytest.raises(st.StatetrimError, match="differs from the original"):
-        check_cut(model, st.select(model, "rand", 0.5, seed=1), small)
+        compare_cut(model, st.select(model, "rand", 0.5, seed=1), small)
 
 
 def tensors(held: object) -> list[torch.Tensor]:
@@ -85,4 +85,4 @@ def test_a_cache_that_forgets_is_noticed(
 
     monkeypatch.setattr(checks, "load_live", forgetful)
     with pytest.raises(st.StatetrimError, match="decodes other logits than it prefills"):
-        check_cut(*job)
+        compare_cut(*job)

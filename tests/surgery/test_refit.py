@@ -19,7 +19,7 @@ from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_tokenizer
 from statetrim.runtime.mixers import find_mixers
 from statetrim.storage.text import read_sequences
-from statetrim.surgery.refit import fitted, layer_errors
+from statetrim.surgery.refit import fit_projection, layer_errors
 
 # One of each way a mixer is called, of biased output projections (bamba), and KDA, keys only.
 TYPES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "olmo_hybrid", "bamba", "nemotron_h")
@@ -124,12 +124,12 @@ def test_without_damping_it_solves_the_normal_equations_in_float64() -> None:
         target_square=target.square().sum().reshape(1),
     )
     oracle = np.linalg.lstsq(features.numpy(), target.numpy(), rcond=None)[0].T
-    np.testing.assert_allclose(fitted(sums, 0.0).numpy(), oracle, rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(fit_projection(sums, 0.0).numpy(), oracle, rtol=1e-10, atol=1e-12)
     twice = torch.cat([features, features[:, :1]], dim=1)
     copied = LayerStatistics(200, readout_moment=twice.mT @ twice, target_moment=target.mT @ twice)
     with pytest.raises(st.StatetrimError, match="larger damping"):
-        fitted(copied, 0.0)
-    assert fitted(copied, 1e-8).isfinite().all()
+        fit_projection(copied, 0.0)
+    assert fit_projection(copied, 1e-8).isfinite().all()
 
 
 def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(

@@ -11,7 +11,7 @@ import statetrim as st
 from helpers import tiny
 from statetrim.families.contract import LAYER_WIDTHS_FIELD
 from statetrim.runtime.placement import Placement
-from statetrim.surgery.check import check_cut
+from statetrim.surgery.check import compare_cut
 
 Load = Callable[[str], Path]
 NO_VALUES = ("kda",)  # its values cannot be cut
@@ -31,13 +31,13 @@ def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
 def test_every_family_is_cut_and_runs(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     model, plan = uneven_plan(checkpoint(model_type))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
-    found = check_cut(model, plan, small)
+    found = compare_cut(model, plan, small)
     assert found.sliced_against_masked < 1e-4
     assert found.prefill_against_decode <= max(1e-4, 2 * found.prefill_against_decode_before)
     first, *others = small.geometry.layers
     assert small.geometry.shapes[first] == model.geometry.shapes[first]
     assert all(small.geometry.shapes[layer] == plan_shape(plan, layer) for layer in others)
-    from_disk = check_cut(model, plan, small, placement=Placement(layerwise=True))
+    from_disk = compare_cut(model, plan, small, placement=Placement(layerwise=True))
     assert from_disk.sliced_against_masked < 1e-4
 
 

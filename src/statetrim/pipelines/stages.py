@@ -22,7 +22,7 @@ from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json, write_json, write_text
 from ..storage.output import ARTIFACTS, CARD, is_complete
-from ..surgery.check import check_cut
+from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
 from .estimate import free_memory, needs_streaming
@@ -217,7 +217,7 @@ class StageRunner:
             placement = replace(placement, layerwise=True)  # both models at once, in float32
 
         def make() -> None:
-            write_json(path, asdict(check_cut(model, plan, cut, placement=placement)))
+            write_json(path, asdict(compare_cut(model, plan, cut, placement=placement)))
 
         self._run_stage("check", "check", path, make)
         return read_json(path, MIB)

@@ -25,14 +25,14 @@ from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint
 
 TOKENS = 64
-DECODED = 8
-DECODED_FROM_DISK = 2  # each token takes all weights from there
+DECODED_TOKENS = 8
+DECODED_TOKENS_FROM_DISK = 2  # each token takes all weights from there
 TOLERANCE = 1e-3  # of the largest value compared; float32, so rounding stays far below
-_UPSTREAM = 4.0  # how much larger than the original's own gap a gap of the cut model may be
+_MAX_GAP_RATIO = 4.0  # how much larger than the original's own gap a gap of the cut model may be
 
 
 @dataclass(frozen=True)
-class Checks:
+class CutComparison:
     """The largest differences found, each relative to the largest value compared."""
 
     runtime: str
@@ -41,33 +41,33 @@ class Checks:
     prefill_against_decode_before: float  # the original's own gap
 
 
-def check_cut(
+def compare_cut(
     model: Checkpoint,
     plan: Plan,
     small: Checkpoint,
     *,
     placement: Placement | None = None,
     progress: Callable[[str], None] = lambda doing: None,
-) -> Checks:
+) -> CutComparison:
     """Compare `small`, cut from `model` by `plan`, with it; a difference is an error.
 
     Both run in float32, whatever the placement says.
     """
     placement = replace(placement or Placement(), dtype=torch.float32)
     progress("loading both models")
-    before, after = (load_live(which, placement) for which in (model, small))
+    before, after = (load_live(checkpoint, placement) for checkpoint in (model, small))
     ids = before.random_ids(1, TOKENS)  # any will do: the comparison is exact on all of them
     progress("comparing mixers")
     sliced = _compare_mixers(plan, before, after, ids)
     progress("comparing prefill and decode")
-    decoded = DECODED_FROM_DISK if placement.layerwise else DECODED
+    decoded = DECODED_TOKENS_FROM_DISK if placement.layerwise else DECODED_TOKENS
     gap, gap_before = (_decode_gap(live, ids, decoded) for live in (after, before))
-    if gap > max(TOLERANCE, _UPSTREAM * gap_before):
+    if gap > max(TOLERANCE, _MAX_GAP_RATIO * gap_before):
         raise StatetrimError(
             f"{small.path} decodes other logits than it prefills (by {gap:.1e} of the largest, the "
             f"original by {gap_before:.1e}); this is a defect of statetrim, please report it"
         )
-    return Checks(after.runtime.name, sliced, gap, gap_before)
+    return CutComparison(after.runtime.name, sliced, gap, gap_before)
 
 
 def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor) -> float:
@@ -88,46 +88,53 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
     if plan.kept_heads is not None:
         kept = plan.kept_heads[call.layer].flatten()
-        with _silent_heads(before, call.layer, kept):
-            theirs = _answers(before, call, None)
-        ours = _answers(after, call, None)
-        theirs["kernel"] = theirs["kernel"].index_select(-2, kept.to(theirs["kernel"].device))
-        return torch.stack([_gap(value, ours[name]) for name, value in theirs.items()]).max()
-    theirs, ours = _answers(before, call, plan.kept), _answers(after, call, None)
+        with _mask_heads(before, call.layer, kept):
+            expected = _kernel_and_mixer_outputs(before, call, None)
+        actual = _kernel_and_mixer_outputs(after, call, None)
+        expected["kernel"] = expected["kernel"].index_select(-2, kept.to(expected["kernel"].device))
+        return torch.stack(
+            [_relative_gap(value, actual[name]) for name, value in expected.items()]
+        ).max()
+    expected, actual = (
+        _kernel_and_mixer_outputs(before, call, plan.kept),
+        _kernel_and_mixer_outputs(after, call, None),
+    )
     if plan.kept_values is not None:
         # The norm runs over fewer channels now, so the comparison ends where it begins.
-        theirs = {"kernel": _kept_values(theirs["kernel"], plan.kept_values[call.layer])}
-    return torch.stack([_gap(value, ours[name]) for name, value in theirs.items()]).max()
+        expected = {"kernel": _kept_values(expected["kernel"], plan.kept_values[call.layer])}
+    return torch.stack(
+        [_relative_gap(value, actual[name]) for name, value in expected.items()]
+    ).max()
 
 
 @contextmanager
-def _silent_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
+def _mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
     """Within, the output projection of a layer is given zeros for all other value heads."""
     mask = torch.zeros(live.checkpoint.geometry.num_v_heads, 1)
     mask[kept] = 1.0
 
-    def silence(module: nn.Module, args: Any) -> tuple[Any, ...]:
-        values = args[0].unflatten(-1, (len(mask), -1)) * mask.to(args[0])
-        return values.flatten(-2), *args[1:]
+    def mask_input(module: nn.Module, args: Any) -> tuple[Any, ...]:
+        masked = args[0].unflatten(-1, (len(mask), -1)) * mask.to(args[0])
+        return masked.flatten(-2), *args[1:]
 
-    hook = live.output_projections[layer].register_forward_pre_hook(silence)
+    hook = live.output_projections[layer].register_forward_pre_hook(mask_input)
     try:
         yield
     finally:
         hook.remove()
 
 
-def _answers(
-    live: LiveModel, call: MixerCall, only: Mapping[int, Tensor] | None
+def _kernel_and_mixer_outputs(
+    live: LiveModel, call: MixerCall, kept: Mapping[int, Tensor] | None
 ) -> dict[str, Tensor]:
     """What a layer's kernel and mixer give for a call."""
     kernel_calls: list[KernelCall] = []
     with (
         torch.inference_mode(),
-        hook_kernels(live, kernel_calls.append, only=only, layers=[call.layer]),
+        hook_kernels(live, kernel_calls.append, only=kept, layers=[call.layer]),
     ):
-        mixer = call.repeat(live.mixers[call.layer])
-    return {"kernel": kernel_calls[-1].output, "mixer": mixer}
+        mixer_output = call.repeat(live.mixers[call.layer])
+    return {"kernel": kernel_calls[-1].output, "mixer": mixer_output}
 
 
 def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
@@ -135,18 +142,18 @@ def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
     return output.gather(-1, kept.to(output.device).expand(*output.shape[:2], *kept.shape))
 
 
-def _gap(expected: Tensor, found: Tensor) -> Tensor:
+def _relative_gap(expected: Tensor, actual: Tensor) -> Tensor:
     """Nan where nothing but zeros was expected."""
-    return (expected - found.to(expected.device)).abs().max() / expected.abs().max()
+    return (expected - actual.to(expected.device)).abs().max() / expected.abs().max()
 
 
 def _decode_gap(live: LiveModel, ids: Tensor, decoded: int) -> float:
     """Logits of the last tokens: the text read at once, against one token at a time."""
     with torch.inference_mode():
-        whole = live.logits(ids)[:, -decoded:]
+        prefilled = live.logits(ids)[:, -decoded:]
         _, cache = live.forward_with_cache(ids[:, :-decoded])
         steps = []
         for token in torch.split(ids[:, -decoded:], 1, dim=1):
             logits, cache = live.forward_with_cache(token, cache)
             steps.append(logits)
-    return float(_gap(whole, torch.cat(steps, dim=1)))
+    return float(_relative_gap(prefilled, torch.cat(steps, dim=1)))

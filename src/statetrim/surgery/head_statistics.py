@@ -14,15 +14,15 @@ from ..errors import StatetrimError
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.output import ARTIFACTS
 
-_PLAN = f"{ARTIFACTS}/plan.json"
+_PLAN_FILE = f"{ARTIFACTS}/plan.json"
 
 
-def of_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
+def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
     """`statistics` as they would be of `small`, where they are of the model whose heads `small`
     lacks; any others as they are."""
-    if not (small.path / _PLAN).exists() or small.has_digest(statistics.lineage.get("source")):
+    if not (small.path / _PLAN_FILE).exists() or small.has_digest(statistics.lineage.get("source")):
         return statistics
-    plan = Plan.load(path_inside(small.path, _PLAN))
+    plan = Plan.load(path_inside(small.path, _PLAN_FILE))
     if plan.kept_heads is None or plan.lineage.get("source") != statistics.lineage.get("source"):
         return statistics
     if (small.path / ARTIFACTS / "recover.json").exists():
@@ -32,7 +32,7 @@ def of_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
         )
     width = small.geometry.head_v_dim
     layers = {
-        layer: _of_columns(sums, _columns(plan.kept_heads[layer], width), layer)
+        layer: _select_columns(sums, _head_columns(plan.kept_heads[layer], width), layer)
         for layer, sums in statistics.layers.items()
         if layer in plan.kept_heads
     }
@@ -41,12 +41,12 @@ def of_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
     )
 
 
-def _columns(heads: Tensor, width: int) -> Tensor:
+def _head_columns(heads: Tensor, width: int) -> Tensor:
     """The read-out's columns of these value heads, in order."""
     return (heads.flatten().unsqueeze(1) * width + heads.new_tensor(range(width))).flatten()
 
 
-def _of_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
+def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
     moment, target = sums.readout_moment, sums.target_moment
     usable = moment is not None and moment.dim() == 2 and len(moment) == moment.shape[1]
     usable = usable and target is not None and target.dim() == 2

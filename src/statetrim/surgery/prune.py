@@ -43,7 +43,7 @@ from ..storage.space import check_space
 from ..version import __version__
 
 RECORD = "prune.json"
-_SOURCE_CARD = f"{ARTIFACTS}/source_README.md"
+_ORIGINAL_CARD = f"{ARTIFACTS}/source_README.md"
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,23 +54,23 @@ class Surgery:
     plan: Plan
     geometry: Geometry  # after the cut
     config: Config  # after the cut
-    cuts: dict[str, TensorEdit]
+    edits: dict[str, TensorEdit]
 
     def __repr__(self) -> str:
         before, after = self.model.geometry, self.geometry
         shapes = f"{before.describe_against(after)} -> {after.describe_against(before)}"
-        return f"<Surgery: state {shapes}, {len(self.cuts)} tensors cut>"
+        return f"<Surgery: state {shapes}, {len(self.edits)} tensors cut>"
 
     @cached_property
     def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
         """Each source shard with its tensors as they will be written."""
-        return [(shard, tensors_after(shard, self.cuts)) for shard in self.model.shards]
+        return [(shard, tensors_after(shard, self.edits)) for shard in self.model.shards]
 
     @cached_property
-    def companions(self) -> dict[str, Path]:
+    def auxiliary_files(self) -> dict[str, Path]:
         """Files other than weights that are copied: where to, from where."""
-        found = auxiliary_files(self.model)
-        return {_SOURCE_CARD if name == CARD else name: path for name, path in found.items()}
+        files = auxiliary_files(self.model)
+        return {_ORIGINAL_CARD if name == CARD else name: path for name, path in files.items()}
 
     @property
     def bytes_before(self) -> int:
@@ -87,18 +87,19 @@ class Surgery:
     @property
     def record(self) -> dict[str, Any]:
         """What identifies the job: the same source and plan give the same record."""
-        kept = [self.plan.kept_in_layer(layer) for layer in self.geometry.layers]
-        lists: list[Any] = [
-            {axis: table.tolist() for axis, table in sorted(k.items())} for k in kept
+        kept_by_layer = [self.plan.kept_in_layer(layer) for layer in self.geometry.layers]
+        kept_lists: list[Any] = [
+            {axis: table.tolist() for axis, table in sorted(layer_kept.items())}
+            for layer_kept in kept_by_layer
         ]
         if self.plan.kept_heads is not None:
-            lists += [self.plan.kept_heads[layer].tolist() for layer in self.geometry.layers]
+            kept_lists += [self.plan.kept_heads[layer].tolist() for layer in self.geometry.layers]
         return {
             **header("prune"),
             "statetrim": __version__,
             "source": self.model.digest,
             "weights": self.model.digest,
-            "plan": hashlib.sha256(json.dumps(lists).encode()).hexdigest(),
+            "plan": hashlib.sha256(json.dumps(kept_lists).encode()).hexdigest(),
         }
 
 
@@ -114,46 +115,46 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
         check_values_prunable(model)
     if plan.kept_heads is not None:
         check_heads_removable(model)
-    after = plan.pruned_geometry(model.geometry)
-    if after.widths and not uneven:
+    new_geometry = plan.pruned_geometry(model.geometry)
+    if new_geometry.widths and not uneven:
         raise StatetrimError(
             "the plan leaves layers of different widths, which no stock code loads; say --uneven "
             "(in Python: uneven=True) if that is meant"
         )
-    config = resized_config(model.family, model.config, after)
-    claims = model.channel_rows if plan.kept_heads is None else model.head_rows
-    cuts = {
+    config = resized_config(model.family, model.config, new_geometry)
+    rows_by_tensor = model.channel_rows if plan.kept_heads is None else model.head_rows
+    edits = {
         name: TensorEdit(masks)
-        for name, owner in claims.items()
-        if (masks := plan.kept_masks(owner.layer, owner.channel_rows, model.geometry))
+        for name, layer_rows in rows_by_tensor.items()
+        if (masks := plan.kept_masks(layer_rows.layer, layer_rows.channel_rows, model.geometry))
     }
     if plan.kept_values is not None:
-        cuts |= _folded(model, cuts)
+        edits |= _fold_norms(model, edits)
     for name in model.resplit_tensors:  # each gets its own rows again, cut or not
-        cuts[name] = replace(cuts.get(name, TensorEdit({})), whole=model.tensor(name))
-    for name in model.flattened_heads.keys() & cuts.keys():
-        cuts[name] = replace(
-            cuts[name], whole=model.tensor(name), heads=model.flattened_heads[name]
+        edits[name] = replace(edits.get(name, TensorEdit({})), whole=model.tensor(name))
+    for name in model.flattened_heads.keys() & edits.keys():
+        edits[name] = replace(
+            edits[name], whole=model.tensor(name), heads=model.flattened_heads[name]
         )
-    surgery = Surgery(model, plan, after, config, cuts)
-    surgery.companions  # noqa: B018  (refuses links that lead out, before anything is written)
+    surgery = Surgery(model, plan, new_geometry, config, edits)
+    surgery.auxiliary_files  # noqa: B018  (refuses links that lead out, before anything is written)
     return surgery
 
 
-def _folded(model: Checkpoint, cuts: dict[str, TensorEdit]) -> dict[str, TensorEdit]:
+def _fold_norms(model: Checkpoint, edits: dict[str, TensorEdit]) -> dict[str, TensorEdit]:
     """The cuts of every shared norm and output projection, with the one folded into the other."""
     norms = {
-        owner.layer: name
-        for name, owner in model.channel_rows.items()
-        if owner.channel_rows[0].role == "shared_norm"
+        layer_rows.layer: name
+        for name, layer_rows in model.channel_rows.items()
+        if layer_rows.channel_rows[0].role == "shared_norm"
     }
-    folded = {name: replace(cuts[name], value=1.0) for name in norms.values()}
-    for name, owner in model.channel_rows.items():
-        if owner.channel_rows[0].role == "o_proj" and owner.layer in norms:
-            factors = torch.ones(owner.channel_rows[0].size, dtype=torch.float64)
-            for claim in owner.channel_rows:
-                factors[claim.rows] = model.tensor(norms[owner.layer]).double()
-            folded[name] = replace(cuts[name], columns=factors)
+    folded = {name: replace(edits[name], value=1.0) for name in norms.values()}
+    for name, layer_rows in model.channel_rows.items():
+        if layer_rows.channel_rows[0].role == "o_proj" and layer_rows.layer in norms:
+            factors = torch.ones(layer_rows.channel_rows[0].size, dtype=torch.float64)
+            for rows in layer_rows.channel_rows:
+                factors[rows.rows] = model.tensor(norms[layer_rows.layer]).double()
+            folded[name] = replace(edits[name], columns=factors)
     return folded
 
 
@@ -177,42 +178,42 @@ def prune(
     ):
         if not work.done:
             partial = work.path
-            beside = sum(path.stat().st_size for path in surgery.companions.values())
-            check_space(partial, surgery.bytes_after + beside)
+            auxiliary_bytes = sum(path.stat().st_size for path in surgery.auxiliary_files.values())
+            check_space(partial, surgery.bytes_after + auxiliary_bytes)
             _write_shards(surgery, partial, counter(report, surgery.bytes_after, "bytes"))
-            _write_the_rest(surgery, partial)
+            _write_other_files(surgery, partial)
             _check_result(surgery, partial)
             work.publish()
     return open_checkpoint(out, surgery.model.family)
 
 
-def _write_shards(surgery: Surgery, partial: Path, written: Advance) -> None:
+def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
     """Write every shard not yet there; a shard has its final name only when it is on the disk.
 
     One thread syncs a finished shard while the next is written.
     """
-    with ThreadPoolExecutor(max_workers=1) as syncing:
+    with ThreadPoolExecutor(max_workers=1) as executor:
         pending: list[Future[None]] = []
         for shard, tensors in surgery.shards:
             target = partial / shard.path.name
             if target.exists() and not is_newer(shard.path, target):
-                written(sum(tensor.nbytes for tensor in tensors))
+                advance(sum(tensor.nbytes for tensor in tensors))
                 continue
             scratch = scratch_path(target)
             try:
                 with scratch.open("xb") as file:
-                    rewrite_shard(shard, file, surgery.cuts, written)
+                    rewrite_shard(shard, file, surgery.edits, advance)
             except BaseException:
                 discard(scratch)
                 raise
-            pending.append(syncing.submit(move_into_place, scratch, target))
+            pending.append(executor.submit(move_into_place, scratch, target))
             while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
                 pending.pop(0).result()
         for future in pending:
             future.result()
 
 
-def _write_the_rest(surgery: Surgery, partial: Path) -> None:
+def _write_other_files(surgery: Surgery, partial: Path) -> None:
     """Index, tokenizer and the like, plan and card; config.json last: without it nothing loads."""
     model, artifacts = surgery.model, partial / ARTIFACTS
     if model.index is not None:
@@ -221,20 +222,20 @@ def _write_the_rest(surgery: Surgery, partial: Path) -> None:
         if "total_parameters" in metadata:
             metadata["total_parameters"] = surgery.parameters_after
         write_json(partial / INDEX, model.index | {"metadata": metadata})
-    copy_files(surgery.companions, partial)
+    copy_files(surgery.auxiliary_files, partial)
     surgery.plan.save(artifacts / "plan.json")
     card = model_card(
-        model, surgery.plan, surgery.geometry, surgery.parameters_after, _front_matter(surgery)
+        model, surgery.plan, surgery.geometry, surgery.parameters_after, _original_card(surgery)
     )
     write_text(partial / CARD, card)
     write_json(partial / CONFIG, surgery.config)
 
 
-def _front_matter(surgery: Surgery) -> str:
+def _original_card(surgery: Surgery) -> str:
     """The beginning of the original's card; empty where there is none."""
-    if _SOURCE_CARD not in surgery.companions:
+    if _ORIGINAL_CARD not in surgery.auxiliary_files:
         return ""
-    with surgery.companions[_SOURCE_CARD].open(errors="replace") as card:
+    with surgery.auxiliary_files[_ORIGINAL_CARD].open(errors="replace") as card:
         return card.read(MIB)
 
 

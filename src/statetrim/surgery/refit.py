@@ -33,7 +33,7 @@ from ..storage.output import ARTIFACTS, CARD, open_output
 from ..storage.safetensors_file import patch_shard
 from ..storage.space import check_space
 from ..version import __version__
-from .head_statistics import of_kept_heads
+from .head_statistics import restrict_to_kept_heads
 
 RECORD = "refit.json"
 
@@ -64,12 +64,14 @@ def refit(
     `OUT/statetrim/refit.json`. `progress` counts the bytes written.
     """
     small = require_prunable(as_checkpoint(small))
-    read = (
+    weighted = (
         None
         if statistics is None
         else mix_statistics(load_if_path(Statistics.load, statistics), shares)
     )
-    sums = _checked(small, None if read is None else of_kept_heads(small, read))
+    sums = _check_statistics(
+        small, None if weighted is None else restrict_to_kept_heads(small, weighted)
+    )
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
     record = {
@@ -80,33 +82,38 @@ def refit(
         "damping": damping,
         "statistics": dict(sums.lineage),
     }
-    size = sum(shard.path.stat().st_size for shard in small.shards)
+    total_bytes = sum(shard.path.stat().st_size for shard in small.shards)
     with (
         open_output(out, RECORD, record) as work,
         progress_reporter(progress, "refitting") as report,
     ):
         if not work.done:
             partial = work.path
-            check_space(partial, size)
-            errors = _write_shards(small, sums, damping, partial, counter(report, size, "bytes"))
+            check_space(partial, total_bytes)
+            errors = _write_shards(
+                small, sums, damping, partial, counter(report, total_bytes, "bytes")
+            )
             layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
-            done = record | {"layers": layers}
-            original = copy_all_but_weights(small, partial, RECORD)
-            write_text(partial / CARD, refitted_card(original, small.path.resolve().name, done))
-            write_json(partial / ARTIFACTS / RECORD, done)
+            finished_record = record | {"layers": layers}
+            original_card = copy_all_but_weights(small, partial, RECORD)
+            write_text(
+                partial / CARD,
+                refitted_card(original_card, small.path.resolve().name, finished_record),
+            )
+            write_json(partial / ARTIFACTS / RECORD, finished_record)
             result = require_prunable(open_checkpoint(partial, small.family))
             assert [shard.tensors for shard in result.shards] == [s.tensors for s in small.shards]
             work.publish()
     return open_checkpoint(out, small.family)
 
 
-def fitted(sums: LayerStatistics, damping: float) -> Tensor:
+def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
     """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
     assert sums.readout_moment is not None and sums.target_moment is not None
     return fit_least_squares(sums.readout_moment, sums.target_moment, damping)
 
 
-def error_of(weight: Tensor, sums: LayerStatistics) -> float:
+def relative_error(weight: Tensor, sums: LayerStatistics) -> float:
     """What a projection [hidden, n] misses of the layer's output, in squares, as a part of it."""
     gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
     assert gram is not None and target is not None and square is not None
@@ -116,7 +123,7 @@ def error_of(weight: Tensor, sums: LayerStatistics) -> float:
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
     """`error_of` every layer's stored output projection."""
     return {
-        layer: error_of(model.tensor(name), statistics.layers[layer])
+        layer: relative_error(model.tensor(name), statistics.layers[layer])
         for name, layer in output_projection_names(model).items()
     }
 
@@ -124,24 +131,26 @@ def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
 def output_projection_names(model: Checkpoint) -> dict[str, int]:
     """Tensor name -> layer."""
     return {
-        name: owner.layer
-        for name, owner in model.channel_rows.items()
-        if owner.channel_rows[0].role == "o_proj"
+        name: layer_rows.layer
+        for name, layer_rows in model.channel_rows.items()
+        if layer_rows.channel_rows[0].role == "o_proj"
     }
 
 
 def _write_shards(
-    small: Checkpoint, statistics: Statistics, damping: float, partial: Path, written: Advance
+    small: Checkpoint, statistics: Statistics, damping: float, partial: Path, advance: Advance
 ) -> dict[int, LayerError]:
     errors: dict[int, LayerError] = {}
 
     def replacement(layer: int, before: Tensor) -> Tensor:
         sums = statistics.layers[layer]
-        after = fitted(sums, damping).to(before.dtype)
-        old, new = error_of(before, sums), error_of(after, sums)
-        if not new < old:  # rounding to the stored dtype may undo a gain that is next to nothing
-            after, new = before, old
-        errors[layer] = LayerError(old, new)
+        after = fit_projection(sums, damping).to(before.dtype)
+        error_before, error_after = relative_error(before, sums), relative_error(after, sums)
+        if (
+            not error_after < error_before
+        ):  # rounding to the stored dtype may undo a gain that is next to nothing
+            after, error_after = before, error_before
+        errors[layer] = LayerError(error_before, error_after)
         return after
 
     replacements: Mapping[str, Callable[[Tensor], Tensor]] = {
@@ -150,11 +159,11 @@ def _write_shards(
     for shard in small.shards:
         target = partial / shard.path.name
         with atomic_write(target) as scratch, scratch.open("xb") as file:
-            patch_shard(shard, file, replacements, written)
+            patch_shard(shard, file, replacements, advance)
     return errors
 
 
-def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
+def _check_statistics(small: Checkpoint, statistics: Statistics | None) -> Statistics:
     """Statistics are not to be trusted: of this very model, whole, finite, and of enough tokens."""
     if statistics is None or not set(REFIT_SUM_NAMES) <= statistics.sum_names:
         raise StatetrimError(
@@ -171,13 +180,13 @@ def _checked(small: Checkpoint, statistics: Statistics | None) -> Statistics:
             "target_square": (1,),
         }
         sums = statistics.layers.get(layer)
-        for part, shape in shapes.items():
-            value: Any = getattr(sums, part, None)
+        for name_of_sum, shape in shapes.items():
+            value: Any = getattr(sums, name_of_sum, None)
             usable = value is not None and tuple(value.shape) == shape
             usable = usable and bool(value.isfinite().all())
-            if not usable or (part == "target_square" and float(value) < 0):
+            if not usable or (name_of_sum == "target_square" and float(value) < 0):
                 raise StatetrimError(
-                    f"the statistics of layer {layer} have no usable {part!r}; calibrate again"
+                    f"the statistics of layer {layer} have no usable {name_of_sum!r}; calibrate again"
                 )
         if sums is not None and sums.tokens < columns:
             raise StatetrimError(

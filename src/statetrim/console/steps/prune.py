@@ -15,7 +15,7 @@ def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) ->
             {
                 "output": output,
                 "dry_run": not done,
-                "tensors_cut": len(surgery.cuts),
+                "tensors_cut": len(surgery.edits),
                 "head_k_dim": [before.head_k_dim, after.head_k_dim],
                 "head_v_dim": [before.head_v_dim, after.head_v_dim],
                 **state_size_json(before, after),
@@ -46,6 +46,6 @@ def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) ->
     name, old, new = rows[4]
     table.add_row(name, f"{old:,}", f"{new:,}", relative_change_text(old, new))
     terminal.print_table(table)
-    files = f"{len(surgery.shards)} weight files, {len(surgery.companions)} other files"
+    files = f"{len(surgery.shards)} weight files, {len(surgery.auxiliary_files)} other files"
     verb = "written to" if done else "would go to"
-    terminal.print_text(f"{len(surgery.cuts)} tensors cut; {files} {verb} {output}")
+    terminal.print_text(f"{len(surgery.edits)} tensors cut; {files} {verb} {output}")
