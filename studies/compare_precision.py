@@ -85,7 +85,7 @@ class Judge:
         found = {"nll": nll.double()}
         for pairs in PAIRS:
             ids, asked = recall.associations(reader.vocab_size, rows=self.rows, pairs=pairs)
-            right = recall.recalled(ids, asked, reader.forward(ids)(asked))
+            right = recall.recalled_share(ids, asked, reader.forward(ids)(asked))
             found[f"recall {pairs}"] = 100 * right.double()
         return found
 

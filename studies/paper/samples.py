@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 import statetrim as st
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
-from statetrim.tasks.recall import associations, recalled
+from statetrim.tasks.recall import associations, recalled_share
 
 PAIRS = (16, 32, 63)
 BATCH = 8
@@ -82,7 +82,7 @@ class Judge:
         for pairs in PAIRS if live.vocab_size >= 4 * max(PAIRS) else ():
             ids, asked = associations(live.vocab_size, pairs, self.sequences, seed=0)
             right = [
-                recalled(part, asked, _logits(live, live.hidden_states(part)[:, asked]))
+                recalled_share(part, asked, _logits(live, live.hidden_states(part)[:, asked]))
                 for part in torch.split(ids, BATCH)
             ]
             row[f"recall {pairs}"] = _rounded(torch.cat(right))

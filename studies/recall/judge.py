@@ -11,7 +11,7 @@ from torch.nn import functional
 
 from masking import Cut, Masked
 from statetrim.maths.paired import Pairs, difference_interval
-from statetrim.tasks.recall import associations, recalled
+from statetrim.tasks.recall import associations, recalled_share
 
 WINDOW, BATCH = 256, 16
 LOADS = (16, 32, 63)
@@ -45,7 +45,7 @@ class Judge:
             found["nll"], found["kl"] = torch.cat(nll).double(), torch.cat(kl).double()
             for pairs, (ids, asked) in self.recall.items():
                 parts = [
-                    recalled(part, asked, self._logits(self._hidden(part)[:, asked]))
+                    recalled_share(part, asked, self._logits(self._hidden(part)[:, asked]))
                     for part in torch.split(ids, BATCH)
                 ]
                 found[f"recall {pairs}"] = torch.cat(parts)

@@ -21,7 +21,7 @@ from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_live, load_tokenizer
 from statetrim.runtime.logits import LogitReader, compare_logits
 from statetrim.storage.text import read_sequences
-from statetrim.tasks import SUITES, TASKS, pages
+from statetrim.tasks import SUITES, TASKS, wikitext_pages
 
 SHARED = Path(__file__).parents[3] / "shared"
 DATA, MODEL = SHARED / "data", SHARED / "models" / "tiny-delta_net"
@@ -61,7 +61,7 @@ cli_evaluate()
 def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
     """On the same model and files, with definitions written here."""
     titled = (DATA / "wikitext-2-raw" / "wiki.test.raw").read_text()
-    found = list(pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))
+    found = list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))
     assert len(found) == 62 and "\n".join(found) in titled
     rows = tmp_path / "pages.jsonl"
     rows.write_text("".join(json.dumps({"page": page}) + "\n" for page in found))
@@ -98,7 +98,7 @@ def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
 
     live, tokenizer, most = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
     total, words = 0.0, 0
-    for page in list(pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:2]:
+    for page in list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:2]:
         ids = torch.tensor([0, *tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]])
         done = 0  # targets scored
         while done < len(ids) - 1:

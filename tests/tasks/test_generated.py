@@ -16,11 +16,11 @@ from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import read_sequences
 from statetrim.tasks import recall
 from statetrim.tasks.generated import (
+    derive_seed,
     echo_sequences,
     plain_tokens,
     random_sequences,
     recall_sequences,
-    seed_of,
 )
 
 
@@ -52,7 +52,7 @@ def test_recall_asks_for_what_stood_in_the_first_half() -> None:
 
 def test_no_generated_sequence_is_ever_tested() -> None:
     """Neither a whole row nor its first half, where the pairs stand, beside twenty calibrations."""
-    tested = [recall.associations(4096, pairs, MQAR_ROWS)[0] for pairs in recall.LOADS]
+    tested = [recall.associations(4096, pairs, MQAR_ROWS)[0] for pairs in recall.PAIR_COUNTS]
     tested.append(recall.associations(4096, rows=MQAR_ROWS, **LONG_MQAR)[0])
     seen = halves(*tested)
     for seed in range(20):
@@ -78,7 +78,9 @@ def test_seeds_are_told_apart_by_the_generator() -> None:
     assert torch.rand(4, generator=torch.Generator().manual_seed(2**32 + 7)).equal(
         torch.rand(4, generator=first)
     )
-    seeds = {seed_of(f"{use} {n} 0") for use in ("calibration", "recovery") for n in range(1000)}
+    seeds = {
+        derive_seed(f"{use} {n} 0") for use in ("calibration", "recovery") for n in range(1000)
+    }
     assert len(seeds) == 2000 and min(seeds) >= 2**31 and max(seeds) < 2**32
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from statetrim.errors import StatetrimError
-from statetrim.tasks import TASKS, find_tasks, pages, prepare_rows, recall, score
+from statetrim.tasks import TASKS, find_tasks, prepare_rows, recall, score, wikitext_pages
 
 
 def words(text: str) -> list[tuple[int, int]]:
@@ -97,7 +97,7 @@ def test_the_six_tasks_by_hand(
     make = TASKS[task].question
     assert make is not None
     question = make(row)
-    assert recall.prompt(question, words) == prompt
+    assert recall.build_prompt(question, words) == prompt
     prepared = {"prompt": prompt, "answers": question.answers}
     for text in right:
         assert score(prepared, [text]) == {"contains": 1}, text
@@ -127,7 +127,7 @@ NUMBERS = " ".join(f"w{n}" for n in range(100))
 )
 def test_the_window_by_hand(anchors: list[str], most: int, first: int, last: int) -> None:
     expected = " ".join(f"w{n}" for n in range(first, last + 1))
-    assert recall.window(NUMBERS, anchors, words, most) == expected
+    assert recall.cut_window(NUMBERS, anchors, words, most) == expected
 
 
 @pytest.mark.parametrize("task", ["fda", "swde", "squad", "nq"])
@@ -141,7 +141,7 @@ def test_a_long_document_is_cut_around_the_answer(task: str) -> None:
         "answers": ["Teal"],
     }
     question = TASKS[task].question(row)  # type: ignore[misc]
-    prompt = recall.prompt(question, words)
+    prompt = recall.build_prompt(question, words)
     assert 1996 <= len(words(prompt)) <= recall.CONTEXT_TOKENS - recall.ANSWER_TOKENS
     assert "Colour: Teal" in prompt and prompt.endswith(question.question)
     before = prompt.index("Teal")
@@ -151,7 +151,7 @@ def test_a_long_document_is_cut_around_the_answer(task: str) -> None:
 @pytest.mark.parametrize("task", ["drop", "triviaqa"])
 def test_a_long_document_without_anchor_keeps_its_beginning(task: str) -> None:
     row = {"context": "start " + "word " * 3000 + "Teal", "question": "Which?", "answers": ["Teal"]}
-    prompt = recall.prompt(TASKS[task].question(row), words)  # type: ignore[misc]
+    prompt = recall.build_prompt(TASKS[task].question(row), words)  # type: ignore[misc]
     assert prompt.startswith("start word") and prompt.endswith("word. Which?")
     assert len(words(prompt)) <= 1998
 
@@ -160,13 +160,13 @@ def test_key_value_retrieval_keeps_the_pair_asked_for() -> None:
     records = [[f"key{n}", f"value{n}"] for n in range(500)]
     row = {"ordered_kv_records": records, "key": "key321", "value": "value321"}
     for most in (60, 200, 5000):
-        prompt = recall.key_values(row, words, most)
+        prompt = recall.key_value_prompt(row, words, most)
         kept = re.findall(r'"key(\d+)": "value(\d+)"', prompt)
         assert ("321", "321") in kept and len(words(prompt)) <= most
         assert kept == sorted(kept, key=lambda pair: int(pair[0])), "in their order"
         assert prompt.endswith('Key: "key321"\nCorresponding value:')
     assert len(kept) == 500
-    few = recall.key_values(row, words, 60)
+    few = recall.key_value_prompt(row, words, 60)
     assert len(words(few)) > 56, "as many as fit"
 
 
@@ -189,13 +189,13 @@ def test_recalled_counts_values_ranked_first() -> None:
     logits = torch.zeros(2, 4, 64)
     logits.scatter_(2, ids[:, asked + 1].unsqueeze(-1), 1.0)
     logits[1, 0, 3] = 2.0
-    assert recall.recalled(ids, asked, logits).tolist() == [1.0, 0.75]
+    assert recall.recalled_share(ids, asked, logits).tolist() == [1.0, 0.75]
 
 
 def test_wikitext_is_split_at_titles(tmp_path: Path) -> None:
     path = tmp_path / "wiki.raw"
     path.write_text(" \n = One = \n \n text \n = = Part = = \n more \n = Two = \n \n end \n")
-    found = list(pages(path))
+    found = list(wikitext_pages(path))
     assert found == [" = One = \n \n text \n = = Part = = \n more ", " = Two = \n \n end \n"]
 
 
@@ -210,5 +210,5 @@ def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StatetrimError, match="no task has the name 'fdaa'"):
         find_tasks(["fdaa"])
     with pytest.raises(StatetrimError, match=r"reads fda/\*.jsonl below .* no file"):
-        TASKS["fda"].file(tmp_path)
+        TASKS["fda"].find_file(tmp_path)
     assert [task.name for task in find_tasks(["recall", "fda", "mqar"])][-1] == "mqar"

@@ -32,7 +32,7 @@ from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
 from ..storage.output import run_and_save
 from ..storage.text import Sequences, read_sequences
-from ..tasks.recall import associations, recalled
+from ..tasks.recall import associations, recalled_share
 from ..version import __version__
 
 LENGTH = 256  # tokens of a window: as many as the longest recall sequence has, and a few
@@ -202,7 +202,9 @@ class _Experiment:
         for pairs, (ids, positions) in self.recall.items():
             shares = []
             for batch_ids in self._batches(ids):
-                shares.append(recalled(batch_ids, positions, reading.logits_at(number)(positions)))
+                shares.append(
+                    recalled_share(batch_ids, positions, reading.logits_at(number)(positions))
+                )
                 number += 1
             right[pairs] = [float(share) for share in torch.cat(shares)]
         return Samples(nll, kl, right)

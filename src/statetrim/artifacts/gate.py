@@ -65,14 +65,14 @@ def _iter_violations(
     for x in informative:
         change = _change_in_direction(x, rule)
         name = rule.name if len(informative) == 1 else x.task
-        if change.estimate > rule.most:
+        if change.estimate > rule.limit:
             yield (
                 f"{model} breaks the rule '{rule.text}': {name} goes from {x.before:.4g} to "
                 f"{x.after:.4g}, a {rule.direction} of {change.estimate:.2f}{unit}"
             )
     for x in by_setting:
         change = _change_in_direction(x, rule)
-        if not x.uninformative and change.low > rule.most:
+        if not x.uninformative and change.low > rule.limit:
             yield (
                 f"{model} breaks the rule '{rule.text}': {x.task}, {x.metric} goes from "
                 f"{x.before:.4g} to {x.after:.4g}, a {rule.direction} of at least "
@@ -80,7 +80,7 @@ def _iter_violations(
             )
     for x in informative:
         change = _change_in_direction(x, rule)
-        if change.margin > max(rule.most, MAX_MARGIN):
+        if change.margin > max(rule.limit, MAX_MARGIN):
             yield (
                 f"{model} cannot be judged by the rule '{rule.text}': {x.samples} samples of "
                 f"{x.task} leave a {rule.direction} of up to {change.high:.2f}{unit} open; take more"

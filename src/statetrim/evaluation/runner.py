@@ -174,7 +174,7 @@ class ModelRunner:
 
     def _score_mqar(self, rows: int, report: harness.ProgressCallback) -> list[Score]:
         vocabulary = int(self._load_model().lm_head.weight.shape[0])
-        cells = [{"pairs": load, "length": 0} for load in recall.LOADS] + [LONG_MQAR]
+        cells = [{"pairs": load, "length": 0} for load in recall.PAIR_COUNTS] + [LONG_MQAR]
         cells = [cell for cell in cells if cell["pairs"] <= vocabulary // 4]
         generated = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]
         batches = [
@@ -188,7 +188,7 @@ class ModelRunner:
         shares, scores = list[float](), list[Score]()
         for number, (ids, answer_positions) in enumerate(batches):
             with torch.inference_mode():
-                shares += recall.recalled(
+                shares += recall.recalled_share(
                     ids, answer_positions, logits_of(number)(answer_positions)
                 ).tolist()
             on_answered(number + 1)

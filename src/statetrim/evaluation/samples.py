@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..errors import StatetrimError
 from ..storage.text import read_sequences
-from ..tasks import Row, Task, define, pages, prepare_rows, recall
+from ..tasks import Row, Task, prepare_rows, recall, wikitext_pages, write_definition
 from . import harness
 
 MQAR_ROWS = 64
@@ -44,7 +44,7 @@ class SampleSource:
 def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
     data, limit = source.data, source.limit
     if task.kind == "mqar":
-        return Samples(task, f"seeded, loads {recall.LOADS}, {limit or MQAR_ROWS} rows")
+        return Samples(task, f"seeded, loads {recall.PAIR_COUNTS}, {limit or MQAR_ROWS} rows")
     if task.kind in ("agreement", "text"):
         if task.kind == "text":
             assert source.text is not None
@@ -61,13 +61,13 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
     stock = harness.stock_tasks_directory()
     if data is None and task.kind == "stock":
         return Samples(task, "hub", (stock / task.stock).parent)
-    source_file = task.file(data) if data is not None else None
+    source_file = task.find_file(data) if data is not None else None
     rows: list[Row] = prepare_rows(task, source_file, _token_spans(tokenizer), limit)
     if not rows:
         raise StatetrimError(f"{source_file or task.hub} holds no rows for {task.name}")
     directory = scratch / task.name
     directory.mkdir()
-    define(task, rows, directory, stock)
+    write_definition(task, rows, directory, stock)
     content = (directory / f"{task.name}.jsonl").read_bytes()
     return Samples(task, hashlib.sha256(content).hexdigest(), directory)
 
@@ -78,14 +78,14 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
         raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
     ids: list[int] = []
     rows = limit or AGREEMENT_ROWS
-    for page in pages(task.file(data)):
+    for page in wikitext_pages(task.find_file(data)):
         ids += tokenizer(page, add_special_tokens=False)["input_ids"]
         ids += [] if tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
         if len(ids) >= rows * AGREEMENT_LENGTH:
             break
     rows = min(rows, len(ids) // AGREEMENT_LENGTH)
     if not rows:
-        raise StatetrimError(f"{task.file(data)} is shorter than {AGREEMENT_LENGTH} tokens")
+        raise StatetrimError(f"{task.find_file(data)} is shorter than {AGREEMENT_LENGTH} tokens")
     flat = torch.tensor(ids[: rows * AGREEMENT_LENGTH], dtype=torch.int32)
     return flat.reshape(rows, AGREEMENT_LENGTH)
 

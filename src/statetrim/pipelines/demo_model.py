@@ -80,7 +80,7 @@ def _train_batch(model: nn.Module, pairs: int, seed: int) -> float:
     logits = model.lm_head(hidden[:, query_positions])  # type: ignore[operator]
     loss = functional.cross_entropy(logits.flatten(0, 1), ids[:, query_positions + 1].flatten())
     loss.backward()  # type: ignore[no-untyped-call]
-    return float(recall.recalled(ids, query_positions, logits).mean())
+    return float(recall.recalled_share(ids, query_positions, logits).mean())
 
 
 def write_text(path: Path, documents: int, seed: int = 1) -> None:

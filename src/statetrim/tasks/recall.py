@@ -15,7 +15,7 @@ if TYPE_CHECKING:  # tasks can be named before torch is imported
 
 CONTEXT_TOKENS = 2048
 ANSWER_TOKENS = 50  # of them kept free for the answer
-LOADS = (4, 8, 16, 32, 63, 127)
+PAIR_COUNTS = (4, 8, 16, 32, 63, 127)
 
 Spans = Callable[[str], list[tuple[int, int]]]
 """A text's tokens as (first character, character after the last)."""
@@ -39,85 +39,87 @@ def contains(prediction: str, answers: Sequence[Sequence[str]]) -> bool:
     )
 
 
-def prompt(question: Question, spans: Spans, most: int = CONTEXT_TOKENS - ANSWER_TOKENS) -> str:
+def build_prompt(
+    question: Question, spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
+) -> str:
     """Document and question in at most `most` tokens: the document is cut, the question never."""
-    room = most - len(spans(question.question))
-    document = window(question.document, question.anchors, spans, max(room, 0))
+    room = max_tokens - len(spans(question.question))
+    document = cut_window(question.document, question.anchors, spans, max(room, 0))
     # Two texts may take a token more together than apart.
-    while document and len(spans(document + question.question)) > most:
+    while document and len(spans(document + question.question)) > max_tokens:
         room -= 1
-        document = window(question.document, question.anchors, spans, room)
+        document = cut_window(question.document, question.anchors, spans, room)
     return document + question.question
 
 
-def window(document: str, anchors: Sequence[str], spans: Spans, most: int) -> str:
+def cut_window(document: str, anchors: Sequence[str], spans: Spans, max_tokens: int) -> str:
     """At most `most` tokens of a document: half of them before the first anchor, or its beginning.
 
     Near the end of the document the window is shorter, as in the suite.
     """
     tokens = spans(document)
-    if len(tokens) <= most:
+    if len(tokens) <= max_tokens:
         return document
-    if most <= 0:
+    if max_tokens <= 0:
         return ""
-    places = [document.lower().find(anchor.lower()) for anchor in anchors if anchor]
-    found = [place for place in places if place >= 0]
-    centre = sum(end <= min(found) for _, end in tokens) if found else 0
-    start = max(0, centre - most // 2)
-    stop = min(len(tokens), start + most)
+    positions = [document.lower().find(anchor.lower()) for anchor in anchors if anchor]
+    anchor_starts = [place for place in positions if place >= 0]
+    centre = sum(end <= min(anchor_starts) for _, end in tokens) if anchor_starts else 0
+    start = max(0, centre - max_tokens // 2)
+    stop = min(len(tokens), start + max_tokens)
     return document[tokens[start][0] : tokens[stop - 1][1]]
 
 
-def keyed(row: dict[str, Any]) -> Question:
+def keyed_question(row: dict[str, Any]) -> Question:
     """FDA and SWDE: `text` ends in the key that is asked for; the summary of SWDE goes first."""
     key, value = str(row["key"]).strip(), str(row["value"]).strip()
     text = str(row["text"]).partition("Summary of information above...")[0].strip()
     while text.lower().endswith(f"{key}:".lower()):
         text = text[: -len(key) - 1].strip()
-    asked = f". {key[:1].upper()}{key[1:]}:"
-    return Question(text.strip("."), asked, [[value]], [key, value])
+    question = f". {key[:1].upper()}{key[1:]}:"
+    return Question(text.strip("."), question, [[value]], [key, value])
 
 
-def squad(row: dict[str, Any]) -> Question:
+def squad_question(row: dict[str, Any]) -> Question:
     """SQuAD: `text` is the whole prompt; any of the answers will do."""
-    document, asked = _split(str(row["text"]).strip())
+    document, question = _split_question(str(row["text"]).strip())
     answers = row.get("answers") or [row["value"]]
-    return Question(document, asked, _alternatives(answers), [str(row["value"]).strip()])
+    return Question(document, question, _answer_parts(answers), [str(row["value"]).strip()])
 
 
-def natural_questions(row: dict[str, Any]) -> Question:
+def natural_questions_question(row: dict[str, Any]) -> Question:
     """NQ: a passage and a question, cut around the first answer."""
-    document, asked = _passage(row)
-    answers = _alternatives(row["answers"])
-    return Question(document, asked, answers, answers[0][:1])
+    document, question = _document_and_question(row)
+    answers = _answer_parts(row["answers"])
+    return Question(document, question, answers, answers[0][:1])
 
 
-def drop(row: dict[str, Any]) -> Question:
+def drop_question(row: dict[str, Any]) -> Question:
     """DROP: an answer may have several parts; long passages keep their beginning."""
-    document, asked = _passage(row)
-    return Question(document, asked, _alternatives(row["answers"]), [])
+    document, question = _document_and_question(row)
+    return Question(document, question, _answer_parts(row["answers"]), [])
 
 
-def trivia(row: dict[str, Any]) -> Question:
+def trivia_question(row: dict[str, Any]) -> Question:
     """TriviaQA: marks of the source are taken out; long passages keep their beginning."""
-    document, asked = _passage(row)
+    document, question = _document_and_question(row)
     document = re.sub(r"\[(PAR|DOC|TLE)\]", "", document).strip()
-    return Question(document, asked, _alternatives(row["answers"]), [])
+    return Question(document, question, _answer_parts(row["answers"]), [])
 
 
-def key_values(
-    row: dict[str, Any], spans: Spans, most: int = CONTEXT_TOKENS - ANSWER_TOKENS
+def key_value_prompt(
+    row: dict[str, Any], spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
 ) -> str:
     """Key-value retrieval: the pair asked for among as many others as fit, in their order."""
     records: list[list[str]] = row["ordered_kv_records"]
-    place = [key for key, _ in records].index(row["key"])
-    others = [number for number in range(len(records)) if number != place]
-    fit, none_fits = 0, len(others) + 1
-    while none_fits - fit > 1:
-        tried = (fit + none_fits) // 2
-        text = _records_prompt(records, row["key"], {place, *_spread(others, tried)})
-        fit, none_fits = (tried, none_fits) if len(spans(text)) <= most else (fit, tried)
-    return _records_prompt(records, row["key"], {place, *_spread(others, fit)})
+    index = [key for key, _ in records].index(row["key"])
+    others = [number for number in range(len(records)) if number != index]
+    fits, too_many = 0, len(others) + 1
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        text = _records_prompt(records, row["key"], {index, *_evenly_spread(others, middle)})
+        fits, too_many = (middle, too_many) if len(spans(text)) <= max_tokens else (fits, middle)
+    return _records_prompt(records, row["key"], {index, *_evenly_spread(others, fits)})
 
 
 def associations(
@@ -139,40 +141,40 @@ def associations(
 
     pair = torch.stack([quarter + distinct(), 2 * quarter + distinct()], -1)
     order = torch.rand(rows, pairs, generator=generator).argsort(-1)
-    again = pair.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
+    repeated = pair.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
     gap = max(0, length - 4 * pairs)
     filler = 3 * quarter + torch.randint(quarter, (rows, gap), generator=generator)
-    ids = torch.cat([pair.flatten(1), filler, again.flatten(1)], 1)
+    ids = torch.cat([pair.flatten(1), filler, repeated.flatten(1)], 1)
     return ids, 2 * pairs + gap + 2 * torch.arange(pairs)
 
 
-def recalled(ids: "Tensor", asked: "Tensor", logits: "Tensor") -> "Tensor":
+def recalled_share(ids: "Tensor", positions: "Tensor", logits: "Tensor") -> "Tensor":
     """Share of each row's values ranked first, float64 [rows]; logits [rows, pairs, vocabulary]."""
-    return (logits.argmax(-1) == ids[:, asked + 1].to(logits.device)).double().mean(-1).cpu()
+    return (logits.argmax(-1) == ids[:, positions + 1].to(logits.device)).double().mean(-1).cpu()
 
 
-def _passage(row: dict[str, Any]) -> tuple[str, str]:
+def _document_and_question(row: dict[str, Any]) -> tuple[str, str]:
     if "text" in row:
-        return _split(str(row["text"]).strip())
+        return _split_question(str(row["text"]).strip())
     document, question = str(row["context"]).strip(), str(row["question"]).strip()
     while question and document.lower().endswith(question.lower()):
         document = document[: -len(question)].strip()
     return document.strip("."), f". {question}"
 
 
-def _split(text: str) -> tuple[str, str]:
+def _split_question(text: str) -> tuple[str, str]:
     """A prompt before and from its last 'Question:'; one without it is all document."""
-    document, mark, question = text.rpartition("\nQuestion:")
-    return (document, mark + question) if mark else (text, "")
+    document, separator, question = text.rpartition("\nQuestion:")
+    return (document, separator + question) if separator else (text, "")
 
 
-def _alternatives(answers: Sequence[Any]) -> list[list[str]]:
+def _answer_parts(answers: Sequence[Any]) -> list[list[str]]:
     """Answers as lists of parts; a plain string is an answer of one part."""
     parts = [[answer] if isinstance(answer, str) else list(answer) for answer in answers]
     return [[part.strip() for part in answer if part.strip()] for answer in parts if answer]
 
 
-def _spread(numbers: list[int], count: int) -> list[int]:
+def _evenly_spread(numbers: list[int], count: int) -> list[int]:
     """`count` of the numbers, evenly spread."""
     return [numbers[i * len(numbers) // count] for i in range(count)]
 

@@ -17,7 +17,7 @@ class Rule:
     text: str
     name: str
     direction: str
-    most: float
+    limit: float
     relative: bool
 
 
