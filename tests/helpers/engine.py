@@ -16,7 +16,7 @@ from torch import Tensor
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.placement import Placement
 from statetrim.storage.checkpoint import open_checkpoint
-from statetrim.verification.engine import Answer, EngineFailed, Request
+from statetrim.verification.engine import Answer, EngineError, Request
 
 _FIRST = """
 import os, time
@@ -103,7 +103,7 @@ class InProcess:
         narrow = model.geometry.head_k_dim < 12
         self.asked.append(model.path.name)
         if narrow and self.mode == "refuses narrow heads":
-            raise EngineFailed("ValueError: heads of 12 or more only")
+            raise EngineError("ValueError: heads of 12 or more only")
         live = load_live(model, Placement(dtype=getattr(torch, request.dtype))).module
         share = {"noise": 1.0, "worse for narrow heads": 0.04 * narrow}.get(self.mode, 0.0)
         noise = torch.Generator().manual_seed(0)

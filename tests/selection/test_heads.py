@@ -17,7 +17,7 @@ from statetrim.methods.contract import HeadEvidence
 from statetrim.methods.head_energy import select as by_energy
 from statetrim.methods.head_refit import select as by_refit
 from statetrim.surgery.refit import layer_errors
-from statetrim.verification.provenance import config_faults, plan_of, weight_faults
+from statetrim.verification.provenance import config_faults, load_carried_plan, weight_faults
 
 WORDS = 4000
 
@@ -106,7 +106,7 @@ def test_the_refit_needs_no_second_pass(
         assert not torch.equal(once.tensor(name), small.tensor(name))
     before, after = (layer_errors(m, again) for m in (small, once))
     assert all(after[layer] < before[layer] for layer in before)
-    own = plan_of(once)
+    own = load_carried_plan(once)
     assert own is not None
     assert not [*config_faults(model, once, own), *weight_faults(model, once, own)]
     assert not [*weight_faults(model, small, own)]

@@ -27,7 +27,7 @@ def prune(model: st.Checkpoint, out: Path) -> st.Checkpoint:
 
 
 def faults(model: st.Checkpoint, small: st.Checkpoint) -> list[str]:
-    plan = provenance.plan_of(small)
+    plan = provenance.load_carried_plan(small)
     assert plan is not None
     return [
         *provenance.config_faults(model, small, plan),
@@ -108,7 +108,7 @@ def test_a_changed_config_is_named(checkpoint: Callable[[str], Path], tmp_path: 
     config = json.loads((small.path / "config.json").read_text())
     config["linear_key_head_dim"], config["rms_norm_eps"] = 8, 1e-5
     (small.path / "config.json").write_text(json.dumps(config))
-    plan = provenance.plan_of(small)
+    plan = provenance.load_carried_plan(small)
     assert plan is not None
     found = list(provenance.config_faults(model, st.open(small.path), plan))
     assert found == [

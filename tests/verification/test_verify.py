@@ -22,7 +22,7 @@ from helpers.refusal import run
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.cli import app
 from statetrim.storage.output import open_output
-from statetrim.verification.engine import EngineFailed, Request, ask
+from statetrim.verification.engine import EngineError, Request, run_engine
 
 SETTINGS: dict[str, Any] = {"engine": "mlx", "count": 6, "length": 24, "generate": 5}
 PLACES = {"texts": 6 * 23, "continuations": 6 * 5}
@@ -200,8 +200,8 @@ def request(pair: tuple[Path, Path]) -> Request:
 
 def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
     python, pids = stand_in(tmp_path, "hangs")
-    with pytest.raises(EngineFailed, match="no answer within 4 seconds"):
-        ask("mlx", python, request(pair), 4.0)
+    with pytest.raises(EngineError, match="no answer within 4 seconds"):
+        run_engine("mlx", python, request(pair), 4.0)
     assert list(pids.iterdir()) and gone(pids)
 
 
@@ -223,8 +223,8 @@ def test_an_answer_that_does_not_fit_is_refused(
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\ncat > $3 <<'END'\n{answer}\nEND\n")
     python.chmod(0o755)
-    with pytest.raises((EngineFailed, st.StatetrimError), match=r"does not fit|JSON"):
-        ask("mlx", python, request(pair), 20.0)
+    with pytest.raises((EngineError, st.StatetrimError), match=r"does not fit|JSON"):
+        run_engine("mlx", python, request(pair), 20.0)
 
 
 def test_an_engine_ends_with_the_command_that_started_it(
@@ -336,10 +336,10 @@ def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path
 
 
 def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
-    from statetrim.verification.judge import Chosen, _agreement, _Read
+    from statetrim.verification.judge import EngineChoices, _agreement, _Reading
 
-    read = _Read(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
-    found = _agreement("m", Chosen("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [read], [read])
+    read = _Reading(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
+    found = _agreement("m", EngineChoices("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [read], [read])
     assert found.agreed == [1] and found.largest_difference == 0.5
 
 

@@ -15,14 +15,14 @@ from ..runtime.children import last_error, python_process
 from ..storage.json_file import read_json, write_json
 
 Engine = Literal["mlx", "vllm", "llamacpp"]
-NAMES: dict[Engine, str] = {"mlx": "MLX-LM", "vllm": "vLLM", "llamacpp": "llama.cpp"}
-MOST_ANSWER_BYTES = 256 * MIB
-_LOADING = re.compile(r"error loading model: (.+)")
+ENGINE_NAMES: dict[Engine, str] = {"mlx": "MLX-LM", "vllm": "vLLM", "llamacpp": "llama.cpp"}
+MAX_ANSWER_BYTES = 256 * MIB
+_LOAD_ERROR = re.compile(r"error loading model: (.+)")
 
 Sequences = Sequence[Sequence[int]]
 
 
-class EngineFailed(Exception):
+class EngineError(Exception):
     """The engine ended with an error: it cannot run this model, or cannot run at all."""
 
 
@@ -48,37 +48,37 @@ class Answer:
     continuations: Sequences
 
 
-def find_engine(name: str) -> Engine:
-    for known in get_args(Engine):
-        if name == known:
-            return cast(Engine, known)
+def parse_engine(name: str) -> Engine:
+    for engine in get_args(Engine):
+        if name == engine:
+            return cast(Engine, engine)
     raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(get_args(Engine))}")
 
 
-def ask(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
+def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
     """Start the engine, ask, and end it; `EngineFailed` where it cannot."""
     driver = files(__package__) / "drivers" / f"ask_{engine}.py"
     with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
-        question, reply = Path(folder, "request.json"), Path(folder, "answer.json")
-        write_json(question, asdict(request), indent=None)
-        arguments = [str(program), str(question), str(reply)]
+        request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
+        write_json(request_path, asdict(request), indent=None)
+        arguments = [str(program), str(request_path), str(answer_path)]
         with python_process(python, arguments, {"PYTHONDONTWRITEBYTECODE": "1"}) as (process, log):
             try:
                 process.wait(timeout=seconds)
             except subprocess.TimeoutExpired:
-                raise EngineFailed(f"no answer within {seconds:.0f} seconds") from None
-            if process.returncode or not reply.exists():
-                raise EngineFailed(_reason(log))
-        return _checked(read_json(reply, MOST_ANSWER_BYTES), request)
+                raise EngineError(f"no answer within {seconds:.0f} seconds") from None
+            if process.returncode or not answer_path.exists():
+                raise EngineError(_failure_reason(log))
+        return _parse_answer(read_json(answer_path, MAX_ANSWER_BYTES), request)
 
 
-def _reason(log: Path) -> str:
+def _failure_reason(log: Path) -> str:
     """What the engine said; llama.cpp's own word where Python only knows that it failed."""
-    told = _LOADING.search(log.read_text(errors="replace"))
-    return " ".join(told.group(1).split())[:300] if told else last_error(log)
+    match = _LOAD_ERROR.search(log.read_text(errors="replace"))
+    return " ".join(match.group(1).split())[:300] if match else last_error(log)
 
 
-def _checked(stored: dict[str, Any], request: Request) -> Answer:
+def _parse_answer(stored: dict[str, Any], request: Request) -> Answer:
     """An answer to this very request, for every sequence and prompt."""
     try:
         answer = Answer(**stored)
@@ -89,16 +89,16 @@ def _checked(stored: dict[str, Any], request: Request) -> Answer:
             and (answer.encoded is None or len(answer.encoded) == len(request.texts))
             and all(
                 type(token) is int
-                for many in (*answer.choices, *answer.continuations, *(answer.encoded or []))
-                for token in many
+                for row in (*answer.choices, *answer.continuations, *(answer.encoded or []))
+                for token in row
             )
         )
     except TypeError:
         fits = False
     if not fits:
-        raise EngineFailed("an answer that does not fit the question")
+        raise EngineError("an answer that does not fit the question")
     return answer
 
 
-def _lengths(several: Sequence[Sequence[Any]]) -> list[int]:
-    return [len(one) for one in several]
+def _lengths(rows: Sequence[Sequence[Any]]) -> list[int]:
+    return [len(row) for row in rows]

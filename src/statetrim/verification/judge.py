@@ -13,22 +13,22 @@ from ..runtime.logits import LogitReader
 from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint
 
-_CHUNK = 128  # places whose logits are held at a time
+_CHUNK_POSITIONS = 128  # places whose logits are held at a time
 
 
 @dataclass(frozen=True)
-class Chosen:
+class EngineChoices:
     """What an engine chose after the first `begin` tokens of each sequence, and after each more."""
 
     kind: Kind
     sequences: Sequence[Sequence[int]]
-    begin: int
+    prompt_length: int
     choices: Sequence[Sequence[int]]
     log_probabilities: Sequence[Sequence[float | None]] | None = None
 
 
 @dataclass(frozen=True, eq=False)
-class _Read:
+class _Reading:
     """One sequence as a model reads it; several tokens were proposed for each of its places."""
 
     best: Tensor  # int64 [places]
@@ -36,83 +36,95 @@ class _Read:
     log_probabilities: Tensor  # float32 [proposals, places]
 
 
-def judge(
-    model: Checkpoint, name: str, dtype: torch.dtype, engine: Sequence[Chosen]
+def compare_choices(
+    model: Checkpoint, name: str, dtype: torch.dtype, engine_choices: Sequence[EngineChoices]
 ) -> list[Agreement]:
     """Agreement of an engine's choices with `model` in transformers, in both dtypes."""
-    proposed = [[[list(c)] for c in chosen.choices] for chosen in engine]
-    near = _read(model, dtype, engine, proposed)
-    for proposals, reads in zip(proposed, near, strict=True):
-        for one, read in zip(proposals, reads, strict=True):
-            one.append(read.best.tolist())
-    wide = near if dtype == torch.float32 else _read(model, torch.float32, engine, proposed)
+    candidates = [
+        [[list(sequence_choices)] for sequence_choices in chosen.choices]
+        for chosen in engine_choices
+    ]
+    in_dtype = _read_all(model, dtype, engine_choices, candidates)
+    for proposals, reads in zip(candidates, in_dtype, strict=True):
+        for sequence_candidates, read in zip(proposals, reads, strict=True):
+            sequence_candidates.append(read.best.tolist())
+    in_float32 = (
+        in_dtype
+        if dtype == torch.float32
+        else _read_all(model, torch.float32, engine_choices, candidates)
+    )
     return [
-        _agreement(name, chosen, *reads) for chosen, *reads in zip(engine, near, wide, strict=True)
+        _agreement(name, chosen, *reads)
+        for chosen, *reads in zip(engine_choices, in_dtype, in_float32, strict=True)
     ]
 
 
-def _agreement(name: str, chosen: Chosen, near: list[_Read], wide: list[_Read]) -> Agreement:
-    def zeros(reads: list[_Read], proposal: int) -> list[int]:
-        return [int((read.gaps[proposal] == 0).sum()) for read in reads]
+def _agreement(
+    name: str, engine_choices: EngineChoices, in_dtype: list[_Reading], in_float32: list[_Reading]
+) -> Agreement:
+    def count_best(reads: list[_Reading], candidate: int) -> list[int]:
+        return [int((read.gaps[candidate] == 0).sum()) for read in reads]
 
-    places = [len(choices) for choices in chosen.choices]
-    exact = near is wide
+    positions = [len(choices) for choices in engine_choices.choices]
+    is_float32 = in_dtype is in_float32
     return Agreement(
         model=name,
-        kind=chosen.kind,
-        places=places,
-        agreed=zeros(near, 0),
-        agreed_float32=zeros(wide, 0),
-        own=places if exact else zeros(wide, 1),
-        largest_gap=max(float(read.gaps[0].max()) for read in near),
-        largest_difference=_largest_difference(chosen, near),
-        different_tokens=len({token for choices in chosen.choices for token in choices}),
+        kind=engine_choices.kind,
+        places=positions,
+        agreed=count_best(in_dtype, 0),
+        agreed_float32=count_best(in_float32, 0),
+        own=positions if is_float32 else count_best(in_float32, 1),
+        largest_gap=max(float(read.gaps[0].max()) for read in in_dtype),
+        largest_difference=_largest_difference(engine_choices, in_dtype),
+        different_tokens=len({token for choices in engine_choices.choices for token in choices}),
     )
 
 
-def _largest_difference(chosen: Chosen, near: list[_Read]) -> float | None:
-    told = [
-        abs(theirs - float(ours))
-        for said, read in zip(chosen.log_probabilities or [], near, strict=False)
-        for theirs, ours in zip(said, read.log_probabilities[0], strict=True)
-        if theirs is not None
+def _largest_difference(engine_choices: EngineChoices, in_dtype: list[_Reading]) -> float | None:
+    differences = [
+        abs(engine_value - float(own_value))
+        for engine_row, read in zip(engine_choices.log_probabilities or [], in_dtype, strict=False)
+        for engine_value, own_value in zip(engine_row, read.log_probabilities[0], strict=True)
+        if engine_value is not None
     ]
-    return max(told, default=None)
+    return max(differences, default=None)
 
 
-def _read(
+def _read_all(
     model: Checkpoint,
     dtype: torch.dtype,
-    engine: Sequence[Chosen],
-    proposed: Sequence[Sequence[Sequence[Sequence[int]]]],
-) -> list[list[_Read]]:
+    engine_choices: Sequence[EngineChoices],
+    candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
+) -> list[list[_Reading]]:
     """The model, loaded once, reads every sequence of every kind."""
     reader = LogitReader(load_live(model, Placement(dtype=dtype)))
-    found = [
+    readings = [
         [
-            _read_one(reader, ids, chosen.begin, proposals)
-            for ids, proposals in zip(chosen.sequences, several, strict=True)
+            _read_sequence(reader, ids, chosen.prompt_length, row_candidates)
+            for ids, row_candidates in zip(chosen.sequences, sequence_candidates, strict=True)
         ]
-        for chosen, several in zip(engine, proposed, strict=True)
+        for chosen, sequence_candidates in zip(engine_choices, candidates, strict=True)
     ]
     del reader
     gc.collect()  # before the next model comes
-    return found
+    return readings
 
 
 @torch.inference_mode()
-def _read_one(
-    reader: LogitReader, ids: Sequence[int], begin: int, proposals: Sequence[Sequence[int]]
-) -> _Read:
+def _read_sequence(
+    reader: LogitReader, ids: Sequence[int], prompt_length: int, candidates: Sequence[Sequence[int]]
+) -> _Reading:
     logits_at = reader.forward(torch.tensor([ids]))
-    wanted = torch.tensor(proposals)  # [proposals, places]
-    parts = []
-    for start in range(0, wanted.shape[1], _CHUNK):
-        some = wanted[:, start : start + _CHUNK]
-        logits = logits_at(torch.arange(some.shape[1]) + begin - 1 + start)[0].cpu()
+    candidate_ids = torch.tensor(candidates)  # [proposals, places]
+    chunks = []
+    for start in range(0, candidate_ids.shape[1], _CHUNK_POSITIONS):
+        chunk_ids = candidate_ids[:, start : start + _CHUNK_POSITIONS]
+        logits = logits_at(torch.arange(chunk_ids.shape[1]) + prompt_length - 1 + start)[0].cpu()
         best = logits.max(-1)
-        values = logits.gather(1, some.mT).mT  # [proposals, places]
-        likely = values - logits.logsumexp(-1)
-        parts.append((best.indices, best.values - values, likely))
-    indices, gaps, likely = (torch.cat(part, dim=-1) for part in zip(*parts, strict=True))
-    return _Read(indices, gaps, likely)
+        values = logits.gather(1, chunk_ids.mT).mT  # [proposals, places]
+        log_probabilities = values - logits.logsumexp(-1)
+        chunks.append((best.indices, best.values - values, log_probabilities))
+    indices, gaps, log_probabilities = (
+        torch.cat(pieces, dim=-1) for pieces in zip(*chunks, strict=True)
+    )
+    return _Reading(indices, gaps, log_probabilities)

@@ -8,12 +8,12 @@ from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import documents, read_sequences
 
-CHARACTERS = 2000  # of a document whose encodings are compared
+MAX_CHARACTERS = 2000  # of a document whose encodings are compared
 
-Ids = Sequence[Sequence[int]]
+TokenIds = Sequence[Sequence[int]]
 
 
-class Questions:
+class VerificationInputs:
     """`texts` to encode, `sequences` of ids to read, and their first halves to continue."""
 
     def __init__(
@@ -22,13 +22,13 @@ class Questions:
         packed = read_sequences(
             text, load_tokenizer(original), tokens=count * length, length=length, skip=skip
         )
-        self.texts = [document[:CHARACTERS] for document in islice(documents(text), count)]
+        self.texts = [document[:MAX_CHARACTERS] for document in islice(documents(text), count)]
         self.sequences: list[list[int]] = packed.ids.tolist()
         self.prompts = [row[: length // 2] for row in self.sequences]
         self.lineage = packed.lineage
-        self.encoded = self.encoded_by(original)
+        self.original_ids = self.encode_with(original)
 
-    def encoded_by(self, model: Checkpoint) -> Ids:
+    def encode_with(self, model: Checkpoint) -> TokenIds:
         """The texts as a model's own tokenizer encodes them."""
         tokenizer = load_tokenizer(model)
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.texts]

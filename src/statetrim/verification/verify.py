@@ -19,13 +19,13 @@ from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names
 from ..version import __version__
 from . import provenance
-from .engine import NAMES, Answer, Engine, EngineFailed, Request, ask, find_engine
-from .judge import Chosen, judge
-from .questions import Ids, Questions
+from .engine import ENGINE_NAMES, Answer, Engine, EngineError, Request, parse_engine, run_engine
+from .judge import EngineChoices, compare_choices
+from .questions import TokenIds, VerificationInputs
 
-WORSE = 1.0  # points by which a cut may agree less than its original, besides chance
-FAR = 5.0  # points by which an engine may agree less than its dtype explains
-DTYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+MAX_AGREEMENT_LOSS = 1.0  # points by which a cut may agree less than its original, besides chance
+MAX_ENGINE_GAP = 5.0  # points by which an engine may agree less than its dtype explains
+DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 def verify(
@@ -51,7 +51,7 @@ def verify(
     None is the stored one, in vLLM bfloat16. `options` go to the engine. The time limit for each
     model is `seconds`. Problems are listed in the result's `faults`.
     """
-    kind = find_engine(engine)
+    kind = parse_engine(engine)
     if not seconds > 0:
         raise StatetrimError(f"an engine needs some seconds for a model, not {seconds:g}")
     if min(count, generate) < 1 or length < 4:
@@ -60,10 +60,10 @@ def verify(
             f"{generate}; take at least one of four, continued by one"
         )
     checkpoints = [require_prunable(as_checkpoint(baseline)), *as_checkpoints(models)]
-    found = Verification(
+    verification = Verification(
         engine=kind,
         version="",
-        dtype=dtype or _usual_dtype(kind, checkpoints[0]),
+        dtype=dtype or _default_dtype(kind, checkpoints[0]),
         models=short_names(checkpoints),
         lineage={
             "statetrim": __version__,
@@ -71,135 +71,160 @@ def verify(
             "options": dict(options or {}),
         },
     )
-    if found.dtype not in DTYPES.values():
-        raise StatetrimError(f"dtype is one of {', '.join(DTYPES.values())}, not {found.dtype!r}")
-    asked = Questions(checkpoints[0], text, count, length, skip)
-    found.lineage["text"] = asked.lineage
-    run = _Run(found, kind, Path(python), asked, generate, dict(options or {}), seconds)
-    for number, (name, model) in enumerate(zip(found.models, checkpoints, strict=True)):
-        label = f"{NAMES[kind]} runs {name}, and transformers reads the same"
+    if verification.dtype not in DTYPE_NAMES.values():
+        raise StatetrimError(
+            f"dtype is one of {', '.join(DTYPE_NAMES.values())}, not {verification.dtype!r}"
+        )
+    inputs = VerificationInputs(checkpoints[0], text, count, length, skip)
+    verification.lineage["text"] = inputs.lineage
+    engine_run = _EngineRun(
+        verification, kind, Path(python), inputs, generate, dict(options or {}), seconds
+    )
+    for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
+        label = f"{ENGINE_NAMES[kind]} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
-        faults, notes = found.faults.setdefault(name, []), found.notes.setdefault(name, [])
+        faults, notes = (
+            verification.faults.setdefault(name, []),
+            verification.notes.setdefault(name, []),
+        )
         if number:
             faults.extend(_checkpoint_faults(checkpoints[0], model, notes))
         if faults:
-            notes.append(f"not started in {NAMES[kind]}: the checkpoint itself is at fault")
+            notes.append(f"not started in {ENGINE_NAMES[kind]}: the checkpoint itself is at fault")
             continue
-        own = asked.encoded_by(model)
+        token_ids = inputs.encode_with(model)
         if number:
-            faults.extend(_encoding_faults(asked.encoded, own, "its tokenizer", "the original's"))
-        run.ask(name, model, own)
-        faults.extend(_engine_faults(found, name, NAMES[kind]))
+            faults.extend(
+                _encoding_faults(inputs.original_ids, token_ids, "its tokenizer", "the original's")
+            )
+        engine_run.run_model(name, model, token_ids)
+        faults.extend(_engine_faults(verification, name, ENGINE_NAMES[kind]))
     return replace(
-        found,
-        version=run.version,
-        faults={name: faults for name, faults in found.faults.items() if faults},
-        notes={name: notes for name, notes in found.notes.items() if notes},
+        verification,
+        version=engine_run.version,
+        faults={name: faults for name, faults in verification.faults.items() if faults},
+        notes={name: notes for name, notes in verification.notes.items() if notes},
     )
 
 
-class _Run:
+class _EngineRun:
     """One engine, asked the same of every model; what it answers is added to `found`."""
 
     def __init__(
         self,
-        found: Verification,
+        verification: Verification,
         engine: Engine,
         python: Path,
-        asked: Questions,
+        inputs: VerificationInputs,
         generate: int,
         options: dict[str, Any],
         seconds: float,
     ) -> None:
-        self.found, self.engine, self.python, self.asked = found, engine, python, asked
+        self.verification, self.engine, self.python, self.inputs = (
+            verification,
+            engine,
+            python,
+            inputs,
+        )
         self.generate, self.options, self.seconds = generate, options, seconds
         self.version = ""
 
-    def ask(self, name: str, model: Checkpoint, encoded: Ids) -> None:
+    def run_model(self, name: str, model: Checkpoint, token_ids: TokenIds) -> None:
         request = Request(
             model=str(model.path.resolve()),
-            dtype=self.found.dtype,
-            texts=self.asked.texts,
-            sequences=self.asked.sequences,
-            prompts=self.asked.prompts,
+            dtype=self.verification.dtype,
+            texts=self.inputs.texts,
+            sequences=self.inputs.sequences,
+            prompts=self.inputs.prompts,
             generate=self.generate,
             options=self.options,
         )
         try:
-            answer = ask(self.engine, self.python, request, self.seconds)
-        except EngineFailed as failure:
-            self.found.refusals[name] = str(failure)
+            answer = run_engine(self.engine, self.python, request, self.seconds)
+        except EngineError as failure:
+            self.verification.refusals[name] = str(failure)
             return
         self.version = answer.engine
         if answer.encoded is None:
-            self.found.notes[name].append(f"{NAMES[self.engine]} does not know its tokenizer")
-        else:
-            whose = f"{NAMES[self.engine]}'s tokenizer of it"
-            self.found.faults[name].extend(
-                _encoding_faults(encoded, answer.encoded, whose, "transformers'")
+            self.verification.notes[name].append(
+                f"{ENGINE_NAMES[self.engine]} does not know its tokenizer"
             )
-        dtype = getattr(torch, self.found.dtype)
-        self.found.agreements.extend(judge(model, name, dtype, _chosen(request, answer)))
+        else:
+            tokenizer_text = f"{ENGINE_NAMES[self.engine]}'s tokenizer of it"
+            self.verification.faults[name].extend(
+                _encoding_faults(token_ids, answer.encoded, tokenizer_text, "transformers'")
+            )
+        dtype = getattr(torch, self.verification.dtype)
+        self.verification.agreements.extend(
+            compare_choices(model, name, dtype, _engine_choices(request, answer))
+        )
 
 
 def _checkpoint_faults(original: Checkpoint, cut: Checkpoint, notes: list[str]) -> Iterator[str]:
     """What is wrong with the files of a cut, by its own plan and the original."""
-    plan = provenance.plan_of(cut)
+    plan = provenance.load_carried_plan(cut)
     if plan is None:
         notes.append("it carries no plan, so its weights were not compared with the original's")
     elif plan.lineage.get("source") != original.digest:
         notes.append("its plan is of another model, so its weights were not compared")
     else:
-        wrong = list(provenance.config_faults(original, cut, plan))
-        yield from wrong
-        if not wrong:
+        config_faults = list(provenance.config_faults(original, cut, plan))
+        yield from config_faults
+        if not config_faults:
             yield from provenance.weight_faults(original, require_prunable(cut), plan)
 
 
-def _encoding_faults(expected: Ids, found: Ids, whose: str, beside: str) -> Iterator[str]:
-    other = sum(list(one) != list(two) for one, two in zip(expected, found, strict=True))
-    if other:
-        yield f"{whose} gives other tokens than {beside} for {other} of {len(expected)} texts"
+def _encoding_faults(
+    expected: TokenIds, actual: TokenIds, tokenizer: str, reference: str
+) -> Iterator[str]:
+    differing = sum(
+        list(expected_ids) != list(actual_ids)
+        for expected_ids, actual_ids in zip(expected, actual, strict=True)
+    )
+    if differing:
+        yield f"{tokenizer} gives other tokens than {reference} for {differing} of {len(expected)} texts"
 
 
-def _chosen(request: Request, answer: Answer) -> list[Chosen]:
-    said = [
+def _engine_choices(request: Request, answer: Answer) -> list[EngineChoices]:
+    continued = [
         [*prompt, *tokens]
         for prompt, tokens in zip(request.prompts, answer.continuations, strict=True)
     ]
     return [
-        Chosen("texts", request.sequences, 1, answer.choices, answer.log_probabilities),
-        Chosen("continuations", said, len(request.prompts[0]), answer.continuations),
+        EngineChoices("texts", request.sequences, 1, answer.choices, answer.log_probabilities),
+        EngineChoices("continuations", continued, len(request.prompts[0]), answer.continuations),
     ]
 
 
-def _engine_faults(found: Verification, name: str, engine: str) -> Iterator[str]:
+def _engine_faults(verification: Verification, name: str, engine: str) -> Iterator[str]:
     """What is wrong with a model by what the engine did."""
-    if name in found.refusals:
-        alike = "" if name == found.models[0] else ", nor the original"
-        alone = found.models[0] not in found.refusals
-        yield f"{engine} does not run it{'' if alone else alike}: {found.refusals[name]}"
-    for kind in found.kinds:
-        agreement, moved = found.find(name, kind), None
+    if name in verification.refusals:
+        also_original = "" if name == verification.models[0] else ", nor the original"
+        original_runs = verification.models[0] not in verification.refusals
+        yield f"{engine} does not run it{'' if original_runs else also_original}: {verification.refusals[name]}"
+    for kind in verification.kinds:
+        agreement, change = verification.find(name, kind), None
         if agreement is None:
             continue
-        share, own = agreement.share("agreed_float32"), agreement.share("own")
-        if 100 * (own - share) > FAR:
+        share, own_share = agreement.share("agreed_float32"), agreement.share("own")
+        if 100 * (own_share - share) > MAX_ENGINE_GAP:
             yield (
                 f"{engine} chooses as transformers in float32 at only {100 * share:.1f} % of the "
-                f"places in {kind}, where {found.dtype} itself does at {100 * own:.1f} %"
+                f"places in {kind}, where {verification.dtype} itself does at {100 * own_share:.1f} %"
             )
-        if name != found.models[0]:
-            moved = found.agreement_change(name, kind)
-        if moved is not None and moved.high < 0 and moved.estimate < -WORSE:
+        if name != verification.models[0]:
+            change = verification.agreement_change(name, kind)
+        if change is not None and change.high < 0 and change.estimate < -MAX_AGREEMENT_LOSS:
             yield (
                 f"{engine} agrees with transformers less than on the original in {kind}: "
-                f"{moved.estimate:+.2f} points ({moved.low:+.2f} to {moved.high:+.2f})"
+                f"{change.estimate:+.2f} points ({change.low:+.2f} to {change.high:+.2f})"
             )
 
 
-def _usual_dtype(engine: Engine, model: Checkpoint) -> str:
+def _default_dtype(engine: Engine, model: Checkpoint) -> str:
     if engine == "vllm":
         return "bfloat16"
-    stored = {model.tensors[name][1].dtype for name in model.channel_rows}
-    return next((DTYPES[name] for name in sorted(stored) if name in DTYPES), "float32")
+    stored_dtypes = {model.tensors[name][1].dtype for name in model.channel_rows}
+    return next(
+        (DTYPE_NAMES[name] for name in sorted(stored_dtypes) if name in DTYPE_NAMES), "float32"
+    )

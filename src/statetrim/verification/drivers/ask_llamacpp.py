@@ -21,7 +21,7 @@ import xllamacpp
 from safetensors import safe_open
 
 OUTTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
 
 
 def convert(model: Path, out: Path, dtype: str, converter: Path) -> bool:
@@ -32,13 +32,13 @@ def convert(model: Path, out: Path, dtype: str, converter: Path) -> bool:
     sys.path.insert(0, str(converter.parent))
     from conversion import base
 
-    known, recognise = [True], base.TextModel.get_vocab_base_pre
+    is_known, stock_method = [True], base.TextModel.get_vocab_base_pre
 
     def tolerant(self: Any, tokenizer: Any) -> str:
         try:
-            return str(recognise(self, tokenizer))
+            return str(stock_method(self, tokenizer))
         except NotImplementedError:
-            known[0] = False
+            is_known[0] = False
             return "gpt-2"
 
     base.TextModel.get_vocab_base_pre = tolerant
@@ -46,12 +46,12 @@ def convert(model: Path, out: Path, dtype: str, converter: Path) -> bool:
     qwen = "qwen" in (model / "config.json").read_text(encoding="utf-8").lower()
     if qwen and not has_mtp(model):  # of other types the option is refused
         arguments.append("--no-mtp")
-    before, sys.argv = sys.argv, arguments
+    saved_argv, sys.argv = sys.argv, arguments
     try:
         runpy.run_path(str(converter), run_name="__main__")
     finally:
-        sys.argv = before
-    return known[0]
+        sys.argv = saved_argv
+    return is_known[0]
 
 
 def has_mtp(model: Path) -> bool:
@@ -71,8 +71,8 @@ def serve(gguf: Path, request: dict[str, Any], options: dict[str, Any]) -> Any:
     parameters.n_ctx, parameters.n_parallel = longest, 1
     if request["dtype"] == "float32":  # all of it; flash attention computes in half precision
         parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
-        off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        parameters.flash_attn_type = off
+        flash_off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        parameters.flash_attn_type = flash_off
     threads = int(os.environ.get("OMP_NUM_THREADS", "0"))
     if threads:
         parameters.cpuparams.n_threads = parameters.cpuparams_batch.n_threads = threads
@@ -81,63 +81,69 @@ def serve(gguf: Path, request: dict[str, Any], options: dict[str, Any]) -> Any:
     return xllamacpp.Server(parameters)
 
 
-def post(address: str, path: str, body: dict[str, Any]) -> Any:
+def post_json(address: str, path: str, body: dict[str, Any]) -> Any:
     request = urllib.request.Request(
         f"{address}/{path}",
         data=json.dumps(body).encode(),
         headers={"Content-Type": "application/json"},
     )
-    with DIRECT.open(request, timeout=600) as answer:
+    with OPENER.open(request, timeout=600) as answer:
         return json.load(answer)
 
 
-def choose(address: str, ids: list[int]) -> tuple[int, float | None]:
+def next_token(address: str, ids: list[int]) -> tuple[int, float | None]:
     """The most likely token after `ids`, and its log-probability.
 
     The server keeps the state of what it read, so one more token costs one token. It drops the
     probability of a token that ends within a character.
     """
     body = {"prompt": ids, "n_predict": 1, "temperature": 0.0, "n_probs": 1, "return_tokens": True}
-    found = post(address, "completion", body | {"cache_prompt": True})
-    token = int(found["tokens"][0])
-    likely = [one for one in found.get("completion_probabilities", []) if one["id"] == token]
-    return token, float(likely[0]["logprob"]) if likely else None
+    completion = post_json(address, "completion", body | {"cache_prompt": True})
+    token = int(completion["tokens"][0])
+    entries = [
+        entry for entry in completion.get("completion_probabilities", []) if entry["id"] == token
+    ]
+    return token, float(entries[0]["logprob"]) if entries else None
 
 
-def go_on(address: str, prompt: list[int], tokens: int) -> list[int]:
-    said: list[int] = []
+def generate(address: str, prompt: list[int], tokens: int) -> list[int]:
+    generated: list[int] = []
     for _ in range(tokens):
-        said.append(choose(address, prompt + said)[0])
-    return said
+        generated.append(next_token(address, prompt + generated)[0])
+    return generated
 
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     options = dict(request["options"])
-    usual = Path(sys.prefix, "llama.cpp", "convert_hf_to_gguf.py")
-    converter = Path(options.pop("converter", usual))
+    default_converter = Path(sys.prefix, "llama.cpp", "convert_hf_to_gguf.py")
+    converter = Path(options.pop("converter", default_converter))
     if not converter.is_file():
         raise SystemExit(f"Error: there is no converter {converter}; name llama.cpp's own")
     with tempfile.TemporaryDirectory() as folder:
         gguf = Path(folder, "model.gguf")
-        known = convert(Path(request["model"]), gguf, request["dtype"], converter)
+        knows_tokenizer = convert(Path(request["model"]), gguf, request["dtype"], converter)
         server = serve(gguf, request, options)
         address = server.listening_address
-        readings = [
-            [choose(address, ids[:count]) for count in range(1, len(ids))]
+        next_tokens = [
+            [next_token(address, ids[:count]) for count in range(1, len(ids))]
             for ids in request["sequences"]
         ]
         answer = {
             "engine": f"llama.cpp by xllamacpp {version('xllamacpp')}",
             "encoded": [
-                post(address, "tokenize", {"content": text, "add_special": False})["tokens"]
+                post_json(address, "tokenize", {"content": text, "add_special": False})["tokens"]
                 for text in request["texts"]
             ]
-            if known
+            if knows_tokenizer
             else None,
-            "choices": [[token for token, _ in reading] for reading in readings],
-            "log_probabilities": [[likely for _, likely in reading] for reading in readings],
-            "continuations": [go_on(address, p, request["generate"]) for p in request["prompts"]],
+            "choices": [[token for token, _ in row] for row in next_tokens],
+            "log_probabilities": [
+                [log_probability for _, log_probability in row] for row in next_tokens
+            ],
+            "continuations": [
+                generate(address, p, request["generate"]) for p in request["prompts"]
+            ],
         }
         Path(sys.argv[2]).write_text(json.dumps(answer))
 

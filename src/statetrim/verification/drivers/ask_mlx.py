@@ -13,34 +13,34 @@ from mlx_lm import load
 from mlx_lm.models.cache import make_prompt_cache
 
 
-def read(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
+def most_likely(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
     """The most likely token after each but the last of `ids`, and its log-probability."""
     logits = model(mx.array([ids]))[0, :-1].astype(mx.float32)
-    likely = mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1)
-    return mx.argmax(logits, axis=-1).tolist(), likely.tolist()
+    log_probabilities = mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1)
+    return mx.argmax(logits, axis=-1).tolist(), log_probabilities.tolist()
 
 
-def go_on(model: Any, prompt: list[int], tokens: int) -> list[int]:
+def generate(model: Any, prompt: list[int], tokens: int) -> list[int]:
     cache, ids = make_prompt_cache(model), prompt
-    said: list[int] = []
+    generated: list[int] = []
     for _ in range(tokens):
         logits = model(mx.array([ids]), cache=cache)
         ids = [int(mx.argmax(logits[0, -1]).item())]
-        said += ids
-    return said
+        generated += ids
+    return generated
 
 
 def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     model, tokenizer = load(request["model"], **request["options"])
     model.set_dtype(getattr(mx, request["dtype"]))
-    readings = [read(model, ids) for ids in request["sequences"]]
+    readings = [most_likely(model, ids) for ids in request["sequences"]]
     answer = {
         "engine": f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}, {mx.default_device()}",
         "encoded": [tokenizer.encode(t, add_special_tokens=False) for t in request["texts"]],
         "choices": [choices for choices, _ in readings],
-        "log_probabilities": [likely for _, likely in readings],
-        "continuations": [go_on(model, p, request["generate"]) for p in request["prompts"]],
+        "log_probabilities": [log_probabilities for _, log_probabilities in readings],
+        "continuations": [generate(model, p, request["generate"]) for p in request["prompts"]],
     }
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
