@@ -27,7 +27,7 @@ from torch.nn import functional
 
 import mqar
 import statetrim as st
-from compare_methods import Judge, hidden, log_p
+from compare_methods import Evaluator, hidden, log_p
 from statetrim.geometry import Geometry, shapes_for_share
 from statetrim.maths.paired import Pairs, difference_interval
 
@@ -47,54 +47,56 @@ RECOVERY: dict[str, Any] = {"tokens": 2**15, "length": 256, "batch_size": 8, "le
 Row = dict[str, Any]
 
 
-class AxesJudge(Judge):
+class AxesEvaluator(Evaluator):
     """The same judge, with the samples of every figure and intervals against the original's."""
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
         super().__init__(model, test, count)
-        self.dense = self.samples(self.original)
+        self.original_samples = self.samples(self.original)
 
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, Tensor]:
         """Float64 [windows] of NLL and KL, and [sequences] of recall by the number of pairs."""
-        found = self.on_text(live)
+        samples = self.on_text(live)
         for pairs in RECALL_PAIRS:
-            found[f"recall {pairs}"] = recalled(live, pairs, ROWS, seed=1234)
-        return found
+            samples[f"recall {pairs}"] = recall_accuracies(live, pairs, ROWS, seed=1234)
+        return samples
 
     def on_text(self, live: Any) -> dict[str, Tensor]:
         """Float64 [windows] of NLL and KL."""
         nll, kl = [], []
         for batch, original in zip(self.batches, self.hidden, strict=True):
-            ours = log_p(live, original if live is self.original else hidden(live, batch))
-            theirs = log_p(self.original, original)
-            nll.append(functional.nll_loss(ours.mT, batch[:, 1:], reduction="none").mean(1))
-            kl.append((theirs.exp() * (theirs - ours)).sum(-1).mean(1))
+            cut_log_p = log_p(live, original if live is self.original else hidden(live, batch))
+            original_log_p = log_p(self.original, original)
+            nll.append(functional.nll_loss(cut_log_p.mT, batch[:, 1:], reduction="none").mean(1))
+            kl.append((original_log_p.exp() * (original_log_p - cut_log_p)).sum(-1).mean(1))
         return {"nll": torch.cat(nll).double(), "kl": torch.cat(kl).double()}
 
     def figures(self, live: Any) -> Row:
-        samples = self.dense if live is self.original else self.samples(live)
+        samples = self.original_samples if live is self.original else self.samples(live)
         row: Row = {}
         for name, after in samples.items():
-            before = torch.zeros_like(after) if name == "kl" else self.dense[name]
+            before = torch.zeros_like(after) if name == "kl" else self.original_samples[name]
             change = difference_interval([Pairs(before, after)])
             row[name] = [round(float(after.mean()), 5), round(change.low, 5), round(change.high, 5)]
         row["perplexity"] = round(exp(row["nll"][0]), 2)
         return row
 
 
-def recalled(live: Any, pairs: int, rows: int, seed: int) -> Tensor:
+def recall_accuracies(live: Any, pairs: int, rows: int, seed: int) -> Tensor:
     """Float64 [rows]: the share of a sequence's pairs that the model recalls."""
     generator = torch.Generator().manual_seed(seed)
-    ids, asked = mqar.batch(live.config.vocab_size, pairs, rows, generator)
-    right = mqar.asked_logits(live, ids, asked).argmax(-1) == ids[:, asked + 1]
-    return right.double().mean(1)
+    ids, query_positions = mqar.batch(live.config.vocab_size, pairs, rows, generator)
+    correct = (
+        mqar.query_logits(live, ids, query_positions).argmax(-1) == ids[:, query_positions + 1]
+    )
+    return correct.double().mean(1)
 
 
 def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
     """What identifies a line, in the order of measuring."""
     name = options.name or options.model.resolve().name
-    found: list[Row] = [{"model": name, "part": "1", "shape": "original", "step": "cut"}]
+    rows: list[Row] = [{"model": name, "part": "1", "shape": "original", "step": "cut"}]
     for step in options.steps:
         for part in options.parts:
             for kind in options.shapes:
@@ -104,22 +106,24 @@ def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
                     "value_method": None if kind == "key" else options.value_method,
                 }
                 row = {"model": name, "part": part, "shape": kind, "size": [keys, values]}
-                found.append({**row, **methods, "step": step})
-    return found
+                rows.append({**row, **methods, "step": step})
+    return rows
 
 
-class Workshop:
+class CutMaker:
     """Makes the checkpoints of one model: statistics once, each stage through the product."""
 
     def __init__(self, model: st.Checkpoint, text: Path, methods: list[str], folder: Path) -> None:
         self.model, self.text, self.folder = model, text, folder
-        known = folder / f"{model.digest[:12]}-{'-'.join(sorted(methods))}.safetensors"
-        if known.exists():
-            self.statistics = st.Statistics.load(known)
+        statistics_path = folder / f"{model.digest[:12]}-{'-'.join(sorted(methods))}.safetensors"
+        if statistics_path.exists():
+            self.statistics = st.Statistics.load(statistics_path)
         else:
-            self.statistics = st.calibrate(model, text, methods=methods, out=known, **CALIBRATION)
+            self.statistics = st.calibrate(
+                model, text, methods=methods, out=statistics_path, **CALIBRATION
+            )
 
-    def made(self, row: Row) -> st.Checkpoint:
+    def make_checkpoint(self, row: Row) -> st.Checkpoint:
         keys, values = row["size"]
         name = f"{row['model']}-{keys}x{values}-{row['key_method']}-{row['value_method']}"
         plan = st.select(
@@ -130,15 +134,15 @@ class Workshop:
             value_method=row["value_method"] or "readout_l1",
             statistics=self.statistics,
         )
-        small = st.prune(self.model, plan, self.folder / f"{name}-cut")
+        cut = st.prune(self.model, plan, self.folder / f"{name}-cut")
         if row["step"] == "cut":
-            return small
-        statistics = st.calibrate(small, self.text, original=self.model, **REFIT)
-        small = st.refit(small, statistics, out=self.folder / f"{name}-refit")
+            return cut
+        statistics = st.calibrate(cut, self.text, original=self.model, **REFIT)
+        cut = st.refit(cut, statistics, out=self.folder / f"{name}-refit")
         if row["step"] == "refit":
-            return small
+            return cut
         return st.recover(
-            small,
+            cut,
             teacher=self.model,
             text=self.text,
             skip=CALIBRATION["tokens"],
@@ -147,12 +151,12 @@ class Workshop:
         )
 
 
-def measured(rows: list[Row], workshop: Workshop, judge: AxesJudge) -> Iterator[Row]:
+def measure_rows(rows: list[Row], maker: CutMaker, evaluator: AxesEvaluator) -> Iterator[Row]:
     for row in rows:
         if row["shape"] == "original":
-            yield row | judge.figures(judge.original)
+            yield row | evaluator.figures(evaluator.original)
         else:
-            yield row | judge.figures(st.load(workshop.made(row)))
+            yield row | evaluator.figures(st.load(maker.make_checkpoint(row)))
 
 
 def main() -> None:
@@ -184,9 +188,9 @@ def main() -> None:
         folder = options.work or Path(temporary)
         folder.mkdir(exist_ok=True)
         methods = [options.method, options.value_method]
-        workshop = Workshop(model, options.text, methods, folder)
-        judge = AxesJudge(model, options.test, options.windows)
-        for row in measured(missing, workshop, judge):
+        maker = CutMaker(model, options.text, methods, folder)
+        evaluator = AxesEvaluator(model, options.test, options.windows)
+        for row in measure_rows(missing, maker, evaluator):
             with options.results.open("a") as results:
                 results.write(json.dumps(row) + "\n")
             print(row["part"], row["shape"], row["step"], row["perplexity"], flush=True)

@@ -53,18 +53,18 @@ Row = dict[str, Any]
 def cases(options: argparse.Namespace) -> list[Row]:
     """What identifies a line of the results, in the order of measuring."""
     name = options.name or options.model.resolve().name
-    found: list[Row] = [{"model": name, "method": "none", "keep": 1.0}]
+    rows: list[Row] = [{"model": name, "method": "none", "keep": 1.0}]
     for calibration in options.calibration:
         for score in options.scores:
             for keep in options.keep:
                 for method in options.methods:
                     row = {"model": name, "calibration": calibration, "method": method}
                     if METHODS[method][0] != "rand":
-                        found.append(row | {"score": score, "keep": keep, "seed": 0})
+                        rows.append(row | {"score": score, "keep": keep, "seed": 0})
                     elif score == "qk" and calibration == "text":
                         seeds = range(SEEDS)
-                        found += [row | {"score": None, "keep": keep, "seed": s} for s in seeds]
-    return found
+                        rows += [row | {"score": None, "keep": keep, "seed": s} for s in seeds]
+    return rows
 
 
 def recall_sequences(vocab: int, tokens: int) -> Sequences:
@@ -76,7 +76,7 @@ def recall_sequences(vocab: int, tokens: int) -> Sequences:
     return Sequences(ids, {"text": f"MQAR, {pairs} pairs", "digest": digest})
 
 
-def calibrated(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
+def collect_statistics(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
     """Sums over `SEQUENCES` x `LENGTH` tokens: of text, of recall, or half of each."""
     tokens = SEQUENCES * LENGTH // (2 if kind == "half" else 1)
     sources: list[Path | Sequences] = []
@@ -90,7 +90,7 @@ def calibrated(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
     )
 
 
-class Judge:
+class Evaluator:
     """Measures models beside the original, on the same windows and the same recall sequences."""
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
@@ -107,10 +107,10 @@ class Judge:
         to `live`; and the recall accuracy by the number of pairs."""
         nlls, kls = [], []
         for batch, original in zip(self.batches, self.hidden, strict=True):
-            ours = log_p(live, original if live is self.original else hidden(live, batch))
-            theirs = log_p(self.original, original)
-            nlls.append(functional.nll_loss(ours.flatten(0, 1), batch[:, 1:].flatten()))
-            kls.append((theirs.exp() * (theirs - ours)).sum(-1).mean())
+            cut_log_p = log_p(live, original if live is self.original else hidden(live, batch))
+            original_log_p = log_p(self.original, original)
+            nlls.append(functional.nll_loss(cut_log_p.flatten(0, 1), batch[:, 1:].flatten()))
+            kls.append((original_log_p.exp() * (original_log_p - cut_log_p)).sum(-1).mean())
         nll, kl = torch.stack(nlls).double(), torch.stack(kls).double()
         recall = {
             str(pairs): round(mqar.accuracy(live, pairs, rows=32), 4)
@@ -133,29 +133,33 @@ def log_p(live: Any, states: Tensor) -> Tensor:
     return logits.float().log_softmax(-1)
 
 
-def measured(model: st.Checkpoint, rows: list[Row], text: Path, judge: Judge) -> Iterator[Row]:
+def measure_rows(
+    model: st.Checkpoint, rows: list[Row], text: Path, evaluator: Evaluator
+) -> Iterator[Row]:
     """The rows with their figures, one at a time; the same channels are measured only once."""
-    collected, known = dict[str, st.Statistics](), dict[str, Row]()
+    statistics_by_kind, figures_by_channels = dict[str, st.Statistics](), dict[str, Row]()
     for row in rows:
         if row["method"] == "none":
-            yield row | judge.measure(judge.original)
+            yield row | evaluator.measure(evaluator.original)
             continue
-        method, choices = METHODS[row["method"]]
+        method, method_options = METHODS[row["method"]]
         if row["score"] is not None:
-            choices = choices | {"score": row["score"]}
-        if method in CALIBRATED and row["calibration"] not in collected:
-            collected[row["calibration"]] = calibrated(model, text, row["calibration"])
-        statistics = collected[row["calibration"]] if method in CALIBRATED else None
+            method_options = method_options | {"score": row["score"]}
+        if method in CALIBRATED and row["calibration"] not in statistics_by_kind:
+            statistics_by_kind[row["calibration"]] = collect_statistics(
+                model, text, row["calibration"]
+            )
+        statistics = statistics_by_kind[row["calibration"]] if method in CALIBRATED else None
         plan = st.select(
-            model, method, row["keep"], seed=row["seed"], statistics=statistics, **choices
+            model, method, row["keep"], seed=row["seed"], statistics=statistics, **method_options
         )
         channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
-        if channels not in known:
+        if channels not in figures_by_channels:
             with tempfile.TemporaryDirectory() as directory:
                 small = st.prune(model, plan, out=Path(directory) / "small")
-                known[channels] = judge.measure(st.load(small))
+                figures_by_channels[channels] = evaluator.measure(st.load(small))
         swaps = sum(sum(note.get("swaps", [])) for note in plan.notes.values())
-        yield row | known[channels] | ({"swaps": swaps} if method == "drrqr" else {})
+        yield row | figures_by_channels[channels] | ({"swaps": swaps} if method == "drrqr" else {})
 
 
 def main() -> None:
@@ -188,8 +192,8 @@ def main() -> None:
         task = bar.add_task("methods", total=len(rows), completed=len(rows) - len(missing))
         if missing:
             model = st.open(options.model)
-            judge = Judge(model, options.test, options.windows)
-            for row in measured(model, missing, options.text, judge):
+            evaluator = Evaluator(model, options.test, options.windows)
+            for row in measure_rows(model, missing, options.text, evaluator):
                 results.write(json.dumps(row) + "\n")
                 results.flush()
                 bar.update(task, advance=1, description=f"{row['method']} {row['keep']:.0%}")

@@ -35,7 +35,7 @@ WINDOW, PAIRS = 256, (32, 63)
 Row = dict[str, Any]
 
 
-def cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Checkpoint:
+def make_cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Checkpoint:
     """The shape, refitted; made once."""
     keys, values = (
         round(part * dim)
@@ -48,24 +48,24 @@ def cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Checkpoin
     out = work / f"{model.path.name}-{keys}x{values}"
     if out.exists():
         return st.open(out)
-    known = work / f"{model.path.name}.safetensors"
-    if not known.exists():
+    statistics_path = work / f"{model.path.name}.safetensors"
+    if not statistics_path.exists():
         methods = ["product", "readout_greedy"]
-        st.calibrate(model, text, methods=methods, out=known, **CALIBRATION)
+        st.calibrate(model, text, methods=methods, out=statistics_path, **CALIBRATION)
     plan = st.select(
         model,
         "product",
         keys if keys < model.geometry.head_k_dim else None,
         keep_values=values,
         value_method="readout_greedy",
-        statistics=known,
+        statistics=statistics_path,
     )
     small = st.prune(model, plan, work / f"{out.name}-plain")
-    target = st.calibrate(small, text, original=model, **CALIBRATION)
-    return st.refit(small, target, out=out)
+    fit_statistics = st.calibrate(small, text, original=model, **CALIBRATION)
+    return st.refit(small, fit_statistics, out=out)
 
 
-class Judge:
+class Evaluator:
     """Samples of the original, once, and of every cut as its state is stored."""
 
     def __init__(self, model: st.Checkpoint, test: Path, rows: int) -> None:
@@ -82,19 +82,23 @@ class Judge:
         reader = StoredStateReader(load_live(model), storage)
         logits = reader.forward(self.ids)(torch.arange(WINDOW - 1))
         nll = functional.cross_entropy(logits.mT, self.ids[:, 1:], reduction="none").mean(1)
-        found = {"nll": nll.double()}
+        samples = {"nll": nll.double()}
         for pairs in PAIRS:
-            ids, asked = recall.associations(reader.vocab_size, rows=self.rows, pairs=pairs)
-            right = recall.recalled_share(ids, asked, reader.forward(ids)(asked))
-            found[f"recall {pairs}"] = 100 * right.double()
-        return found
+            ids, query_positions = recall.associations(
+                reader.vocab_size, rows=self.rows, pairs=pairs
+            )
+            recalled = recall.recalled_share(
+                ids, query_positions, reader.forward(ids)(query_positions)
+            )
+            samples[f"recall {pairs}"] = 100 * recalled.double()
+        return samples
 
     def figures(self, model: st.Checkpoint, storage: st.StateStorage) -> Row:
         """Of each: its mean, the change from the original, and the ends of its interval."""
         row: Row = {}
         for name, after in self.samples(model, storage).items():
-            moved = difference_interval([Pairs(self.original[name], after)])
-            values = (float(after.mean()), moved.estimate, moved.low, moved.high)
+            change = difference_interval([Pairs(self.original[name], after)])
+            values = (float(after.mean()), change.estimate, change.low, change.high)
             row[name] = [round(value, 5) for value in values]
         return row
 
@@ -112,24 +116,24 @@ def main() -> None:
     options = parser.parse_args()
     options.work.mkdir(parents=True, exist_ok=True)
     model = st.open(options.model)
-    judge = Judge(model, options.test, options.rows)
+    evaluator = Evaluator(model, options.test, options.rows)
     keys = ("model", "part", "dtype", "stochastic")
     lines = options.results.read_text().splitlines() if options.results.exists() else []
-    known = {tuple(json.loads(line)[key] for key in keys) for line in lines}
-    for part, (of_keys, of_values) in SHAPES.items():
+    done = {tuple(json.loads(line)[key] for key in keys) for line in lines}
+    for part, (key_share, value_share) in SHAPES.items():
         shape = (
-            round(of_keys * model.geometry.head_k_dim),
-            round(of_values * model.geometry.head_v_dim),
+            round(key_share * model.geometry.head_k_dim),
+            round(value_share * model.geometry.head_v_dim),
         )
         for dtype in options.dtypes:
             case = (model.path.name, part, dtype, options.stochastic)
-            if case in known:
+            if case in done:
                 continue
             row: Row = dict(zip(keys, case, strict=True))
-            whole = model.geometry.head_k_dim * model.geometry.head_v_dim * 4
-            row["shape"], row["bytes"] = list(shape), stored_bytes(dtype, *shape) / whole
-            small = cut(model, part, options.text, options.work)
-            row |= judge.figures(small, st.StateStorage(dtype, 1, options.stochastic))
+            float32_bytes = model.geometry.head_k_dim * model.geometry.head_v_dim * 4
+            row["shape"], row["bytes"] = list(shape), stored_bytes(dtype, *shape) / float32_bytes
+            small = make_cut(model, part, options.text, options.work)
+            row |= evaluator.figures(small, st.StateStorage(dtype, 1, options.stochastic))
             with options.results.open("a") as file:
                 print(json.dumps(row), file=file)
             print(json.dumps(row), flush=True)

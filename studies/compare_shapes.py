@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 import statetrim as st
-from compare_axes import AxesJudge, recalled
+from compare_axes import AxesEvaluator, recall_accuracies
 from statetrim.maths.paired import Pairs, difference_interval
 
 ROWS = 64  # recall sequences for each number of pairs
@@ -30,7 +30,7 @@ ROWS = 64  # recall sequences for each number of pairs
 Row = dict[str, Any]
 
 
-class ShapesJudge(AxesJudge):
+class ShapesEvaluator(AxesEvaluator):
     """The same judge, with one figure for recall: the mean over all numbers of pairs."""
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int, pairs: list[int]) -> None:
@@ -40,21 +40,23 @@ class ShapesJudge(AxesJudge):
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, torch.Tensor]:
         """Float64 [windows] of NLL and KL, and [sequences] of recall."""
-        recall = torch.stack([recalled(live, pairs, ROWS, seed=4321) for pairs in self.pairs])
+        recall = torch.stack(
+            [recall_accuracies(live, pairs, ROWS, seed=4321) for pairs in self.pairs]
+        )
         return self.on_text(live) | {"recall": recall.mean(0)}
 
     def figures(self, live: Any) -> Row:
         """Mean, and estimate and bounds of its change from the original, by measure."""
         row: Row = {}
         for name, after in self.samples(live).items():
-            before = torch.zeros_like(after) if name == "kl" else self.dense[name]
+            before = torch.zeros_like(after) if name == "kl" else self.original_samples[name]
             change = difference_interval([Pairs(before, after)])
             bounds = (change.estimate, change.low, change.high)
             row[name] = [round(float(after.mean()), 5), *(round(x, 5) for x in bounds)]
         return row
 
 
-def trimmed(model: st.Checkpoint, options: st.TrimOptions, out: Path) -> float:
+def trim_seconds(model: st.Checkpoint, options: st.TrimOptions, out: Path) -> float:
     """CPU seconds of the run: the clock counts whatever else the machine does."""
     start = time.process_time()
     st.trim(model, options, out=out)
@@ -68,30 +70,30 @@ def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Ro
     settings = st.TrimOptions(
         text=options.text, tokens=options.tokens, control=False, benchmark=False
     )
-    decided = options.work / f"{name}-state-{share:g}"
-    spent = trimmed(model, replace(settings, state=share), decided)
+    decided_path = options.work / f"{name}-state-{share:g}"
+    deciding_seconds = trim_seconds(model, replace(settings, state=share), decided_path)
     if any(row["model"] == name and row["share"] == share for row in done):
         return []
-    decision = json.loads((decided / "statetrim" / "decision.json").read_text())
-    judge = ShapesJudge(model, options.test, options.windows, options.pairs)
-    base = {"model": name, "share": share, "original": judge.figures(judge.original)}
+    decision = json.loads((decided_path / "statetrim" / "decision.json").read_text())
+    evaluator = ShapesEvaluator(model, options.test, options.windows, options.pairs)
+    base = {"model": name, "share": share, "original": evaluator.figures(evaluator.original)}
     rows = []
     for shape, cost in decision["predicted"].items():
         keys, values = map(int, shape.split("x"))
-        fixed = options.work / f"{name}-{shape}"
-        whole = model.geometry
-        asked = replace(
+        fixed_path = options.work / f"{name}-{shape}"
+        geometry = model.geometry
+        shape_options = replace(
             settings,
-            keep=keys if keys < whole.head_k_dim else None,
-            keep_values=values if values < whole.head_v_dim else None,
+            keep=keys if keys < geometry.head_k_dim else None,
+            keep_values=values if values < geometry.head_v_dim else None,
             refit=True,
         )
-        seconds = trimmed(model, asked, fixed)
-        figures = judge.figures(st.load(st.open(fixed)))
+        seconds = trim_seconds(model, shape_options, fixed_path)
+        figures = evaluator.figures(st.load(st.open(fixed_path)))
         chosen = {"chosen": shape == decision["chosen"], "refused": decision["refused"][shape]}
-        times = {"cpu_seconds": seconds, "deciding_cpu_seconds": spent}
+        times = {"cpu_seconds": seconds, "deciding_cpu_seconds": deciding_seconds}
         rows.append(base | {"shape": shape, "predicted": cost} | chosen | figures | times)
-        shutil.rmtree(fixed)
+        shutil.rmtree(fixed_path)
         print(name, share, shape, "chosen" if chosen["chosen"] else "", figures, flush=True)
     return rows
 

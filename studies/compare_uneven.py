@@ -24,8 +24,8 @@ from typing import Any
 import torch
 
 import statetrim as st
-from compare_axes import recalled
-from compare_shapes import ROWS, ShapesJudge
+from compare_axes import recall_accuracies
+from compare_shapes import ROWS, ShapesEvaluator
 from statetrim.defaults import KEY_METHOD, VALUE_METHOD
 from statetrim.selection.allocate import Allocation, Costs, cheapest_allocation, measured_costs
 
@@ -36,88 +36,97 @@ CALIBRATION: dict[str, Any] = {"tokens": 2**15, "length": 512}
 Row = dict[str, Any]
 
 
-class UnevenJudge(ShapesJudge):
+class ByLayerEvaluator(ShapesEvaluator):
     """The same judge, with recall by the number of pairs as well."""
 
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, torch.Tensor]:
-        each = {f"recall {n}": recalled(live, n, ROWS, seed=4321) for n in self.pairs}
-        mean = torch.stack([*each.values()]).mean(0)
-        return self.on_text(live) | each | {"recall": mean}
+        by_pairs = {f"recall {n}": recall_accuracies(live, n, ROWS, seed=4321) for n in self.pairs}
+        mean = torch.stack([*by_pairs.values()]).mean(0)
+        return self.on_text(live) | by_pairs | {"recall": mean}
 
 
-def greedy(costs: Costs, share: float, whole: int) -> Allocation:
+def greedy(costs: Costs, share: float, head_numel: int) -> Allocation:
     """All layers whole; then, step by step, the narrower shape that costs least for its bytes."""
-    shapes = {layer: max(of, key=numel) for layer, of in costs.items()}
-    while sum(map(numel, shapes.values())) > share * whole * len(costs) + 1e-9:
-        _, layer, to = min(
-            ((costs[layer][to] - costs[layer][now]) / (numel(now) - numel(to)), layer, to)
-            for layer, now in shapes.items()
-            for to in costs[layer]
-            if numel(to) < numel(now)
+    shapes = {layer: max(shapes_costs, key=numel) for layer, shapes_costs in costs.items()}
+    while sum(map(numel, shapes.values())) > share * head_numel * len(costs) + 1e-9:
+        _, layer, narrower = min(
+            (
+                (costs[layer][narrower] - costs[layer][current])
+                / (numel(current) - numel(narrower)),
+                layer,
+                narrower,
+            )
+            for layer, current in shapes.items()
+            for narrower in costs[layer]
+            if numel(narrower) < numel(current)
         )
-        shapes[layer] = to
+        shapes[layer] = narrower
     cost = sum(costs[layer][shape] for layer, shape in shapes.items())
-    return Allocation(shapes, cost, sum(map(numel, shapes.values())) / (whole * len(costs)))
+    return Allocation(shapes, cost, sum(map(numel, shapes.values())) / (head_numel * len(costs)))
 
 
 def numel(shape: tuple[int, int]) -> int:
     return shape[0] * shape[1]
 
 
-def allocations(model: st.Checkpoint, found: st.Sensitivity) -> Iterator[Row]:
+def allocations(model: st.Checkpoint, sensitivity: st.Sensitivity) -> Iterator[Row]:
     """What is to be cut: kind, share, widths, and what greedy would have cost."""
     geometry = model.geometry
     keys, values = geometry.head_k_dim, geometry.head_v_dim
-    free, squares = (measured_costs(found, squares=kind) for kind in (False, True))
+    free, squares = (measured_costs(sensitivity, squares=kind) for kind in (False, True))
     for share in SHARES:
         side = isqrt(int(share * keys * values))
-        even = ",".join(f"{layer}={side}x{side}" for layer in geometry.layers)
-        yield {"kind": "uniform", "share": share, "widths": even, "predicted": None}
+        uniform = ",".join(f"{layer}={side}x{side}" for layer in geometry.layers)
+        yield {"kind": "uniform", "share": share, "widths": uniform, "predicted": None}
         for kind, costs in (("free", free), ("squares", squares)):
             if kind == "squares" and share <= 1 / 4:
                 continue  # that is the uniform square
             exact = cheapest_allocation(costs, share, keys * values)
-            other = greedy(costs, share, keys * values)
+            greedy_allocation = greedy(costs, share, keys * values)
             yield {
                 "kind": kind,
                 "share": share,
                 "widths": str(exact),
                 "predicted": exact.cost,
-                "greedy": other.cost,
-                "greedy_widths": str(other),
+                "greedy": greedy_allocation.cost,
+                "greedy_widths": str(greedy_allocation),
             }
 
 
-def study(options: argparse.Namespace, seed: int, known: list[Row]) -> Iterator[Row]:
+def study(options: argparse.Namespace, seed: int, done: list[Row]) -> Iterator[Row]:
     model = st.open(options.model)
     name = model.path.resolve().name
     work = options.work / f"{name}-{seed}"
     work.mkdir(parents=True, exist_ok=True)
     skip = seed * 2**17  # another part of the text
-    found = measured(model, options, skip, work)
-    judge: UnevenJudge | None = None
+    sensitivity = measure_sensitivity(model, options, skip, work)
+    evaluator: ByLayerEvaluator | None = None
     statistics: st.Statistics | None = None
-    for case in allocations(model, found):
+    for case in allocations(model, sensitivity):
         row = {"model": name, "seed": seed} | case
         if any(
-            all(line.get(k) == row[k] for k in ("model", "seed", "kind", "share")) for line in known
+            all(line.get(k) == row[k] for k in ("model", "seed", "kind", "share")) for line in done
         ):
             continue
-        judge = judge or UnevenJudge(model, options.test, options.windows, options.pairs)
-        statistics = statistics or calibrated(model, options, skip, work)
-        for left in ("cut", "refit"):  # by a run that was killed
-            shutil.rmtree(work / left, ignore_errors=True)
+        evaluator = evaluator or ByLayerEvaluator(
+            model, options.test, options.windows, options.pairs
+        )
+        statistics = statistics or collect_statistics(model, options, skip, work)
+        for leftover in ("cut", "refit"):  # by a run that was killed
+            shutil.rmtree(work / leftover, ignore_errors=True)
         plan = st.select(model, widths=case["widths"], statistics=statistics, progress=False)
         small = st.prune(model, plan, work / "cut", uneven=True, progress=False)
         pairs = st.calibrate(small, options.text, original=model, skip=skip, **CALIBRATION)
         fitted = st.refit(small, pairs, out=work / "refit", progress=False)
-        taken = small.geometry.state_numel / model.geometry.state_numel
-        figures = judge.figures(st.load(fitted))
-        yield row | {"taken": taken, "original": judge.figures(judge.original)} | figures
+        share_kept = small.geometry.state_numel / model.geometry.state_numel
+        figures = evaluator.figures(st.load(fitted))
+        yield (
+            row | {"taken": share_kept, "original": evaluator.figures(evaluator.original)} | figures
+        )
 
 
-def calibrated(
+def collect_statistics(
     model: st.Checkpoint, options: argparse.Namespace, skip: int, work: Path
 ) -> st.Statistics:
     """Once for each seed."""
@@ -128,7 +137,7 @@ def calibrated(
     return st.calibrate(model, options.text, methods=methods, skip=skip, out=path, **CALIBRATION)
 
 
-def measured(
+def measure_sensitivity(
     model: st.Checkpoint, options: argparse.Namespace, skip: int, work: Path
 ) -> st.Sensitivity:
     """Every layer cut alone; once for each seed."""
@@ -153,10 +162,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     for seed in options.seeds:
-        known: list[Row] = []
+        done: list[Row] = []
         if options.results.exists():
-            known = [json.loads(line) for line in options.results.read_text().splitlines()]
-        for row in study(options, seed, known):
+            done = [json.loads(line) for line in options.results.read_text().splitlines()]
+        for row in study(options, seed, done):
             print(row, flush=True)
             with options.results.open("a") as results:
                 results.write(json.dumps(row) + "\n")

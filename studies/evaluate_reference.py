@@ -44,13 +44,16 @@ def main() -> None:
     parser.add_argument("--tokens", default="24k", help="for calibration")
     for group in GROUPS:
         parser.add_argument(f"--{group}", type=int, metavar="N", help="samples per task; all")
-    given = parser.parse_args()
-    given.out.mkdir(parents=True, exist_ok=True)
-    cuts = prune(given)
-    found = [evaluate(given, group, [*cuts, *given.also]) for group in GROUPS]
-    (given.out / "table.md").write_text("\n".join(table(found)) + "\n")
-    plot(next(scores for scores in found if "mqar" in scores.tasks), given.out / "recall.png")
-    print(f"wrote {given.out / 'table.md'} and {given.out / 'recall.png'}")
+    arguments = parser.parse_args()
+    arguments.out.mkdir(parents=True, exist_ok=True)
+    cuts = prune(arguments)
+    score_groups = [evaluate(arguments, group, [*cuts, *arguments.also]) for group in GROUPS]
+    (arguments.out / "table.md").write_text("\n".join(table(score_groups)) + "\n")
+    plot(
+        next(scores for scores in score_groups if "mqar" in scores.tasks),
+        arguments.out / "recall.png",
+    )
+    print(f"wrote {arguments.out / 'table.md'} and {arguments.out / 'recall.png'}")
 
 
 def statetrim(*arguments: object) -> None:
@@ -58,53 +61,55 @@ def statetrim(*arguments: object) -> None:
     subprocess.run(command, check=True)
 
 
-def prune(given: argparse.Namespace) -> list[Path]:
+def prune(arguments: argparse.Namespace) -> list[Path]:
     """A checkpoint for each method and width."""
-    statistics = given.out / "statistics.safetensors"
-    text = given.data / "pretrain_mix" / "valid.jsonl"
+    statistics = arguments.out / "statistics.safetensors"
+    text = arguments.data / "pretrain_mix" / "valid.jsonl"
     if not statistics.exists():
-        wanted = ("--for", ",".join(m for m in given.methods if m != "rand") or "drrqr")
-        source = ("--text", text, "--tokens", given.tokens)
-        statetrim("calibrate", given.model, *wanted, *source, "--recall", 0, "-o", statistics)
+        method_options = ("--for", ",".join(m for m in arguments.methods if m != "rand") or "drrqr")
+        source = ("--text", text, "--tokens", arguments.tokens)
+        statetrim(
+            "calibrate", arguments.model, *method_options, *source, "--recall", 0, "-o", statistics
+        )
     cuts = []
-    for method in given.methods:
-        for keep in given.keep:
-            plan, cut = (given.out / f"{method}-{keep}{end}" for end in (".json", ""))
+    for method in arguments.methods:
+        for keep in arguments.keep:
+            plan, cut = (arguments.out / f"{method}-{keep}{end}" for end in (".json", ""))
             if not plan.exists():
                 options = ("--method", method, "--keep", keep, "--statistics", statistics)
-                statetrim("select", given.model, *options, "-o", plan)
-            statetrim("prune", given.model, plan, "-o", cut)
+                statetrim("select", arguments.model, *options, "-o", plan)
+            statetrim("prune", arguments.model, plan, "-o", cut)
             cuts.append(cut)
     return cuts
 
 
-def evaluate(given: argparse.Namespace, group: str, models: list[Path]) -> Scores:
-    out = given.out / f"{group}.json"
+def evaluate(arguments: argparse.Namespace, group: str, models: list[Path]) -> Scores:
+    out = arguments.out / f"{group}.json"
     if out.exists() and len(Scores.load(out).models) != 1 + len(models):
         out.unlink()  # made for other columns
     if not out.exists():
-        limit = getattr(given, group)
-        options = ["--tasks", ",".join(GROUPS[group]), "--data", given.data, "-o", out]
+        limit = getattr(arguments, group)
+        options = ["--tasks", ",".join(GROUPS[group]), "--data", arguments.data, "-o", out]
         options += ["--limit", limit] if limit else []
-        statetrim("evaluate", *models, "--baseline", given.model, *options)
+        statetrim("evaluate", *models, "--baseline", arguments.model, *options)
     return Scores.load(out)
 
 
-def table(found: list[Scores]) -> list[str]:
+def table(score_groups: list[Scores]) -> list[str]:
     """Markdown: the original's figures, and for each cut its figure and the paired interval."""
-    names = found[0].models
+    names = score_groups[0].models
     lines = [
         "| task | metric | samples | " + " | ".join(names) + " |",
         "|---" * (3 + len(names)) + "|",
     ]
-    for scores in found:
+    for scores in score_groups:
         for task in scores.tasks:
             metrics = [m for m in scores.metrics(task) if m == TASKS[task].metric or task == "mqar"]
             for metric in metrics + (["top1"] if task == "agreement" else []):
                 count = len(scores.find(names[0], task, metric).samples)
                 cells = [cell(scores, name, task, metric) for name in names]
                 lines.append(f"| {task} | {metric} | {count} | " + " | ".join(cells) + " |")
-    for scores in found:
+    for scores in score_groups:
         changes = [recall_change(scores, name) for name in names[1:]]
         if all(change is not None for change in changes):
             cells = [f"{c.estimate:+.1f} [{c.low:+.1f}, {c.high:+.1f}]" for c in changes if c]

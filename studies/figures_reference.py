@@ -26,7 +26,7 @@ CALIBRATION = SHARED / "data" / "pretrain_mix" / "train_60MB.jsonl"
 TEXT = SHARED / "data" / "pretrain_mix" / "valid.jsonl"
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr", "energy", "product")
 TOKENS, LENGTH, STRIDE = 4 * 2048, 2048, 16
-MOST_SVG_BYTES = 64 * 1024  # larger ones do not belong in a repository
+MAX_SVG_BYTES = 64 * 1024  # larger ones do not belong in a repository
 
 
 def main() -> None:
@@ -44,13 +44,13 @@ def main() -> None:
         statistics = st.calibrate(
             model, CALIBRATION, tokens=48 * 512, methods=METHODS[2:], recall=0.0
         )
-        found, losses = {"original": analysis(model)}, {"original": loss(model)}
+        analyses, losses = {"original": analysis(model)}, {"original": loss(model)}
         for method in METHODS:
             plan = st.select(model, method, options.keep, statistics=statistics)
             small = st.prune(model, plan, out=Path(directory) / method)
-            found[method], losses[method] = analysis(small), loss(small)
-    draw(found, options.out)
-    table(found, losses)
+            analyses[method], losses[method] = analysis(small), loss(small)
+    draw(analyses, options.out)
+    table(analyses, losses)
 
 
 def analysis(model: st.Checkpoint) -> st.Analysis:
@@ -68,33 +68,33 @@ def loss(model: st.Checkpoint) -> float:
     return total / (ids.shape[0] * (LENGTH - 1))
 
 
-def draw(found: dict[str, st.Analysis], out: Path) -> None:
-    original = found["original"]
+def draw(analyses: dict[str, st.Analysis], out: Path) -> None:
+    original = analyses["original"]
     fullest = int(original.mean_utilization.argmax())
     layer, head = divmod(fullest, original.geometry.num_v_heads)
-    some = {name: found[name] for name in ("original", "l1", "grad", "drrqr")}
-    pair = {name: found[name] for name in ("original", "drrqr")}
+    compared = {name: analyses[name] for name in ("original", "l1", "grad", "drrqr")}
+    first_and_last = {name: analyses[name] for name in ("original", "drrqr")}
     pictures = {
-        "utilization": figures.utilization_curves(found),
-        "spectra": figures.spectra(some, list(original.layers)[layer], head),
-        "heat-map": figures.heat_map(pair),
+        "utilization": figures.utilization_curves(analyses),
+        "spectra": figures.spectra(compared, list(original.layers)[layer], head),
+        "heat-map": figures.heat_map(first_and_last),
         "filters": figures.filter_picture(original),
     }
     for name, picture in pictures.items():
         for path in figure_files.save(picture, out / name):
-            if path.suffix == ".svg" and path.stat().st_size > MOST_SVG_BYTES:
+            if path.suffix == ".svg" and path.stat().st_size > MAX_SVG_BYTES:
                 path.unlink()
 
 
-def table(found: dict[str, st.Analysis], losses: dict[str, float]) -> None:
+def table(analyses: dict[str, st.Analysis], losses: dict[str, float]) -> None:
     print("| model | largest rank | effective rank | utilization | κ keys | κ queries | loss |")
     print("|---|---|---|---|---|---|---|")
-    for name, each in found.items():
-        keys = torch.stack([layer.key_condition for layer in each.layers.values()])
-        queries = torch.stack([layer.query_condition for layer in each.layers.values()])
-        used = float(each.mean_utilization.mean())
+    for name, result in analyses.items():
+        keys = torch.stack([layer.key_condition for layer in result.layers.values()])
+        queries = torch.stack([layer.query_condition for layer in result.layers.values()])
+        utilization = float(result.mean_utilization.mean())
         print(
-            f"| {name} | {each.max_rank} | {used * each.max_rank:.2f} | {used:.1%} "
+            f"| {name} | {result.max_rank} | {utilization * result.max_rank:.2f} | {utilization:.1%} "
             f"| {keys.median():.0f} | {queries.median():.0f} | {losses[name]:.3f} |"
         )
 

@@ -27,10 +27,10 @@ def batch(vocab: int, pairs: int, rows: int, generator: torch.Generator) -> tupl
     return torch.cat([pair, again], 1).flatten(1), 2 * pairs + 2 * torch.arange(pairs)
 
 
-def asked_logits(model: Any, ids: Tensor, asked: Tensor) -> Tensor:
+def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:
     """Logits [rows, pairs, vocabulary] at the asked positions only."""
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
-    logits: Tensor = model.lm_head(hidden[:, asked])
+    logits: Tensor = model.lm_head(hidden[:, query_positions])
     return logits
 
 
@@ -38,6 +38,8 @@ def asked_logits(model: Any, ids: Tensor, asked: Tensor) -> Tensor:
 def accuracy(model: Any, pairs: int, rows: int = 128, seed: int = 1234) -> float:
     """Share of asked values that the model ranks first."""
     generator = torch.Generator().manual_seed(seed)
-    ids, asked = batch(model.config.vocab_size, pairs, rows, generator)
-    right = asked_logits(model.eval(), ids, asked).argmax(-1) == ids[:, asked + 1]
-    return float(right.float().mean())
+    ids, query_positions = batch(model.config.vocab_size, pairs, rows, generator)
+    correct = (
+        query_logits(model.eval(), ids, query_positions).argmax(-1) == ids[:, query_positions + 1]
+    )
+    return float(correct.float().mean())

@@ -38,13 +38,13 @@ def change(row: Row, original: Row, name: str, digits: int = 3) -> str:
 def table(rows: list[Row]) -> str:
     original = next(row for row in rows if row["shape"] == "original")
     pairs = [name for name in original if name.startswith("recall")]
-    asked = " / ".join(name.split()[1] for name in pairs)
+    pair_counts = " / ".join(name.split()[1] for name in pairs)
 
     def recall(row: Row) -> str:
         return " / ".join(f"{row[name][0]:.2f}" for name in pairs)
 
     header = ["state bytes", "cut", "keys x values", "step", "perplexity", "NLL change", "KL"]
-    header += [f"recall at {asked} pairs", f"change at {RECALL.split()[1]}"]
+    header += [f"recall at {pair_counts} pairs", f"change at {RECALL.split()[1]}"]
     lines = [header, ["---"] * 4 + ["---:"] * 5]
     start = ["1", "none", "", "", f"{original['perplexity']:.1f}", f"{original['nll'][0]:.3f}", ""]
     lines.append([*start, recall(original), ""])
@@ -72,15 +72,15 @@ def draw(models: dict[str, list[Row]], path: Path) -> None:
         original = next(row for row in rows if row["shape"] == "original")
         for shape, (colour, marker) in STYLES.items():
             for step, line in LINES.items():
-                found = [row for row in rows if (row["shape"], row["step"]) == (shape, step)]
-                found.sort(key=lambda row: Fraction(row["part"]))
-                where = [float(Fraction(row["part"])) for row in found]
-                rise = [row["nll"][0] - original["nll"][0] for row in found]
+                selected = [row for row in rows if (row["shape"], row["step"]) == (shape, step)]
+                selected.sort(key=lambda row: Fraction(row["part"]))
+                shares = [float(Fraction(row["part"])) for row in selected]
+                rise = [row["nll"][0] - original["nll"][0] for row in selected]
                 style = {"color": colour, "marker": marker, "linestyle": line, "markersize": 6}
                 if step == "recovered":
                     style |= {"markerfacecolor": "none", "linestyle": "none", "markersize": 9}
-                axes[0, column].plot(where, rise, **style)
-                axes[1, column].plot(where, [row[RECALL][0] for row in found], **style)
+                axes[0, column].plot(shares, rise, **style)
+                axes[1, column].plot(shares, [row[RECALL][0] for row in selected], **style)
         axes[0, column].set(title=name, yscale="log", xscale="log")
         axes[1, column].axhline(original[RECALL][0], color="black", linewidth=1)
         ticks = [1 / 16, 1 / 4, 3 / 8, 1 / 2]

@@ -43,13 +43,13 @@ class Results:
         self.rows = list({tuple(map(row.get, IDENTITY)): row for row in rows}.values())
         self.original = next(row for row in rows if row["method"] == "none")
 
-    def of(self, **wanted: Any) -> list[Row]:
+    def select(self, **wanted: Any) -> list[Row]:
         if wanted["method"] == "rand":
             wanted.pop("score", None)
         return [row for row in self.rows if wanted.items() <= row.items()]
 
     def mean(self, figure: str, **wanted: Any) -> float:
-        rows = self.of(**wanted)
+        rows = self.select(**wanted)
         return fmean(self._figure(row, figure) for row in rows) if rows else math.nan
 
     def _figure(self, row: Row, figure: str) -> float:
@@ -76,17 +76,17 @@ def methods_table(results: Results) -> str:
     header = ["method", "keep", "NLL", "NLL increase", "on all windows", "perplexity", "KL"]
     header.append(f"recall at {pairs} pairs")
     nll = results.original["nll_first"]
-    dense = [show(nll), "", "", show(math.exp(nll), 1), "", results.recall(method="none")]
-    rows = [["original", "100 %", *dense]]
+    original_cells = [show(nll), "", "", show(math.exp(nll), 1), "", results.recall(method="none")]
+    rows = [["original", "100 %", *original_cells]]
     for method in STYLES:
         for keep in KEEP:
             case = {**PLAIN, "method": method, "keep": keep}
-            every = [row["windows"] > FIRST for row in results.of(**case)]
+            on_all_windows = [row["windows"] > FIRST for row in results.select(**case)]
             nll, rise, kl = (
                 results.mean(name, **case) for name in ("nll_first", "rise_first", "kl")
             )
-            whole = results.mean("rise", **case) if all(every) else math.nan
-            figures = [show(nll), show(rise), show(whole), show(math.exp(nll), 1), show(kl)]
+            rise_all = results.mean("rise", **case) if all(on_all_windows) else math.nan
+            figures = [show(nll), show(rise), show(rise_all), show(math.exp(nll), 1), show(kl)]
             rows.append([method, f"{keep * 100:.0f} %", *figures, results.recall(**case)])
     return table(header, rows)
 
@@ -136,8 +136,10 @@ def draw(models: dict[str, Results], path: Path) -> None:
             cases = [{**PLAIN, "method": method, "keep": keep} for keep in KEEP]
             for axis, quantity in ((loss, "rise_first"), (recall, "32")):
                 values = [results.mean(quantity, **case) for case in cases]
-                where = [100 * keep for keep in KEEP]
-                axis.plot(where, values, color=colour, marker=marker, markersize=7, label=method)
+                kept_percent = [100 * keep for keep in KEEP]
+                axis.plot(
+                    kept_percent, values, color=colour, marker=marker, markersize=7, label=method
+                )
         recall.axhline(results.original["recall"]["32"], color="black", linestyle=":")
         recall.annotate("original", (40, results.original["recall"]["32"]), va="bottom")
         loss.set(title=name, yscale="log")

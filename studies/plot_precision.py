@@ -32,8 +32,8 @@ FIGURES = {"nll": ("NLL, nats", 3), "recall 32": ("recall at 32, points", 1),
 
 def change(row: Row, name: str) -> str:
     digits = FIGURES[name][1]
-    _, moved, low, high = row[name]
-    return f"{moved:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
+    _, estimate, low, high = row[name]
+    return f"{estimate:+.{digits}f} ({low:+.{digits}f} to {high:+.{digits}f})"
 
 
 def table(rows: list[Row]) -> str:
@@ -58,9 +58,9 @@ def draw(rows: list[Row], path: Path) -> None:
             for row in rows:
                 if row["model"] != model:
                     continue
-                _, moved, low, high = row[name]
+                _, estimate, low, high = row[name]
                 axis.errorbar(
-                    100 * row["bytes"], moved, [[moved - low], [high - moved]], capsize=2,
+                    100 * row["bytes"], estimate, [[estimate - low], [high - estimate]], capsize=2,
                     color=COLOURS[row["dtype"]], marker=MARKERS[row["part"]], linestyle="none",
                 )  # fmt: skip
             axis.set_xscale("log", base=2)

@@ -30,13 +30,13 @@ def perplexity(figures: Row) -> float:
     return math.exp(figures["nll"])
 
 
-def closed(row: Row, control: Row) -> float:
+def gap_closed(row: Row, control: Row) -> float:
     """Share of the perplexity gap to the dense control that recovery closed."""
     before, after = perplexity(row["before"]), perplexity(row["after"])
     return (before - after) / (before - perplexity(control["after"]))
 
 
-def excess(row: Row, control: Row) -> str:
+def excess_text(row: Row, control: Row) -> str:
     """Perplexity above the dense model that had the same treatment: none, and then recovery."""
     gaps = [perplexity(row[when]) - perplexity(control[when]) for when in ("before", "after")]
     return f"{gaps[0]:.1f} -> {gaps[1]:.1f} ({100 * (gaps[1] / gaps[0] - 1):+.0f} %)"
@@ -49,10 +49,14 @@ def recovery_table(rows: list[Row], control: Row) -> str:
         header += [f"recall at {' / '.join(pairs)} pairs, before", "after"]
     lines = []
     for row in rows:
-        dense = row["method"] == "none"
-        cells = ["dense control" if dense else row["method"], f"{row['keep'] * 100:.0f} %"]
+        is_control = row["method"] == "none"
+        cells = ["dense control" if is_control else row["method"], f"{row['keep'] * 100:.0f} %"]
         cells += [f"{perplexity(row[when]):.1f}" for when in ("before", "after")]
-        cells += ["", ""] if dense else [f"{closed(row, control):.0%}", excess(row, control)]
+        cells += (
+            ["", ""]
+            if is_control
+            else [f"{gap_closed(row, control):.0%}", excess_text(row, control)]
+        )
         if pairs:
             for when in ("before", "after"):
                 cells.append(" / ".join(f"{row[when]['recall'][p]:.2f}" for p in pairs))
@@ -96,17 +100,17 @@ def main() -> None:
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
 
-    def of(model: str, data: str, tokens: int) -> list[Row]:
-        wanted = {"model": model, "data": data, "tokens": tokens}
-        return [row for row in rows if wanted.items() <= row.items()]
+    def rows_of(model: str, data: str, tokens: int) -> list[Row]:
+        identity = {"model": model, "data": data, "tokens": tokens}
+        return [row for row in rows if identity.items() <= row.items()]
 
     def fill(place: re.Match[str]) -> str:
         model, data, tokens = place.groups()
         layerwise = data == "layerwise"
-        control = control_of(of(model, "text" if layerwise else data, int(tokens)))
+        control = control_of(rows_of(model, "text" if layerwise else data, int(tokens)))
         if layerwise:  # it learns from the original's layers, never from the text's next tokens
             control = control | {"after": control["before"]}
-        filled = recovery_table(of(model, data, int(tokens)), control)
+        filled = recovery_table(rows_of(model, data, int(tokens)), control)
         return f"<!-- recovery {model} {data} {tokens} -->\n\n{filled}\n\n<!-- end -->"
 
     text = options.document.read_text()
@@ -115,7 +119,7 @@ def main() -> None:
     plt.rcParams["figure.constrained_layout.use"] = True
     tokens = rows[0]["tokens"]
     names = dict.fromkeys(row["model"] for row in rows)
-    models = {name: of(name, "text", tokens) for name in names}
+    models = {name: rows_of(name, "text", tokens) for name in names}
     draw(models, options.results.with_suffix(".png"))
 
 

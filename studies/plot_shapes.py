@@ -37,8 +37,8 @@ def best_or_within(rows: list[Row]) -> tuple[bool, bool]:
 def correlation(rows: list[Row], measure: str) -> float:
     """Spearman's, of the predicted cost with what was measured; 1 where the order is the same."""
     sign = -1 if measure == "recall" else 1
-    found = spearmanr([r["predicted"] for r in rows], [sign * r[measure][1] for r in rows])
-    return float(found.statistic)
+    result = spearmanr([r["predicted"] for r in rows], [sign * r[measure][1] for r in rows])
+    return float(result.statistic)
 
 
 def interval(change: list[float], scale: float, digits: int) -> str:
@@ -93,11 +93,11 @@ def lost_table(cases: Cases) -> str:
     return table(["model, half of the bytes", "shape", "perplexity lost", "recall"], lines)
 
 
-def fill(pages: list[Path], made: dict[str, str]) -> None:
+def fill(pages: list[Path], contents: dict[str, str]) -> None:
     """Put what was made into its places in Markdown files."""
     for page in pages:
         text = page.read_text()
-        for name, content in made.items():
+        for name, content in contents.items():
             place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
             text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
         page.write_text(text)
@@ -137,13 +137,13 @@ def main() -> None:
     parser.add_argument("pages", type=Path, nargs="+")
     options = parser.parse_args()
     rows = [json.loads(line) for line in options.results.read_text().splitlines()]
-    cases = {key: list(found) for key, found in groupby(rows, lambda r: (r["model"], r["share"]))}
-    made = {
+    cases = {key: list(group) for key, group in groupby(rows, lambda r: (r["model"], r["share"]))}
+    contents = {
         "shapes": shapes_table(cases),
         "agreement": agreement_table(cases),
         "lost": lost_table(cases),
     }
-    fill(options.pages, made)
+    fill(options.pages, contents)
     draw(cases, options.results.with_suffix(".png"))
 
 

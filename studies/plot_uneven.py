@@ -23,18 +23,20 @@ Row = dict[str, Any]
 KINDS = {"uniform": "#8a8a8a", "squares": "#c2571a", "free": "#1f5fa8"}
 
 
-def shapes(widths: str) -> str:
+def shapes_text(widths: str) -> str:
     """`64x64, 3 of 16x16` of `0=64x64,1=16x16,...`, in the order of layers."""
-    each = [entry.partition("=")[2] for entry in widths.split(",")]
-    return ", ".join(f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(each).items())
+    layer_shapes = [entry.partition("=")[2] for entry in widths.split(",")]
+    return ", ".join(
+        f"{n} of {shape}" if n > 1 else shape for shape, n in Counter(layer_shapes).items()
+    )
 
 
-def uneven(row: Row) -> bool:
+def differs_by_layer(row: Row) -> bool:
     """Whether layers differ; squares that do not are the uniform cut once more."""
     return len({entry.partition("=")[2] for entry in row["widths"].split(",")}) > 1
 
 
-def uneven_table(rows: list[Row]) -> str:
+def by_layer_table(rows: list[Row]) -> str:
     lines = []
     for row in sorted(rows, key=lambda r: (r["model"], -r["share"], r["seed"], -r["taken"])):
         pairs = [name for name in row if name.startswith("recall ")]
@@ -43,7 +45,7 @@ def uneven_table(rows: list[Row]) -> str:
         lines.append(
             [
                 row["model"], f"{row['taken']:.0%}", str(row["seed"]), row["kind"],
-                shapes(row["widths"]), interval(row["nll"], 1, 4), f"{recall} ({before})",
+                shapes_text(row["widths"]), interval(row["nll"], 1, 4), f"{recall} ({before})",
             ]
         )  # fmt: skip
     header = [
@@ -70,9 +72,9 @@ def allocation_sentence(rows: list[Row]) -> str:
     )
 
 
-def capacity_table(found: Row) -> str:
+def capacity_table(capacity: Row) -> str:
     lines = []
-    for model, cases in found["models"].items():
+    for model, cases in capacity["models"].items():
         for case in cases:
             counts = [f"{count:.0f}" for count in case["sequences"].values()]
             name = model.replace("--", "/")
@@ -124,11 +126,13 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     options = parser.parse_args()
     lines = options.results.read_text().splitlines()
-    rows = [row for row in map(json.loads, lines) if row["kind"] != "squares" or uneven(row)]
+    rows = [
+        row for row in map(json.loads, lines) if row["kind"] != "squares" or differs_by_layer(row)
+    ]
     fill(
         [options.page],
         {
-            "uneven": uneven_table(rows),
+            "uneven": by_layer_table(rows),
             "allocation": allocation_sentence(rows),
             "capacity": capacity_table(json.loads(options.capacity.read_text())),
         },

@@ -24,7 +24,7 @@ import torch
 from transformers.utils import logging as transformers_logging
 
 import statetrim as st
-from compare_methods import CALIBRATED, Judge, calibrated, recall_sequences
+from compare_methods import CALIBRATED, Evaluator, collect_statistics, recall_sequences
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load_tokenizer
 from statetrim.storage.text import Sequences, read_sequences
@@ -43,24 +43,24 @@ def cases(options: argparse.Namespace) -> list[Row]:
         "learning_rate": options.learning_rate,
         "data": options.data,
     }
-    found = []
+    rows = []
     if options.data != "layerwise":
-        found.append({**recipe, "method": "none", "keep": 1.0})
+        rows.append({**recipe, "method": "none", "keep": 1.0})
     for keep in options.keep:
-        found += [{**recipe, "method": method, "keep": keep} for method in options.methods]
-    return found
+        rows += [{**recipe, "method": method, "keep": keep} for method in options.methods]
+    return rows
 
 
-def pruned(
-    model: st.Checkpoint, row: Row, collected: dict[str, st.Statistics], options: Any
+def pruned_path(
+    model: st.Checkpoint, row: Row, statistics_by_kind: dict[str, st.Statistics], options: Any
 ) -> Path:
     """The directory of the cut checkpoint; made if it is not there."""
     out: Path = options.work / f"{row['model']}-{row['method']}-{row['keep']}"
     if not out.exists():
-        needs = row["method"] in CALIBRATED
-        if needs and not collected:
-            collected["text"] = calibrated(model, options.text, "text")
-        statistics = collected["text"] if needs else None
+        needs_statistics = row["method"] in CALIBRATED
+        if needs_statistics and not statistics_by_kind:
+            statistics_by_kind["text"] = collect_statistics(model, options.text, "text")
+        statistics = statistics_by_kind["text"] if needs_statistics else None
         st.prune(model, st.select(model, row["method"], row["keep"], statistics=statistics), out)
     return out
 
@@ -86,10 +86,10 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
     out = options.work / f"{row['model']}-{row['method']}-{row['keep']}-recovered-{rate}"
     last = [0.0]
 
-    def tell(progress: Progress) -> None:
-        if time.monotonic() - last[0] > 20 or progress.done == progress.total:
+    def print_progress(report: Progress) -> None:
+        if time.monotonic() - last[0] > 20 or report.done == report.total:
             last[0] = time.monotonic()
-            print(f"  {progress.done}/{progress.total} loss {progress.loss:.4f}", flush=True)
+            print(f"  {report.done}/{report.total} loss {report.loss:.4f}", flush=True)
 
     return st.recover(
         small,
@@ -103,7 +103,7 @@ def run(model: st.Checkpoint, row: Row, small: st.Checkpoint, options: Any) -> s
         layerwise=row["data"] == "layerwise",
         save_every=20,
         out=out,
-        progress=tell,
+        progress=print_progress,
     )
 
 
@@ -133,17 +133,19 @@ def main() -> None:
     missing = [row for row in cases(options) if not any(row.items() <= old.items() for old in done)]
     if not missing:
         return
-    model, collected = st.open(options.model), dict[str, st.Statistics]()
-    judge = Judge(model, options.test, options.windows)
+    model, statistics_by_kind = st.open(options.model), dict[str, st.Statistics]()
+    evaluator = Evaluator(model, options.test, options.windows)
     for row in missing:
         print(f"{row['method']} {row['keep']:.0%}", flush=True)
-        dense = row["method"] == "none"
-        small = model if dense else st.open(pruned(model, row, collected, options))
-        before = judge.measure(judge.original if dense else st.load(small))
+        is_control = row["method"] == "none"
+        small = (
+            model if is_control else st.open(pruned_path(model, row, statistics_by_kind, options))
+        )
+        before = evaluator.measure(evaluator.original if is_control else st.load(small))
         began = time.monotonic()
         recovered = run(model, row, small, options)
         seconds = round(time.monotonic() - began)
-        after = judge.measure(st.load(recovered))
+        after = evaluator.measure(st.load(recovered))
         line = row | {"length": options.length, "before": before, "after": after}
         with options.results.open("a") as results:
             results.write(json.dumps(line | {"seconds": seconds}) + "\n")

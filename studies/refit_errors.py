@@ -46,7 +46,7 @@ def main() -> None:
             small, text, original=model, tokens=tokens // 2, skip=tokens, recall=0.0
         )
         refitted = st.refit(small, fit, out=Path(folder) / "refitted")
-        found = {
+        errors = {
             (when, where): layer_errors(checkpoint, sums)
             for when, checkpoint in (("before", small), ("after", refitted))
             for where, sums in (("fit", fit), ("other", other))
@@ -54,7 +54,7 @@ def main() -> None:
     print("| layer | text of the fit | other text |\n|---|---:|---:|")
     for layer in model.geometry.layers:
         cells = [
-            f"{found['before', where][layer]:.2%} -> {found['after', where][layer]:.2%}"
+            f"{errors['before', where][layer]:.2%} -> {errors['after', where][layer]:.2%}"
             for where in ("fit", "other")
         ]
         print(f"| {layer} | " + " | ".join(cells) + " |")

@@ -241,7 +241,7 @@ class Run:
         )
         self.generator = torch.Generator().manual_seed(recipe.seed)
         self.step, self.pairs, self.seconds = 0, recipe.first_pairs, 0.0
-        self.recent = 0.0
+        self.recent_accuracy = 0.0
         self.folder = out.with_name(out.name + ".training")
 
     def advance(self) -> dict[str, float]:
@@ -259,25 +259,28 @@ class Run:
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.step += 1
-        return {**shown, "pairs": self.pairs, "accuracy": self.recent}
+        return {**shown, "pairs": self.pairs, "accuracy": self.recent_accuracy}
 
     def _recall_backward(self) -> float:
         # Half of the batches at the frontier, half below it, so that nothing is unlearned.
         frontier = torch.rand((), generator=self.generator) < 0.5
-        low = int(
+        easier_pairs = int(
             torch.randint(self.recipe.first_pairs, self.pairs + 1, (), generator=self.generator)
         )
-        pairs = self.pairs if frontier else low
+        pairs = self.pairs if frontier else easier_pairs
         rows = self.recipe.recall_tokens // (4 * pairs)
-        ids, asked = mqar.batch(self.recipe.vocab_size, pairs, rows, self.generator)
-        logits, target = mqar.asked_logits(self.model, ids, asked), ids[:, asked + 1]
+        ids, query_positions = mqar.batch(self.recipe.vocab_size, pairs, rows, self.generator)
+        logits, target = (
+            mqar.query_logits(self.model, ids, query_positions),
+            ids[:, query_positions + 1],
+        )
         loss = F.cross_entropy(logits.flatten(0, 1), target.flatten())
         loss.backward()  # type: ignore[no-untyped-call]
         if pairs == self.pairs:
-            right = float((logits.argmax(-1) == target).float().mean())
-            self.recent = 0.7 * self.recent + 0.3 * right
-            if self.recent > 0.9 and self.pairs < self.recipe.most_pairs:
-                self.pairs, self.recent = self.pairs + max(1, self.pairs // 4), 0.5
+            accuracy = float((logits.argmax(-1) == target).float().mean())
+            self.recent_accuracy = 0.7 * self.recent_accuracy + 0.3 * accuracy
+            if self.recent_accuracy > 0.9 and self.pairs < self.recipe.most_pairs:
+                self.pairs, self.recent_accuracy = self.pairs + max(1, self.pairs // 4), 0.5
                 self.pairs = min(self.pairs, self.recipe.most_pairs)
         return float(loss.detach())
 
@@ -300,9 +303,9 @@ class Run:
             for key, value in self.optimizer.state.get(parameter, {}).items():
                 moments[f"{key}:{name}"] = value.detach().contiguous()
         save_file(moments, partial / "optimizer.safetensors")
-        counters = {"step": self.step, "pairs": self.pairs, "recent": self.recent}
-        place = {**counters, "seconds": self.seconds, "recipe": asdict(self.recipe)}
-        (partial / "place.json").write_text(json.dumps(place))
+        counters = {"step": self.step, "pairs": self.pairs, "recent": self.recent_accuracy}
+        counters_and_recipe = {**counters, "seconds": self.seconds, "recipe": asdict(self.recipe)}
+        (partial / "place.json").write_text(json.dumps(counters_and_recipe))
         complete = self.folder / f"step-{self.step:06d}"
         shutil.rmtree(complete, ignore_errors=True)
         partial.rename(complete)
@@ -315,9 +318,9 @@ class Run:
         saves = sorted(self.folder.glob("step-*"))
         if not saves:
             return
-        place = json.loads((saves[-1] / "place.json").read_text())
-        mine = asdict(self.recipe)
-        changed = [key for key in mine if place["recipe"].get(key) != mine[key]]
+        counters = json.loads((saves[-1] / "place.json").read_text())
+        recipe = asdict(self.recipe)
+        changed = [key for key in recipe if counters["recipe"].get(key) != recipe[key]]
         if changed:
             raise ValueError(
                 f"{self.folder} holds a run with another {', '.join(changed)}; delete it first."
@@ -330,8 +333,12 @@ class Run:
                 parameter.copy_(weights[name])
                 keys = ("step", "exp_avg", "exp_avg_sq")
                 self.optimizer.state[parameter] = {key: moments[f"{key}:{name}"] for key in keys}
-        self.step, self.pairs, self.recent = place["step"], place["pairs"], place["recent"]
-        self.seconds = place["seconds"]
+        self.step, self.pairs, self.recent_accuracy = (
+            counters["step"],
+            counters["pairs"],
+            counters["recent"],
+        )
+        self.seconds = counters["seconds"]
 
 
 def train(run: Run, save_every: float = 60.0, log_every: int = 50) -> None:
