@@ -18,8 +18,8 @@ import tempfile
 from pathlib import Path
 
 import statetrim as st
-from rotation import shared_part
-from samples import Judge, Row, Rows, parsed, parser, statistics
+from rotation import shared_fraction
+from samples import ModelScorer, Row, Rows, parsed, parser, statistics
 
 SIZES = (2**9, 2**11, 5120, 2**14, 2**16)
 TOLERANCES = (1.0001, 1.01, 1.1, 1.5, 4.0)
@@ -29,55 +29,55 @@ KEEP = (0.5, 0.25)
 
 def cases(options: argparse.Namespace) -> list[Row]:
     """Other tolerances than the default are tried on as many tokens as the paper takes."""
-    found: list[Row] = [{"model": options.name, "method": "none", "keep": 1.0}]
+    rows: list[Row] = [{"model": options.name, "method": "none", "keep": 1.0}]
     for sample in range(options.samples):
         for keep in options.keep:
-            plain = {"model": options.name, "method": "drrqr", "keep": keep, "sample": sample}
-            found += [plain | {"tokens": size, "tolerance": 1.5} for size in options.sizes]
-            found += [plain | {"tokens": 5120, "tolerance": t} for t in (*TOLERANCES, NO_SWAPS)]
-    return found
+            common = {"model": options.name, "method": "drrqr", "keep": keep, "sample": sample}
+            rows += [common | {"tokens": size, "tolerance": 1.5} for size in options.sizes]
+            rows += [common | {"tokens": 5120, "tolerance": t} for t in (*TOLERANCES, NO_SWAPS)]
+    return rows
 
 
 class Study:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.model = options, st.open(options.model)
-        self.judge = Judge(self.model, options)
+        self.scorer = ModelScorer(self.model, options)
         self.sums: dict[tuple[int, int], st.Statistics] = {}
-        self.known: dict[str, Row] = {}
+        self.scores_by_channels: dict[str, Row] = {}
 
-    def measured(self, row: Row) -> Row:
+    def measure(self, row: Row) -> Row:
         if row["method"] == "none":
-            return self.judge.of(self.model)
-        place = row["tokens"], row["sample"]
-        if place not in self.sums:
+            return self.scorer.score_checkpoint(self.model)
+        key = row["tokens"], row["sample"]
+        if key not in self.sums:
             options = argparse.Namespace(**vars(self.options) | {"tokens": row["tokens"]})
             options.calibration_length = min(options.calibration_length, row["tokens"])
-            self.sums[place] = statistics(self.model, options, row["sample"], ["drrqr"])
-        plan, plain = (
+            self.sums[key] = statistics(self.model, options, row["sample"], ["drrqr"])
+        plan, without_swaps = (
             st.select(
                 self.model,
                 "drrqr",
                 row["keep"],
-                statistics=self.sums[place],
+                statistics=self.sums[key],
                 tolerance=tolerance,
                 progress=False,
             )
             for tolerance in (row["tolerance"], NO_SWAPS)
         )
         notes = [note for note in plan.notes.values() if "swaps" in note]
-        found: Row = {
+        swap_counts: Row = {
             "swaps": sum(sum(note["swaps"]) for note in notes),
             "most swaps": max(max(note["swaps"]) for note in notes),
             "heads": sum(len(note["swaps"]) for note in notes),
             "best gain left": max(max(note["gain"]) for note in notes),
-            "channels changed": round(1 - shared_part(plan, plain), 5),
+            "channels changed": round(1 - shared_fraction(plan, without_swaps), 5),
         }
         channels = json.dumps([kept.tolist() for kept in plan.kept.values()])
-        if channels not in self.known:
+        if channels not in self.scores_by_channels:
             with tempfile.TemporaryDirectory() as directory:
                 small = st.prune(self.model, plan, Path(directory) / "small")
-                self.known[channels] = self.judge.of(small)
-        return found | self.known[channels]
+                self.scores_by_channels[channels] = self.scorer.score_checkpoint(small)
+        return swap_counts | self.scores_by_channels[channels]
 
 
 def main() -> None:
@@ -85,7 +85,7 @@ def main() -> None:
     arguments.add_argument("--sizes", nargs="+", type=int, default=list(SIZES))
     arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
     options = parsed(arguments)
-    Rows(options.results).measure(cases(options), Study(options).measured)
+    Rows(options.results).measure_missing(cases(options), Study(options).measure)
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ SEEDS = (0, 1, 2)
 KEPT = (0.25, 0.5, 0.6, 0.7)
 SHORT = 12 * 16 * 256  # tokens of recovery
 
-Found = tuple[str, Verdict]
+Outcome = tuple[str, Verdict]
 
 
 class Evidence:
@@ -42,17 +42,17 @@ class Evidence:
 
     def cut(self, model: str, method: str, keep: float = 0.5, score: str = "qk") -> list[Row]:
         if method == "none":
-            return self.quality.of(model=model, stage="cut", method="none")
-        what = {"stage": "cut", "method": method, "score": score, "keep": keep}
-        return self.quality.of(model=model, **what)
+            return self.quality.select(model=model, stage="cut", method="none")
+        filters = {"stage": "cut", "method": method, "score": score, "keep": keep}
+        return self.quality.select(model=model, **filters)
 
     def recovered(
         self, method: str, keep: float = 0.5, model: str = "tiny-delta_net", tokens: int = SHORT
     ) -> list[Row]:
-        what: Row = {"stage": "recovered", "method": method, "tokens": tokens}
+        filters: Row = {"stage": "recovered", "method": method, "tokens": tokens}
         if method != "none":
-            what |= {"score": "qk", "keep": keep}
-        return self.quality.of(model=model, **what)
+            filters |= {"score": "qk", "keep": keep}
+        return self.quality.select(model=model, **filters)
 
     def recovered_widths(self, model: str) -> list[float]:
         """Those at which every method was recovered with all its samples."""
@@ -78,15 +78,15 @@ class Evidence:
     def projected(self, kind: str, method: str, keep: float = 1.0) -> list[Row]:
         """Rows of PCA: one for each seed of a small model, else one for each sample."""
         if kind not in SMALL:
-            return self.pca.of(model=kind, method=method, keep=keep)
+            return self.pca.select(model=kind, method=method, keep=keep)
         names = [f"{kind}-{seed}" for seed in self.seeds(kind)]
-        return [self.pca.of(model=name, method=method, keep=keep)[0] for name in names]
+        return [self.pca.select(model=name, method=method, keep=keep)[0] for name in names]
 
     def longest_recovery(self) -> int:
         return max(int(row["tokens"]) for row in self.quality.rows if row["stage"] == "recovered")
 
     def state(self, name: str, model: str = "tiny-delta_net") -> Row:
-        return self.spectra.of(model=model, name=name)[0]
+        return self.spectra.select(model=model, name=name)[0]
 
 
 @dataclass(frozen=True)
@@ -94,13 +94,13 @@ class Claim:
     place: str
     says: str
     theirs: str
-    found: Callable[[Evidence], Found]
+    decide: Callable[[Evidence], Outcome]
     otherwise: str  # what would have changed our mind
 
 
 def shown(claim: Claim, evidence: Evidence) -> tuple[str, str]:
     """Our figure and the verdict; "not run" where rows are missing."""
     try:
-        return claim.found(evidence)
+        return claim.decide(evidence)
     except LookupError:
         return "", "not run"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from claims import NAMES, RESULTS, Claim, Evidence, Found
+from claims import NAMES, RESULTS, Claim, Evidence, Outcome
 from figures import (
     Row,
     Rows,
@@ -22,33 +22,33 @@ from figures import (
 from statetrim.maths.paired import Interval
 
 
-def _speed(e: Evidence, kind: str, what: str, width: int) -> Row:
-    return e.speed.of(kind=kind, what=what, width=width, device="cpu")[0]
+def _speed(e: Evidence, kind: str, scope: str, width: int) -> Row:
+    return e.speed.select(kind=kind, what=scope, width=width, device="cpu")[0]
 
 
-def speedup(what: str, widths: tuple[int, ...]) -> Callable[[Evidence], Found]:
-    def found(e: Evidence) -> Found:
+def speedup(scope: str, widths: tuple[int, ...]) -> Callable[[Evidence], Outcome]:
+    def decide(e: Evidence) -> Outcome:
         gains = {
-            f"{kind} {width}:": ratio(_speed(e, kind, what, width), _speed(e, kind, what, 128))
+            f"{kind} {width}:": ratio(_speed(e, kind, scope, width), _speed(e, kind, scope, 128))
             for kind in KINDS
             for width in widths
         }
         return compared("", gains, "higher", than=1.0, show=times)
 
-    return found
+    return decide
 
 
 KINDS = ("delta_net", "gated_deltanet")
 
 
-def memory(e: Evidence) -> Found:
+def memory(e: Evidence) -> Outcome:
     """Bytes are counted, not sampled: their interval is the figure itself."""
-    parts = {
+    ratios = {
         f"{kind} {width}:": Interval(*3 * [_bytes(e, kind, width) / _bytes(e, kind, 128)])
         for kind in KINDS
         for width in (64, 32)
     }
-    return compared("counted: ", parts, "lower", than=1.0, show=part)
+    return compared("counted: ", ratios, "lower", than=1.0, show=share)
 
 
 def _bytes(e: Evidence, kind: str, width: int) -> int:
@@ -56,8 +56,8 @@ def _bytes(e: Evidence, kind: str, width: int) -> int:
     return count
 
 
-def part(found: Interval) -> str:
-    return f"{found.estimate:.2f} ({found.low:.2f} to {found.high:.2f})"
+def share(interval_: Interval) -> str:
+    return f"{interval_.estimate:.2f} ({interval_.low:.2f} to {interval_.high:.2f})"
 
 
 SPEED = [
@@ -86,51 +86,53 @@ SPEED = [
 ]
 
 
-def rotations(e: Evidence) -> Found:
-    parts, decided = [], list[Verdict]()
+def rotations(e: Evidence) -> Outcome:
+    texts, verdicts = [], list[Verdict]()
     for model, name in NAMES.items():
-        rows = e.rotation.of(model=model)
+        rows = e.rotation.select(model=model)
         moved = [row["rotated cut"] for row in rows]
-        parts.append(
+        texts.append(
             f"{name}: the largest move of a logit in {len(rows)} rotations is "
             f"{max(moved):.1e} ({min(moved):.1e} to {max(moved):.1e}); their standard deviation "
             f"is {rows[0]['logits']:.1f}, and the cut moves them by {rows[0]['cut alone']:.0f}"
         )
-        decided.append("confirmed here" if max(moved) < ROUNDING else "contradicted")
-    return "; ".join(parts), worst(decided)
+        verdicts.append("confirmed here" if max(moved) < ROUNDING else "contradicted")
+    return "; ".join(texts), worst(verdicts)
 
 
 ROUNDING = 1e-3  # of a logit, in float32
 
 
-def rotated_choice(e: Evidence) -> Found:
+def rotated_choice(e: Evidence) -> Outcome:
     """Which methods choose the same channels in the rotated model; over models and rotations."""
-    rows = [row for model in NAMES for row in e.rotation.of(model=model)]
+    rows = [row for model in NAMES for row in e.rotation.select(model=model)]
     lost = {
         method: interval([1.0] * len(rows), [row["agree"][method] for row in rows])
         for method in rows[0]["agree"]
     }
     text, _ = compared("channels chosen in both - all channels: ", lost, "lower", show=points)
-    other = any(verdict(gap, "lower") == "confirmed here" for gap in lost.values())
-    return text, "contradicted" if other else "not confirmed"
+    differs = any(verdict(gap, "lower") == "confirmed here" for gap in lost.values())
+    return text, "contradicted" if differs else "not confirmed"
 
 
-def few_tokens(e: Evidence) -> Found:
+def few_tokens(e: Evidence) -> Outcome:
     """5k keys and queries are enough: no more than 0.01 nats above the most that was tried."""
-    what = {"model": "tiny-delta_net", "method": "drrqr", "keep": 0.5, "tolerance": 1.5}
-    most = max(row["tokens"] for row in e.calibration.of(**what))
-    gap = change(e.calibration.of(**what, tokens=5120), e.calibration.of(**what, tokens=most))
+    filters = {"model": "tiny-delta_net", "method": "drrqr", "keep": 0.5, "tolerance": 1.5}
+    most = max(row["tokens"] for row in e.calibration.select(**filters))
+    gap = change(
+        e.calibration.select(**filters, tokens=5120), e.calibration.select(**filters, tokens=most)
+    )
     text = f"DeltaNet, 50 % removed: 5,120 - {most:,} tokens {nats(gap)} nats"
     return text, verdict(gap, "lower", than=0.01)
 
 
-def swaps_matter(e: Evidence) -> Found:
+def swaps_matter(e: Evidence) -> Outcome:
     """Whether strong RRQR chooses other channels than plain pivoting, and what that is worth."""
-    what = {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
-    plain = e.calibration.of(**what, tolerance=NO_SWAPS)
+    filters = {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
+    plain = e.calibration.select(**filters, tolerance=NO_SWAPS)
     gaps = {}
     for tolerance in (1.5, 1.1, 1.0001):
-        rows = e.calibration.of(**what, tolerance=tolerance)
+        rows = e.calibration.select(**filters, tolerance=tolerance)
         swaps, heads = (sum(row[name] for row in rows) for name in ("swaps", "heads"))
         gaps[f"f = {tolerance:g}: {swaps} swaps in {heads} heads,"] = change(rows, plain)
     text, _ = compared("DeltaNet, nats against no swaps: ", gaps, "lower")
@@ -140,18 +142,18 @@ def swaps_matter(e: Evidence) -> Found:
 NO_SWAPS = 1e6
 
 
-def hybrids(e: Evidence) -> Found:
+def hybrids(e: Evidence) -> Outcome:
     """Half of the keys of every linear layer, refitted: rows of studies/recall/layers.py."""
-    found = {}
+    changes = {}
     for model, name in HYBRIDS.items():
         rows = Rows(RESULTS / "recall" / f"layers-{model}.jsonl")
-        row = rows.of(kind="uniform", part=0.5, axis="keys", mix="text", refit="text")[0]
+        row = rows.select(kind="uniform", part=0.5, axis="keys", mix="text", refit="text")[0]
         _, low, high = row["recall 32"]
-        found[name] = Interval((low + high) / 2, low, high)
-    pure, mixed = found.values()
-    shown = "; ".join(f"{name} {points(change_)}" for name, change_ in found.items())
-    decided: Verdict = "confirmed here" if mixed.low > pure.high else "not confirmed"
-    return f"recall at 32 pairs, half of the keys: {shown}", decided
+        changes[name] = Interval((low + high) / 2, low, high)
+    pure, mixed = changes.values()
+    shown = "; ".join(f"{name} {points(gap)}" for name, gap in changes.items())
+    verdict_: Verdict = "confirmed here" if mixed.low > pure.high else "not confirmed"
+    return f"recall at 32 pairs, half of the keys: {shown}", verdict_
 
 
 HYBRIDS = {"tiny-gated_deltanet6": "Gated DeltaNet", "tiny-qwen3_5_hybrid": "Qwen3.5-layout hybrid"}

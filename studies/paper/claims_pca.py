@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from statistics import fmean
 
-from claims import SMALL, Claim, Evidence, Found
+from claims import SMALL, Claim, Evidence, Outcome
 from figures import Row, change, compared, nats, verdict, worst
 from statetrim.maths.paired import Interval
 
@@ -19,14 +19,14 @@ LINEAR = 0.3  # SiLU's output that is not linear in its input; below, SiLU hardl
 
 def measured(e: Evidence, models: dict[str, str] = MODELS) -> dict[str, str]:
     """Those that have rows, with how many seeds were trained."""
-    found = {}
+    labels = {}
     for model, name in models.items():
         seeds = len(e.seeds(model))
         if model == DELTA_NET:
-            found[model] = name
+            labels[model] = name
         elif seeds:
-            found[model] = f"{name}, {seeds} seed" + ("s" if seeds > 1 else "")
-    return found
+            labels[model] = f"{name}, {seeds} seed" + ("s" if seeds > 1 else "")
+    return labels
 
 
 def gaps(e: Evidence, models: dict[str, str], method: str, other: str) -> dict[str, Interval]:
@@ -37,16 +37,16 @@ def gaps(e: Evidence, models: dict[str, str], method: str, other: str) -> dict[s
     }
 
 
-def pca_folded(e: Evidence) -> Found:
+def pca_folded(e: Evidence) -> Outcome:
     return compared("proper PCA - grad, nats: ", gaps(e, OWN, PROPER, "grad"), "higher")
 
 
-def pca_blind(e: Evidence) -> Found:
+def pca_blind(e: Evidence) -> Outcome:
     """With filters of their own, proper PCA is no better than adversarial PCA."""
     return compared("proper - adversarial, nats: ", gaps(e, OWN, PROPER, ADVERSARIAL), "higher")
 
 
-def pca_shared(e: Evidence) -> Found:
+def pca_shared(e: Evidence) -> Outcome:
     return compared("proper - adversarial, nats: ", gaps(e, SHARED, PROPER, ADVERSARIAL), "lower")
 
 
@@ -55,45 +55,47 @@ def bend(rows: list[Row]) -> float:
     return fmean(fmean(row["bend"]) for row in rows)
 
 
-def pca_shared_loses(e: Evidence) -> Found:
+def pca_shared_loses(e: Evidence) -> Outcome:
     """Decides nothing where SiLU is nearly linear: then nothing but the filters stands in the way
     of a rotation, and they are shared."""
-    text, decided = compared("grad - proper PCA, nats: ", gaps(e, SHARED, "grad", PROPER), "lower")
-    bent = {model: bend(e.projected(model, "bend")) for model in measured(e)}
-    shown = ", ".join(f"{part:.0%} in {MODELS[model]}" for model, part in bent.items())
-    linear = any(bent[model] < LINEAR for model in measured(e, SHARED))
+    text, outcome = compared("grad - proper PCA, nats: ", gaps(e, SHARED, "grad", PROPER), "lower")
+    nonlinearity = {model: bend(e.projected(model, "bend")) for model in measured(e)}
+    shown = ", ".join(
+        f"{fraction:.0%} in {MODELS[model]}" for model, fraction in nonlinearity.items()
+    )
+    linear = any(nonlinearity[model] < LINEAR for model in measured(e, SHARED))
     text += f"; SiLU's output that is not linear in its input: {shown}"
-    return text, "needs its scale" if linear else decided
+    return text, "needs its scale" if linear else outcome
 
 
-def pca_after(e: Evidence) -> Found:
+def pca_after(e: Evidence) -> Outcome:
     """Not in the paper. Against whichever selection lost least, in every model."""
-    parts, decided = [], []
+    texts, verdicts = [], []
     for model, name in measured(e).items():
         base = e.projected(model, "none")
         for keep in (0.5, 0.25):
             rows = {m: e.projected(model, m, keep) for m in SELECTED}
-            costs = {m: change(found, base).estimate for m, found in rows.items()}
+            costs = {m: change(method_rows, base).estimate for m, method_rows in rows.items()}
             best = min(costs, key=lambda method: costs[method])
             after = e.projected(model, AFTER, keep)
             gain = change(after, rows[best])
             shown = f"{change(after, base).estimate:+.3f} against {best} {costs[best]:+.3f}"
-            parts.append(f"{name}, {100 - 100 * keep:.0f} % removed: {shown}: {nats(gain)}")
-            decided.append(verdict(gain, "lower"))
-    return "nats: " + "; ".join(parts), worst(decided)
+            texts.append(f"{name}, {100 - 100 * keep:.0f} % removed: {shown}: {nats(gain)}")
+            verdicts.append(verdict(gain, "lower"))
+    return "nats: " + "; ".join(texts), worst(verdicts)
 
 
-def shared_costs(e: Evidence) -> Found:
+def shared_costs(e: Evidence) -> Outcome:
     """Models trained from scratch, seed by seed."""
-    found = {}
+    costs = {}
     for kind, name in measured(e, SHARED).items():
         seeds = [seed for seed in e.seeds(kind) if seed in e.seeds("ordinary")]
         own, ordinary = (
-            [e.pca.of(model=f"{each}-{seed}", method="none")[0] for seed in seeds]
-            for each in (kind, "ordinary")
+            [e.pca.select(model=f"{model_kind}-{seed}", method="none")[0] for seed in seeds]
+            for model_kind in (kind, "ordinary")
         )
-        found[name] = change(own, ordinary)
-    return compared("shared - ordinary, nats: ", found, "higher")
+        costs[name] = change(own, ordinary)
+    return compared("shared - ordinary, nats: ", costs, "higher")
 
 
 PCA = [

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 
-from claims import BEST, KEPT, NAMES, OTHERS, Claim, Evidence, Found
+from claims import BEST, KEPT, NAMES, OTHERS, Claim, Evidence, Outcome
 from figures import change, closest, compared, mean, nats, percent, points, worst
 from statetrim.maths.paired import Interval
 
 DELTA_NET = "tiny-delta_net"
 
 
-def small_cost(e: Evidence) -> Found:
+def small_cost(e: Evidence) -> Outcome:
     costs = {
         f"{name} {method}": change(e.cut(model, method), e.cut(model, "none"))
         for model, name in NAMES.items()
@@ -29,33 +29,33 @@ def gains(e: Evidence, model: str, keep: float) -> dict[str, Interval]:
     }
 
 
-def best_before(e: Evidence) -> Found:
+def best_before(e: Evidence) -> Outcome:
     return _ahead(e, (0.5,))
 
 
-def far_before(e: Evidence) -> Found:
+def far_before(e: Evidence) -> Outcome:
     return _ahead(e, tuple(keep for keep in KEPT if keep != 0.5))
 
 
-def _ahead(e: Evidence, widths: tuple[float, ...]) -> Found:
-    parts, decided = [], []
+def _ahead(e: Evidence, widths: tuple[float, ...]) -> Outcome:
+    texts, verdicts = [], []
     for model, name in NAMES.items():
         for keep in widths:
-            found = gains(e, model, keep)
-            decided.append(compared("", found, "lower")[1])
+            gaps = gains(e, model, keep)
+            verdicts.append(compared("", gaps, "lower")[1])
             removed = f"{name}, {100 - 100 * keep:.0f} % removed: "
-            parts.append(compared(removed, closest(found, "lower"), "lower")[0])
-    return "closest pair, nats: " + "; ".join(parts), worst(decided)
+            texts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
+    return "closest pair, nats: " + "; ".join(texts), worst(verdicts)
 
 
-def competitive(e: Evidence) -> Found:
+def competitive(e: Evidence) -> Outcome:
     gaps = {
         name: change(e.cut(model, "drrqr"), e.cut(model, "grad")) for model, name in NAMES.items()
     }
     return compared("drrqr - grad, nats: ", gaps, "lower", than=0.05)
 
 
-def quarter(e: Evidence) -> Found:
+def quarter(e: Evidence) -> Outcome:
     costs = {
         f"{name} {method}": change(e.cut(model, method, 0.25), e.cut(model, "none"))
         for model, name in NAMES.items()
@@ -64,23 +64,23 @@ def quarter(e: Evidence) -> Found:
     return compared("", costs, "lower", than=math.log(18.8 / 16.8), show=percent)
 
 
-def recall_falls(e: Evidence) -> Found:
+def recall_falls(e: Evidence) -> Outcome:
     """The share of recall that is lost, beside the rise of perplexity."""
-    parts, decided = [], []
+    texts, verdicts = [], []
     for model, name in NAMES.items():
         base = e.cut(model, "none")
         rise = change(e.cut(model, "grad"), base)
         lost = change(e.cut(model, "grad"), base, "recall 32")
         bound = -math.expm1(rise.high) * mean(base, "recall 32")
         shown, verdict = compared(f"{name} ", {"recall": lost}, "lower", than=bound, show=points)
-        parts.append(f"{shown}, perplexity {percent(rise)}")
-        decided.append(verdict)
-    return "grad, 50 % removed, 32 pairs: " + "; ".join(parts), worst(decided)
+        texts.append(f"{shown}, perplexity {percent(rise)}")
+        verdicts.append(verdict)
+    return "grad, 50 % removed, 32 pairs: " + "; ".join(texts), worst(verdicts)
 
 
-def recall_at_30(e: Evidence) -> Found:
+def recall_at_30(e: Evidence) -> Outcome:
     """ "Competitive": at most a tenth is lost, as in the paper's tables (38.0 of 40.3)."""
-    parts, decided = [], []
+    texts, verdicts = [], []
     for model, name in NAMES.items():
         base = e.cut(model, "none")
         for pairs in (16, 32, 63):
@@ -88,9 +88,9 @@ def recall_at_30(e: Evidence) -> Found:
             tenth = mean(base, f"recall {pairs}") / 10
             label = {f"{name}, {pairs} pairs": lost}
             shown, verdict = compared("", label, "higher", than=-tenth, show=points)
-            parts.append(shown)
-            decided.append(verdict)
-    return "grad: " + "; ".join(parts), worst(decided)
+            texts.append(shown)
+            verdicts.append(verdict)
+    return "grad: " + "; ".join(texts), worst(verdicts)
 
 
 QUALITY = [
@@ -152,25 +152,29 @@ QUALITY = [
 ]
 
 
-def by_score(e: Evidence, methods: tuple[str, ...], one: str, other: str) -> dict[str, Interval]:
+def by_score(
+    e: Evidence, methods: tuple[str, ...], score: str, other_score: str
+) -> dict[str, Interval]:
     """The cost of selecting by `one` in place of `other`: keys, queries or both."""
     return {
-        method: change(e.cut(DELTA_NET, method, score=one), e.cut(DELTA_NET, method, score=other))
+        method: change(
+            e.cut(DELTA_NET, method, score=score), e.cut(DELTA_NET, method, score=other_score)
+        )
         for method in methods
     }
 
 
-def magnitude_by_queries(e: Evidence) -> Found:
+def magnitude_by_queries(e: Evidence) -> Outcome:
     gaps = by_score(e, ("l1", "s_wanda"), "q", "qk")
     return compared("DeltaNet, queries only - both, nats: ", gaps, "lower")
 
 
-def magnitude_by_keys(e: Evidence) -> Found:
+def magnitude_by_keys(e: Evidence) -> Outcome:
     gaps = by_score(e, ("l1", "s_wanda"), "k", "q")
     return compared("DeltaNet, keys only - queries only, nats: ", gaps, "higher")
 
 
-def joint_is_best(e: Evidence) -> Found:
+def joint_is_best(e: Evidence) -> Outcome:
     gaps = {
         f"{method} - its {score}": gap
         for score in ("k", "q")

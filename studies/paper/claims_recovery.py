@@ -3,7 +3,7 @@ and the zero-shot tasks."""
 
 from __future__ import annotations
 
-from claims import BEST, METHODS, NAMES, OTHERS, SHORT, Claim, Evidence, Found
+from claims import BEST, METHODS, NAMES, OTHERS, SHORT, Claim, Evidence, Outcome
 from figures import Row, change, closest, compared, interval, mean, points, verdict, worst
 from statetrim.maths.paired import Interval
 
@@ -32,30 +32,30 @@ def halves(e: Evidence) -> dict[str, str]:
     return {name: model for model, name in NAMES.items() if 0.5 in e.recovered_widths(model)}
 
 
-def better_after(e: Evidence) -> Found:
-    parts, decided = [], []
+def better_after(e: Evidence) -> Outcome:
+    texts, verdicts = [], []
     for removed, (model, keep) in recovered_cuts(e).items():
         gaps = {
             method: change(e.recovered(method, keep, model), e.before_recovery(method, keep, model))
             for method in METHODS
         }
-        decided.append(compared("", gaps, "lower")[1])
-        parts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
-    return "least of five methods, nats: " + "; ".join(parts), worst(decided)
+        verdicts.append(compared("", gaps, "lower")[1])
+        texts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
+    return "least of five methods, nats: " + "; ".join(texts), worst(verdicts)
 
 
-def below_original(e: Evidence) -> Found:
+def below_original(e: Evidence) -> Outcome:
     """Decided by the longest recovery, which is nearest to the paper's."""
     base, shown = e.cut(DELTA_NET, "none"), {}
     for tokens in (e.longest_recovery(), SHORT):
         gaps = {method: change(e.recovered(method, tokens=tokens), base) for method in BEST}
         shown[tokens] = compared(f"after {tokens:,} tokens: ", gaps, "lower")
-    text = "; ".join(part for part, _ in shown.values())
-    decided = next(iter(shown.values()))[1]
-    return f"DeltaNet, 50 % removed - untouched original, nats, {text}", decided
+    text = "; ".join(text_part for text_part, _ in shown.values())
+    outcome = next(iter(shown.values()))[1]
+    return f"DeltaNet, 50 % removed - untouched original, nats, {text}", outcome
 
 
-def below_control(e: Evidence) -> Found:
+def below_control(e: Evidence) -> Outcome:
     gaps = {
         f"{name} {method}": change(
             e.recovered(method, model=model), e.recovered("none", model=model)
@@ -75,8 +75,8 @@ def below_control(e: Evidence) -> Found:
     return compared("50 % removed, cut - control, nats: ", gaps, "lower")
 
 
-def order_after(e: Evidence) -> Found:
-    parts, decided = [], []
+def order_after(e: Evidence) -> Outcome:
+    texts, verdicts = [], []
     for removed, (model, keep) in recovered_cuts(e).items():
         gaps = {
             f"{best} - {other}": change(
@@ -85,12 +85,12 @@ def order_after(e: Evidence) -> Found:
             for best in BEST
             for other in OTHERS
         }
-        decided.append(compared("", gaps, "lower")[1])
-        parts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
-    return "closest pair, nats: " + "; ".join(parts), worst(decided)
+        verdicts.append(compared("", gaps, "lower")[1])
+        texts.append(compared(removed, closest(gaps, "lower"), "lower")[0])
+    return "closest pair, nats: " + "; ".join(texts), worst(verdicts)
 
 
-def recall_after(e: Evidence) -> Found:
+def recall_after(e: Evidence) -> Outcome:
     gaps = {
         f"{name} {method}": change(
             e.recovered(method, model=model), e.recovered("none", model=model), "recall 32"
@@ -101,9 +101,9 @@ def recall_after(e: Evidence) -> Found:
     return compared("32 pairs, 50 % removed, cut - control: ", gaps, "lower", show=points)
 
 
-def best_recall(e: Evidence) -> Found:
+def best_recall(e: Evidence) -> Outcome:
     """Grad against each of the others, after recovery as in the paper."""
-    parts, decided = [], []
+    texts, verdicts = [], []
     for removed, (model, keep) in recovered_cuts(e).items():
         grad = e.recovered("grad", keep, model)
         gaps = {
@@ -111,12 +111,12 @@ def best_recall(e: Evidence) -> Found:
             for other in METHODS
             if other != "grad"
         }
-        decided.append(compared("", gaps, "higher")[1])
-        parts.append(compared(removed, closest(gaps, "higher"), "higher", show=points)[0])
-    return "32 pairs, closest pair: " + "; ".join(parts), worst(decided)
+        verdicts.append(compared("", gaps, "higher")[1])
+        texts.append(compared(removed, closest(gaps, "higher"), "higher", show=points)[0])
+    return "32 pairs, closest pair: " + "; ".join(texts), worst(verdicts)
 
 
-def recall_returns(e: Evidence) -> Found:
+def recall_returns(e: Evidence) -> Outcome:
     """Whether recovery on text brings recall back; the paper has no recall before recovery."""
     gaps = {
         f"{name} {method}": change(
@@ -138,20 +138,20 @@ def above_chance(row: Row) -> Interval:
     return interval([0.0] * len(over), over)
 
 
-def zero_shot(e: Evidence) -> Found:
+def zero_shot(e: Evidence) -> Outcome:
     """Whether the original is above chance at all, then what the cut loses."""
-    base = e.tasks.of(model=DELTA_NET, stage="cut", method="none")[0]
+    base = e.tasks.select(model=DELTA_NET, stage="cut", method="none")[0]
     edge = above_chance(base)
     lost = {
         f"grad at 50 %, {stage}": interval(
-            answers(base), answers(e.tasks.of(model=DELTA_NET, stage=stage, method="grad")[0])
+            answers(base), answers(e.tasks.select(model=DELTA_NET, stage=stage, method="grad")[0])
         )
         for stage in ("cut", "recovered")
     }
     text = f"DeltaNet, original {points(edge)} above chance, LAMBADA {_lambada(base)}; "
-    shown, decided = compared(text, lost, "higher", than=-0.02, show=points)
-    able = verdict(edge, "higher", than=0.05) == "confirmed here"
-    return shown, decided if able else "needs its scale"
+    shown, outcome = compared(text, lost, "higher", than=-0.02, show=points)
+    above = verdict(edge, "higher", than=0.05) == "confirmed here"
+    return shown, outcome if above else "needs its scale"
 
 
 def _lambada(row: Row) -> str:

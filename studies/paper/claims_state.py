@@ -6,22 +6,22 @@ from itertools import pairwise
 from math import log
 from statistics import fmean, median
 
-from claims import BEST, OTHERS, Claim, Evidence, Found
+from claims import BEST, OTHERS, Claim, Evidence, Outcome
 from figures import Row, compared, interval, nats, points, verdict
 from statetrim.maths.paired import Interval
 
 
-def low_rank(e: Evidence) -> Found:
+def low_rank(e: Evidence) -> Outcome:
     row = e.state("original")
     ranks = row["effective rank"]
-    found = interval([0.0] * len(ranks), ranks)
-    text = f"DeltaNet: effective rank {found.estimate:.1f} ({found.low:.1f} to {found.high:.1f})"
+    rank_interval = interval([0.0] * len(ranks), ranks)
+    text = f"DeltaNet: effective rank {rank_interval.estimate:.1f} ({rank_interval.low:.1f} to {rank_interval.high:.1f})"
     return f"{text} of {row['widest']}, over {len(ranks)} heads", verdict(
-        found, "lower", than=row["widest"] / 2
+        rank_interval, "lower", than=row["widest"] / 2
     )
 
 
-def fuller(e: Evidence) -> Found:
+def fuller(e: Evidence) -> Outcome:
     gaps = {
         f"{best} - {other}": interval(
             e.state(other)["effective rank"], e.state(best)["effective rank"]
@@ -37,11 +37,11 @@ def fuller(e: Evidence) -> Found:
     )
 
 
-def hundredths(found: Interval) -> str:
-    return nats(found, 2)
+def hundredths(gap: Interval) -> str:
+    return nats(gap, 2)
 
 
-def tail_goes(e: Evidence) -> Found:
+def tail_goes(e: Evidence) -> Outcome:
     """The part of a head's singular values below a tenth of its largest one."""
     before, after = (_small_parts(e.state(name)) for name in ("original", "drrqr"))
     less = interval(before, after)
@@ -57,7 +57,7 @@ def _small_parts(row: Row) -> list[float]:
     ]
 
 
-def better_keys(e: Evidence) -> Found:
+def better_keys(e: Evidence) -> Outcome:
     gaps = {
         f"drrqr - {other}": interval(_log(e.state(other)), _log(e.state("drrqr")))
         for other in ("l1", "rand")
@@ -72,7 +72,7 @@ def _log(row: Row) -> list[float]:
     return [log(value) for value in row["key condition"]]
 
 
-def rank_kept(e: Evidence) -> Found:
+def rank_kept(e: Evidence) -> Outcome:
     before, after = (e.state(name)["effective rank"] for name in ("original", "drrqr"))
     loss = interval(before, after)
     share = loss.estimate / fmean(before)
@@ -80,7 +80,7 @@ def rank_kept(e: Evidence) -> Found:
     return text, verdict(loss, "higher", than=-0.1 * fmean(before))
 
 
-def gap_opens(e: Evidence) -> Found:
+def gap_opens(e: Evidence) -> Outcome:
     """The largest ratio of neighbours in a head's mean spectrum, below its first."""
     names = ("original", "drrqr", "drrqr recovered")
     steps = {name: _largest_steps(e.state(name)) for name in names}
@@ -95,7 +95,7 @@ def _largest_steps(row: Row) -> list[float]:
     return [max(a / b for a, b in pairwise(spectrum[1:16])) for spectrum in row["spectra"]]
 
 
-def recovery_fills(e: Evidence) -> Found:
+def recovery_fills(e: Evidence) -> Outcome:
     gaps = {
         method: interval(
             e.state(method)["effective rank"], e.state(f"{method} recovered")["effective rank"]
@@ -106,22 +106,28 @@ def recovery_fills(e: Evidence) -> Found:
     return compared(opening, gaps, "higher", show=hundredths)
 
 
-def alike(e: Evidence) -> Found:
+def alike(e: Evidence) -> Outcome:
     """In some heads: a layer is enough."""
-    row, found = e.state("original"), {}
+    row, similarities = e.state("original"), {}
     for layer, sides in enumerate(zip(row["query similarity"], row["key similarity"], strict=True)):
         values = [value for side in sides for value in side]
-        found[f"layer {layer}"] = interval([0.0] * len(values), values)
-    shown, _ = compared("DeltaNet: ", found, "higher", than=RANDOM, show=share)
-    some = any(verdict(each, "higher", RANDOM) == "confirmed here" for each in found.values())
-    return f"{shown}; random filters {RANDOM}", "confirmed here" if some else "not confirmed"
+        similarities[f"layer {layer}"] = interval([0.0] * len(values), values)
+    shown, _ = compared("DeltaNet: ", similarities, "higher", than=RANDOM, show=share)
+    any_confirmed = any(
+        verdict(similarity, "higher", RANDOM) == "confirmed here"
+        for similarity in similarities.values()
+    )
+    return (
+        f"{shown}; random filters {RANDOM}",
+        "confirmed here" if any_confirmed else "not confirmed",
+    )
 
 
 RANDOM = 0.42  # mean |cosine| of directions in 4 dimensions, the filters' width
 
 
-def share(found: Interval) -> str:
-    return f"{found.estimate:.2f} ({found.low:.2f} to {found.high:.2f})"
+def share(value: Interval) -> str:
+    return f"{value.estimate:.2f} ({value.low:.2f} to {value.high:.2f})"
 
 
 RANK = [

@@ -30,12 +30,12 @@ class Rows:
         lines = path.read_text().splitlines() if path.exists() else []
         self.rows: list[Row] = [json.loads(line) for line in lines]
 
-    def of(self, **wanted: Any) -> list[Row]:
+    def select(self, **filters: Any) -> list[Row]:
         """In the order of their samples; an error where there is none."""
-        found = [row for row in self.rows if wanted.items() <= row.items()]
-        if not found:
-            raise LookupError(f"no row has {wanted}")
-        return sorted(found, key=lambda row: int(row.get("sample", 0)))
+        matches = [row for row in self.rows if filters.items() <= row.items()]
+        if not matches:
+            raise LookupError(f"no row has {filters}")
+        return sorted(matches, key=lambda row: int(row.get("sample", 0)))
 
 
 def interval(before: Sequence[float], after: Sequence[float]) -> Interval:
@@ -52,9 +52,9 @@ def _interval(*samples: tuple[float, ...]) -> Interval:
 def joined(intervals: Sequence[Interval]) -> Interval:
     """The mean, and bounds that hold every interval."""
     return Interval(
-        fmean(each.estimate for each in intervals),
-        min(each.low for each in intervals),
-        max(each.high for each in intervals),
+        fmean(interval_.estimate for interval_ in intervals),
+        min(interval_.low for interval_ in intervals),
+        max(interval_.high for interval_ in intervals),
     )
 
 
@@ -62,7 +62,7 @@ def change(rows: list[Row], other: list[Row], measure: str = "nll") -> Interval:
     """`rows` - `other`; a single sample on one side stands beside each of the other side."""
     count = max(len(rows), len(other))
     pairs = zip(_filled(rows, count), _filled(other, count), strict=True)
-    return joined([interval(theirs[measure], ours[measure]) for ours, theirs in pairs])
+    return joined([interval(other_row[measure], row[measure]) for row, other_row in pairs])
 
 
 def _filled(rows: list[Row], count: int) -> list[Row]:
@@ -81,13 +81,16 @@ def mean(rows: list[Row], measure: str) -> float:
 
 def ratio(row: Row, other: Row, measure: str = "seconds") -> Interval:
     """How many times as fast `row` is, in the mean of rounds."""
-    quotients = [theirs / ours for ours, theirs in zip(row[measure], other[measure], strict=True)]
+    quotients = [
+        other_value / own_value
+        for own_value, other_value in zip(row[measure], other[measure], strict=True)
+    ]
     return interval([0.0] * len(quotients), quotients)
 
 
-def verdict(found: Interval, expected: Literal["lower", "higher"], than: float = 0.0) -> Verdict:
+def verdict(gap: Interval, expected: Literal["lower", "higher"], than: float = 0.0) -> Verdict:
     """By the interval alone: all of it where the claim says, all of it elsewhere, or neither."""
-    below, above = found.high < than, found.low > than
+    below, above = gap.high < than, gap.low > than
     if below or above:
         return "confirmed here" if below == (expected == "lower") else "contradicted"
     return "not confirmed"
@@ -96,27 +99,27 @@ def verdict(found: Interval, expected: Literal["lower", "higher"], than: float =
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
     """Of a claim with several parts."""
     order: tuple[Verdict, ...] = ("contradicted", "not confirmed", "needs its scale")
-    return next((each for each in order if each in verdicts), "confirmed here")
+    return next((candidate for candidate in order if candidate in verdicts), "confirmed here")
 
 
-def nats(found: Interval, digits: int = 3) -> str:
-    low, high = f"{found.low:+.{digits}f}", f"{found.high:+.{digits}f}"
-    return f"{found.estimate:+.{digits}f} ({low} to {high})"
+def nats(gap: Interval, digits: int = 3) -> str:
+    low, high = f"{gap.low:+.{digits}f}", f"{gap.high:+.{digits}f}"
+    return f"{gap.estimate:+.{digits}f} ({low} to {high})"
 
 
-def percent(found: Interval) -> str:
+def percent(gap: Interval) -> str:
     """A change of NLL as a change of perplexity."""
-    middle, low, high = (100 * math.expm1(x) for x in (found.estimate, found.low, found.high))
+    middle, low, high = (100 * math.expm1(x) for x in (gap.estimate, gap.low, gap.high))
     return f"{middle:+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
-def points(found: Interval) -> str:
-    middle, low, high = (100 * x for x in (found.estimate, found.low, found.high))
+def points(gap: Interval) -> str:
+    middle, low, high = (100 * x for x in (gap.estimate, gap.low, gap.high))
     return f"{middle:+.1f} points ({low:+.1f} to {high:+.1f})"
 
 
-def times(found: Interval) -> str:
-    return f"{found.estimate:.2f}x ({found.low:.2f} to {found.high:.2f})"
+def times(gap: Interval) -> str:
+    return f"{gap.estimate:.2f}x ({gap.low:.2f} to {gap.high:.2f})"
 
 
 def compared(

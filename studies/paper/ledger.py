@@ -36,21 +36,21 @@ SECTIONS: dict[str, list[Claim]] = {
 def claims_table(claims: list[Claim], evidence: Evidence) -> str:
     rows = []
     for claim in claims:
-        ours, verdict = shown(claim, evidence)
-        what = f"{claim.says} ({claim.place})"
-        rows.append([what, claim.theirs, ours, f"**{verdict}**", claim.otherwise])
+        result, verdict = shown(claim, evidence)
+        title = f"{claim.says} ({claim.place})"
+        rows.append([title, claim.theirs, result, f"**{verdict}**", claim.otherwise])
     header = ["claim", "the paper", "here", "verdict", "what would have changed our mind"]
     return table(header, rows, right=False)
 
 
 def counts(evidence: Evidence) -> str:
     """How many claims came out how."""
-    found: dict[str, int] = {}
+    by_verdict: dict[str, int] = {}
     for claims in SECTIONS.values():
         for claim in claims:
             verdict = shown(claim, evidence)[1]
-            found[verdict] = found.get(verdict, 0) + 1
-    rows = [[name, str(count)] for name, count in sorted(found.items(), key=lambda x: -x[1])]
+            by_verdict[verdict] = by_verdict.get(verdict, 0) + 1
+    rows = [[name, str(count)] for name, count in sorted(by_verdict.items(), key=lambda x: -x[1])]
     return table(["verdict", "measured claims"], rows)
 
 
@@ -63,8 +63,8 @@ def section(kind: str, name: str, evidence: Evidence) -> str:
 def filled(text: str, evidence: Evidence) -> str:
     """The document with its places filled anew."""
 
-    def fill(place: re.Match[str]) -> str:
-        kind, name = place[1], place[2]
+    def fill(match: re.Match[str]) -> str:
+        kind, name = match[1], match[2]
         try:
             body = section(kind, name, evidence)
         except LookupError:

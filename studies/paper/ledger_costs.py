@@ -15,13 +15,15 @@ SAMPLES = 3
 
 def engine_text(_: Evidence) -> str:
     """What a projection after SiLU costs an engine."""
-    one = HEADS * CHANNELS * KEPT_CHANNELS  # multiplications of queries, and as many of keys
+    multiplications = (
+        HEADS * CHANNELS * KEPT_CHANNELS
+    )  # multiplications of queries, and as many of keys
     projections = 4 * HIDDEN * HIDDEN  # queries, keys, values, output
     return (
-        f"For {HEADS} heads of {CHANNELS} channels cut to {KEPT_CHANNELS}, that is 2 x {one:,} "
+        f"For {HEADS} heads of {CHANNELS} channels cut to {KEPT_CHANNELS}, that is 2 x {multiplications:,} "
         f"multiplications per token and layer. The four projections of a layer with hidden size "
-        f"{HIDDEN:,} take {projections:,}, so it adds {2 * one / projections:.1%}. The matrix "
-        f"takes {2 * one // 1024} KiB per layer in bfloat16."
+        f"{HIDDEN:,} take {projections:,}, so it adds {2 * multiplications / projections:.1%}. The matrix "
+        f"takes {2 * multiplications // 1024} KiB per layer in bfloat16."
     )
 
 

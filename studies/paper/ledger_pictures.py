@@ -45,13 +45,16 @@ def quality(evidence: Evidence, path: Path) -> None:
             method + RECOVERED: [evidence.recovered(method, keep) for keep in widths],
         }
         for name, rows in stages.items():
-            figures = (map(perplexity, rows), (100 * mean(found, "recall 32") for found in rows))
+            figures = (
+                map(perplexity, rows),
+                (100 * mean(method_rows, "recall 32") for method_rows in rows),
+            )
             for axes, values in zip(panels, figures, strict=True):
                 axes.plot(removed, list(values), style(name), color=colour(name), marker="o", ms=4)
                 axes.lines[-1].set_label(name)
-    for whole, line, name in ((base, "-", "original"), (control, ":", "control")):
-        panels[0].axhline(perplexity(whole), color="black", linestyle=line, linewidth=1)
-        recalled = 100 * mean(whole, "recall 32")
+    for rows_, line, name in ((base, "-", "original"), (control, ":", "control")):
+        panels[0].axhline(perplexity(rows_), color="black", linestyle=line, linewidth=1)
+        recalled = 100 * mean(rows_, "recall 32")
         panels[1].axhline(recalled, color="black", linestyle=line, linewidth=1, label=name)
     panels[0].set(title="perplexity", yscale="log")
     ticks = [300, 400, 600, 1000, 1500]
@@ -68,7 +71,7 @@ def quality(evidence: Evidence, path: Path) -> None:
 
 def utilization(evidence: Evidence, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(9, 4.4))
-    for row in evidence.spectra.of(model=MODEL):
+    for row in evidence.spectra.select(model=MODEL):
         name = row["name"]
         if name.removesuffix(RECOVERED) in COLOURS:
             values = [100 * value for value in row["curve"]]
@@ -126,13 +129,13 @@ def pca(evidence: Evidence, path: Path) -> None:
     figure, panels = plt.subplots(2, 2, figsize=(10, 6.4), sharex=True, sharey=True)
     for axes, (model, title) in zip(panels.flat, measured(evidence).items(), strict=False):
         base = evidence.projected(model, "none")
-        for place, method in enumerate(methods):
-            found = change(evidence.projected(model, method, 0.5), base)
-            bounds = [[max(found.estimate - found.low, 0)], [max(found.high - found.estimate, 0)]]
+        for position, method in enumerate(methods):
+            cost = change(evidence.projected(model, method, 0.5), base)
+            bounds = [[max(cost.estimate - cost.low, 0)], [max(cost.high - cost.estimate, 0)]]
             shade = "#0072B2" if method.startswith("pca") else "#E69F00"
-            axes.barh(place, found.estimate, xerr=bounds, color=shade, ecolor="#000000")
-            end = max(found.high, found.estimate, 1e-3)
-            axes.annotate(f" {found.estimate:+.3f}", (end, place), va="center", fontsize=8)
+            axes.barh(position, cost.estimate, xerr=bounds, color=shade, ecolor="#000000")
+            end = max(cost.high, cost.estimate, 1e-3)
+            axes.annotate(f" {cost.estimate:+.3f}", (end, position), va="center", fontsize=8)
         axes.set(xscale="log", xlim=(1e-3, 40), title=title)
         axes.set_yticks(range(len(methods)), list(methods.values()))
         axes.grid(alpha=0.3, axis="x")
@@ -156,14 +159,14 @@ def recall_by_layer(path: Path) -> None:
         lines = (RESULTS / "recall" / f"layers-{model}.jsonl").read_text().splitlines()
         rows = [json.loads(line) for line in lines]
         for kind, (label, shade) in LAYERS.items():
-            found = {
+            recall_by_part = {
                 row["part"]: row["recall 32"]
                 for row in rows
                 if row.get("kind") == kind and row.get("axis") == "keys" and row["refit"] == "text"
             }
-            parts = sorted(found)
-            middle = [100 * found[part][0] for part in parts]
-            half = [50 * (found[part][2] - found[part][1]) for part in parts]
+            parts = sorted(recall_by_part)
+            middle = [100 * recall_by_part[part][0] for part in parts]
+            half = [50 * (recall_by_part[part][2] - recall_by_part[part][1]) for part in parts]
             kept = [100 * part for part in parts]
             axes.errorbar(kept, middle, half, color=shade, marker="o", label=label)
         axes.set(title=title, xlabel="bytes of the state kept (%)", ylim=(0, 105))

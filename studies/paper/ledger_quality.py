@@ -68,8 +68,8 @@ def recall(rows: list[Row]) -> str:
 
 def after(e: Evidence, model: str, method: str, keep: float) -> list[Row]:
     """Nothing where not all methods were recovered at this width."""
-    done = e.recovered_widths(model)
-    if not done if method == "none" else keep not in done:
+    widths = e.recovered_widths(model)
+    if not widths if method == "none" else keep not in widths:
         return []
     return e.recovered(method, keep, model)
 
@@ -78,10 +78,10 @@ def tasks_table(evidence: Evidence) -> str:
     """The columns of the paper's Tables 9 to 12, with what a guess has."""
     chances = [f"{100 * chance:.1f}" for chance in CHANCE.values()]
     rows = [["", "chance", "", *chances, f"{100 * fmean(CHANCE.values()):.1f}", "", ""]]
-    base = evidence.tasks.of(stage="cut", method="none")[0]
+    base = evidence.tasks.select(stage="cut", method="none")[0]
     for stage, title in (("cut", "no"), ("recovered", "yes")):
         for method in ("none", *METHODS):
-            row = evidence.tasks.of(stage=stage, method=method)[0]
+            row = evidence.tasks.select(stage=stage, method=method)[0]
             # lm-eval keeps the log-likelihood of each last word
             lambada = math.exp(-fmean(row["lambada_openai perplexity"]))
             cells = [title, "original" if method == "none" else method, f"{lambada:.1e}"]

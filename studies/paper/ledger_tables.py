@@ -19,8 +19,8 @@ def coupling_table(evidence: Evidence) -> str:
     for method in METHODS[1:]:
         cells = [method]
         for score in ("qk", "k", "q"):
-            found = evidence.cut(model, method, score=score)
-            cells.append(f"{perplexity(found):.0f}: {nats(change(found, base))}")
+            rows_ = evidence.cut(model, method, score=score)
+            cells.append(f"{perplexity(rows_):.0f}: {nats(change(rows_, base))}")
         rows.append(cells)
     return table(["method", "K, Q", "K", "Q"], rows)
 
@@ -29,16 +29,18 @@ def pca_table(evidence: Evidence) -> str:
     methods = [ADVERSARIAL, PROPER, "pca adversarial after", AFTER, "grad", "drrqr", "product"]
     models = measured(evidence)
     base = {model: evidence.projected(model, "none") for model in models}
-    rows = [["0 %", "", *(f"{perplexity(found):.0f}" for found in base.values())]]
+    rows = [["0 %", "", *(f"{perplexity(method_rows):.0f}" for method_rows in base.values())]]
     for keep in (0.25, 0.5):
         for method in methods:
             cells = [f"{100 - 100 * keep:.0f} %", method]
             for model in models:
-                found = evidence.projected(model, method, keep)
-                cells.append(f"{perplexity(found):.0f}: {nats(change(found, base[model]))}")
+                method_rows = evidence.projected(model, method, keep)
+                cells.append(
+                    f"{perplexity(method_rows):.0f}: {nats(change(method_rows, base[model]))}"
+                )
             rows.append(cells)
     bends = [evidence.projected(model, "bend") for model in models]
-    by_layer = [[value for row in found for value in row["bend"]] for found in bends]
+    by_layer = [[value for row in method_rows for value in row["bend"]] for method_rows in bends]
     shown = [f"{min(values):.0%} to {max(values):.0%}" for values in by_layer]
     rows.append(["", "SiLU's output that is not linear in its input, by layer", *shown])
     return table(["removed", "method", *models.values()], rows)
@@ -54,32 +56,35 @@ def seeds_table(evidence: Evidence) -> str:
 
 
 def calibration_table(evidence: Evidence) -> str:
-    rows, what = [], {"model": "tiny-delta_net", "method": "drrqr", "tolerance": 1.5, "keep": 0.5}
-    base = evidence.calibration.of(model="tiny-delta_net", method="none")
-    for size in sorted({r["tokens"] for r in evidence.calibration.of(**what)}):
-        found = evidence.calibration.of(**what, tokens=size)
-        each = ", ".join(f"{mean([r], 'nll') - mean(base, 'nll'):.3f}" for r in found)
-        rows.append([f"{size:,}", nats(change(found, base)), each])
+    rows, filters = (
+        [],
+        {"model": "tiny-delta_net", "method": "drrqr", "tolerance": 1.5, "keep": 0.5},
+    )
+    base = evidence.calibration.select(model="tiny-delta_net", method="none")
+    for size in sorted({r["tokens"] for r in evidence.calibration.select(**filters)}):
+        matches = evidence.calibration.select(**filters, tokens=size)
+        samples = ", ".join(f"{mean([r], 'nll') - mean(base, 'nll'):.3f}" for r in matches)
+        rows.append([f"{size:,}", nats(change(matches, base)), samples])
     return table(["calibration tokens", "50 % removed, nats", "samples"], rows)
 
 
 def tolerance_table(evidence: Evidence) -> str:
-    rows, what = [], {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
-    base = evidence.calibration.of(model="tiny-delta_net", method="none")
-    for tolerance in sorted({r["tolerance"] for r in evidence.calibration.of(**what)}):
-        found = evidence.calibration.of(**what, tolerance=tolerance)
-        swaps, heads = sum(r["swaps"] for r in found), sum(r["heads"] for r in found)
-        changed = fmean(r["channels changed"] for r in found)
+    rows, filters = [], {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
+    base = evidence.calibration.select(model="tiny-delta_net", method="none")
+    for tolerance in sorted({r["tolerance"] for r in evidence.calibration.select(**filters)}):
+        matches = evidence.calibration.select(**filters, tolerance=tolerance)
+        swaps, heads = sum(r["swaps"] for r in matches), sum(r["heads"] for r in matches)
+        changed = fmean(r["channels changed"] for r in matches)
         cells = ["no swaps" if tolerance > 100 else f"{tolerance:g}", f"{swaps} in {heads} heads"]
-        cells += [f"{max(r['most swaps'] for r in found)}", f"{changed:.2%}"]
-        rows.append([*cells, nats(change(found, base))])
+        cells += [f"{max(r['most swaps'] for r in matches)}", f"{changed:.2%}"]
+        rows.append([*cells, nats(change(matches, base))])
     header = ["f", "swaps", "most in a head", "channels changed", "50 % removed, nats"]
     return table(header, rows)
 
 
 def rank_table(evidence: Evidence) -> str:
     rows = []
-    for row in evidence.spectra.of(model="tiny-delta_net"):
+    for row in evidence.spectra.select(model="tiny-delta_net"):
         ranks = row["effective rank"]
         cells = [row["name"], f"{row['widest']}", f"{fmean(ranks):.2f}"]
         cells += [f"{fmean(ranks) / row['widest']:.1%}"]
@@ -94,10 +99,10 @@ def speed_table(evidence: Evidence) -> str:
     for kind in ("delta_net", "gated_deltanet"):
         for width in (128, 64, 32, 16):
             cells = [kind, f"{width}"]
-            for what in ("mixer", "model"):
-                of = {"kind": kind, "what": what, "device": "cpu"}
-                row = evidence.speed.of(**of, width=width)[0]
-                base = evidence.speed.of(**of, width=128)[0]
+            for scope in ("mixer", "model"):
+                filters = {"kind": kind, "what": scope, "device": "cpu"}
+                row = evidence.speed.select(**filters, width=width)[0]
+                base = evidence.speed.select(**filters, width=128)[0]
                 tokens = row["batch"] * row["time"] / median(row["seconds"])
                 cells += [f"{tokens:,.0f}", times(ratio(row, base))]
                 cells += [f"{row['bytes'] / 2**20:.1f} MiB", f"{row['bytes'] / base['bytes']:.2f}"]

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.nn import functional
 
 import statetrim as st
-from samples import Judge, Row, Rows, parsed, parser, statistics
+from samples import ModelScorer, Row, Rows, parsed, parser, statistics
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.storage.text import read_sequences
@@ -45,26 +45,26 @@ Bases = dict[int, Tensor]  # layer -> T [heads, kept, channels], rows orthonorma
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    whole = {"model": options.name, "keep": 1.0, "sample": 0}
-    found: list[Row] = [{**whole, "method": "none"}, {**whole, "method": "bend"}]
+    original = {"model": options.name, "keep": 1.0, "sample": 0}
+    rows: list[Row] = [{**original, "method": "none"}, {**original, "method": "bend"}]
     names = [f"pca {which} {place}" for place in PLACES for which in WHICH]
     for sample in range(options.samples):
         for keep in options.keep:
             for method in (*names, *SELECTED):
                 row = {"model": options.name, "method": method, "keep": keep, "sample": sample}
-                found.append(row)
-    return found
+                rows.append(row)
+    return rows
 
 
 def directions(grams: dict[int, Tensor], keep: float, which: str) -> Bases:
     """The eigenvectors of each head's Gram [heads, channels, channels] with the largest, or the
     smallest, eigenvalues."""
-    found = {}
+    bases = {}
     for layer, gram in grams.items():
         vectors = torch.linalg.eigh(gram).eigenvectors.mT  # rows, smallest eigenvalue first
         count = round(keep * gram.shape[-1])
-        found[layer] = vectors[:, -count:] if which == "proper" else vectors[:, :count]
-    return found
+        bases[layer] = vectors[:, -count:] if which == "proper" else vectors[:, :count]
+    return bases
 
 
 @torch.inference_mode()
@@ -127,12 +127,12 @@ def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
         mixer.register_forward_pre_hook(lambda *_, layer=layer: current.__setitem__(0, layer))
         for layer, mixer in live.mixers.items()
     ]
-    homes = {sys.modules[type(mixer).__module__] for mixer in live.mixers.values()}
+    modules = {sys.modules[type(mixer).__module__] for mixer in live.mixers.values()}
     names = live.checkpoint.family.kernels
-    kernels = [(home, name) for home in homes for name in names if hasattr(home, name)]
-    stock = [getattr(home, name) for home, name in kernels]
+    kernels = [(module, name) for module in modules for name in names if hasattr(module, name)]
+    stock = [getattr(module, name) for module, name in kernels]
 
-    def narrow(kernel: Callable[..., Any]) -> Callable[..., Any]:
+    def project_inputs(kernel: Callable[..., Any]) -> Callable[..., Any]:
         signature = inspect.signature(kernel)
 
         @functools.wraps(kernel)
@@ -146,13 +146,13 @@ def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
 
         return call
 
-    for (home, name), kernel in zip(kernels, stock, strict=True):
-        setattr(home, name, narrow(kernel))
+    for (module, name), kernel in zip(kernels, stock, strict=True):
+        setattr(module, name, project_inputs(kernel))
     try:
         yield
     finally:
-        for (home, name), kernel in zip(kernels, stock, strict=True):
-            setattr(home, name, kernel)
+        for (module, name), kernel in zip(kernels, stock, strict=True):
+            setattr(module, name, kernel)
         for handle in handles:
             handle.remove()
 
@@ -161,21 +161,21 @@ def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
 def bends(model: st.Checkpoint, ids: Tensor) -> list[float]:
     """How far SiLU is from linear, for queries and keys of every layer: the part of its output that
     no factor of its input gives. Near 0, all of the layer before the norm commutes with T."""
-    live, found = load_live(model), list[float]()
+    live, fractions = load_live(model), list[float]()
 
-    def look(module: Any, args: Any, _output: Any) -> None:
+    def record_bend(module: Any, args: Any, _output: Any) -> None:
         width = module.kernel_size[0]
         inputs = functional.pad(args[0].mT, (width - 1, 0))
         x = functional.conv1d(inputs, module.weight, module.bias, groups=inputs.shape[1])
         y = functional.silu(x)
-        missed = y - x * ((x * y).sum() / x.square().sum())
-        found.append(round(float(missed.norm() / y.norm()), 4))
+        residual = y - x * ((x * y).sum() / x.square().sum())
+        fractions.append(round(float(residual.norm() / y.norm()), 4))
 
     for mixer in live.mixers.values():
         for name in ("q_conv1d", "k_conv1d"):
-            mixer.get_submodule(name).register_forward_hook(look)
+            mixer.get_submodule(name).register_forward_hook(record_bend)
     live.hidden_states(ids)
-    return found
+    return fractions
 
 
 class Study:
@@ -183,7 +183,7 @@ class Study:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.model = options, st.open(options.model)
-        self.judge = Judge(self.model, options)
+        self.scorer = ModelScorer(self.model, options)
 
     @functools.cache  # noqa: B019  (one study a process)
     def sums(self, sample: int) -> st.Statistics:
@@ -193,17 +193,17 @@ class Study:
     def grams(self, sample: int, place: str) -> dict[int, Tensor]:
         if place == "before":
             return projection_grams(self.model, self.options, sample)
-        found = {}
+        summed = {}
         for layer, sums in self.sums(sample).layers.items():
             assert sums.query_gram is not None and sums.key_gram is not None
-            found[layer] = sums.query_gram + sums.key_gram
-        return found
+            summed[layer] = sums.query_gram + sums.key_gram
+        return summed
 
-    def measured(self, row: Row) -> Row:
+    def measure(self, row: Row) -> Row:
         if row["method"] == "none":
-            return self.judge.of(self.model)
+            return self.scorer.score_checkpoint(self.model)
         if row["method"] == "bend":
-            return {"bend": bends(self.model, self.judge.windows[:8])}
+            return {"bend": bends(self.model, self.scorer.windows[:8])}
         kind, *words = row["method"].split()
         with tempfile.TemporaryDirectory() as directory:
             out = Path(directory) / "small"
@@ -211,20 +211,20 @@ class Study:
                 which, place = words
                 bases = directions(self.grams(row["sample"], place), row["keep"], which)
                 if place == "before":
-                    return self.judge.of(folded(self.model, bases, out))
+                    return self.scorer.score_checkpoint(folded(self.model, bases, out))
                 live = load_live(self.model)
                 with projected(live, bases):
-                    return self.judge.samples(live)
+                    return self.scorer.score(live)
             sums = self.sums(row["sample"])
             plan = st.select(self.model, kind, row["keep"], statistics=sums, progress=False)
-            return self.judge.of(st.prune(self.model, plan, out))
+            return self.scorer.score_checkpoint(st.prune(self.model, plan, out))
 
 
 def main() -> None:
     arguments = parser(__doc__, "pca.jsonl", "of the calibration text")
     arguments.add_argument("--keep", nargs="+", type=float, default=list(KEEP))
     options = parsed(arguments)
-    Rows(options.results).measure(cases(options), Study(options).measured)
+    Rows(options.results).measure_missing(cases(options), Study(options).measure)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import statetrim as st
-from samples import Judge, Row, Rows, parsed, parser, statistics
+from samples import ModelScorer, Row, Rows, parsed, parser, statistics
 
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr")
 CALIBRATED = ("s_wanda", "grad", "drrqr")
@@ -28,25 +28,25 @@ KEEP = (0.25, 0.5, 0.6, 0.7)  # 75, 50, 40 and 30 % of the channels go
 
 def cases(options: argparse.Namespace) -> list[Row]:
     """What identifies a row: cuts first, then the control and the recovered ones."""
-    found: list[Row] = []
+    rows: list[Row] = []
     for stage in options.stages:
         recipe: Row = {"model": options.name, "stage": stage}
         if stage == "recovered":
             recipe |= {"tokens": options.recovery_tokens, "rate": options.learning_rate}
         for sample in range(options.samples):
             if stage == "recovered" or sample == 0:
-                found.append({**recipe, "method": "none", "keep": 1.0, "sample": sample})
+                rows.append({**recipe, "method": "none", "keep": 1.0, "sample": sample})
             for score in options.scores:
                 for keep in options.keep:
                     for method in options.methods:
                         drawn = stage == "recovered" or method != "l1"
                         if (sample == 0 or drawn) and (score == "qk" or method != "rand"):
-                            what = {"method": method, "score": score, "keep": keep}
-                            found.append({**recipe, **what, "sample": sample})
-    return found
+                            selection = {"method": method, "score": score, "keep": keep}
+                            rows.append({**recipe, **selection, "sample": sample})
+    return rows
 
 
-class Workshop:
+class CheckpointCache:
     """Makes the checkpoints of one model below a directory, once each."""
 
     def __init__(self, model: st.Checkpoint, options: argparse.Namespace) -> None:
@@ -77,9 +77,9 @@ class Workshop:
         return st.prune(self.model, plan, out)
 
     def recovered(self, row: Row) -> st.Checkpoint:
-        dense = row["method"] == "none"
-        small = self.model if dense else self.cut(row)
-        name = f"{row['model']}-control" if dense else small.path.name
+        is_control = row["method"] == "none"
+        small = self.model if is_control else self.cut(row)
+        name = f"{row['model']}-control" if is_control else small.path.name
         recipe = f"{row['tokens']}-{row['rate']:g}-{row['sample']}"
         return st.recover(
             small,
@@ -89,7 +89,7 @@ class Workshop:
             length=self.options.recovery_length,
             skip=self.options.recovery_skip,
             learning_rate=row["rate"],
-            control=dense,
+            control=is_control,
             seed=row["sample"],
             save_every=4,
             out=self.options.work / f"{name}-recovered-{recipe}",
@@ -135,16 +135,18 @@ def main() -> None:
     options = parsed(arguments)
     options.work.mkdir(parents=True, exist_ok=True)
     rows, model = Rows(options.results), st.open(options.model)
-    workshop, judge = Workshop(model, options), Judge(model, options)
-    known: dict[Any, Row] = {}  # by digest: the same channels are measured once
+    cache, scorer = CheckpointCache(model, options), ModelScorer(model, options)
+    scores_by_digest: dict[Any, Row] = {}  # by digest: the same channels are measured once
     for row in rows.missing(cases(options)):
         if row["stage"] == "recovered":
-            made = workshop.recovered(row)
+            checkpoint = cache.recovered(row)
         else:
-            made = model if row["method"] == "none" else workshop.cut(row)
-        if made.digest not in known:
-            known[made.digest] = judge.of(made) | tasks(made, options)
-        rows.add(row | known[made.digest])
+            checkpoint = model if row["method"] == "none" else cache.cut(row)
+        if checkpoint.digest not in scores_by_digest:
+            scores_by_digest[checkpoint.digest] = scorer.score_checkpoint(checkpoint) | tasks(
+                checkpoint, options
+            )
+        rows.add(row | scores_by_digest[checkpoint.digest])
 
 
 if __name__ == "__main__":

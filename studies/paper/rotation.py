@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 import statetrim as st
-from samples import Judge, Row, Rows, parsed, parser, statistics
+from samples import ModelScorer, Row, Rows, parsed, parser, statistics
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
 
@@ -35,14 +35,14 @@ def orthogonal(size: int, seed: int) -> Tensor:
     noise = torch.randn(
         size, size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64
     )
-    turn: Tensor = torch.linalg.qr(noise).Q
-    return turn
+    rotation: Tensor = torch.linalg.qr(noise).Q
+    return rotation
 
 
 def rotated(model: st.Checkpoint, seed: int, out: Path) -> st.Checkpoint:
     """The same function with another basis of the residual stream; a DeltaNet of either kind."""
     tensors = {name: model.tensor(name).double() for name in model.tensors}
-    turn = orthogonal(model.config["hidden_size"], seed)
+    rotation = orthogonal(model.config["hidden_size"], seed)
     embeddings = "model.embeddings.weight"
     tensors.setdefault("lm_head.weight", tensors[embeddings].clone())
     tensors["lm_head.weight"] *= tensors["model.norm.weight"]
@@ -51,17 +51,17 @@ def rotated(model: st.Checkpoint, seed: int, out: Path) -> st.Checkpoint:
         block, part = ".".join(before[:-1]), before[-1] if before else ""
         if leaf in READS:
             norm = "attn_norm" if part == "attn" else "mlp_norm"
-            tensors[name] = weight * tensors[f"{block}.{norm}.weight"] @ turn.T
+            tensors[name] = weight * tensors[f"{block}.{norm}.weight"] @ rotation.T
         elif leaf in WRITES:
-            tensors[name] = turn @ weight
+            tensors[name] = rotation @ weight
         elif name in (embeddings, "lm_head.weight"):
-            tensors[name] = weight @ turn.T
+            tensors[name] = weight @ rotation.T
     for name in tensors:
         if name.endswith(("attn_norm.weight", "mlp_norm.weight", "model.norm.weight")):
             tensors[name] = torch.ones_like(tensors[name])
     out.mkdir()
-    found = {name: weight.float().contiguous() for name, weight in tensors.items()}
-    save_file(found, out / "model.safetensors", metadata={"format": "pt"})
+    tensors_out = {name: weight.float().contiguous() for name, weight in tensors.items()}
+    save_file(tensors_out, out / "model.safetensors", metadata={"format": "pt"})
     config = dict(model.config) | {"tie_word_embeddings": False}
     (out / "config.json").write_text(json.dumps(config))
     for path in model.path.glob("tokenizer*"):
@@ -70,37 +70,41 @@ def rotated(model: st.Checkpoint, seed: int, out: Path) -> st.Checkpoint:
 
 
 @torch.inference_mode()
-def apart(one: LiveModel, other: LiveModel, ids: Tensor) -> tuple[float, float]:
+def apart(model: LiveModel, other_model: LiveModel, ids: Tensor) -> tuple[float, float]:
     """The largest difference between logits, and their standard deviation."""
-    left, right = one.logits(ids).double(), other.logits(ids).double()
+    left, right = model.logits(ids).double(), other_model.logits(ids).double()
     return float((left - right).abs().max()), float(left.std())
 
 
-def shared_part(one: st.Plan, other: st.Plan) -> float:
+def shared_fraction(plan: st.Plan, other_plan: st.Plan) -> float:
     """The part of the kept channels that both plans keep."""
-    same = total = 0
-    for layer, kept in one.kept.items():
-        for mine, theirs in zip(kept.tolist(), other.kept[layer].tolist(), strict=True):
-            same, total = same + len({*mine} & {*theirs}), total + len(mine)
-    return same / total
+    shared = total = 0
+    for layer, kept in plan.kept.items():
+        for channels, other_channels in zip(
+            kept.tolist(), other_plan.kept[layer].tolist(), strict=True
+        ):
+            shared, total = shared + len({*channels} & {*other_channels}), total + len(channels)
+    return shared / total
 
 
-def measured(model: st.Checkpoint, options: argparse.Namespace, sample: int, ids: Tensor) -> Row:
+def measure(model: st.Checkpoint, options: argparse.Namespace, sample: int, ids: Tensor) -> Row:
     with tempfile.TemporaryDirectory() as directory:
         folder = Path(directory)
-        turned = rotated(model, sample, folder / "turned")
-        ours = statistics(model, options, 0, list(METHODS))
-        theirs = statistics(turned, options, 0, list(METHODS))
+        rotated_model = rotated(model, sample, folder / "turned")
+        statistics_original = statistics(model, options, 0, list(METHODS))
+        statistics_rotated = statistics(rotated_model, options, 0, list(METHODS))
         row: Row = {"agree": {}}
         for method in METHODS:
-            plan = st.select(model, method, 0.5, statistics=ours, progress=False)
-            again = st.select(turned, method, 0.5, statistics=theirs, progress=False)
-            row["agree"][method] = round(shared_part(plan, again), 4)
+            plan = st.select(model, method, 0.5, statistics=statistics_original, progress=False)
+            rotated_plan = st.select(
+                rotated_model, method, 0.5, statistics=statistics_rotated, progress=False
+            )
+            row["agree"][method] = round(shared_fraction(plan, rotated_plan), 4)
         small = st.prune(model, plan, folder / "small")
-        turned_small = rotated(small, sample, folder / "turned-small")
+        rotated_small = rotated(small, sample, folder / "turned-small")
         live = load_live(small)
-        row["rotated cut"], row["logits"] = apart(live, load_live(turned_small), ids)
-        row["rotated original"], _ = apart(load_live(model), load_live(turned), ids)
+        row["rotated cut"], row["logits"] = apart(live, load_live(rotated_small), ids)
+        row["rotated original"], _ = apart(load_live(model), load_live(rotated_model), ids)
         row["cut alone"], _ = apart(live, load_live(model), ids)
     return row
 
@@ -109,10 +113,10 @@ def main() -> None:
     arguments = parser(__doc__, "rotation.jsonl", "random rotations")
     options = parsed(arguments)
     rows, model = Rows(options.results), st.open(options.model)
-    ids = Judge(model, options).windows[:4]
+    ids = ModelScorer(model, options).windows[:4]
     cases: list[Row] = [{"model": options.name, "sample": i} for i in range(options.samples)]
     for row in rows.missing(cases):
-        rows.add(row | measured(model, options, row["sample"], ids))
+        rows.add(row | measure(model, options, row["sample"], ids))
 
 
 if __name__ == "__main__":

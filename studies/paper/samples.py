@@ -38,9 +38,9 @@ class Rows:
 
     def missing(self, cases: list[Row]) -> Iterator[Row]:
         """Those of `cases` that have no row, one after the other."""
-        left = [case for case in cases if not self.has(case)]
-        print(f"{len(left)} of {len(cases)} rows to measure", flush=True)
-        for case in left:
+        unmeasured = [case for case in cases if not self.has(case)]
+        print(f"{len(unmeasured)} of {len(cases)} rows to measure", flush=True)
+        for case in unmeasured:
             if not self.has(case):  # a case may be named twice
                 print(" ".join(f"{value}" for value in case.values()), flush=True)
                 yield case
@@ -54,12 +54,12 @@ class Rows:
         with self.path.open("a") as lines:
             lines.write(json.dumps(row) + "\n")
 
-    def measure(self, cases: list[Row], measured: Callable[[Row], Row]) -> None:
+    def measure_missing(self, cases: list[Row], measured: Callable[[Row], Row]) -> None:
         for row in self.missing(cases):
             self.add(row | measured(row))
 
 
-class Judge:
+class ModelScorer:
     """NLL on windows of a text, each from an empty state, and recall (MQAR), of any model."""
 
     def __init__(self, model: st.Checkpoint, options: argparse.Namespace) -> None:
@@ -68,11 +68,11 @@ class Judge:
         self.windows = torch.tensor(ids[: count * options.length]).view(count, -1)
         self.sequences = options.sequences
 
-    def of(self, model: st.Checkpoint) -> Row:
-        return self.samples(load_live(model))
+    def score_checkpoint(self, model: st.Checkpoint) -> Row:
+        return self.score(load_live(model))
 
     @torch.inference_mode()
-    def samples(self, live: LiveModel) -> Row:
+    def score(self, live: LiveModel) -> Row:
         nll = []
         for ids in torch.split(self.windows, BATCH):
             logits = _logits(live, live.hidden_states(ids)[:, :-1])
@@ -80,12 +80,16 @@ class Judge:
             nll.append(functional.cross_entropy(logits.mT, target, reduction="none").mean(1))
         row: Row = {"nll": _rounded(torch.cat(nll))}
         for pairs in PAIRS if live.vocab_size >= 4 * max(PAIRS) else ():
-            ids, asked = associations(live.vocab_size, pairs, self.sequences, seed=0)
-            right = [
-                recalled_share(part, asked, _logits(live, live.hidden_states(part)[:, asked]))
-                for part in torch.split(ids, BATCH)
+            ids, answer_positions = associations(live.vocab_size, pairs, self.sequences, seed=0)
+            recall = [
+                recalled_share(
+                    batch,
+                    answer_positions,
+                    _logits(live, live.hidden_states(batch)[:, answer_positions]),
+                )
+                for batch in torch.split(ids, BATCH)
             ]
-            row[f"recall {pairs}"] = _rounded(torch.cat(right))
+            row[f"recall {pairs}"] = _rounded(torch.cat(recall))
         return row
 
 
@@ -98,23 +102,23 @@ def _rounded(samples: torch.Tensor) -> list[float]:
     return [round(float(value), 5) for value in samples]
 
 
-def parser(description: str | None, results: str, drawn: str) -> argparse.ArgumentParser:
+def parser(description: str | None, results: str, samples_help: str) -> argparse.ArgumentParser:
     """The arguments of every script; `drawn` says what its samples are of."""
-    found = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
-    found.add_argument("model", help="a checkpoint's directory or a hub id")
-    found.add_argument(
+    arguments = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
+    arguments.add_argument("model", help="a checkpoint's directory or a hub id")
+    arguments.add_argument(
         "--text", required=True, help="for calibration and recovery: file or dataset"
     )
-    found.add_argument("--test", type=Path, required=True, help="plain text for NLL")
-    found.add_argument("--results", type=Path, default=Path("results/paper") / results)
-    found.add_argument("--name", help="of the model in the rows; default: its directory's")
-    found.add_argument("--windows", type=int, default=48, help="of the test text")
-    found.add_argument("--length", type=int, default=256, help="tokens of a window")
-    found.add_argument("--sequences", type=int, default=16, help="recall sequences a load")
-    found.add_argument("--tokens", type=int, default=2**15, help="of calibration")
-    found.add_argument("--calibration-length", type=int, default=512)
-    found.add_argument("--samples", type=int, default=3, help=drawn)
-    return found
+    arguments.add_argument("--test", type=Path, required=True, help="plain text for NLL")
+    arguments.add_argument("--results", type=Path, default=Path("results/paper") / results)
+    arguments.add_argument("--name", help="of the model in the rows; default: its directory's")
+    arguments.add_argument("--windows", type=int, default=48, help="of the test text")
+    arguments.add_argument("--length", type=int, default=256, help="tokens of a window")
+    arguments.add_argument("--sequences", type=int, default=16, help="recall sequences a load")
+    arguments.add_argument("--tokens", type=int, default=2**15, help="of calibration")
+    arguments.add_argument("--calibration-length", type=int, default=512)
+    arguments.add_argument("--samples", type=int, default=3, help=samples_help)
+    return arguments
 
 
 def parsed(arguments: argparse.ArgumentParser) -> argparse.Namespace:

@@ -25,29 +25,33 @@ from samples import Row, Rows, quiet
 from statetrim.reporting.rank_pictures import fullest_head
 
 
-def listed(values: Tensor | None, digits: int = 4) -> Any:
+def to_list(values: Tensor | None, digits: int = 4) -> Any:
     if values is None:
         return None
     if values.dim() > 1:
-        return [listed(row, digits) for row in values]
+        return [to_list(row, digits) for row in values]
     return [round(float(value), digits) for value in values]
 
 
-def found_in(analysis: st.Analysis, layer: int, head: int) -> Row:
+def analysis_row(analysis: st.Analysis, layer: int, head: int) -> Row:
     layers = analysis.layers.values()
-    one = analysis.layers[layer]
+    fullest = analysis.layers[layer]
     return {
         "widest": analysis.max_rank,
         "head": [layer, head],
-        "effective rank": listed(analysis.mean_utilization.flatten() * analysis.max_rank),
-        "key condition": listed(torch.cat([each.key_condition for each in layers]), 2),
-        "query condition": listed(torch.cat([each.query_condition for each in layers]), 2),
-        "key similarity": [listed(each.key_similarity) for each in layers],
-        "query similarity": [listed(each.query_similarity) for each in layers],
+        "effective rank": to_list(analysis.mean_utilization.flatten() * analysis.max_rank),
+        "key condition": to_list(
+            torch.cat([layer_analysis.key_condition for layer_analysis in layers]), 2
+        ),
+        "query condition": to_list(
+            torch.cat([layer_analysis.query_condition for layer_analysis in layers]), 2
+        ),
+        "key similarity": [to_list(layer_analysis.key_similarity) for layer_analysis in layers],
+        "query similarity": [to_list(layer_analysis.query_similarity) for layer_analysis in layers],
         "positions": analysis.positions.tolist(),
-        "curve": listed(analysis.utilization_by_position),
-        "spectra": [listed(row) for each in layers for row in each.spectrum],
-        "histogram": one.histogram[head].tolist(),
+        "curve": to_list(analysis.utilization_by_position),
+        "spectra": [to_list(row) for layer_analysis in layers for row in layer_analysis.spectrum],
+        "histogram": fullest.histogram[head].tolist(),
     }
 
 
@@ -64,13 +68,15 @@ def main() -> None:
     options = arguments.parse_args()
     quiet()
     paths = {"original": options.model}
-    paths |= {name: path for name, _, path in (each.partition("=") for each in options.also)}
-    rows, of = Rows(options.results), Path(options.model).resolve().name
+    paths |= {
+        name: path for name, _, path in (argument.partition("=") for argument in options.also)
+    }
+    rows, model_name = Rows(options.results), Path(options.model).resolve().name
     head: list[int] | None = None
     for row in rows.rows:
-        if row["model"] == of and row["name"] == "original":
+        if row["model"] == model_name and row["name"] == "original":
             head = row["head"]
-    for row in rows.missing([{"model": of, "name": name} for name in paths]):
+    for row in rows.missing([{"model": model_name, "name": name} for name in paths]):
         analysis = st.analyze(
             paths[row["name"]],
             options.text,
@@ -82,7 +88,7 @@ def main() -> None:
         )
         if head is None:  # the original comes first
             head = list(fullest_head(analysis))
-        rows.add(row | found_in(analysis, *head))
+        rows.add(row | analysis_row(analysis, *head))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ def config(kind: str, width: int, size: dict[str, int]) -> Any:
     return portable.GatedDeltaNetConfig(**common, head_dim=width, expand_v=VALUES / width)
 
 
-def build(kind: str, what: str, width: int, size: dict[str, int], device: str) -> nn.Module:
+def build(kind: str, scope: str, width: int, size: dict[str, int], device: str) -> nn.Module:
     """On a GPU fla's classes, whose kernels the paper times; here portable's."""
     torch.manual_seed(0)
     settings = config(kind, width, size)
@@ -67,19 +67,19 @@ def build(kind: str, what: str, width: int, size: dict[str, int], device: str) -
             "gated_deltanet": portable.GatedDeltaNetForCausalLM,
         }
         model = classes[kind](settings)
-    made: nn.Module = model.model.layers[0].attn if what == "mixer" else model
-    return made.train()
+    module: nn.Module = model.model.layers[0].attn if scope == "mixer" else model
+    return module.train()
 
 
-def step(module: nn.Module, what: str, size: dict[str, int], device: str) -> Callable[[], None]:
+def step(module: nn.Module, scope: str, size: dict[str, int], device: str) -> Callable[[], None]:
     dtype = next(module.parameters()).dtype
     shape = size["batch"], size["time"]
-    if what == "mixer":
-        given = torch.randn(*shape, size["hidden"], device=device, dtype=dtype)
+    if scope == "mixer":
+        hidden_states = torch.randn(*shape, size["hidden"], device=device, dtype=dtype)
 
         def work() -> None:
-            found = module(hidden_states=given)
-            out: Tensor = found[0] if isinstance(found, tuple) else found
+            result = module(hidden_states=hidden_states)
+            out: Tensor = result[0] if isinstance(result, tuple) else result
             torch.autograd.backward(out.float().square().mean())
     else:
         ids = torch.randint(size["vocabulary"], shape, device=device)
@@ -99,9 +99,9 @@ def seconds(work: Callable[[], None], device: str) -> float:
         end.record()
         torch.cuda.synchronize()
         return float(begin.elapsed_time(end)) / 1e3
-    began = time.thread_time()
+    start = time.thread_time()
     work()
-    return time.thread_time() - began
+    return time.thread_time() - start
 
 
 def memory(work: Callable[[], None], device: str) -> int:
@@ -134,24 +134,37 @@ def main() -> None:
     quiet()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = dict(PAPER if options.paper else SMALL)
-    size |= {name: int(number) for name, _, number in (each.partition("=") for each in options.set)}
+    size |= {
+        name: int(number)
+        for name, _, number in (measured.partition("=") for measured in options.set)
+    }
     rows = Rows(options.results)
-    for what in ("mixer", "model"):
+    for scope in ("mixer", "model"):
         cases: list[Row] = [
-            {"kind": options.kind, "what": what, "width": width, "device": device, **size}
+            {"kind": options.kind, "what": scope, "width": width, "device": device, **size}
             for width in options.widths
         ]
         if all(map(rows.has, cases)):  # rounds are only comparable within one run
             continue
         work = [
-            step(build(options.kind, what, row["width"], size, device), what, size, device)
+            step(build(options.kind, scope, row["width"], size, device), scope, size, device)
             for row in cases
         ]
-        held = [memory(each, device) for each in work]  # the first pass, which warms up
-        rounds = [[seconds(each, device) for each in work] for _ in range(options.rounds)]
-        for row, spent, taken in zip(cases, zip(*rounds, strict=True), held, strict=True):
-            rows.add(row | {"seconds": [round(each, 5) for each in spent], "bytes": taken})
-            print(*row.values(), min(spent), taken, flush=True)
+        peak_bytes = [
+            memory(measured, device) for measured in work
+        ]  # the first pass, which warms up
+        rounds = [[seconds(measured, device) for measured in work] for _ in range(options.rounds)]
+        for row, round_seconds, byte_count in zip(
+            cases, zip(*rounds, strict=True), peak_bytes, strict=True
+        ):
+            rows.add(
+                row
+                | {
+                    "seconds": [round(measured, 5) for measured in round_seconds],
+                    "bytes": byte_count,
+                }
+            )
+            print(*row.values(), min(round_seconds), byte_count, flush=True)
 
 
 if __name__ == "__main__":
