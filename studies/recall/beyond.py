@@ -28,26 +28,28 @@ BATCH = 16
 
 
 @torch.inference_mode()
-def right(live: LiveModel, ids: Tensor, places: Tensor) -> Tensor:
+def accuracy(live: LiveModel, ids: Tensor, positions: Tensor) -> Tensor:
     """Part of the tokens behind `places` [n] that are ranked first, float64 [rows]."""
-    found = []
-    for part in torch.split(ids, BATCH):
-        best = live.logits(part)[:, places].argmax(-1)
-        found.append((best == part[:, places + 1]).double().mean(-1))
-    return torch.cat(found)
+    shares = []
+    for batch in torch.split(ids, BATCH):
+        best = live.logits(batch)[:, positions].argmax(-1)
+        shares.append((best == batch[:, positions + 1]).double().mean(-1))
+    return torch.cat(shares)
 
 
 def samples(live: LiveModel, plain: Tensor, text: Tensor, rows: int) -> Samples:
     """By task; text, int [rows, 128], is read twice."""
     generator = torch.Generator().manual_seed(77)
-    found: Samples = {}
+    by_task: Samples = {}
     for length in (16, 64):
         once = plain[torch.randint(len(plain), (rows, length), generator=generator)]
-        places = torch.arange(length, 2 * length - 1)
-        found[f"copy {length} random tokens"] = right(live, torch.cat([once, once], 1), places)
+        positions = torch.arange(length, 2 * length - 1)
+        by_task[f"copy {length} random tokens"] = accuracy(
+            live, torch.cat([once, once], 1), positions
+        )
     twice, half = torch.cat([text, text], 1).long(), text.shape[1]
-    found["text, first reading"] = right(live, twice, torch.arange(half - 1))
-    found["text, second reading"] = right(live, twice, torch.arange(half, 2 * half - 1))
+    by_task["text, first reading"] = accuracy(live, twice, torch.arange(half - 1))
+    by_task["text, second reading"] = accuracy(live, twice, torch.arange(half, 2 * half - 1))
     for pairs in (8, 32):  # as lines "key : value", one of them asked for at the end
         drawn = torch.rand(rows, len(plain), generator=generator).topk(2 * pairs + 2, -1).indices
         drawn = plain[drawn]
@@ -57,11 +59,11 @@ def samples(live: LiveModel, plain: Tensor, text: Tensor, rows: int) -> Samples:
             torch.cat([keys[:, n : n + 1], colon, values[:, n : n + 1], line], 1)
             for n in range(pairs)
         ]
-        asked = torch.randint(pairs, (rows, 1), generator=generator)
-        question = torch.cat([keys.gather(1, asked), colon, values.gather(1, asked)], 1)
+        queried = torch.randint(pairs, (rows, 1), generator=generator)
+        question = torch.cat([keys.gather(1, queried), colon, values.gather(1, queried)], 1)
         ids = torch.cat([*lines, question], 1)
-        found[f"one value of {pairs}"] = right(live, ids, torch.tensor([4 * pairs + 1]))
-    return found
+        by_task[f"one value of {pairs}"] = accuracy(live, ids, torch.tensor([4 * pairs + 1]))
+    return by_task
 
 
 def main() -> None:
@@ -83,9 +85,9 @@ def main() -> None:
         model = st.open(path)
         tokenizer = load_tokenizer(model)
         text = read_sequences(options.text, tokenizer, tokens=options.rows * 128, length=128).ids
-        found = samples(load_live(model), plain_tokens(tokenizer), text, options.rows)
-        before = before or found
-        for task, after in found.items():
+        measured = samples(load_live(model), plain_tokens(tokenizer), text, options.rows)
+        before = before or measured
+        for task, after in measured.items():
             change = difference_interval([Pairs(before[task], after)])
             bounds = (float(after.mean()), change.low, change.high)
             row[task] = [round(x, 4) for x in bounds]

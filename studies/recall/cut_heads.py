@@ -30,29 +30,29 @@ def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
     """What is asked of `select`, and how it is called; all of half the bytes, then of a quarter,
     as far as heads can go."""
     heads, keys, values = geometry.num_v_heads, geometry.head_k_dim, geometry.head_v_dim
-    found: list[tuple[Row, dict[str, Any]]] = []
-    for part in (2, 4):
-        if heads // part in allowed_head_counts(geometry):
-            found += [
+    cuts: list[tuple[Row, dict[str, Any]]] = []
+    for divisor in (2, 4):
+        if heads // divisor in allowed_head_counts(geometry):
+            cuts += [
                 (
-                    {"part": f"1/{part}", "cut": f"{heads // part} heads", "method": method},
-                    {"keep_heads": heads // part, "head_method": method},
+                    {"part": f"1/{divisor}", "cut": f"{heads // divisor} heads", "method": method},
+                    {"keep_heads": heads // divisor, "head_method": method},
                 )
                 for method in ("head_refit", "head_energy", "rand")
             ]
-        sides = [(keys // part, values), (keys, values // part)]
-        sides += [(keys // 2, values // 2)] if part == 4 else []
-        found += [
+        widths = [(keys // divisor, values), (keys, values // divisor)]
+        widths += [(keys // 2, values // 2)] if divisor == 4 else []
+        cuts += [
             (
-                {"part": f"1/{part}", "cut": f"{k}x{v}", "method": "defaults"},
+                {"part": f"1/{divisor}", "cut": f"{k}x{v}", "method": "defaults"},
                 {
                     "keep": None if k == keys else k,
                     "keep_values": None if v == values else v,
                 },
             )
-            for k, v in sides
+            for k, v in widths
         ]
-    return found
+    return cuts
 
 
 def main() -> None:
@@ -71,24 +71,24 @@ def main() -> None:
     done = [json.loads(line) for line in lines]
     base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
     base["tokens"] = options.tokens
-    left = [
-        (base | row, asked)
-        for row, asked in variants(model.geometry)
+    missing = [
+        (base | row, selection)
+        for row, selection in variants(model.geometry)
         if not any((base | row).items() <= old.items() for old in done)
     ]
     original = Masked(load_live(model))
     judge = Judge(original, options.test, load_tokenizer(model), options.windows, options.rows)
-    told = {"tokens": options.tokens, "length": 256, "progress": False}
+    calibration_options = {"tokens": options.tokens, "length": 256, "progress": False}
     methods = ["product", "readout_greedy", "head_refit"]
-    statistics = st.calibrate(model, options.text, methods=methods, **told)
-    for row, asked in left:
-        with tempfile.TemporaryDirectory() as home:
-            plan = st.select(model, statistics=statistics, progress=False, **asked)
-            cut = st.prune(model, plan, Path(home) / "cut", progress=False)
+    statistics = st.calibrate(model, options.text, methods=methods, **calibration_options)
+    for row, selection in missing:
+        with tempfile.TemporaryDirectory() as directory:
+            plan = st.select(model, statistics=statistics, progress=False, **selection)
+            cut = st.prune(model, plan, Path(directory) / "cut", progress=False)
             sums = statistics
             if plan.kept_heads is None:
-                sums = st.calibrate(cut, options.text, original=model, **told)
-            small = st.refit(cut, sums, out=Path(home) / "small", progress=False)
+                sums = st.calibrate(cut, options.text, original=model, **calibration_options)
+            small = st.refit(cut, sums, out=Path(directory) / "small", progress=False)
             for refitted, checkpoint in ((False, cut), (True, small)):
                 judge.model = Masked(load_live(checkpoint))
                 size = {"state_bytes": 4 * small.geometry.state_numel, "refitted": refitted}
@@ -96,8 +96,8 @@ def main() -> None:
                 with options.results.open("a") as results:
                     results.write(json.dumps(result) + "\n")
                 recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)
-                what = (row["part"], row["cut"], row["method"], "refitted" if refitted else "cut")
-                print(*what, f"{result['increase'][0]:+.4f}", recall, flush=True)
+                label = (row["part"], row["cut"], row["method"], "refitted" if refitted else "cut")
+                print(*label, f"{result['increase'][0]:+.4f}", recall, flush=True)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from judge import LOADS
-from mixes import MIXES, SHAPES, Workshop
+from mixes import MIXES, SHAPES, Experiment
 from refitting import refit
 from statetrim.maths.paired import Pairs, difference_interval
 
@@ -29,21 +29,21 @@ EARLIER, NOW = ("drrqr", "text"), ("product", "recall .25")
 MEASURES = ("nll", *(f"recall {pairs}" for pairs in LOADS))
 
 
-def samples(workshop: Workshop, shape: str, method: str, mix: str) -> dict[str, Tensor]:
+def samples(workshop: Experiment, shape: str, method: str, mix: str) -> dict[str, Tensor]:
     cut = workshop.cut({"shape": shape, "method": method, "mix": mix, "rule": "scores"})
     shares = MIXES[mix]
-    found = workshop.moments(cut, f"{shape} {method} {mix}", shares)
-    cut.weights = refit({name: found[name] for name in shares}, shares)
+    moments = workshop.moments(cut, f"{shape} {method} {mix}", shares)
+    cut.weights = refit({name: moments[name] for name in shares}, shares)
     return workshop.judge.samples(cut)
 
 
-def measured(workshop: Workshop, row: Row) -> Row:
+def measured(workshop: Experiment, row: Row) -> Row:
     earlier, now = (samples(workshop, row["shape"], *which) for which in (EARLIER, NOW))
     result = dict(row)
     for name in MEASURES:
         change = difference_interval([Pairs(earlier[name], now[name])])
         result[name] = {
-            "original": round(float(workshop.judge.dense[name].mean()), 5),
+            "original": round(float(workshop.judge.original[name].mean()), 5),
             "earlier": round(float(earlier[name].mean()), 5),
             "now": round(float(now[name].mean()), 5),
             "change": [round(x, 5) for x in (change.estimate, change.low, change.high)],
@@ -76,7 +76,7 @@ def main() -> None:
         if not missing:
             continue
         options.seed = seed
-        workshop = Workshop(options)
+        workshop = Experiment(options)
         for row in missing:
             result = measured(workshop, row)
             with options.results.open("a") as results:

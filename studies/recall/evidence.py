@@ -26,7 +26,7 @@ FORWARD = ("query_gram", "key_gram", "query_unit_gram", "key_unit_gram", "output
 Shares = Mapping[str, float]
 
 
-class Heard:
+class SourceStatistics:
     """What one source showed, by layer; the sums are divided by the tokens."""
 
     def __init__(
@@ -35,7 +35,7 @@ class Heard:
         if cache.exists():
             stored = torch.load(cache, weights_only=True)
         else:
-            stored = _heard(model, masked, source, backward)
+            stored = _collect(model, masked, source, backward)
             torch.save(stored, cache)
         self.sums, self.gradients = (
             {i: LayerStatistics(**parts) for i, parts in stored[name].items()}
@@ -44,7 +44,7 @@ class Heard:
         self.fisher: dict[int, Tensor] = stored["fisher"]
 
 
-def _heard(model: Checkpoint, masked: Masked, source: Source, backward: bool) -> dict[str, Any]:
+def _collect(model: Checkpoint, masked: Masked, source: Source, backward: bool) -> dict[str, Any]:
     parts = [*FORWARD, "readout_gram"]
     sums, live = Sums(model, parts), masked.live
     with calibration_hooks([live], sums), torch.inference_mode():
@@ -52,24 +52,26 @@ def _heard(model: Checkpoint, masked: Masked, source: Source, backward: bool) ->
             live.hidden_states(batch)
             sums.tokens += batch.numel()
     if not backward:
-        return {"sums": _plain(sums.layer_statistics), "gradients": {}, "fisher": {}}
-    half = Source(source.ids[: len(source.ids) // 2], source.asked)  # a backward pass is dear
+        return {"sums": _as_dicts(sums.layer_statistics), "gradients": {}, "fisher": {}}
+    half = Source(
+        source.ids[: len(source.ids) // 2], source.answer_positions
+    )  # a backward pass is dear
     return {
-        "sums": _plain(sums.layer_statistics),
-        "gradients": _plain(_gradients(model, masked, half)),
+        "sums": _as_dicts(sums.layer_statistics),
+        "gradients": _as_dicts(_gradients(model, masked, half)),
         "fisher": _fisher(model, masked, half),
     }
 
 
-def _plain(layers: Mapping[int, LayerStatistics]) -> dict[int, dict[str, Any]]:
+def _as_dicts(layers: Mapping[int, LayerStatistics]) -> dict[int, dict[str, Any]]:
     return {i: {k: v for k, v in vars(s).items() if v is not None} for i, s in layers.items()}
 
 
-def _loss(live: LiveModel, batch: Tensor, asked: Tensor | None) -> Any:
+def _loss(live: LiveModel, batch: Tensor, positions: Tensor | None) -> Any:
     """Next-token loss summed over the positions that can be answered."""
     logits = live.logits(batch).float()
-    places = torch.arange(batch.shape[1] - 1) if asked is None else asked
-    logits, targets = logits[:, places], batch[:, places + 1]
+    answered = torch.arange(batch.shape[1] - 1) if positions is None else positions
+    logits, targets = logits[:, answered], batch[:, answered + 1]
     return functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
 
 
@@ -77,7 +79,7 @@ def _gradients(model: Checkpoint, masked: Masked, source: Source) -> Mapping[int
     sums = Sums(model, ["query_gradient", "key_gradient"])
     _enable_projection_gradients(masked.live)
     for batch in source.batches():
-        _loss(masked.live, batch, source.asked).backward()
+        _loss(masked.live, batch, source.answer_positions).backward()
         sums.on_gradients(masked.mixers)
         sums.tokens += batch.numel()
     masked.live.module.requires_grad_(False)
@@ -86,20 +88,25 @@ def _gradients(model: Checkpoint, masked: Masked, source: Source) -> Mapping[int
 
 def _fisher(model: Checkpoint, masked: Masked, source: Source) -> dict[int, Tensor]:
     """[heads, channels]: squares, a sequence each, of the loss's slope by a gate on q and k."""
-    geometry, found = model.geometry, dict[int, Tensor]()
+    geometry, fisher = model.geometry, dict[int, Tensor]()
     for batch in source.batches():
         shape = (len(batch), geometry.num_k_heads, geometry.head_k_dim)
         masked.gates = {i: torch.ones(shape, requires_grad=True) for i in geometry.layers}
-        _loss(masked.live, batch, source.asked).backward()
+        _loss(masked.live, batch, source.answer_positions).backward()
         for i, gate in masked.gates.items():
             assert gate.grad is not None
-            found[i] = found.get(i, 0) + gate.grad.double().square().sum(0)
+            fisher[i] = fisher.get(i, 0) + gate.grad.double().square().sum(0)
     masked.gates = {}
-    return found
+    return fisher
 
 
 def choose_keys(
-    model: Checkpoint, heard: Mapping[str, Heard], method: str, rule: str, shares: Shares, keep: int
+    model: Checkpoint,
+    by_source: Mapping[str, SourceStatistics],
+    method: str,
+    rule: str,
+    shares: Shares,
+    keep: int,
 ) -> dict[int, Tensor]:
     """`rule`: scores (each head's scores of each source sum to one, then the sources are added),
     grams (the product's: sums divided by their size in their source, then added), or pooled (sums
@@ -109,43 +116,52 @@ def choose_keys(
         if rule == "scores" and method != "drrqr":
             total: Any = 0.0
             for name, share in shares.items():
-                scores = _scores(model, heard[name], method, layer)
+                scores = _scores(model, by_source[name], method, layer)
                 total = total + share * scores / scores.sum(-1, keepdim=True)
             chosen[layer] = top(total, keep)
         else:
-            sums = _mixture(heard, rule, shares, layer)
+            sums = _mix_layer(by_source, rule, shares, layer)
             evidence = Evidence(*model.query_key_weights(layer), torch.Generator(), sums)
             chosen[layer] = find_method(method).select(evidence, keep)
     return chosen
 
 
 def choose_values(
-    model: Checkpoint, heard: Mapping[str, Heard], method: str, rule: str, shares: Shares, keep: int
+    model: Checkpoint,
+    by_source: Mapping[str, SourceStatistics],
+    method: str,
+    rule: str,
+    shares: Shares,
+    keep: int,
 ) -> dict[int, Tensor]:
     """The same for values; Grams of trace one stand in for scores."""
     chosen = {}
     for layer in model.geometry.layers:
-        sums = _mixture(heard, rule, shares, layer)
+        sums = _mix_layer(by_source, rule, shares, layer)
         evidence = ValueEvidence(*model.value_output_weights(layer), torch.Generator(), sums)
         chosen[layer] = find_method(method).select(evidence, keep)
     return chosen
 
 
-def _mixture(heard: Mapping[str, Heard], rule: str, shares: Shares, layer: int) -> LayerStatistics:
+def _mix_layer(
+    by_source: Mapping[str, SourceStatistics], rule: str, shares: Shares, layer: int
+) -> LayerStatistics:
     if rule != "pooled":
-        sources = {name: {layer: heard[name].sums[layer]} for name in shares}
+        sources = {name: {layer: by_source[name].sums[layer]} for name in shares}
         text = sources.pop("text", None) or next(iter(sources.values()))
-        given = {name: share for name, share in shares.items() if name != "text"}
-        return mix_statistics(Statistics(text, {}, sources), given).layers[layer]
-    found: dict[str, Any] = {}
-    for part in (*FORWARD, "readout_gram"):
-        parts = ((heard[name].sums[layer], share) for name, share in shares.items())
-        found[part] = sum(share * getattr(sums, part) / sums.tokens for sums, share in parts)
-    return LayerStatistics(1, **found)
+        generated_shares = {name: share for name, share in shares.items() if name != "text"}
+        return mix_statistics(Statistics(text, {}, sources), generated_shares).layers[layer]
+    pooled: dict[str, Any] = {}
+    for sum_name in (*FORWARD, "readout_gram"):
+        weighted = ((by_source[name].sums[layer], share) for name, share in shares.items())
+        pooled[sum_name] = sum(
+            share * getattr(sums, sum_name) / sums.tokens for sums, share in weighted
+        )
+    return LayerStatistics(1, **pooled)
 
 
-def _scores(model: Checkpoint, heard: Heard, method: str, layer: int) -> Tensor:
-    sums = heard.sums[layer]
+def _scores(model: Checkpoint, statistics: SourceStatistics, method: str, layer: int) -> Tensor:
+    sums = statistics.sums[layer]
     assert sums.query_unit_gram is not None and sums.key_unit_gram is not None
     query = sums.query_unit_gram.diagonal(dim1=-2, dim2=-1)
     key = sums.key_unit_gram.diagonal(dim1=-2, dim2=-1)
@@ -154,14 +170,14 @@ def _scores(model: Checkpoint, heard: Heard, method: str, layer: int) -> Tensor:
     if method == "energy":
         return query + key
     if method == "fisher":
-        return heard.fisher[layer]
+        return statistics.fisher[layer]
     if method == "grad":
         evidence, slopes = (
             Evidence(*model.query_key_weights(layer), torch.Generator()),
-            heard.gradients,
+            statistics.gradients,
         )
-        found = slopes[layer]
-        assert found.query_gradient is not None and found.key_gradient is not None
-        q = (evidence.query_weight * found.query_gradient).abs().sum((-2, -1))
-        return q + (evidence.key_weight * found.key_gradient).abs().sum((-2, -1))
+        gradients = slopes[layer]
+        assert gradients.query_gradient is not None and gradients.key_gradient is not None
+        q = (evidence.query_weight * gradients.query_gradient).abs().sum((-2, -1))
+        return q + (evidence.key_weight * gradients.key_gradient).abs().sum((-2, -1))
     raise ValueError(method)

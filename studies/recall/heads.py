@@ -23,22 +23,22 @@ from torch import Tensor
 
 from judge import LOADS
 from masking import Cut
-from mixes import MIXES, Workshop
+from mixes import MIXES, Experiment
 from refitting import Moments, error, refit
 
 Row = dict[str, Any]
 MIX = "recall .25"
 
 
-def without(part: Moments, columns: Tensor) -> Moments:
+def mask_readout(moments: Moments, columns: Tensor) -> Moments:
     """The moments of a layer whose other readout `columns`, bool [n], are nothing."""
-    gram = part.gram * columns[:, None] * columns[None, :]
-    return Moments(gram, part.target * columns, part.square, part.tokens)
+    gram = moments.gram * columns[:, None] * columns[None, :]
+    return Moments(gram, moments.target * columns, moments.square, moments.tokens)
 
 
 def best_heads(sums: dict[str, dict[int, Moments]], heads: int, keep: int) -> dict[int, Any]:
     """Of every layer: the heads that stay, and the output projection fitted to them."""
-    found: dict[int, Any] = {}
+    best: dict[int, Any] = {}
     shares = MIXES[MIX]
     for layer in sums["text"]:
         tried = []
@@ -46,12 +46,12 @@ def best_heads(sums: dict[str, dict[int, Moments]], heads: int, keep: int) -> di
             width = sums["text"][layer].gram.shape[0] // heads
             mask = torch.zeros(heads, width, dtype=torch.bool)
             mask[list(kept)] = True
-            here = {n: {layer: without(sums[n][layer], mask.flatten())} for n in shares}
-            weight = refit(here, shares)[layer]
-            missed = sum(s * error(weight, here[n][layer]) for n, s in shares.items())
-            tried.append((missed, kept, weight))
-        found[layer] = min(tried, key=lambda one: one[0])
-    return found
+            masked = {n: {layer: mask_readout(sums[n][layer], mask.flatten())} for n in shares}
+            weight = refit(masked, shares)[layer]
+            residual = sum(s * error(weight, masked[n][layer]) for n, s in shares.items())
+            tried.append((residual, kept, weight))
+        best[layer] = min(tried, key=lambda trial: trial[0])
+    return best
 
 
 def main() -> None:
@@ -70,22 +70,22 @@ def main() -> None:
     torch.set_num_threads(1)
     lines = options.results.read_text().splitlines() if options.results.exists() else []
     done = [json.loads(line) for line in lines]
-    workshop = Workshop(options)
+    workshop = Experiment(options)
     geometry = workshop.checkpoint.geometry
     everything = torch.arange(geometry.head_v_dim).expand(geometry.num_v_heads, -1)
-    whole = Cut(values=dict.fromkeys(geometry.layers, everything))
+    uncut = Cut(values=dict.fromkeys(geometry.layers, everything))
     base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
-    for part in (2, 4):
-        row = base | {"rows": options.rows, "part": f"1/{part}", "mix": MIX}
+    for divisor in (2, 4):
+        row = base | {"rows": options.rows, "part": f"1/{divisor}", "mix": MIX}
         if any(row.items() <= old.items() for old in done):
             continue
-        sums = workshop.moments(whole, "whole", MIXES[MIX])
-        keep = geometry.num_v_heads // part
+        sums = workshop.moments(uncut, "whole", MIXES[MIX])
+        keep = geometry.num_v_heads // divisor
         chosen = best_heads(sums, geometry.num_v_heads, keep)
         cut = Cut(weights={layer: weight for layer, (_, _, weight) in chosen.items()})
-        about = {"heads": {str(layer): list(kept) for layer, (_, kept, _) in chosen.items()}}
-        about["missed"] = {str(layer): round(x, 5) for layer, (x, _, _) in chosen.items()}
-        result = row | workshop.judge.figures(cut) | about
+        details = {"heads": {str(layer): list(kept) for layer, (_, kept, _) in chosen.items()}}
+        details["missed"] = {str(layer): round(x, 5) for layer, (x, _, _) in chosen.items()}
+        result = row | workshop.judge.figures(cut) | details
         with options.results.open("a") as results:
             results.write(json.dumps(result) + "\n")
         recall = "/".join(f"{result[f'recall {p}'][0]:.3f}" for p in LOADS)

@@ -30,39 +30,45 @@ class Judge:
             self.log_p = [
                 self._log_p(self._hidden(b)[:, :-1]) for b in torch.split(self.windows, BATCH)
             ]
-        self.dense = self.samples(None)
+        self.original = self.samples(None)
 
     @torch.inference_mode()
     def samples(self, cut: Cut | None) -> dict[str, Tensor]:
         """Float64 [windows] of NLL and KL, [rows] of recall by load."""
         nll, kl = [], []
-        found = {}
+        by_metric = {}
         with self.model.cutting(cut):
-            for batch, theirs in zip(torch.split(self.windows, BATCH), self.log_p, strict=True):
-                ours = self._log_p(self._hidden(batch)[:, :-1])
-                nll.append(functional.nll_loss(ours.mT, batch[:, 1:], reduction="none").mean(1))
-                kl.append((theirs.exp() * (theirs - ours)).sum(-1).mean(1))
-            found["nll"], found["kl"] = torch.cat(nll).double(), torch.cat(kl).double()
-            for pairs, (ids, asked) in self.recall.items():
-                parts = [
-                    recalled_share(part, asked, self._logits(self._hidden(part)[:, asked]))
-                    for part in torch.split(ids, BATCH)
+            for batch, original_log_p in zip(
+                torch.split(self.windows, BATCH), self.log_p, strict=True
+            ):
+                cut_log_p = self._log_p(self._hidden(batch)[:, :-1])
+                nll.append(
+                    functional.nll_loss(cut_log_p.mT, batch[:, 1:], reduction="none").mean(1)
+                )
+                kl.append((original_log_p.exp() * (original_log_p - cut_log_p)).sum(-1).mean(1))
+            by_metric["nll"], by_metric["kl"] = torch.cat(nll).double(), torch.cat(kl).double()
+            for pairs, (ids, positions) in self.recall.items():
+                answers = [
+                    recalled_share(
+                        batch_ids, positions, self._logits(self._hidden(batch_ids)[:, positions])
+                    )
+                    for batch_ids in torch.split(ids, BATCH)
                 ]
-                found[f"recall {pairs}"] = torch.cat(parts)
-        return found
+                by_metric[f"recall {pairs}"] = torch.cat(answers)
+        return by_metric
 
     def figures(self, cut: Cut | None) -> dict[str, list[float]]:
         """Mean, and the bounds of the change from the original (95 %), by measure."""
-        return self.figures_of(self.dense if cut is None else self.samples(cut))
+        return self.figures_of(self.original if cut is None else self.samples(cut))
 
     def figures_of(self, samples: dict[str, Tensor]) -> dict[str, list[float]]:
         row = {}
         for name, after in samples.items():
-            before = torch.zeros_like(after) if name == "kl" else self.dense[name]
+            before = torch.zeros_like(after) if name == "kl" else self.original[name]
             change = difference_interval([Pairs(before, after)])
             low, high = round(change.low, 5), round(change.high, 5)
             row[name] = [round(float(after.mean()), 5), low, high]
-        row["increase"] = [round(float((row["nll"][0]) - self.dense["nll"].mean()), 5)]
+        row["increase"] = [round(float((row["nll"][0]) - self.original["nll"].mean()), 5)]
         return row
 
     def _hidden(self, ids: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ import torch
 from evidence import choose_keys, choose_values
 from judge import LOADS
 from masking import Cut
-from mixes import MIXES, Workshop
+from mixes import MIXES, Experiment
 from refitting import error, refit
 
 Row = dict[str, Any]
@@ -28,39 +28,39 @@ Widths = list[tuple[int, int]]  # keys and values of every linear layer
 
 def cases(layers: list[int], name: str, kinds: list[str], mixes: list[str]) -> list[Row]:
     """What identifies a line, in the order of measuring."""
-    found: list[Row] = []
+    cuts: list[Row] = []
     count = len(layers)
     if "alone" in kinds:
         for keys, values in ((16, 64), (32, 64), (64, 16), (64, 32)):
             for layer in range(count):
                 widths = [(64, 64)] * count
                 widths[layer] = (keys, values)
-                found.append({"kind": "alone", "layer": layers[layer], "widths": widths})
+                cuts.append({"kind": "alone", "layer": layers[layer], "widths": widths})
     if "uneven" in kinds:
-        for part in (1 / 2, 1 / 3, 1 / 4):
-            rest = (part * count - 1) / (count - 1)
+        for fraction in (1 / 2, 1 / 3, 1 / 4):
+            other_fraction = (fraction * count - 1) / (count - 1)
             for axis in ("keys", "balanced", "values"):
-                uniform = [shape(part, axis)] * count
-                found.append(
-                    {"kind": "uniform", "part": round(part, 4), "axis": axis, "widths": uniform}
+                uniform = [shape(fraction, axis)] * count
+                cuts.append(
+                    {"kind": "uniform", "part": round(fraction, 4), "axis": axis, "widths": uniform}
                 )
-                if rest * 64 >= 2:
-                    uneven = [(64, 64)] + [shape(rest, axis)] * (count - 1)
-                    found.append(
+                if other_fraction * 64 >= 2:
+                    uneven = [(64, 64)] + [shape(other_fraction, axis)] * (count - 1)
+                    cuts.append(
                         {
                             "kind": "first whole",
-                            "part": round(part, 4),
+                            "part": round(fraction, 4),
                             "axis": axis,
                             "widths": uneven,
                         }
                     )
         for whole in range(1, 3):
             squares = [(64, 64)] * whole + [(32, 32)] * (count - whole)
-            found.append({"kind": "squares", "whole": whole, "axis": "balanced", "widths": squares})
+            cuts.append({"kind": "squares", "whole": whole, "axis": "balanced", "widths": squares})
             last = squares[::-1]  # a control: as many bytes, but not the first layers
-            found.append({"kind": "squares", "whole": -whole, "axis": "balanced", "widths": last})
+            cuts.append({"kind": "squares", "whole": -whole, "axis": "balanced", "widths": last})
     rows = []
-    for row in found:
+    for row in cuts:
         row["widths"] = [list(width) for width in row["widths"]]
         row["bytes"] = round(sum(k * v for k, v in row["widths"]) / (64 * 64 * count), 4)
         for mix, fit in (("text", "text"), ("random .5", "random .5")):
@@ -72,42 +72,44 @@ def cases(layers: list[int], name: str, kinds: list[str], mixes: list[str]) -> l
     return rows
 
 
-def shape(part: float, axis: str) -> tuple[int, int]:
+def shape(fraction: float, axis: str) -> tuple[int, int]:
     if axis == "balanced":
-        return (round(64 * part**0.5), round(64 * part**0.5))
-    return (round(64 * part), 64) if axis == "keys" else (64, round(64 * part))
+        return (round(64 * fraction**0.5), round(64 * fraction**0.5))
+    return (round(64 * fraction), 64) if axis == "keys" else (64, round(64 * fraction))
 
 
-def cut(workshop: Workshop, row: Row) -> Cut:
+def cut(workshop: Experiment, row: Row) -> Cut:
     """Channels by `product` and `readout_greedy` on the row's mix."""
     model, shares = workshop.checkpoint, MIXES[row["mix"]]
-    workshop.listen(shares)
-    made = Cut(keys={}, values={})
+    workshop.collect(shares)
+    masked = Cut(keys={}, values={})
     for (keys, values), layer in zip(row["widths"], model.geometry.layers, strict=True):
         if keys < 64:
-            table = choose_keys(model, workshop.heard, "product", "scores", shares, keys)
-            made.keys = {**made.keys, layer: table[layer]}
+            table = choose_keys(model, workshop.statistics, "product", "scores", shares, keys)
+            masked.keys = {**masked.keys, layer: table[layer]}
         if values < 64:
-            table = choose_values(model, workshop.heard, "readout_greedy", "scores", shares, values)
-            made.values = {**made.values, layer: table[layer]}
-    return made
+            table = choose_values(
+                model, workshop.statistics, "readout_greedy", "scores", shares, values
+            )
+            masked.values = {**masked.values, layer: table[layer]}
+    return masked
 
 
-def measured(workshop: Workshop, row: Row) -> Row:
-    made = cut(workshop, row)
-    mark = json.dumps([row["widths"], row["mix"]])
+def measured(workshop: Experiment, row: Row) -> Row:
+    masked = cut(workshop, row)
+    key = json.dumps([row["widths"], row["mix"]])
     names = ["text", "recall", "random"] if row["kind"] == "alone" else ["text", "recall"]
-    sums = workshop.moments(made, mark, names)
+    sums = workshop.moments(masked, key, names)
     weights = {i: workshop.model.projections[i].weight.detach() for i in sums["text"]}
     if row["refit"] != "none":
-        weights = made.weights = refit(
+        weights = masked.weights = refit(
             {n: sums[n] for n in MIXES[row["refit"]]}, MIXES[row["refit"]]
         )
     errors = {
         f"error {name}": [round(error(weight, sums[name][i]), 5) for i, weight in weights.items()]
         for name in names
     }
-    return row | workshop.judge.figures(made) | errors
+    return row | workshop.judge.figures(masked) | errors
 
 
 def main() -> None:
@@ -129,8 +131,8 @@ def main() -> None:
     done: list[Row] = []
     if options.results.exists():
         done = [json.loads(line) for line in options.results.read_text().splitlines()]
-    workshop: Workshop | None = None
-    layers = list(Workshop.layers_of(options.model))
+    workshop: Experiment | None = None
+    layers = list(Experiment.layers_of(options.model))
     rows = [
         row | {"seed": options.seed}
         for row in cases(layers, options.model.name, options.kinds, options.mixes)
@@ -139,7 +141,7 @@ def main() -> None:
     print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
     for row in missing:
         start = time.monotonic()
-        workshop = workshop or Workshop(options)
+        workshop = workshop or Experiment(options)
         result = measured(workshop, row)
         with options.results.open("a") as results:
             results.write(json.dumps(result) + "\n")

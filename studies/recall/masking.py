@@ -47,19 +47,21 @@ class Masked:
             module.register_forward_pre_hook(functools.partial(self._enter, layer))
         for layer, module in self.projections.items():
             module.register_forward_pre_hook(functools.partial(self._readout, layer))
-        for home in {sys.modules[type(module).__module__] for module in self.mixers.values()}:
+        for defining_module in {
+            sys.modules[type(module).__module__] for module in self.mixers.values()
+        }:
             for name in live.checkpoint.family.kernels:
-                if hasattr(home, name):
-                    setattr(home, name, self._wrap(getattr(home, name)))
+                if hasattr(defining_module, name):
+                    setattr(defining_module, name, self._wrap(getattr(defining_module, name)))
 
     @contextmanager
     def cutting(self, cut: Cut | None) -> Iterator[None]:
         with ExitStack() as stack:
             stack.callback(setattr, self, "cut", self.cut)
             for layer, weight in (cut.weights if cut else {}).items():
-                held = self.projections[layer].weight
-                stack.callback(setattr, held, "data", held.data)
-                held.data = weight.to(held)
+                parameter = self.projections[layer].weight
+                stack.callback(setattr, parameter, "data", parameter.data)
+                parameter.data = weight.to(parameter)
             self.cut = cut
             yield
 
@@ -98,13 +100,13 @@ class Masked:
                     x = x * gate.repeat_interleave(x.shape[-2] // gate.shape[1], dim=1)[:, None]
                 bound.arguments[name] = x
             result = kernel(*bound.args, **bound.kwargs)
-            output, *rest = result if isinstance(result, tuple) else (result,)
+            output, *other_outputs = result if isinstance(result, tuple) else (result,)
             if keys is not None:
                 output = output * (self.geometry.head_k_dim / keys.shape[1]) ** 0.5
             if values is not None:
                 width = self.geometry.head_v_dim
                 output = output * _mask(values, width).to(output) * (width / values.shape[1]) ** 0.5
-            return (output, *rest) if isinstance(result, tuple) else output
+            return (output, *other_outputs) if isinstance(result, tuple) else output
 
         return call
 

@@ -17,11 +17,11 @@ from typing import Any
 import torch
 
 import statetrim as st
-from evidence import Heard, choose_keys, choose_values
+from evidence import SourceStatistics, choose_keys, choose_values
 from judge import LOADS, Judge
 from masking import Cut, Masked
 from refitting import Moments, Replay, error, refit
-from sources import make
+from sources import make_source
 from statetrim.runtime.loading import load_live, load_tokenizer
 
 SOURCES = ("text", "recall", "random", "echo", "any")
@@ -51,7 +51,7 @@ Row = dict[str, Any]
 
 def cases(options: argparse.Namespace) -> list[Row]:
     """What identifies a line, in the order of measuring."""
-    found: list[Row] = []
+    rows: list[Row] = []
     base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
     for shape in options.shapes:
         methods = options.methods if SHAPES[shape][0] < 64 else ["none"]
@@ -61,11 +61,11 @@ def cases(options: argparse.Namespace) -> list[Row]:
                     for fit in options.refits:
                         fit = mix if fit == "mix" else fit
                         row = {"shape": shape, "method": method, "mix": mix, "rule": rule}
-                        found.append(base | row | {"refit": fit})
-    return found
+                        rows.append(base | row | {"refit": fit})
+    return rows
 
 
-class Workshop:
+class Experiment:
     """Sources and sums of one model, made when they are first needed."""
 
     def __init__(self, options: argparse.Namespace) -> None:
@@ -76,10 +76,10 @@ class Workshop:
         live.module.requires_grad_(False)
         self.model = Masked(live)
         self.judge = Judge(self.model, options.test, self.tokenizer, options.windows, options.rows)
-        self.heard: dict[str, Heard] = {}
-        self.known: dict[tuple[str, str], Row] = {}
+        self.statistics: dict[str, SourceStatistics] = {}
+        self.results: dict[tuple[str, str], Row] = {}
         self.replays: dict[str, Replay] = {}
-        self.last_mark, self.last = "", dict[str, dict[int, Moments]]()
+        self.last_key, self.last_moments = "", dict[str, dict[int, Moments]]()
 
     @staticmethod
     def layers_of(model: Path) -> tuple[int, ...]:
@@ -88,60 +88,64 @@ class Workshop:
     def source(self, name: str, tokens: int) -> Any:
         vocabulary = self.model.live.vocab_size
         seed, text = self.options.seed, self.options.text
-        return make(name, text, self.tokenizer, vocabulary, tokens, seed)
+        return make_source(name, text, self.tokenizer, vocabulary, tokens, seed)
 
-    def listen(self, names: Any) -> None:
+    def collect(self, names: Any) -> None:
         for name in names:
-            if name not in self.heard:
+            if name not in self.statistics:
                 source = self.source(name, self.options.tokens)
                 backward = bool({"grad", "fisher"} & set(getattr(self.options, "methods", [])))
                 kind = "backward" if backward else "forward"
-                known = f"{self.options.model.name}-{name}-{self.options.seed}-{kind}.pt"
-                cache = self.options.work / known
-                self.heard[name] = Heard(self.checkpoint, self.model, source, cache, backward)
+                file_name = f"{self.options.model.name}-{name}-{self.options.seed}-{kind}.pt"
+                cache = self.options.work / file_name
+                self.statistics[name] = SourceStatistics(
+                    self.checkpoint, self.model, source, cache, backward
+                )
 
     def cut(self, row: Row) -> Cut:
         keys, values = SHAPES[row["shape"]]
         shares, args = MIXES[row["mix"]], (row["rule"], MIXES[row["mix"]])
-        self.listen(shares)
+        self.collect(shares)
         cut = Cut()
         if keys < self.checkpoint.geometry.head_k_dim:
-            cut.keys = choose_keys(self.checkpoint, self.heard, row["method"], *args, keys)
+            cut.keys = choose_keys(self.checkpoint, self.statistics, row["method"], *args, keys)
         if values < self.checkpoint.geometry.head_v_dim:
-            cut.values = choose_values(self.checkpoint, self.heard, "readout_greedy", *args, values)
+            cut.values = choose_values(
+                self.checkpoint, self.statistics, "readout_greedy", *args, values
+            )
         return cut
 
-    def moments(self, cut: Cut, mark: str, names: Any) -> dict[str, dict[int, Moments]]:
+    def moments(self, cut: Cut, key: str, names: Any) -> dict[str, dict[int, Moments]]:
         """By source; those of the last cut are kept."""
-        if mark != self.last_mark:
-            self.last_mark, self.last = mark, {}
+        if key != self.last_key:
+            self.last_key, self.last_moments = key, {}
         for name in names:
             if name not in self.replays:
                 source = self.source(name, self.options.refit_tokens)
                 self.replays[name] = Replay(self.model, source)
-            if name not in self.last:
-                self.last[name] = self.replays[name].moments(cut)
-        return self.last
+            if name not in self.last_moments:
+                self.last_moments[name] = self.replays[name].moments(cut)
+        return self.last_moments
 
     def measured(self, row: Row) -> Row:
         cut = self.cut(row)
         tables = [{i: t.tolist() for i, t in side.items()} for side in (cut.keys, cut.values)]
-        mark = json.dumps(tables)
-        if (mark, row["refit"]) not in self.known:
+        key = json.dumps(tables)
+        if (key, row["refit"]) not in self.results:
             errors = {}
             if row["refit"] != "none":
                 shares = MIXES[row["refit"]]
-                found = self.moments(cut, mark, sorted({*shares, "text", "recall"}))
-                cut.weights = refit(found, shares)
+                moments = self.moments(cut, key, sorted({*shares, "text", "recall"}))
+                cut.weights = refit(moments, shares)
                 errors = {
                     f"error {name}": [
-                        round(error(weight, found[name][layer]), 5)
+                        round(error(weight, moments[name][layer]), 5)
                         for layer, weight in cut.weights.items()
                     ]
                     for name in ("text", "recall")
                 }
-            self.known[mark, row["refit"]] = self.judge.figures(cut) | errors
-        return row | self.known[mark, row["refit"]]
+            self.results[key, row["refit"]] = self.judge.figures(cut) | errors
+        return row | self.results[key, row["refit"]]
 
 
 def main() -> None:
@@ -173,7 +177,7 @@ def main() -> None:
     print(f"{len(missing)} of {len(rows)} lines to measure", flush=True)
     if not missing:
         return
-    workshop = Workshop(options)
+    workshop = Experiment(options)
     for row in missing:
         start = time.monotonic()
         if row["shape"] == "original":

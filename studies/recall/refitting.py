@@ -46,7 +46,7 @@ class Replay:
 
     def moments(self, cut: Cut) -> dict[int, Moments]:
         """Each layer's input goes through the masked layer. Output projections have no bias."""
-        found: dict[int, Moments] = {}
+        by_layer: dict[int, Moments] = {}
         seen: dict[str, Tensor] = {}
         self.model.on_readout = lambda layer, values: seen.update(values=values)
         with torch.inference_mode(), self.model.cutting(cut):
@@ -55,29 +55,29 @@ class Replay:
                     self.model.mixers[layer](*args, **kwargs)
                     values = seen.pop("values").flatten(0, -2).double()
                     target = output.double()
-                    held = found.setdefault(layer, Moments(0.0, 0.0, 0.0))
-                    held.gram = held.gram + values.mT @ values
-                    held.target = held.target + target.mT @ values
-                    held.square += float(target.square().sum())
-                    held.tokens += len(values)
+                    moments = by_layer.setdefault(layer, Moments(0.0, 0.0, 0.0))
+                    moments.gram = moments.gram + values.mT @ values
+                    moments.target = moments.target + target.mT @ values
+                    moments.square += float(target.square().sum())
+                    moments.tokens += len(values)
         self.model.on_readout = None
-        return found
+        return by_layer
 
 
 def refit(
-    heard: Mapping[str, Mapping[int, Moments]], shares: Mapping[str, float], rule: str = "norm"
+    by_source: Mapping[str, Mapping[int, Moments]], shares: Mapping[str, float], rule: str = "norm"
 ) -> dict[int, Tensor]:
     """Weights [hidden, n] by layer; `rule` norm: each source's error as a part of its output."""
-    layers = next(iter(heard.values())).keys()
-    return {layer: _fitted([heard[n][layer] for n in shares], shares, rule) for layer in layers}
+    layers = next(iter(by_source.values())).keys()
+    return {layer: _fitted([by_source[n][layer] for n in shares], shares, rule) for layer in layers}
 
 
-def _fitted(parts: list[Moments], shares: Mapping[str, float], rule: str) -> Tensor:
+def _fitted(moments: list[Moments], shares: Mapping[str, float], rule: str) -> Tensor:
     gram: Any = 0
     target: Any = 0
-    for part, share in zip(parts, shares.values(), strict=True):
-        scale = share / (part.square if rule == "norm" else part.tokens)
-        gram, target = gram + scale * part.gram, target + scale * part.target
+    for source_moments, share in zip(moments, shares.values(), strict=True):
+        scale = share / (source_moments.square if rule == "norm" else source_moments.tokens)
+        gram, target = gram + scale * source_moments.gram, target + scale * source_moments.target
     kept = gram.diagonal() > 0
     gram, target = gram[kept][:, kept], target[:, kept]
     damped = gram + 1e-8 * gram.diagonal().mean() * torch.eye(len(gram), dtype=gram.dtype)
@@ -86,8 +86,12 @@ def _fitted(parts: list[Moments], shares: Mapping[str, float], rule: str) -> Ten
     return weight
 
 
-def error(weight: Tensor, part: Moments) -> float:
+def error(weight: Tensor, moments: Moments) -> float:
     """Part of the layer's output that is missed, in squares."""
     weight = weight.double()
-    missed = part.square - 2 * (weight * part.target).sum() + (weight * (weight @ part.gram)).sum()
-    return float(missed) / part.square
+    residual = (
+        moments.square
+        - 2 * (weight * moments.target).sum()
+        + (weight * (weight @ moments.gram)).sum()
+    )
+    return float(residual) / moments.square

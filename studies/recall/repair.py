@@ -70,26 +70,28 @@ class Study:
         sums_of_fit = st.calibrate(small, options.text, original=self.model, **mix)
         return st.refit(small, sums_of_fit, out=fitted)
 
-    def train(self, small: st.Checkpoint, stage: Row, **more: Any) -> tuple[st.Checkpoint, Row]:
+    def train(
+        self, small: st.Checkpoint, stage: Row, **control_options: Any
+    ) -> tuple[st.Checkpoint, Row]:
         """One stage, or what an earlier run made of it."""
-        mark = "-".join(f"{key[:3]}{value}" for key, value in stage.items() if key != "name")
-        mark += "-control" if more else ""
-        out = self.options.work / f"{small.path.name}-{mark}".replace(" ", "")
-        given = {key.replace(" ", "_"): value for key, value in stage.items() if key != "name"}
+        stage_key = "-".join(f"{key[:3]}{value}" for key, value in stage.items() if key != "name")
+        stage_key += "-control" if control_options else ""
+        out = self.options.work / f"{small.path.name}-{stage_key}".replace(" ", "")
+        options = {key.replace(" ", "_"): value for key, value in stage.items() if key != "name"}
         start = time.process_time()
         done = st.recover(
             small, teacher=self.model, text=self.options.text, out=out, length=256, batch_size=8,
-            skip=2 * SEEN, whole=True, save_every=10**6, progress=False, **given, **more,
+            skip=2 * SEEN, whole=True, save_every=10**6, progress=False, **options, **control_options,
         )  # fmt: skip
         record = read_json(out / "statetrim" / "recover.json", 2**26)
         curve, checks = record["curve"], record.get("held_out", [])
-        found = {
+        checked = {
             "held out": [
                 [c["tokens"], round(c.get("recall", c.get("recall_error")), 4)] for c in checks
             ]
         }
         losses = [round(line["loss"], 4) for line in (curve[0], curve[-1])]
-        return done, found | {"losses": losses, "cpu": round(time.process_time() - start)}
+        return done, checked | {"losses": losses, "cpu": round(time.process_time() - start)}
 
     def figures(self, name: str, model: st.Checkpoint, against: str | None) -> Row:
         """Beside the original, and beside another that was measured before."""
@@ -153,10 +155,10 @@ def main() -> None:
     first, last = stages(options)
     base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
 
-    def add(row: Row, model: st.Checkpoint, about: Row, against: str | None = None) -> None:
+    def add(row: Row, model: st.Checkpoint, details: Row, against: str | None = None) -> None:
         """Measure and write; what is known is measured again only for what follows it."""
         row = base | row
-        result = row | study.figures(row["kind"], model, against) | about
+        result = row | study.figures(row["kind"], model, against) | details
         if not any(row.items() <= old.items() for old in done):
             with options.results.open("a") as results:
                 results.write(json.dumps(result) + "\n")
@@ -169,18 +171,18 @@ def main() -> None:
 
     add({"kind": "original"}, study.model, {})
     if not options.first_only:
-        control, about = study.train(study.model, last, control=True)
-        add({"kind": "control", "training": [last]}, control, about)
+        control, details = study.train(study.model, last, control=True)
+        add({"kind": "control", "training": [last]}, control, details)
     for shape in options.shapes:
         row: Row = {"shape": shape, "seed": options.seed}
         small = study.cut(shape)
         add(row | {"kind": "cut"}, small, {})
         for number, stage in enumerate((first,) if options.first_only else (first, last)):
-            small, about = study.train(small, stage)
+            small, details = study.train(small, stage)
             kind = stage["name"]
             training = [first, last][: number + 1]
             against = "control" if stage is last else None
-            add(row | {"kind": kind, "training": training}, small, about, against)
+            add(row | {"kind": kind, "training": training}, small, details, against)
 
 
 if __name__ == "__main__":

@@ -24,13 +24,15 @@ class Source:
     """Token ids [count, time]; positions [n] whose successor can be answered (None: all)."""
 
     ids: Tensor
-    asked: Tensor | None = None
+    answer_positions: Tensor | None = None
 
     def batches(self, size: int = 8) -> list[Tensor]:
         return list(torch.split(self.ids.long(), size))
 
 
-def make(kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, seed: int) -> Source:
+def make_source(
+    kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, seed: int
+) -> Source:
     """`tokens` of a named kind; another seed gives other text and other sequences."""
     generator = torch.Generator().manual_seed(10_000 + seed)
     if kind == "text":
@@ -48,8 +50,8 @@ def make(kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, se
         pair = drawn.reshape(rows, PAIRS, 2)
         order = torch.rand(rows, PAIRS, generator=generator).argsort(-1)
         again = pair.gather(1, order.unsqueeze(-1).expand(-1, -1, 2))
-        asked = 2 * PAIRS + 2 * torch.arange(PAIRS)
-        return Source(torch.cat([pair, again], 1).flatten(1), asked)
+        positions = 2 * PAIRS + 2 * torch.arange(PAIRS)
+        return Source(torch.cat([pair, again], 1).flatten(1), positions)
     raise ValueError(kind)
 
 

@@ -54,10 +54,10 @@ def axes_table(rows: list[Row]) -> str:
     """One axis alone, refitted on the mix that chose the channels."""
     cells = []
     for row in rows:
-        part, _, axis = row["shape"].partition(" ")
+        fraction, _, axis = row["shape"].partition(" ")
         if axis in ("keys", "values") and row["refit"] == row["mix"]:
-            about = [row["model"], part, axis, row["method"], row["mix"]]
-            cells.append([*about, loss(row), recall(row)])
+            leading = [row["model"], fraction, axis, row["method"], row["mix"]]
+            cells.append([*leading, loss(row), recall(row)])
     header = ["model", "state bytes", "cut", "method", "generated part", "NLL change", PAIRS]
     return table(header, cells)
 
@@ -69,8 +69,8 @@ def layers_table(rows: list[Row]) -> str:
         if row["refit"] == "text" and row["kind"] in ("uniform", "first whole"):
             first, second = ("x".join(map(str, width)) for width in row["widths"][:2])
             widths = first if first == second else f"{first}, then {second}"
-            part = f"{row['bytes']:.0%}"
-            cells.append([row["model"], row["axis"], part, widths, loss(row), recall(row)])
+            fraction = f"{row['bytes']:.0%}"
+            cells.append([row["model"], row["axis"], fraction, widths, loss(row), recall(row)])
     return table(["model", "axis", "state bytes", "widths", "NLL change", PAIRS], cells)
 
 
@@ -84,13 +84,13 @@ def default_table(rows: list[Row]) -> str:
     """The default against `drrqr` on text, the default before it, paired."""
     cells = []
     for row in rows:
-        about = [row["model"], row["shape"].partition(" ")[0], str(row["seed"])]
+        leading = [row["model"], row["shape"].partition(" ")[0], str(row["seed"])]
         values = [
             " / ".join(f"{row[f'recall {p}'][when]:.3f}" for p in LOADS)
             for when in ("earlier", "now")
         ]
         changes = [signed(row[name]["change"]) for name in ("nll", "recall 32", "recall 63")]
-        cells.append([*about, *values, *changes])
+        cells.append([*leading, *values, *changes])
     header = ["model", "state bytes", "seed", "`drrqr` on text: " + PAIRS, "default: " + PAIRS]
     return table([*header, "NLL change", "recall change at 32", "at 63"], cells)
 
@@ -113,14 +113,16 @@ def repair_table(rows: list[Row]) -> str:
     """What training brings back; the control is the original with the same training."""
     cells = []
     for row in rows:
-        part = row.get("shape", "").partition(" ")[0]
-        side = "x".join(map(str, SHAPES[row["shape"]])) if part else ""
+        fraction = row.get("shape", "").partition(" ")[0]
+        side = "x".join(map(str, SHAPES[row["shape"]])) if fraction else ""
         tokens = ", ".join(map(stage_of, row.get("training", [])))
-        alike = row.get("against control", {})
-        against = [signed(alike[name]) if alike else "" for name in ("nll", "recall 32")]
+        differences = row.get("against control", {})
+        against = [
+            signed(differences[name]) if differences else "" for name in ("nll", "recall 32")
+        ]
         change = "" if row["kind"] == "original" else loss(row)
-        about = [row["model"], part, side, WHAT[row["kind"]], tokens]
-        cells.append([*about, change, recall(row), *against])
+        leading = [row["model"], fraction, side, WHAT[row["kind"]], tokens]
+        cells.append([*leading, change, recall(row), *against])
     header = [
         "model",
         "state bytes",
@@ -191,12 +193,12 @@ def main() -> None:
     parser.add_argument("page", type=Path)
     options = parser.parse_args()
     text = options.page.read_text()
-    for name, make in TABLES.items():
+    for name, make_table in TABLES.items():
         if f"<!-- {name} -->" not in text:
             continue
-        content = make(lines_of(options.folder, FILES.get(name, name)))
-        place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-        text = re.sub(place, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
+        content = make_table(lines_of(options.folder, FILES.get(name, name)))
+        section = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+        text = re.sub(section, rf"\g<1>{content}\n\g<2>", text, flags=re.DOTALL)
     options.page.write_text(text)
 
 
