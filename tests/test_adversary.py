@@ -14,11 +14,11 @@ import pytest
 
 from helpers.commands import COMMANDS
 
-Found = list[tuple[str, str, str | None]]
+Trials = list[tuple[str, str, str | None]]
 
 
 @pytest.fixture(scope="module")
-def found() -> Found:
+def found() -> Trials:
     command = [sys.executable, "-m", "helpers.adversary"]
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     done = subprocess.run(
@@ -42,7 +42,7 @@ def found() -> Found:
         ("read-only", len(COMMANDS)),
     ],
 )
-def test_nothing_is_lost(kind: str, least: int, found: Found) -> None:
-    trials = {name: problem for one, name, problem in found if one == kind}
+def test_nothing_is_lost(kind: str, least: int, found: Trials) -> None:
+    trials = {name: problem for trial_kind, name, problem in found if trial_kind == kind}
     assert len(trials) >= least
     assert not {name: problem for name, problem in trials.items() if problem}

@@ -46,18 +46,18 @@ def modules() -> dict[str, ast.Module]:
 
 def imported(tree: ast.Module) -> set[str]:
     """Top-level package names and, for relative imports, the module's own name."""
-    found = set()
+    packages = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name.partition(".")[0] for alias in node.names}
+            packages |= {alias.name.partition(".")[0] for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             module = node.module or ""
             if node.level:
                 names = [module] if module else [alias.name for alias in node.names]
-                found |= {f".{name.partition('.')[0]}" for name in names}
+                packages |= {f".{name.partition('.')[0]}" for name in names}
             else:
-                found.add(module.partition(".")[0])
-    return found
+                packages.add(module.partition(".")[0])
+    return packages
 
 
 def test_the_floor_plan_holds() -> None:
@@ -160,8 +160,8 @@ def test_no_module_has_the_name_of_a_public_function() -> None:
 
 def test_a_command_has_the_same_path_on_the_command_line_and_in_the_console() -> None:
     def names(folder: str) -> set[str]:
-        found = (SOURCE / folder).rglob("*.py")
-        return {path.relative_to(SOURCE / folder).as_posix() for path in found}
+        files = (SOURCE / folder).rglob("*.py")
+        return {path.relative_to(SOURCE / folder).as_posix() for path in files}
 
     shared = {"app.py", "arguments.py", "checks.py", "program.py"}
     assert names("cli") - shared <= names("console")
@@ -173,9 +173,11 @@ def test_the_map_names_every_module() -> None:
     section = text[text.index("## Where things live") :].partition("\nAround the package")[0]
     named = set(re.findall(r"^(\w+)(?:/|\.py)|(?<=  )(\w+)\.py", section, flags=re.M))
     named = {first or second for first, second in named}
-    there = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
-    there -= {"__init__", "__main__", "__pycache__"}
-    assert named == there, f"not on the map: {there - named}; on it, but gone: {named - there}"
+    existing = {path.stem for path in SOURCE.iterdir() if path.suffix == ".py" or path.is_dir()}
+    existing -= {"__init__", "__main__", "__pycache__"}
+    assert named == existing, (
+        f"not on the map: {existing - named}; on it, but gone: {named - existing}"
+    )
 
 
 def test_a_command_has_the_same_place_in_cli_and_console() -> None:
@@ -191,6 +193,6 @@ def test_a_command_has_the_same_place_in_cli_and_console() -> None:
         for folder in ("cli", "console")
     }
     for name in names:
-        found = [{path for path in paths if path.stem == name} for paths in places.values()]
-        assert found[0] == found[1] and len(found[0]) == 1, f"{name}: {found}"
+        matches = [{path for path in paths if path.stem == name} for paths in places.values()]
+        assert matches[0] == matches[1] and len(matches[0]) == 1, f"{name}: {matches}"
     assert len(names) >= 13

@@ -105,18 +105,18 @@ def test_every_result_has_its_command_date_and_commit() -> None:
         "a row is incomplete"
     )
     listed = [name for name, _ in rows if not name.startswith("tests/data/")]
-    there = {
+    existing = {
         path.relative_to(ROOT / "results").as_posix()
         for path in (ROOT / "results").rglob("*")
         if path.is_file() and path.name != "README.md"
     }
-    assert sorted(listed) == sorted(there)
+    assert sorted(listed) == sorted(existing)
     assert all((ROOT / name).is_file() for name, _ in rows if name.startswith("tests/data/"))
     recipes = set(re.findall(r"^([\w-]+)[^:=\n]*:", (ROOT / "justfile").read_text(), re.M))
     for _, command in rows:
         program, *words = command.split()
-        known = {"just": lambda w: w in recipes, "python": lambda w: (ROOT / w).is_file()}
-        assert program == "statetrim" or known[program](words[0]), command
+        is_runnable = {"just": lambda w: w in recipes, "python": lambda w: (ROOT / w).is_file()}
+        assert program == "statetrim" or is_runnable[program](words[0]), command
 
 
 def test_every_guarantee_names_tests_that_exist() -> None:
@@ -126,8 +126,8 @@ def test_every_guarantee_names_tests_that_exist() -> None:
     rows = [line.split("|")[1:-1] for line in text.splitlines() if line.startswith("|")][2:]
     assert len(rows) > 8
     recipes = (ROOT / "justfile").read_text(encoding="utf-8")
-    for guarantee, held_by in rows:
-        named = re.findall(r"`(tests/[^`]+)`", held_by)
+    for guarantee, tests in rows:
+        named = re.findall(r"`(tests/[^`]+)`", tests)
         assert named and all(list(ROOT.glob(name)) for name in named), guarantee
-        for recipe in re.findall(r"`just ([\w-]+)`", held_by):
+        for recipe in re.findall(r"`just ([\w-]+)`", tests):
             assert re.search(rf"^{recipe}\b", recipes, re.M), recipe

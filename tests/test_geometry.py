@@ -76,14 +76,16 @@ def test_keep_that_makes_no_sense_is_refused(requested: object) -> None:
 
 
 @given(some.integers(1, 63), some.integers(1, 1000), some.integers(1, 1000))
-def test_a_fraction_is_exact_on_small_heads(channels: int, part: int, whole: int) -> None:
-    fraction = Fraction(part, whole)
+def test_a_fraction_is_exact_on_small_heads(
+    channels: int, numerator: int, denominator: int
+) -> None:
+    fraction = Fraction(numerator, denominator)
     expected = -(-fraction.numerator * channels // fraction.denominator)
     if fraction > 1 or expected == channels:
         with pytest.raises(st.StatetrimError):
-            resolve_keep(f"{part}/{whole}", channels)
+            resolve_keep(f"{numerator}/{denominator}", channels)
     else:
-        assert resolve_keep(f"{part}/{whole}", channels) == expected
+        assert resolve_keep(f"{numerator}/{denominator}", channels) == expected
 
 
 def state(keys: int, values: int) -> st.Geometry:
@@ -114,9 +116,9 @@ def test_a_shared_norm_only_loses_length() -> None:
 def test_shapes_at_equal_bytes_use_them_and_no_more(
     keys: int, values: int, sixteenths: int
 ) -> None:
-    part = Fraction(sixteenths, 16)
-    shapes = shapes_for_share(state(keys, values), part)
-    budget = part * keys * values
+    share = Fraction(sixteenths, 16)
+    shapes = shapes_for_share(state(keys, values), share)
+    budget = share * keys * values
     for name, (k, v) in shapes.items():
         assert 1 <= k <= keys and 1 <= v <= values
         assert k * v <= budget
@@ -128,6 +130,6 @@ def test_shapes_at_equal_bytes_use_them_and_no_more(
 
 
 def test_a_part_that_leaves_nothing_is_refused() -> None:
-    for part in (Fraction(1, 16), Fraction(0), Fraction(1)):
+    for share in (Fraction(1, 16), Fraction(0), Fraction(1)):
         with pytest.raises(st.StatetrimError, match="leaves an axis with nothing"):
-            shapes_for_share(state(8, 8), part)
+            shapes_for_share(state(8, 8), share)

@@ -54,13 +54,13 @@ def test_the_hooks_file_is_one() -> None:
 
 
 def test_no_yaml_file_is_without_a_check() -> None:
-    found = {
+    files = {
         path.relative_to(ROOT).as_posix()
         for pattern in ("*.yml", "*.yaml", ".github/**/*.yml", "*.cff")
         for path in ROOT.glob(pattern)
     }
     checked = {p.relative_to(ROOT).as_posix() for name in SCHEMAS for p in ROOT.glob(name)}
-    assert found == checked | set(OTHERS)
+    assert files == checked | set(OTHERS)
 
 
 @pytest.mark.skipif(shutil.which("actionlint") is None, reason="actionlint is not installed")
@@ -77,13 +77,13 @@ def test_workflows_pass_zizmor() -> None:
 
 def commands() -> list[str]:
     """Every `run` of every workflow, and of its matrix."""
-    found = []
+    lines = []
     for path in WORKFLOWS:
         for job in yaml.safe_load(path.read_text())["jobs"].values():
-            found += [step["run"] for step in job["steps"] if "run" in step]
+            lines += [step["run"] for step in job["steps"] if "run" in step]
             for row in job.get("strategy", {}).get("matrix", {}).get("include", []):
-                found += [row[name] for name in ("run", "install", "test") if name in row]
-    return found
+                lines += [row[name] for name in ("run", "install", "test") if name in row]
+    return lines
 
 
 def test_workflows_name_files_extras_and_recipes_that_exist() -> None:
@@ -102,11 +102,11 @@ def test_workflows_run_statetrim_with_options_that_it_has() -> None:
 
     from statetrim.cli import app
 
-    known: Any = typer.main.get_command(app)
+    group: Any = typer.main.get_command(app)
     lines = re.findall(r"(?:^|[\s/])statetrim ([a-z]+)((?: -[-\w]+)*)", "\n".join(commands()))
     assert {name for name, _ in lines} >= {"doctor", "demo"}
     for name, options in lines:
-        flags = {flag for option in known.commands[name].params for flag in option.opts}
+        flags = {flag for option in group.commands[name].params for flag in option.opts}
         assert set(options.split()) <= flags, (name, options)
 
 

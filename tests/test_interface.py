@@ -52,8 +52,10 @@ def test_everything_of_the_first_version_still_works(kind: str) -> None:
     missing = set(old) - set(new)
     assert missing == {fact for fact in CHANGED if fact in old}
     for owner in {fact.partition("(")[0] for fact in old}:
-        places = [
+        positional = [
             [name(fact) for fact in facts if fact.startswith(f"{owner}(") and "*" not in fact]
             for facts in (old, new)
         ]
-        assert places[1][: len(places[0])] == places[0], f"{owner}: another order of arguments"
+        assert positional[1][: len(positional[0])] == positional[0], (
+            f"{owner}: another order of arguments"
+        )

@@ -29,7 +29,7 @@ def test_sizes_are_counted_as_a_reader_would(measured: Any, tmp_path: Path) -> N
     (tmp_path / "one.py").write_text("def f():\n    def g():\n        pass\n\n\nclass A: ...\n")
     (tmp_path / "inner" / "two.py").write_text("x = 1")
     (tmp_path / "inner" / "table.json").write_text("{}\n" * 1000)
-    found = measured.layout(tmp_path)
-    assert found.folders == {".": 1, "inner": 2}
-    assert found.files == {"one.py": 6, "inner/two.py": 1}
-    assert found.functions == {"one.py:1 f": 3, "one.py:2 g": 2}
+    sizes = measured.layout(tmp_path)
+    assert sizes.folders == {".": 1, "inner": 2}
+    assert sizes.files == {"one.py": 6, "inner/two.py": 1}
+    assert sizes.functions == {"one.py:1 f": 3, "one.py:2 g": 2}

@@ -119,8 +119,8 @@ def test_a_tokenizer_with_more_tokens_than_the_model(place: Path) -> None:
 def test_half_a_surrogate_pair_and_bytes_that_are_no_text(tmp_path: Path) -> None:
     path = tmp_path / "text.jsonl"
     path.write_bytes(b'{"text": "a \\ud800 b"}\n{"text": "\xff c"}\n{"text": ""}\n')
-    found = list(documents(path))
-    assert len(found) == 3 and all(text.encode() is not None for text in found)
+    texts = list(documents(path))
+    assert len(texts) == 3 and all(text.encode() is not None for text in texts)
 
 
 @pytest.mark.parametrize("name", ["text.jsonl", "model/config.json", "model/tokenizer.json"])

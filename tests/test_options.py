@@ -36,10 +36,10 @@ def test_the_names_given_one_by_one_are_those_of_the_class(options: type, names:
 
 @pytest.mark.parametrize(("options", "_"), KINDS)
 def test_options_are_frozen_and_print_what_they_hold(options: Any, _: type) -> None:
-    given = options(tokens="64k")
+    instance = options(tokens="64k")
     with pytest.raises(dataclasses.FrozenInstanceError):
-        given.tokens = 3
-    assert "tokens='64k'" in repr(given)
+        instance.tokens = 3
+    assert "tokens='64k'" in repr(instance)
     for field in dataclasses.fields(options):
         assert field.name in inspect.getsource(options), f"{field.name} is not documented"
 
@@ -68,23 +68,23 @@ def test_a_mistyped_option_is_named_with_the_nearest(call: Any, says: str) -> No
 def test_what_is_given_by_name_counts_over_the_options(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    taken: list[Job] = []
-    monkeypatch.setattr("statetrim.pipelines.trim.run", lambda job, out, watch: taken.append(job))
+    jobs: list[Job] = []
+    monkeypatch.setattr("statetrim.pipelines.trim.run", lambda job, out, watch: jobs.append(job))
     options = st.TrimOptions(keep=6, tokens="1k", seed=3)
     st.trim(checkpoint("qwen3_5_text"), options, out=tmp_path / "out", tokens=2048)
-    assert taken[0].options == dataclasses.replace(options, tokens=2048)
-    assert (taken[0].tokens, taken[0].after.head_k_dim) == (2048, 6)
+    assert jobs[0].options == dataclasses.replace(options, tokens=2048)
+    assert (jobs[0].tokens, jobs[0].after.head_k_dim) == (2048, 6)
 
 
 def test_an_estimate_is_the_dry_run(checkpoint: Any, tmp_path: Path) -> None:
     text, model = tmp_path / "text.jsonl", checkpoint("qwen3_5_text")
     tiny.write_text(text, 2**13)
-    found = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)
+    steps = st.estimate(model, keep=6, text=text, tokens="1k", recover="1k", benchmark=False)
     words = ["trim", str(model), "--keep", "6", "--text", str(text), "--tokens", "1k"]
     words += ["--recover", "1k", "--no-benchmark", "--dry-run", "--json", "-o", str(tmp_path / "o")]
-    said = json.loads(CliRunner().invoke(app, words).stdout)
-    assert [step.name for step in found] == [step["name"] for step in said["steps"]]
-    assert [step.does for step in found] == [step["does"] for step in said["steps"]]
+    plan = json.loads(CliRunner().invoke(app, words).stdout)
+    assert [step.name for step in steps] == [step["name"] for step in plan["steps"]]
+    assert [step.does for step in steps] == [step["does"] for step in plan["steps"]]
     assert [path.name for path in tmp_path.iterdir()] == ["text.jsonl"]
     with pytest.raises(st.StatetrimError, match="estimate has no option 'kepe'"):
         st.estimate(model, kepe=6)  # type: ignore[call-arg]
@@ -94,14 +94,14 @@ class Filled(Exception):
     """Carries the options that a command filled."""
 
 
-def filled(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str]) -> Any:
+def filled(monkeypatch: pytest.MonkeyPatch, target: str, words: list[str]) -> Any:
     """The options that the command line makes of `words`."""
 
     def catch(model: Any, options: Any, *_: Any, **__: Any) -> None:
         raise Filled(options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(place, staticmethod(catch) if place.endswith("Job.of") else catch)
+        patch.setattr(target, staticmethod(catch) if target.endswith("Job.of") else catch)
         result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, Filled), (result.output, result.exception)
     return result.exception.args[0]
@@ -109,11 +109,11 @@ def filled(monkeypatch: pytest.MonkeyPatch, place: str, words: list[str]) -> Any
 
 def plain(options: Any) -> dict[str, Any]:
     """Numbers of tokens as numbers, sequences as lists."""
-    found = dataclasses.asdict(options)
+    fields = dataclasses.asdict(options)
     for name in ("tokens", "skip", "recover"):
-        if name in found:
-            found[name] = parse_token_count(found[name])
-    return {name: list(v) if isinstance(v, tuple) else v for name, v in found.items()}
+        if name in fields:
+            fields[name] = parse_token_count(fields[name])
+    return {name: list(v) if isinstance(v, tuple) else v for name, v in fields.items()}
 
 
 def flags(command: str) -> Iterator[tuple[str, Any]]:
@@ -149,11 +149,11 @@ def test_the_command_line_has_the_same_defaults(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
-    found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", ["trim", model, "-o", out])
-    assert plain(found) == plain(st.TrimOptions())
+    options = filled(monkeypatch, "statetrim.pipelines.job.Job.of", ["trim", model, "-o", out])
+    assert plain(options) == plain(st.TrimOptions())
     words = ["recover", model, "--text", "t", "-o", out]
-    found = filled(monkeypatch, "statetrim.recovery.recover.recover", words)
-    assert plain(found) == plain(st.RecoverOptions())
+    options = filled(monkeypatch, "statetrim.recovery.recover.recover", words)
+    assert plain(options) == plain(st.RecoverOptions())
 
 
 def test_the_command_line_fills_every_option(
@@ -168,21 +168,21 @@ def test_the_command_line_fills_every_option(
     words += " --max-memory 0=1GiB --dtype bfloat16 --widths 0=1x1 --keep-heads 2"
     words += " --state-dtype int8"
     arguments = ["trim", model, "-o", out, *words.split()]
-    found = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
+    options = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
     untouched = NOT_ON_THE_COMMAND_LINE["trim"]
     defaults = plain(st.TrimOptions())
-    same = {name for name, value in plain(found).items() if value == defaults[name]}
-    assert same == untouched and (found.for_, found.sequences) == ("vllm", 5)
+    unchanged = {name for name, value in plain(options).items() if value == defaults[name]}
+    assert unchanged == untouched and (options.for_, options.sequences) == ("vllm", 5)
 
     words = "--tokens 1 --length 2 --skip 3 --batch-size 4 --micro-batch 5 --rank 6 --alpha 7"
     words += " --learning-rate 8 --temperature 9 --also mlp --mixed-precision --control --shard"
     words += " --gradient-checkpointing --layerwise --seed 10 --save-every 11 --report-to x"
     words += " --device cpu --dtype bfloat16 --recall 0.5 --patience 2 --layers 0 --whole"
     arguments = ["recover", model, "--text", "t", "-o", out, *words.split()]
-    found = filled(monkeypatch, "statetrim.recovery.recover.recover", arguments)
+    options = filled(monkeypatch, "statetrim.recovery.recover.recover", arguments)
     defaults = plain(st.RecoverOptions())
-    same = {name for name, value in plain(found).items() if value == defaults[name]}
-    assert same == NOT_ON_THE_COMMAND_LINE["recover"]
+    unchanged = {name for name, value in plain(options).items() if value == defaults[name]}
+    assert unchanged == NOT_ON_THE_COMMAND_LINE["recover"]
 
 
 @pytest.mark.parametrize(
@@ -200,8 +200,8 @@ def test_the_record_of_a_job_is_that_of_version_0_1(
 ) -> None:
     """So that results and interrupted runs of 0.1 are recognised, whichever way it was asked."""
     model = st.open(checkpoint("qwen3_5_text"))
-    told = {"text": tmp_path / "none.txt", "tokens": "1k", "method": "drrqr", "recall": 0.0}
-    job = Job.from_options(model, st.TrimOptions(**asked, **told))
+    common = {"text": tmp_path / "none.txt", "tokens": "1k", "method": "drrqr", "recall": 0.0}
+    job = Job.from_options(model, st.TrimOptions(**asked, **common))
     assert list(job.record.items()) == list(
         {
             "format": "statetrim trim",
@@ -264,8 +264,12 @@ def test_results_say_with_which_options_they_were_made(checkpoint: Any, tmp_path
         "layerwise": False,
         "seed": 0,
     }
-    made = st.RecoverOptions(**record["recipe"])
-    assert (made.tokens, made.length, made.batch_size) == (1024, 64, 16)
+    recover_options = st.RecoverOptions(**record["recipe"])
+    assert (recover_options.tokens, recover_options.length, recover_options.batch_size) == (
+        1024,
+        64,
+        16,
+    )
 
 
 TYPED = """\

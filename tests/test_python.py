@@ -71,7 +71,7 @@ def typed(script: str, folder: Path) -> str:
 
 def test_a_type_checker_sees_every_public_name(tmp_path: Path) -> None:
     used = "\n".join(f"st.{name}" for name in st.__all__)
-    said = typed(
+    output = typed(
         f"import statetrim as st\n{used}\n"
         'model = st.open("MODEL")\n'
         'plan = st.select(model, "l1", keep=0.5)\n'
@@ -81,24 +81,24 @@ def test_a_type_checker_sees_every_public_name(tmp_path: Path) -> None:
         tmp_path,
     )
     kinds = [
-        line.rpartition("Revealed type is ")[2] for line in said.splitlines() if "note" in line
+        line.rpartition("Revealed type is ")[2] for line in output.splitlines() if "note" in line
     ]
     checkpoint = '"statetrim.storage.checkpoint.Checkpoint"'
-    assert kinds == [checkpoint, '"statetrim.artifacts.plan.Plan"', checkpoint, '"str"'], said
-    errors = [line for line in said.splitlines() if "error:" in line]
-    assert len(errors) == 1 and 'maybe "select"' in errors[0], said
+    assert kinds == [checkpoint, '"statetrim.artifacts.plan.Plan"', checkpoint, '"str"'], output
+    errors = [line for line in output.splitlines() if "error:" in line]
+    assert len(errors) == 1 and 'maybe "select"' in errors[0], output
 
 
 def test_whatever_takes_a_model_takes_a_path() -> None:
-    found = set()
+    checked = set()
     for name in (name for name in st.__all__ if inspect.isfunction(getattr(st, name))):
         hints = get_type_hints(getattr(st, name))
         for parameter in MODELS & set(hints):
             accepted = get_args(hints[parameter])
-            found.add(name)
+            checked.add(name)
             assert {str, Path} <= set(accepted), f"{name}: {parameter}"
             assert name == "open" or st.Checkpoint in accepted, f"{name}: {parameter}"
-    assert found >= {
+    assert checked >= {
         *("analyze", "benchmark", "calibrate", "evaluate", "inspect", "load", "open", "prepare"),
         *("prune", "recover", "refit", "select", "sweep", "trim"),
     }
@@ -110,21 +110,21 @@ def test_a_cut_by_names_alone_equals_one_by_objects(
     """Models, statistics and plans by the paths of their files, as on the command line."""
     model, sums, plan = str(checkpoint("delta_net")), tmp_path / "sums", str(tmp_path / "plan")
     quick = {"tokens": 1024, "length": 64, "recall": 0.0, "methods": ["drrqr"]}
-    heard = st.calibrate(model, text, out=sums, **quick)
+    statistics = st.calibrate(model, text, out=sums, **quick)
     st.select(model, "drrqr", 0.5, statistics=str(sums)).save(plan)
     small = st.prune(model, plan, tmp_path / "small")
 
     opened = st.open(model)
-    chosen = st.select(opened, "drrqr", 0.5, statistics=heard)
-    assert small.digest == st.prune(opened, chosen, tmp_path / "again").digest
+    selected = st.select(opened, "drrqr", 0.5, statistics=statistics)
+    assert small.digest == st.prune(opened, selected, tmp_path / "again").digest
     assert st.prepare(model, plan).geometry == small.geometry == st.open(str(small.path)).geometry
 
     fit = tmp_path / "fit"
     st.calibrate(str(small.path), text, original=model, out=fit, **quick)
     fitted = st.refit(str(small.path), str(fit), out=tmp_path / "fitted")
     assert fitted.fingerprint != small.fingerprint
-    whole = st.merge([str(sums), st.calibrate(model, text, skip=1024, **quick)])
-    assert next(iter(whole.layers.values())).tokens == 2048
+    merged = st.merge([str(sums), st.calibrate(model, text, skip=1024, **quick)])
+    assert next(iter(merged.layers.values())).tokens == 2048
 
 
 def test_models_are_run_by_their_paths(checkpoint: Load, text: Path, tmp_path: Path) -> None:
@@ -168,10 +168,10 @@ def test_a_whole_run_by_a_path(checkpoint: Load, text: Path, tmp_path: Path) -> 
 def test_a_hub_id_is_a_model_too(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    home, revision = tmp_path / "models--someone--tiny", "0" * 40
-    shutil.copytree(checkpoint("delta_net"), home / "snapshots" / revision)
-    (home / "refs").mkdir()
-    (home / "refs" / "main").write_text(revision)
+    cache_folder, revision = tmp_path / "models--someone--tiny", "0" * 40
+    shutil.copytree(checkpoint("delta_net"), cache_folder / "snapshots" / revision)
+    (cache_folder / "refs").mkdir()
+    (cache_folder / "refs" / "main").write_text(revision)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     plan = st.select("someone/tiny", "l1", 0.5)
     expected = st.select(checkpoint("delta_net"), "l1", 0.5)
@@ -182,8 +182,10 @@ def test_tokens_are_counted_as_on_the_command_line(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     model = checkpoint("delta_net")
-    heard = st.calibrate(model, text, tokens="1k", skip="1K", length=64)
-    assert heard.lineage == st.calibrate(model, text, tokens=1024, skip=1024, length=64).lineage
+    statistics = st.calibrate(model, text, tokens="1k", skip="1K", length=64)
+    assert (
+        statistics.lineage == st.calibrate(model, text, tokens=1024, skip=1024, length=64).lineage
+    )
     seen = st.analyze(model, text, tokens="128", skip="1k", length=64, burn_in=8)
     assert (seen.lineage["data"]["count"], seen.lineage["data"]["skip"]) == (2, 1024)
     timings = st.benchmark([], baseline=model, batches=[1], lengths=["1k"], rounds=1)
@@ -206,18 +208,18 @@ def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory
     """One of everything that a prompt or a notebook shows, of a model with a hostile name."""
     folder = tmp_path_factory.mktemp("shown")
     model = st.open(shutil.copytree(checkpoint("delta_net"), folder / "<script>alert(1)<"))
-    heard = st.calibrate(
+    statistics = st.calibrate(
         model, text, methods=["drrqr", "readout_greedy"], recall=0.0, tokens=1024, length=64
     )
-    plan = st.select(model, "drrqr", 0.5, keep_values=0.5, statistics=heard)
+    plan = st.select(model, "drrqr", 0.5, keep_values=0.5, statistics=statistics)
     small = st.prune(model, plan, folder / "small")
     every = {"length": 64, "burn_in": 8, "tokens": 256}
     scores = st.evaluate(small, baseline=model, tasks=["mqar"], limit=2)
     swept = [Point(k, 64, "l1", 64 * k, {}) for k in range(1, 129)]
     return {
         "Checkpoint": model,
-        "Statistics": heard,
-        "LayerStatistics": next(iter(heard.layers.values())),
+        "Statistics": statistics,
+        "LayerStatistics": next(iter(statistics.layers.values())),
         "Plan": plan,
         "Surgery": st.prepare(model, plan),
         "Scores": scores,
@@ -317,23 +319,23 @@ def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: s
         st.prune(model, plan, out.with_name("other"), progress=False)
         print("END", file=sys.stderr)
 
-    said = b""
+    received = b""
 
     def read() -> None:
-        nonlocal said
+        nonlocal received
         with contextlib.suppress(OSError):  # a terminal's way to say that it was closed
             while more := os.read(reader, 2**16):
-                said += more
+                received += more
 
     with ThreadPoolExecutor() as pool:
         pool.submit(read)
         code = in_a_child(script)
         os.close(writer)
     os.close(reader)
-    assert code == 0, said.decode()
-    first, _, rest = said.decode().partition("QUIET")
-    assert "END" in rest
-    return [first, rest]
+    assert code == 0, received.decode()
+    first, _, second = received.decode().partition("QUIET")
+    assert "END" in second
+    return [first, second]
 
 
 def test_a_terminal_shows_a_bar_unless_told_otherwise(
@@ -358,8 +360,10 @@ def test_nobody_watches_so_nothing_is_shown(
     why: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     terminal, rank = (False, {}) if why == "a log" else (True, {"RANK": "1"})
-    both = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal, **rank)
-    assert not any(re.search("calibrating|selecting|pruning|━", said) for said in both), both
+    outputs = watched(checkpoint("delta_net"), text, tmp_path / "small", terminal, **rank)
+    assert not any(re.search("calibrating|selecting|pruning|━", output) for output in outputs), (
+        outputs
+    )
 
 
 def test_a_notebook_shows_a_bar(checkpoint: Load, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -429,7 +433,9 @@ def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_pat
         progress=seen.append,
         **quick,
     )
-    stages = list(dict.fromkeys((told.label.rpartition(": ")[2], told.unit) for told in seen))
+    stages = list(
+        dict.fromkeys((progress.label.rpartition(": ")[2], progress.unit) for progress in seen)
+    )
     assert stages == [
         ("calibrating", "tokens"),
         ("selecting", "layers"),
@@ -439,5 +445,5 @@ def test_a_function_is_told_of_every_stage(checkpoint: Load, text: Path, tmp_pat
         ("mqar", "samples"),
         ("mqar", "tasks"),
     ]
-    last = {told.label: told for told in seen}
-    assert all(told.done == told.total for told in last.values()), last
+    last = {progress.label: progress for progress in seen}
+    assert all(progress.done == progress.total for progress in last.values()), last

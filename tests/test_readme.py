@@ -39,7 +39,7 @@ def commands(page: str, program: str = "") -> list[str]:
 
 def tiny_version(command: str) -> str:
     """The README speaks of heads of 128 channels; the tiny model has 12, and less text."""
-    for said, meant in (
+    for original, replacement in (
         ("--square 64", "--square 4"),
         ("keep=64", "keep=6"),
         ("--sweep 96x96,64x64,48x48", "--sweep 8x6,6x4"),
@@ -51,7 +51,7 @@ def tiny_version(command: str) -> str:
         ('tokens="64k", out=', "tokens=1024, limit=4, benchmark=False, out="),
         ("--tokens 64m", "--tokens 1k"),
     ):
-        command = command.replace(said, meant)
+        command = command.replace(original, replacement)
     program, name, *_ = [*command.split(), ""]
     return f"{command} {QUICK[name]}" if program == "statetrim" and name in QUICK else command
 
@@ -67,7 +67,9 @@ def test_the_package_index_gets_no_link_that_leads_nowhere(
         "Will it work with my model and engine?" in shown and "[list](#supported-models)" in shown
     )
     targets = re.findall(r"\]\(([^)]*)\)", shown)
-    assert targets and [one for one in targets if not one.startswith(("https:", "#"))] == []
+    assert (
+        targets and [target for target in targets if not target.startswith(("https:", "#"))] == []
+    )
 
 
 @pytest.mark.timeout(1800)  # some twenty commands
@@ -84,9 +86,9 @@ def test_the_page_runs(
     data = tmp_path / "DATA" / "squad"
     data.mkdir(parents=True)
     (data / "rows.jsonl").write_text('{"text": "w1 w2 w3", "value": "w4"}\n' * 4)
-    ours = [one for one in commands(page) if not one.startswith((*SETUP, *ELSEWHERE))]
-    assert len(ours) >= 3
-    for command in ours:
+    page_commands = [line for line in commands(page) if not line.startswith((*SETUP, *ELSEWHERE))]
+    assert len(page_commands) >= 3
+    for command in page_commands:
         result = fresh.run(tiny_version(command), tmp_path)
         assert result.returncode == 0, (command, result.stderr)
     for number, code in enumerate(blocks(page, "python")):
@@ -101,10 +103,10 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
     """Its model learns, loses some by the cut, and is reported on."""
     done = fresh.run("statetrim demo", tmp_path)
     assert done.returncode == 0, done.stderr
-    home = tmp_path / "statetrim-demo"
-    assert (home / "report" / "report.html").is_file()
-    assert not home.with_name("statetrim-demo.partial").exists()
-    scores = st.Scores.load(home / "scores.json")
+    folder = tmp_path / "statetrim-demo"
+    assert (folder / "report" / "report.html").is_file()
+    assert not folder.with_name("statetrim-demo.partial").exists()
+    scores = st.Scores.load(folder / "scores.json")
     recall = {m: scores.find(m, "mqar", "pairs_16").value for m in scores.models}
     assert list(recall) == ["MODEL", "rand", "l1", "product"]
     assert recall["MODEL"] > 0.9
@@ -116,9 +118,9 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
         assert f"{name:<7} recalls {share:4.0%}" in end
     assert "# the verdict on product: " in end and "# what to do next:" in end
     (trim,) = (line[2:].strip() for line in end.splitlines() if "statetrim trim MODEL" in line)
-    tried = fresh.run(f"{trim} --limit 8 --no-benchmark --no-control", home)
+    tried = fresh.run(f"{trim} --limit 8 --no-benchmark --no-control", folder)
     assert tried.returncode == 0, tried.stderr
-    assert (home / "SMALL" / "statetrim" / "report" / "report.html").is_file()
+    assert (folder / "SMALL" / "statetrim" / "report" / "report.html").is_file()
     again = fresh.run("statetrim demo", tmp_path)
     assert again.returncode == 2
     assert "exists already and is not overwritten" in again.stderr
@@ -126,8 +128,8 @@ def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
 
 def test_the_quickstart_serves_as_inspect_says() -> None:
     lines = compatibility_of_shape("qwen3_5", Shape(64, 64))
-    known = {serve_command(line, "OUT") for line in lines if line.current and line.serves}
-    assert set(commands("docs/quickstart.md", "vllm ")) <= known
+    valid = {serve_command(line, "OUT") for line in lines if line.current and line.serves}
+    assert set(commands("docs/quickstart.md", "vllm ")) <= valid
     assert commands("docs/quickstart.md", "vllm ")
 
 
@@ -137,9 +139,9 @@ def test_the_quickstart_runs_as_written_on_the_demo_model(
     tmp_path: Path,
     fresh: Fresh,
 ) -> None:
-    ours = commands("docs/quickstart.md", "statetrim ")
-    assert ours[:2] == ["statetrim doctor", "statetrim demo"]
-    for number, command in enumerate(ours):
+    page_commands = commands("docs/quickstart.md", "statetrim ")
+    assert page_commands[:2] == ["statetrim doctor", "statetrim demo"]
+    for number, command in enumerate(page_commands):
         result = fresh.run(command, tmp_path / "statetrim-demo" if number > 1 else tmp_path)
         assert result.returncode == 0, (command, result.stderr)
     for code in blocks("docs/quickstart.md", "python"):
