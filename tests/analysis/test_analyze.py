@@ -64,9 +64,9 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
     """The arguments of every kernel call, in layer order; shares nothing with the hooks."""
-    home = sys.modules[type(next(iter(live.mixers.values()))).__module__]
+    module = sys.modules[type(next(iter(live.mixers.values()))).__module__]
     name = KERNELS[live.checkpoint.config["model_type"]]
-    kernel, calls = getattr(home, name), list[dict[str, Any]]()
+    kernel, calls = getattr(module, name), list[dict[str, Any]]()
     signature = inspect.signature(kernel)
 
     @functools.wraps(kernel)
@@ -74,35 +74,35 @@ def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
         calls.append(dict(signature.bind(*args, **kwargs).arguments))
         return kernel(*args, **kwargs)
 
-    setattr(home, name, call)
+    setattr(module, name, call)
     yield calls
-    setattr(home, name, kernel)
+    setattr(module, name, kernel)
 
 
 def oracle(
-    model_type: str, given: dict[str, Any], sequence: int, head: int
+    model_type: str, arguments: dict[str, Any], sequence: int, head: int
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
     """Queries and keys [T, d_k] as the state sees them, and all states [d_v, d_k] of one head."""
 
-    def of(name: str) -> Tensor:  # [T, ...] of this head, or of the key head it shares
-        x = given[name][sequence].double()
-        heads = given["beta" if "beta" in given else "dt"].shape[2]
+    def of_head(name: str) -> Tensor:  # [T, ...] of this head, or of the key head it shares
+        x = arguments[name][sequence].double()
+        heads = arguments["beta" if "beta" in arguments else "dt"].shape[2]
         return x[:, head * x.shape[1] // heads]
 
     if model_type in MAMBA:
-        q, k = of("C"), of("B")
-        step = torch.log1p((of("dt") + given["dt_bias"][head].double()).exp())
-        step = step.clamp(*given["dt_limit"])
-        decay = step * given["A"][head].double()
-        v = step[:, None] * of("hidden_states")
+        q, k = of_head("C"), of_head("B")
+        step = torch.log1p((of_head("dt") + arguments["dt_bias"][head].double()).exp())
+        step = step.clamp(*arguments["dt_limit"])
+        decay = step * arguments["A"][head].double()
+        v = step[:, None] * of_head("hidden_states")
         return q, k, reference.linear_attention(q, k, v, decay)[1]
     short = model_type in PORTABLE
-    q, k, v = (of(name) for name in (("q", "k", "v") if short else ("query", "key", "value")))
+    q, k, v = (of_head(name) for name in (("q", "k", "v") if short else ("query", "key", "value")))
     q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     if model_type == "delta_net":
-        return q, k, reference.delta_rule(q, k, v, of("beta"))[1]
+        return q, k, reference.delta_rule(q, k, v, of_head("beta"))[1]
     rule = reference.kda if model_type == "kda" else reference.gated_delta_rule
-    return q, k, rule(q, k, v, of("beta"), of("g"))[1]
+    return q, k, rule(q, k, v, of_head("beta"), of_head("g"))[1]
 
 
 def token_ids(model: st.Checkpoint, text: Path) -> Tensor:
@@ -127,24 +127,26 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
         live.module(input_ids=token_ids(model, text), use_cache=False)
     assert len(calls) == len(hooked) == len(geometry.layers)
 
-    for given, call in zip(calls, hooked, strict=True):
+    for arguments, call in zip(calls, hooked, strict=True):
         layer = analysis.layers[call.layer]
-        ours = {
+        states_by_stride = {
             n: torch.cat([b.states for b in walk_states(call, model.family, n)], 1) for n in (64, 1)
         }
-        assert ours[1].shape[1] == LENGTH and ours[64].shape[1] == math.ceil(LENGTH / 64)
+        assert states_by_stride[1].shape[1] == LENGTH and states_by_stride[64].shape[
+            1
+        ] == math.ceil(LENGTH / 64)
         keys: dict[int, list[Tensor]] = {}
         queries: dict[int, list[Tensor]] = {}
         for head in range(geometry.num_v_heads):
             ranks, spectra = [], []
             for sequence in range(2):
-                q, k, states = oracle(model_type, given, sequence, head)
+                q, k, states = oracle(model_type, arguments, sequence, head)
                 stacked = torch.stack(states)  # [T, d_v, d_k]
                 size = stacked.abs().max()
-                for every, found in ours.items():
+                for every, actual in states_by_stride.items():
                     ends = [*range(every, LENGTH, every), LENGTH]
                     truth = stacked[[end - 1 for end in ends]].mT
-                    assert (found[sequence, :, head] - truth).abs().max() < 1e-10 * size
+                    assert (actual[sequence, :, head] - truth).abs().max() < 1e-10 * size
                 sampled = stacked[[p - 1 for p in positions]].numpy()
                 singular = np.linalg.svd(sampled, compute_uv=False)
                 spectra.append(singular[[p > BURN_IN for p in positions]])
@@ -164,9 +166,9 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
             counts = np.histogram(np.log10(pooled).clip(-7.999, 3.999), edges)[0]
             # a value may fall on the other side of a bin's edge by its last digit
             assert np.abs(layer.histogram[head].numpy().cumsum() - counts.cumsum()).max() <= 1
-        for found, rows in ((layer.key_condition, keys), (layer.query_condition, queries)):
+        for actual, rows in ((layer.key_condition, keys), (layer.query_condition, queries)):
             truth = [np.linalg.cond(torch.cat(rows[group]).numpy()) for group in sorted(rows)]
-            np.testing.assert_allclose(found, truth, rtol=1e-6)
+            np.testing.assert_allclose(actual, truth, rtol=1e-6)
 
 
 def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, text: Path) -> None:
@@ -205,21 +207,21 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
         "use_beta_sigmoid_in_kernel": True, "allow_neg_eigval": True,
     }  # fmt: skip
     a, b = (
-        next(walk_states(KernelCall(0, key, key, value, "chunk_kda", given), KDA, 8)).states
-        for given in (finished, unfinished)
+        next(walk_states(KernelCall(0, key, key, value, "chunk_kda", arguments), KDA, 8)).states
+        for arguments in (finished, unfinished)
     )
     torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_a_recurrence_that_is_not_known_is_refused() -> None:
     x = torch.randn(1, 8, 2, 4)
-    for family, kernel, given, says in (
+    for family, kernel, arguments, says in (
         (families()["comba"], "chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
         (KDA, "chunk_kda", {"initial_state": x}, "without a cache"),
         (KDA, "chunk_kda", {"cu_seqlens": x}, "packed"),
     ):
         with pytest.raises(st.StatetrimError, match=says):
-            next(walk_states(KernelCall(0, x, x, x, kernel, given), family, 8))
+            next(walk_states(KernelCall(0, x, x, x, kernel, arguments), family, 8))
 
 
 def test_filters_of_a_head_are_compared_pair_by_pair() -> None:
@@ -236,8 +238,8 @@ def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> No
     model = st.open(checkpoint(model_type))
     g, live = model.geometry, load_live(model)
     for layer, mixer in live.mixers.items():
-        found = model.filters(layer)
-        assert found is not None
+        filters = model.filters(layer)
+        assert filters is not None
         width = g.num_k_heads * g.head_k_dim
         if hasattr(mixer, "k_conv1d"):
             query, key = mixer.q_conv1d.weight, mixer.k_conv1d.weight
@@ -245,8 +247,8 @@ def test_filters_are_the_live_models_own(model_type: str, checkpoint: Any) -> No
             _, key, query = mixer.conv1d.weight.split([g.num_v_heads * g.head_v_dim, width, width])
         else:  # [ q | k | v ]
             query, key, _ = mixer.conv1d.weight.split([width, width, g.num_v_heads * g.head_v_dim])
-        for ours, theirs in zip(found, (query, key), strict=True):
-            assert torch.equal(ours.flatten(0, 2), theirs.squeeze(1).double())
+        for actual, expected in zip(filters, (query, key), strict=True):
+            assert torch.equal(actual.flatten(0, 2), expected.squeeze(1).double())
 
 
 PEAK = """
@@ -339,12 +341,12 @@ def test_the_baseline_is_the_model_analysed_alone(
 
 
 def edited(path: Path, *keys: str, value: Any) -> None:
-    about = json.loads(path.read_text())
-    inner = about
+    content = json.loads(path.read_text())
+    inner = content
     for key in keys[:-1]:
         inner = inner[key]
     inner[keys[-1]] = value
-    path.write_text(json.dumps(about))
+    path.write_text(json.dumps(content))
 
 
 HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
@@ -383,18 +385,18 @@ def test_a_file_that_is_not_whole_is_refused(
 
 
 def test_broken_arrays_are_refused(pair: Analysis, tmp_path: Path) -> None:
-    path, beside = tmp_path / "analysis.json", tmp_path / "analysis.safetensors"
+    path, arrays_file = tmp_path / "analysis.json", tmp_path / "analysis.safetensors"
     pair.save(path)
-    whole = beside.read_bytes()
-    for content in (whole[:-1], b"", b"\xff" * 64, whole[:8] + b"{" * 100):
-        beside.write_bytes(content)
+    intact = arrays_file.read_bytes()
+    for content in (intact[:-1], b"", b"\xff" * 64, intact[:8] + b"{" * 100):
+        arrays_file.write_bytes(content)
         with pytest.raises(st.StatetrimError, match="not the file that was written"):
             Analysis.load(path)
         edited(path, "arrays_sha256", value=hashlib.sha256(content).hexdigest())
         with pytest.raises(st.StatetrimError, match="cannot be read as arrays"):
             Analysis.load(path)
         pair.save(path)
-    beside.unlink()
+    arrays_file.unlink()
     with pytest.raises(st.StatetrimError, match="cannot be read"):
         Analysis.load(path)
 
@@ -477,19 +479,19 @@ def test_the_command_writes_shows_and_draws(
     assert again["code"] == 2 and "not overwritten" in again["err"]
     for path in tmp_path.glob("a.*"):
         path.unlink()
-    found = json.loads(warm_forker.run([*command, "--json"], folder=tmp_path)["out"])
+    summary = json.loads(warm_forker.run([*command, "--json"], folder=tmp_path)["out"])
     saved = Analysis.load(tmp_path / "a.json")
-    assert found["mean_utilization"] == round(float(saved.mean_utilization.mean()), 6)
-    assert list(found["layers"]) == ["0", "2"]
+    assert summary["mean_utilization"] == round(float(saved.mean_utilization.mean()), 6)
+    assert list(summary["layers"]) == ["0", "2"]
 
 
 def test_stored_states_are_analysed_and_said(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
-    plain, same, few = (
+    plain, same, rounded = (
         st.analyze(model, text, **SETTINGS, **more)
         for more in ({}, {"state_dtype": "float32"}, {"state_dtype": "int8"})
     )
     for layer in plain.layers:
-        ranks = [found.layers[layer].effective_rank for found in (plain, same, few)]
+        ranks = [analysis.layers[layer].effective_rank for analysis in (plain, same, rounded)]
         assert torch.equal(ranks[0], ranks[1]) and not torch.equal(ranks[0], ranks[2])
-    assert few.lineage["state_dtype"] == "int8" and "state_dtype" not in same.lineage
+    assert rounded.lineage["state_dtype"] == "int8" and "state_dtype" not in same.lineage

@@ -35,7 +35,7 @@ def test_prediction_equals_the_cut_on_disk(
     }
     fitted = {"a": drawn(0), "b": drawn(1)}
     measured = {"a": drawn(2), "b": drawn(3)}
-    found = predict(model, plans, fitted, measured, max_bytes=1)  # a layer at a time
+    prediction = predict(model, plans, fitted, measured, max_bytes=1)  # a layer at a time
     for name, plan in plans.items():
         small = st.prune(model, plan, tmp_path / name)
         sums = {n: st.calibrate(small, d, original=model) for n, d in fitted.items()}
@@ -43,39 +43,41 @@ def test_prediction_equals_the_cut_on_disk(
         for layer in model.geometry.layers:
             gram: Any = 0
             target: Any = 0
-            for one in sums.values():
-                part = one.layers[layer]
-                assert part.readout_moment is not None and part.target_moment is not None
-                assert part.target_square is not None
-                gram = gram + part.readout_moment / part.target_square
-                target = target + part.target_moment / part.target_square
+            for source_statistics in sums.values():
+                layer_sums = source_statistics.layers[layer]
+                assert (
+                    layer_sums.readout_moment is not None and layer_sums.target_moment is not None
+                )
+                assert layer_sums.target_square is not None
+                gram = gram + layer_sums.readout_moment / layer_sums.target_square
+                target = target + layer_sums.target_moment / layer_sums.target_square
             # The norm's weight was multiplied into the projection of the cut, so its read-out
             # differs by a factor a channel, which the fit absorbs (but for the damping).
             weight = fit_least_squares(gram, target, DAMPING)
             for source, test in tests.items():
                 expected = relative_error(weight, test.layers[layer])
-                assert found.errors[name][source][layer] == pytest.approx(expected, rel=1e-3)
+                assert prediction.errors[name][source][layer] == pytest.approx(expected, rel=1e-3)
 
 
 def test_all_layers_at_once_give_the_same(checkpoint: Any) -> None:
     model = st.open(checkpoint("qwen3_next"))
     plans = {"half": st.select(model, "l1", 0.5)}
-    one, all_ = (
+    layer_by_layer, all_at_once = (
         predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)}, max_bytes=size)
         for size in (1, 2**40)
     )
-    for layer, error in one.errors["half"]["a"].items():
-        assert all_.errors["half"]["a"][layer] == pytest.approx(error, rel=1e-9)
+    for layer, error in layer_by_layer.errors["half"]["a"].items():
+        assert all_at_once.errors["half"]["a"][layer] == pytest.approx(error, rel=1e-9)
 
 
 def test_more_channels_miss_less(checkpoint: Any, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
     widths = range(2, model.geometry.head_k_dim, 3)
     plans = {str(width): st.select(model, "l1", width) for width in widths}
-    found = predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)})
-    assert found.ranked == [str(width) for width in reversed(widths)]
-    found.save(tmp_path / "prediction.json")
-    assert Prediction.load(tmp_path / "prediction.json") == found
+    prediction = predict(model, plans, {"a": drawn(0)}, {"a": drawn(1)})
+    assert prediction.ranked == [str(width) for width in reversed(widths)]
+    prediction.save(tmp_path / "prediction.json")
+    assert Prediction.load(tmp_path / "prediction.json") == prediction
 
 
 @pytest.mark.parametrize("text", ["{}", '{"format": "statetrim prediction", "version": 1}'])

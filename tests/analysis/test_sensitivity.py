@@ -63,25 +63,25 @@ def plain_nll(live: Any, ids: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def plain_recall(live: Any, pairs: int, rows: int) -> Tensor:
-    ids, asked = associations(live.config.get_text_config().vocab_size, pairs, rows)
+    ids, positions = associations(live.config.get_text_config().vocab_size, pairs, rows)
     best = live(input_ids=ids, use_cache=False).logits.argmax(-1)
-    return (best[:, asked] == ids[:, asked + 1]).double().mean(1)
+    return (best[:, positions] == ids[:, positions + 1]).double().mean(1)
 
 
 def check_against_disk(
     model: st.Checkpoint, plans: list[st.Plan], text: Path, out: Path, windows: int, rows: int
 ) -> None:
-    found = sensitivity(model, plans, text, windows=windows, rows=rows)
+    result = sensitivity(model, plans, text, windows=windows, rows=rows)
     tokens = windows * LENGTH
     ids = read_sequences(text, load_tokenizer(model), tokens=tokens, length=LENGTH).ids
     live = st.load(model)
-    assert torch.tensor(found.original.nll) == pytest.approx(plain_nll(live, ids), abs=1e-4)
+    assert torch.tensor(result.original.nll) == pytest.approx(plain_nll(live, ids), abs=1e-4)
     for number, plan in enumerate(plans):
         small = Small(model, plan, out / str(number))
         axis = "key" if plan.kept_values is None else "value"
         keep = plan.keep if plan.keep_values is None else plan.keep_values
         for layer in model.geometry.layers:
-            cut = found.find(layer, axis, keep)
+            cut = result.find(layer, axis, keep)
             with grafted(live, model, small, layer):
                 expected = plain_nll(live, ids)
                 recalled = {p: plain_recall(live, p, rows) for p in cut.samples.recall}
@@ -120,23 +120,23 @@ def test_errors_are_those_of_the_cut_layer_on_the_same_input(
 ) -> None:
     model = st.open(checkpoint("gated_deltanet"))
     plan = st.select(model, "rand", 0.5)
-    found = sensitivity(model, [plan], text, windows=WINDOWS, rows=ROWS)
+    result = sensitivity(model, [plan], text, windows=WINDOWS, rows=ROWS)
     small, live = Small(model, plan, tmp_path / "small"), st.load(model)
     ids = read_sequences(text, load_tokenizer(model), tokens=WINDOWS * LENGTH, length=LENGTH).ids
-    given: dict[int, tuple[Any, Any, Tensor]] = {}
+    calls: dict[int, tuple[Any, Any, Tensor]] = {}
     for layer, mixer in find_mixers(live, model).items():
 
         def keep(_: Any, args: Any, kwargs: Any, output: Any, layer: int = layer) -> None:
-            given[layer] = args, kwargs, output
+            calls[layer] = args, kwargs, output
 
         mixer.register_forward_hook(keep, with_kwargs=True)
     with torch.inference_mode():
         live(input_ids=ids.long(), use_cache=False)
         for layer, mixer in find_mixers(small.live, small.model).items():
-            args, kwargs, before = given[layer]
+            args, kwargs, before = calls[layer]
             missed = mixer(*args, **kwargs) - before
             expected = float(missed.square().sum() / before.square().sum())
-            error = found.find(layer, "key", plan.keep).error
+            error = result.find(layer, "key", plan.keep).error
             assert error["text"] == pytest.approx(expected, rel=1e-4)
             assert set(error) == {"text", "random", "recall"}
 
@@ -148,14 +148,14 @@ def test_from_disk_it_is_the_same_and_weights_are_read_once_for_a_cut(
     model = st.open(checkpoint(model_type))
     plan = st.select(model, "rand", 0.5, keep_values=4, value_method="rand")
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS, "batch_size": 1}
-    whole = sensitivity(model, [plan], text, **options)
-    with reads_of(model) as read:
+    in_memory = sensitivity(model, [plan], text, **options)
+    with reads_of(model) as read_names:
         streamed = sensitivity(model, [plan], text, placement=Placement(layerwise=True), **options)
-    assert streamed == whole
+    assert streamed == in_memory
     first = f"layers.{model.geometry.layers[0]}."
-    of_the_first = {name: read.count(name) for name in read if first in name}
+    of_the_first = {name: read_names.count(name) for name in read_names if first in name}
     errors = 3  # sources
-    assert set(of_the_first.values()) == {1 + errors + len(whole.cuts)}
+    assert set(of_the_first.values()) == {1 + errors + len(in_memory.cuts)}
 
 
 class Killed(Exception):
@@ -180,8 +180,8 @@ def test_a_killed_run_goes_on(
     with pytest.raises(st.StatetrimError, match=r"another job .its 'rows' differs"):
         sensitivity(model, plans, text, out=out, resume=True, windows=WINDOWS, rows=ROWS + 1)
     sensitivity(model, plans, text, out=out, **options)
-    whole = sensitivity(model, plans, text, **options)
-    assert Sensitivity.load(out) == whole
+    uninterrupted = sensitivity(model, plans, text, **options)
+    assert Sensitivity.load(out) == uninterrupted
     assert not (tmp_path / "found.json.partial").exists()
     with pytest.raises(st.StatetrimError, match="not overwritten"):
         sensitivity(model, plans, text, out=out, **options)
@@ -202,7 +202,7 @@ def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], t
         sensitivity(other, [plan], text, windows=2, rows=2)
 
 
-def made(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
+def make_sensitivity(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
     """Key cuts of three layers that lose `drops` of recall, the same in every sequence."""
 
     def samples(recall: float) -> Samples:
@@ -214,20 +214,26 @@ def made(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
 
 
 def test_the_sentence_names_the_layers_that_carry_the_loss() -> None:
-    assert "carried by layer 0 at 16 of 64 key channels" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
-    assert "any other layer at most 2" in made({0: 0.5, 1: 0.02, 2: 0.0}).sentence
-    assert "spread over layers 0, 2" in made({0: 0.3, 1: 0.02, 2: 0.4}).sentence
-    assert "largest is that of layer 2, 40 ± 0 points" in made({0: 0.3, 1: 0.0, 2: 0.4}).sentence
-    assert "No layer alone costs recall" in made({0: 0.0, 1: -0.1, 2: 0.0}).sentence
-    assert "does not recall" in made({0: 0.0, 1: 0.0, 2: 0.0}, original=0.01).sentence
+    assert (
+        "carried by layer 0 at 16 of 64 key channels"
+        in make_sensitivity({0: 0.5, 1: 0.02, 2: 0.0}).sentence
+    )
+    assert "any other layer at most 2" in make_sensitivity({0: 0.5, 1: 0.02, 2: 0.0}).sentence
+    assert "spread over layers 0, 2" in make_sensitivity({0: 0.3, 1: 0.02, 2: 0.4}).sentence
+    assert (
+        "largest is that of layer 2, 40 ± 0 points"
+        in make_sensitivity({0: 0.3, 1: 0.0, 2: 0.4}).sentence
+    )
+    assert "No layer alone costs recall" in make_sensitivity({0: 0.0, 1: -0.1, 2: 0.0}).sentence
+    assert "does not recall" in make_sensitivity({0: 0.0, 1: 0.0, 2: 0.0}, original=0.01).sentence
 
 
 def test_saved_and_loaded_and_refused(tmp_path: Path) -> None:
-    path, found = tmp_path / "found.json", made({0: 0.5, 1: 0.02, 2: 0.0})
-    found.save(path)
-    assert Sensitivity.load(path) == found
+    path, result = tmp_path / "found.json", make_sensitivity({0: 0.5, 1: 0.02, 2: 0.0})
+    result.save(path)
+    assert Sensitivity.load(path) == result
     stored = json.loads(path.read_text())
-    assert stored["finding"] == found.sentence
+    assert stored["finding"] == result.sentence
 
     def refused(**changed: Any) -> None:
         path.write_text(json.dumps(stored | changed))
@@ -247,4 +253,4 @@ def test_saved_and_loaded_and_refused(tmp_path: Path) -> None:
     refused(cuts=[first | {"samples": first["samples"] | {"recall": {"16": [0.1] * 8}}}])
     refused(widths={"value": 64})
     refused(original=None)
-    assert replace(found, lineage={"a": 1}) != found
+    assert replace(result, lineage={"a": 1}) != result
