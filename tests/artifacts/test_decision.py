@@ -12,7 +12,7 @@ from statetrim.maths.paired import Interval
 PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40", "32x64")})
 
 
-def contender(
+def candidate(
     name: str, loss: float, recall: tuple[float, float] | None, share: float = 0.5
 ) -> Candidate:
     """`recall`: points and half of their interval."""
@@ -34,21 +34,21 @@ CASES = {
 @pytest.mark.parametrize("case", CASES)
 def test_the_rule(case: str) -> None:
     measured, expected = CASES[case]
-    found = decide([contender(*one) for one in measured], PREDICTION, {})
-    assert found.chosen == expected
-    assert found.sentence.startswith(expected)
+    decision = decide([candidate(*figures) for figures in measured], PREDICTION, {})
+    assert decision.chosen == expected
+    assert decision.sentence.startswith(expected)
 
 
 def test_a_tie_goes_to_the_larger_state() -> None:
-    small = contender("32x64", 0.0100, (-1, 2), share=0.4)
-    large = contender("48x40", 0.0100 + LOSS_TIE_NATS / 2, (-1, 2), share=0.5)
+    small = candidate("32x64", 0.0100, (-1, 2), share=0.4)
+    large = candidate("48x40", 0.0100 + LOSS_TIE_NATS / 2, (-1, 2), share=0.5)
     assert decide([small, large], PREDICTION, {}).chosen == "48x40"
-    worse = contender("48x40", 0.0100 + LOSS_TIE_NATS * 2, (-1, 2), share=0.5)
+    worse = candidate("48x40", 0.0100 + LOSS_TIE_NATS * 2, (-1, 2), share=0.5)
     assert decide([small, worse], PREDICTION, {}).chosen == "32x64"
 
 
 def test_the_sentence_names_who_recalls_less() -> None:
-    lost, kept = contender("64x32", 0.01, (-20, 2)), contender("48x40", 0.02, (-1, 2))
+    lost, kept = candidate("64x32", 0.01, (-20, 2)), candidate("48x40", 0.02, (-1, 2))
     assert "64x32 recalls less" in decide([lost, kept], PREDICTION, {}).sentence
 
 
@@ -66,12 +66,12 @@ def test_sources_count_alike_in_a_prediction() -> None:
 
 def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
     path = tmp_path / "decision.json"
-    measured = [contender("64x32", 0.01, (-20, 2)), contender("48x40", 0.02, None)]
-    found = decide(measured, PREDICTION, {"64x32": ["vLLM"]})
-    found.save(path)
-    assert Decision.load(path) == found
+    measured = [candidate("64x32", 0.01, (-20, 2)), candidate("48x40", 0.02, None)]
+    decision = decide(measured, PREDICTION, {"64x32": ["vLLM"]})
+    decision.save(path)
+    assert Decision.load(path) == decision
     stored = json.loads(path.read_text())
-    for spoiled in (
+    for invalid in (
         {"chosen": "1x1"},
         {"chosen": 5},
         {"sentence": "long " * 1000},
@@ -80,6 +80,6 @@ def test_it_is_read_as_it_was_written(tmp_path: Path) -> None:
         {"measured": [{}]},
         {"measured": [stored["measured"][0] | {"loss": {"estimate": "a"}}]},
     ):
-        path.write_text(json.dumps(stored | spoiled))
+        path.write_text(json.dumps(stored | invalid))
         with pytest.raises(StatetrimError, match="decision that cannot be read"):
             Decision.load(path)

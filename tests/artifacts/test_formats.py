@@ -48,11 +48,11 @@ def test_it_is_read_and_says_what_was_written(name: str) -> None:
 
 
 def kinds_stored() -> set[str]:
-    found = [read_json(path, 2**20) for path in DATA.rglob("*.json")]
+    headers = [read_json(path, 2**20) for path in DATA.rglob("*.json")]
     for path in DATA.rglob("*.safetensors"):
         with safe_open(path, "pt") as file:
-            found.append(json.loads((file.metadata() or {}).get("statetrim", "{}")))
-    names = {str(one.get("format")) for one in found if one.get("version") == 1}
+            headers.append(json.loads((file.metadata() or {}).get("statetrim", "{}")))
+    names = {str(header.get("format")) for header in headers if header.get("version") == 1}
     return {name.removeprefix("statetrim ") for name in names}
 
 
@@ -69,20 +69,24 @@ def test_every_kind_that_is_written_lies_there() -> None:
 def test_commands_take_them(tmp_path: Path) -> None:
     """Those that read an artifact and write a checkpoint, a plan, statistics or a report."""
     shutil.copytree(DATA, tmp_path / "all")
-    here = tmp_path / "all"
-    plan = st.select(here / "model", "product", 8, statistics=here / "statistics.safetensors")
+    artifacts = tmp_path / "all"
+    plan = st.select(
+        artifacts / "model", "product", 8, statistics=artifacts / "statistics.safetensors"
+    )
     assert plan.keep == 8
-    small = st.prune(here / "model", here / "plan.json", tmp_path / "small", progress=False)
+    small = st.prune(
+        artifacts / "model", artifacts / "plan.json", tmp_path / "small", progress=False
+    )
     assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (8, 4)
     fitted = st.refit(
-        here / "small", here / "refit-statistics.safetensors", out=tmp_path / "fitted",
+        artifacts / "small", artifacts / "refit-statistics.safetensors", out=tmp_path / "fitted",
         progress=False,
     )  # fmt: skip
-    assert fitted.geometry == st.open(here / "small").geometry
-    assert recipe_of_result(here / "small")["state"] == 0.5
+    assert fitted.geometry == st.open(artifacts / "small").geometry
+    assert recipe_of_result(artifacts / "small")["state"] == 0.5
     names = ("scores.json", "timings.json", "verification.json", "sensitivity.json", "sweep")
-    given = [str(here / name) for name in ("model", "small", *names)]
-    code, err, _ = run(["report", *given, "-o", str(tmp_path / "report")])
+    arguments = [str(artifacts / name) for name in ("model", "small", *names)]
+    code, err, _ = run(["report", *arguments, "-o", str(tmp_path / "report")])
     assert code is None, err
     page = (tmp_path / "report" / "report.md").read_text()
     for heading in ("State", "Quality", "Speed", "Recovery", "Reproduce"):

@@ -58,14 +58,14 @@ def card(model: st.Checkpoint, original: str = "", **changes: Any) -> str:
 def front_matter(text: str) -> dict[str, Any]:
     match = re.match(r"---\n(.*?)\n---\n", text, re.S)
     assert match
-    found = yaml.safe_load(match[1])
-    assert isinstance(found, dict)
-    return found
+    fields = yaml.safe_load(match[1])
+    assert isinstance(fields, dict)
+    return fields
 
 
 def test_measurements_and_warnings_stand_above_how_it_was_made(model: st.Checkpoint) -> None:
-    found = scores()
-    text = with_measurements(card(model), found, judge_cut(found))
+    measured = scores()
+    text = with_measurements(card(model), measured, judge_cut(measured))
     order = [text.index(part) for part in ("| state of a head", "## Measured", "**Do not ship**",
                                            "- Warning: recall falls by 50.0 points",
                                            "| task | metric |", "## How it was made")]  # fmt: skip
@@ -102,16 +102,16 @@ def test_no_step_claims_the_tensors_that_a_later_one_changed(model: st.Checkpoin
     refitted = refitted_card(pruned, "name", RECORD)
     for later in (refitted, recovered_card(pruned, "name", RECORD),
                   recovered_card(refitted, "name", RECORD)):  # fmt: skip
-        said = re.findall(r"[^.]*byte for byte[^.]*\.", later)
-        assert len(said) == later.count("byte for byte") == later.count("\n## ")
-        assert "the steps below changed some of them" in said[0]
-        for sentence in said:
+        sentences = re.findall(r"[^.]*byte for byte[^.]*\.", later)
+        assert len(sentences) == later.count("byte for byte") == later.count("\n## ")
+        assert "the steps below changed some of them" in sentences[0]
+        for sentence in sentences:
             assert re.match(r"\s*(The cut|The refit|Recovery) copied all other tensors", sentence)
 
 
 def test_the_licence_is_carried_where_it_is_plain(model: st.Checkpoint) -> None:
-    found = front_matter(card(model, LICENSED))
-    assert found == {
+    fields = front_matter(card(model, LICENSED))
+    assert fields == {
         "license": "apache-2.0", "language": ["en", "de"], "tags": ["statetrim", "pruned"]
     }  # fmt: skip
 
@@ -119,7 +119,7 @@ def test_the_licence_is_carried_where_it_is_plain(model: st.Checkpoint) -> None:
 @pytest.mark.parametrize("place", ["method", "option", "directory", "hub", "model", "task"])
 def test_names_stay_text(place: str, model: st.Checkpoint, tmp_path: Path) -> None:
     """Of methods, options, directories, models and tasks; a directory's may hold line breaks."""
-    found, changes = scores(), {}
+    measured, changes = scores(), {}
     flat = NASTY.replace("/", "_")
     if place == "method":
         changes = {"method": NASTY}
@@ -129,16 +129,16 @@ def test_names_stay_text(place: str, model: st.Checkpoint, tmp_path: Path) -> No
         shutil.copytree(model.path, tmp_path / flat)
         model = st.open(tmp_path / flat)
     elif place == "hub":
-        home = tmp_path / f"models--{flat}--b" / "snapshots" / "abc"
-        shutil.copytree(model.path, home)
-        model = st.open(home)
+        snapshot = tmp_path / f"models--{flat}--b" / "snapshots" / "abc"
+        shutil.copytree(model.path, snapshot)
+        model = st.open(snapshot)
     elif place == "model":
-        found = scores(cut=NASTY)
+        measured = scores(cut=NASTY)
     else:
-        found = st.Scores(found.models, [replace(x, task=NASTY) for x in found.scores])
-    text = with_measurements(card(model, **changes), found, judge_cut(found))
-    about = front_matter(text)
-    assert set(about) <= {"tags", "base_model"} and about["tags"] == ["statetrim", "pruned"]
+        measured = st.Scores(measured.models, [replace(x, task=NASTY) for x in measured.scores])
+    text = with_measurements(card(model, **changes), measured, judge_cut(measured))
+    fields = front_matter(text)
+    assert set(fields) <= {"tags", "base_model"} and fields["tags"] == ["statetrim", "pruned"]
     body = text.split("\n---\n", 1)[1]
     headings = [line for line in body.splitlines() if line.startswith("#")]
     assert [line.split(",")[0] for line in headings[1:]] == ["## Measured", "## How it was made"]

@@ -23,21 +23,21 @@ def timings(seconds: dict[str, list[float]]) -> st.Timings:
     return st.Timings(list(seconds), records)
 
 
-def shown(found: st.Timings) -> tuple[float, float, float, str]:
+def shown(measured: st.Timings) -> tuple[float, float, float, str]:
     """Both medians, the ratio, and what is said of it; alike in the terminal and in the report."""
-    (row,) = found.table().rows
+    (row,) = measured.table().rows
     match = re.fullmatch(r"([\d,]+) \(([\d.]+)x(.*)\)", row[4])
     assert match
     return float(row[3]), float(match[1]), float(match[2]), match[3]
 
 
 def test_the_ratio_is_that_of_the_figures_shown(tmp_path: Path) -> None:
-    found = timings(SECONDS)
-    assert found.records[1].ratio and found.records[1].ratio > 1.0
-    before, after, ratio, said = shown(found)
+    measured = timings(SECONDS)
+    assert measured.records[1].ratio and measured.records[1].ratio > 1.0
+    before, after, ratio, remark = shown(measured)
     assert after < before and abs(ratio - after / before) < 0.01
-    assert said == ", within noise"
-    found.save(tmp_path / "timings.json")
+    assert remark == ", within noise"
+    measured.save(tmp_path / "timings.json")
     st.report([tmp_path / "timings.json"], out=tmp_path / "page")
     page = (tmp_path / "page" / "report.md").read_text()
     assert f"| {before:.0f} | {after:.0f} ({ratio:.2f}x, within noise) |" in page

@@ -29,9 +29,9 @@ Samples = dict[tuple[str, str], list[float]]
 def answers(share: float, count: int = ROWS, seed: int = 0) -> list[float]:
     """Right and wrong answers, `share` of them right, in an order of their own."""
     right = round(share * count)
-    found = [1.0] * right + [0.0] * (count - right)
-    random.Random(seed).shuffle(found)
-    return found
+    samples = [1.0] * right + [0.0] * (count - right)
+    random.Random(seed).shuffle(samples)
+    return samples
 
 
 def rows(share: float, noise: float = 0.02, seed: int = 0) -> list[float]:
@@ -55,21 +55,21 @@ def model(recall: Mapping[int, float] | float = 0.9, nats: float = 3.0, kl: floa
     """What a model got on a text and on MQAR, with the shares right by load."""
     by_load = {load: recall for load in LOADS} if isinstance(recall, float) else dict(recall)
     base = likelihoods(3.0)
-    found: Samples = {
+    samples: Samples = {
         ("text", "perplexity"): shifted(base, -100 * (nats - 3.0), 0.5 if nats != 3.0 else 0.0),
         ("text", "kl"): shifted([kl] * ROWS, 0.0, kl / 10),
     }
     settings = {f"pairs_{load}": rows(share, seed=load) for load, share in by_load.items()}
     means = [sum(row) / len(row) for row in zip(*settings.values(), strict=True)]
     return (
-        found
+        samples
         | {("mqar", name): value for name, value in settings.items()}
         | {("mqar", "accuracy"): means}
     )
 
 
 def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
-    found = [
+    all_scores = [
         Score(
             name,
             task,
@@ -82,7 +82,7 @@ def scores(models: Mapping[str, Samples], **lineage: Any) -> st.Scores:
         for name, figures in models.items()
         for (task, metric), samples in figures.items()
     ]
-    return st.Scores(list(models), found, dict(lineage))
+    return st.Scores(list(models), all_scores, dict(lineage))
 
 
 ORIGINAL = model()
@@ -191,9 +191,9 @@ def few(count: int) -> Verdict:
 
 @pytest.mark.parametrize("case", CASES)
 def test_cases(case: str) -> None:
-    ask, outcome, says = CASES[case]
-    found = ask()
-    assert (found.outcome, says in found.reason) == (outcome, True), found.reason
+    judge, outcome, says = CASES[case]
+    result = judge()
+    assert (result.outcome, says in result.reason) == (outcome, True), result.reason
 
 
 def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,12 +207,12 @@ def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_facts_stand_beside_the_random_cut() -> None:
-    found = judged(model(recall=0.5, nats=3.06, kl=0.05))
-    first, second = found.facts
+    result = judged(model(recall=0.5, nats=3.06, kl=0.05))
+    first, second = result.facts
     assert first.startswith("mqar accuracy 89.9% → 49.9% (loss 40.0 points, 95%: 40.0 ")
     assert first.endswith("; a random cut loses 50.0 points")
     assert second.startswith("text perplexity ") and re.search(r"loss 6\.\d%, 95%: [56]\.", second)
-    assert any("recall falls by" in text for text in found.warnings)
+    assert any("recall falls by" in text for text in result.warnings)
 
 
 GATE = "recall drop > 15 points"
@@ -225,7 +225,7 @@ def gate(models: Mapping[str, Samples], rule: str = GATE, **lineage: Any) -> str
 
 def test_the_gate_opens() -> None:
     """Or closing would prove nothing."""
-    whole = {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}
+    models = {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}
     assert (
         find_violation("recall drop > 3 points", scores({"original": ORIGINAL, "cut": GOOD}))
         is None
@@ -233,11 +233,11 @@ def test_the_gate_opens() -> None:
     assert (
         find_violation("perplexity rise > 3%", scores({"original": ORIGINAL, "cut": GOOD})) is None
     )
-    assert find_violation("not ship", scores(whole)) is None
+    assert find_violation("not ship", scores(models)) is None
     assert gate({"original": ORIGINAL, "cut": LOST}) is not None
 
 
-def both(task: str, before: list[float], after: list[float]) -> dict[str, Samples]:
+def with_task(task: str, before: list[float], after: list[float]) -> dict[str, Samples]:
     """The lossy cut, with one more task."""
     metric = "contains"
     return {
@@ -257,7 +257,7 @@ def easy_loads() -> dict[str, Samples]:
     return {"original": ORIGINAL | EASY, "cut": model(recall=COLLAPSED, kl=0.05) | EASY}
 
 
-def a_kind_mean() -> dict[str, Samples]:
+def flattering_mean() -> dict[str, Samples]:
     """The mean that stands in the file is not that of its settings."""
     return {"original": ORIGINAL, "cut": LOST | {("mqar", "accuracy"): rows(0.9)}}
 
@@ -299,17 +299,17 @@ def renamed() -> dict[str, Samples]:
 
 HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
     "a floor task is added": (
-        lambda: gate(both("squad", [0.0] * 100, [0.0] * 100)), "breaks"),
+        lambda: gate(with_task("squad", [0.0] * 100, [0.0] * 100)), "breaks"),
     "three floor tasks are added": (
         lambda: gate(with_floors(("nq", "drop", "fda"))), "breaks"),
     "a task a little above nothing is added": (
-        lambda: gate(both("squad", answers(0.02, 100), [0.0] * 100)), "breaks"),
+        lambda: gate(with_task("squad", answers(0.02, 100), [0.0] * 100)), "breaks"),
     "easy tasks are added": (lambda: gate(easy_tasks()), "breaks"),
     "easy loads are added": (lambda: gate(easy_loads()), "pairs_63"),
     "a collapsed load is averaged away": (
         lambda: gate({"original": ORIGINAL, "cut": model(recall=COLLAPSED)}), "breaks"),
     "the setting that collapsed is left out of the mean": (lambda: gate(far_setting()), "breaks"),
-    "the file's own mean is kinder than its settings": (lambda: gate(a_kind_mean()), "breaks"),
+    "the file's own mean is kinder than its settings": (lambda: gate(flattering_mean()), "breaks"),
     "a task is missing in the cut": (
         lambda: gate({"original": ORIGINAL, "cut": only(LOST, "text")}), "cannot be judged"),
     "a load is missing in the cut": (
@@ -351,76 +351,76 @@ HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
 
 @pytest.mark.parametrize("way", HIDDEN)
 def test_the_gate_still_closes(way: str) -> None:
-    ask, says = HIDDEN[way]
-    said = ask()
-    assert said is not None and says in said
+    run_gate, says = HIDDEN[way]
+    violation = run_gate()
+    assert violation is not None and says in violation
 
 
 def test_twice_the_same_figure_is_refused() -> None:
     """The kinder one could stand first."""
-    kind = scores({"original": ORIGINAL, "cut": GOOD})
+    good = scores({"original": ORIGINAL, "cut": GOOD})
     lost = [x for x in scores({"original": ORIGINAL, "cut": LOST}).scores if x.model == "cut"]
     with pytest.raises(st.StatetrimError, match="twice"):
-        st.Scores(kind.models, [*kind.scores, *lost])
+        st.Scores(good.models, [*good.scores, *lost])
     with pytest.raises(st.StatetrimError, match="twice"):
-        st.Scores(["original", "cut", "cut"], kind.scores)
+        st.Scores(["original", "cut", "cut"], good.scores)
 
 
 @pytest.mark.parametrize("change", [{"higher_is_better": False}, {"unit": "nats"}])
 def test_a_figure_turned_round_is_not_compared(change: dict[str, Any]) -> None:
-    found = scores({"original": ORIGINAL, "cut": LOST})
+    measured = scores({"original": ORIGINAL, "cut": LOST})
     turned = [
         replace(x, **change) if (x.model, x.metric) == ("cut", "pairs_8") else x
-        for x in found.scores
+        for x in measured.scores
     ]
-    said = find_violation(GATE, st.Scores(found.models, turned))
-    assert said is not None and "cannot be judged" in said
+    violation = find_violation(GATE, st.Scores(measured.models, turned))
+    assert violation is not None and "cannot be judged" in violation
 
 
 def test_floors_enter_no_mean_no_warning_and_no_fact() -> None:
-    found = scores(
+    measured = scores(
         {
             name: figures | {("squad", "contains"): [0.0] * 50, ("piqa", "acc"): answers(0.51, 100)}
             for name, figures in (("original", ORIGINAL), ("cut", LOST), ("rand", RANDOM))
         }
     )
     alone = scores({"original": ORIGINAL, "cut": LOST, "rand": RANDOM})
-    assert recall_change(found, "cut") == recall_change(alone, "cut")
-    assert cut_warnings(found, "cut") == cut_warnings(alone, "cut")
-    assert judge_cut(found).facts == judge_cut(alone).facts
-    told = {x.task: x.sentence for x in task_losses(found, "cut")}
+    assert recall_change(measured, "cut") == recall_change(alone, "cut")
+    assert cut_warnings(measured, "cut") == cut_warnings(alone, "cut")
+    assert judge_cut(measured).facts == judge_cut(alone).facts
+    sentences = {x.task: x.sentence for x in task_losses(measured, "cut")}
     for task, count in (("squad", 50), ("piqa", 100)):
         few = f"{count} samples of {task} are too few to tell the original from chance"
-        assert told[task] == f"not informative: {few}"
+        assert sentences[task] == f"not informative: {few}"
 
 
 def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
-    floor = ("mqar", "pairs_127")
-    found = scores(
+    at_chance = ("mqar", "pairs_127")
+    measured = scores(
         {
-            "original": ORIGINAL | {floor: rows(0.005, 0.005)},
-            "cut": LOST | {floor: rows(0.005, 0.005, seed=3)},
+            "original": ORIGINAL | {at_chance: rows(0.005, 0.005)},
+            "cut": LOST | {at_chance: rows(0.005, 0.005, seed=3)},
         }
     )
     alone = metric_loss(scores({"original": ORIGINAL, "cut": LOST}), "cut", "mqar", "accuracy")
-    assert metric_loss(found, "cut", "mqar", "accuracy") == alone
-    assert metric_loss(found, "cut", "mqar", "pairs_127").uninformative
+    assert metric_loss(measured, "cut", "mqar", "accuracy") == alone
+    assert metric_loss(measured, "cut", "mqar", "pairs_127").uninformative
 
 
 def test_a_mean_names_the_settings_that_it_is_of() -> None:
     """The original recalls at two loads of five; more are not in the mean, of any model."""
     some = {4: 0.9, 8: 0.8, 16: 0.05, 32: 0.03, 63: 0.02}
-    found = scores({"original": model(some), "cut": model(0.5), "rand": model(0.4)})
+    measured = scores({"original": model(some), "cut": model(0.5), "rand": model(0.4)})
     assert (
-        averaged_settings_text(found, "mqar", "accuracy")
+        averaged_settings_text(measured, "mqar", "accuracy")
         == "mean of 2 of 5 settings: pairs_4, pairs_8"
     )
-    whole = scores({"original": ORIGINAL, "cut": GOOD})
-    assert averaged_settings_text(whole, "mqar", "accuracy") == "mean of 5 settings"
-    nowhere = scores({"original": model(0.02), "cut": GOOD})
-    assert averaged_settings_text(nowhere, "mqar", "accuracy") == "mean of 5 settings"
+    all_informative = scores({"original": ORIGINAL, "cut": GOOD})
+    assert averaged_settings_text(all_informative, "mqar", "accuracy") == "mean of 5 settings"
+    none_informative = scores({"original": model(0.02), "cut": GOOD})
+    assert averaged_settings_text(none_informative, "mqar", "accuracy") == "mean of 5 settings"
     for task, metric in (("mqar", "pairs_4"), ("text", "perplexity")):
-        assert averaged_settings_text(whole, task, metric) == ""
+        assert averaged_settings_text(all_informative, task, metric) == ""
 
 
 def test_mean_recall_is_a_loss_like_any_other() -> None:
@@ -429,28 +429,28 @@ def test_mean_recall_is_a_loss_like_any_other() -> None:
     right = {"original": 0.8, "cut": 0.6}
     both = scores({name: figures | {("squad", "contains"): answers(right[name])}
                    for name, figures in models.items()})  # fmt: skip
-    said, change = mean_recall_text(both, "cut"), recall_change(both, "cut")
-    assert said and change and change.estimate < 0
-    assert re.fullmatch(r"loss of (\d+\.\d\d) ± \d+\.\d\d points over 2 tasks", said)
-    assert said.startswith(f"loss of {-change.estimate:.2f} ")
+    sentence, change = mean_recall_text(both, "cut"), recall_change(both, "cut")
+    assert sentence and change and change.estimate < 0
+    assert re.fullmatch(r"loss of (\d+\.\d\d) ± \d+\.\d\d points over 2 tasks", sentence)
+    assert sentence.startswith(f"loss of {-change.estimate:.2f} ")
 
 
 def test_one_sample_tells_nothing_from_chance() -> None:
-    one = {("mqar", "pairs_4"): [0.75], ("mqar", "accuracy"): [0.75]}
-    (lost,) = task_losses(scores({"original": one, "cut": one}), "cut")
+    samples = {("mqar", "pairs_4"): [0.75], ("mqar", "accuracy"): [0.75]}
+    (lost,) = task_losses(scores({"original": samples, "cut": samples}), "cut")
     assert lost.uninformative and lost.too_few_samples
 
 
 def test_a_cut_to_ship_is_told_as_one() -> None:
     """What it loses in words, no zero with a sign, and no advice against the verdict."""
-    found = judged(model(recall=0.89, nats=3.0002, kl=0.01))
-    assert found.outcome is Outcome.SHIP
+    result = judged(model(recall=0.89, nats=3.0002, kl=0.01))
+    assert result.outcome is Outcome.SHIP
     assert re.match(
-        r"it loses 0\.\d% of perplexity on text and 1\.0 points of recall", found.reason
+        r"it loses 0\.\d% of perplexity on text and 1\.0 points of recall", result.reason
     )
-    (warning,) = found.warnings
+    (warning,) = result.warnings
     assert warning.startswith("recall falls by 1.0 points on mqar (95%: ")
     assert warning.endswith("; the limit is 3 points")
-    assert not re.search(r"-0\.0\b", " ".join([found.reason, *found.facts]))
+    assert not re.search(r"-0\.0\b", " ".join([result.reason, *result.facts]))
     (worse,) = judged(model(recall=0.84, nats=3.0, kl=0.01)).warnings
     assert worse.endswith("keep more channels, or calibrate and recover on text that needs recall")
