@@ -56,12 +56,14 @@ def test_sizes_are_counted_on_the_real_cache_and_ratios_pair_the_rounds(
     assert timings.models == ["qwen3_5_text", "half"]
     for name, path in zip(timings.models, (before, after), strict=True):
         opened = st.open(path)
-        kept = opened.family.kv_cache_size(opened.config, opened.geometry)
-        assert kept is not None
-        one = concurrency.sequence_bytes(opened.geometry, kept, context=20, dtype="float32")
-        assert timings.find(name, "state bytes").value == one.state
-        assert timings.find(name, "convolution bytes").value == one.convolution
-        assert timings.find(name, "key-value bytes").value == one.key_values
+        softmax_cache = opened.family.kv_cache_size(opened.config, opened.geometry)
+        assert softmax_cache is not None
+        expected = concurrency.sequence_bytes(
+            opened.geometry, softmax_cache, context=20, dtype="float32"
+        )
+        assert timings.find(name, "state bytes").value == expected.state
+        assert timings.find(name, "convolution bytes").value == expected.convolution
+        assert timings.find(name, "key-value bytes").value == expected.key_values
     for metric in ("prefill", "decode", "mixer prefill", "mixer decode"):
         for batch in (1, 3):
             first = timings.find("qwen3_5_text", metric, batch, 20)
@@ -85,11 +87,11 @@ def test_every_kind_of_mixer_can_be_timed(
 
 
 def test_taking_turns_gives_the_ratio_of_each_round() -> None:
-    found = RoundTimes({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
-    assert found.speedup("fast")[0] == 2.0
-    assert found.rate("slow", 8.0) == (2.0, (1.1, 3.0))
+    times = RoundTimes({"slow": [2.0, 4.0, 40.0], "fast": [1.0, 2.0, 20.0]})
+    assert times.speedup("fast")[0] == 2.0
+    assert times.rate("slow", 8.0) == (2.0, (1.1, 3.0))
     order: list[str] = []
-    watched = time_in_turns(
+    timed = time_in_turns(
         {name: lambda name=name: order.append(name) or time.sleep(0.001) for name in "ab"},
         rounds=2,
         device=CPU,
@@ -97,7 +99,7 @@ def test_taking_turns_gives_the_ratio_of_each_round() -> None:
         warm_up=0,
     )
     assert order == ["a", "b", "a", "b", "b", "a"]  # once to see how long it takes, then in turns
-    assert [len(seconds) for seconds in watched.seconds.values()] == [2, 2]
+    assert [len(seconds) for seconds in timed.seconds.values()] == [2, 2]
 
 
 @pytest.mark.parametrize(("asked", "calls"), [(0.0, 16), (0.20, 16), (0.30, 32)])
@@ -106,9 +108,9 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
 ) -> None:
     """Else some rounds would hold a write more than others."""
     assert DeferredState(torch.zeros(1, 1, 2, 2)).pending_keys.shape[1] == DECODE_CYCLE
-    made: list[int] = []
+    repeats_seen: list[int] = []
     monkeypatch.setattr(
-        stopwatch, "_seconds", lambda work, repeats, device: made.append(repeats) or 0.01
+        stopwatch, "_seconds", lambda work, repeats, device: repeats_seen.append(repeats) or 0.01
     )
     time_in_turns(
         {"a": lambda: None},
@@ -118,7 +120,7 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
         warm_up=0,
         cycle=DECODE_CYCLE,
     )
-    assert made == [1, calls, calls]
+    assert repeats_seen == [1, calls, calls]
 
 
 def test_peak_memory_is_that_of_the_work() -> None:
@@ -223,10 +225,10 @@ def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
     return python, pids
 
 
-def gone(pids: Path) -> bool:
+def all_ended(pids: Path) -> bool:
     """The servers, and the engines below them; one that nobody has asked for its status counts."""
-    every = [*pids.iterdir(), *(pids.parent / "engines").iterdir()]
-    stats = [Path("/proc", pid.name, "stat") for pid in every]
+    processes = [*pids.iterdir(), *(pids.parent / "engines").iterdir()]
+    stats = [Path("/proc", pid.name, "stat") for pid in processes]
     deadline = time.monotonic() + 5  # one that was killed takes a while to vanish
     while any(s.read_text().rpartition(") ")[2][0] != "Z" for s in stats if s.exists()):
         if time.monotonic() > deadline:
@@ -239,14 +241,14 @@ def test_a_server_is_started_loaded_read_and_ended(pair: tuple[Path, Path], tmp_
     python, pids = stand_in(tmp_path)
     load = ServerLoad(requests=6, length=32, generated=4, seconds=60)
     timings = benchmark_vllm([pair[1]], baseline=pair[0], python=python, loads=[load])
-    held = [timings.find(name, "concurrent sequences") for name in timings.models]
-    assert [record.value for record in held] == [2, 4]
-    assert held[1].ratio == 2.0 and held[0].ratio is None
+    concurrent = [timings.find(name, "concurrent sequences") for name in timings.models]
+    assert [record.value for record in concurrent] == [2, 4]
+    assert concurrent[1].ratio == 2.0 and concurrent[0].ratio is None
     assert timings.find("half", "cache blocks").value == 40
     assert timings.lineage["log"]["half, 32 tokens"] == [
         "CPU KV cache size: 9 tokens, Maximum concurrency"
     ]
-    assert len(list(pids.iterdir())) == 2 and gone(pids)
+    assert len(list(pids.iterdir())) == 2 and all_ended(pids)
 
 
 def test_python_starts_a_server_by_the_names_of_the_command_line(
@@ -266,9 +268,9 @@ def test_python_starts_a_server_by_the_names_of_the_command_line(
     )
     assert timings.find("half", "concurrent sequences").ratio == 2.0
     (load,) = timings.lineage["loads"]
-    said = {name: load[name] for name in ("requests", "length", "memory", "prefix_caching")}
-    assert said == {"requests": 6, "length": 128, "memory": 2**27, "prefix_caching": True}
-    assert st.Timings.load(tmp_path / "out.json") == timings and gone(pids)
+    settings = {name: load[name] for name in ("requests", "length", "memory", "prefix_caching")}
+    assert settings == {"requests": 6, "length": 128, "memory": 2**27, "prefix_caching": True}
+    assert st.Timings.load(tmp_path / "out.json") == timings and all_ended(pids)
 
 
 def test_a_server_that_does_not_start_is_told_in_a_sentence(
@@ -280,7 +282,7 @@ def test_a_server_that_does_not_start_is_told_in_a_sentence(
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert isinstance(result.exception, st.StatetrimError)
     assert "this shape is not served" in str(result.exception)
-    assert gone(pids) and not (tmp_path / "out.json").exists()
+    assert all_ended(pids) and not (tmp_path / "out.json").exists()
 
 
 def test_a_python_that_is_none_is_told(pair: tuple[Path, Path], tmp_path: Path) -> None:
@@ -304,12 +306,12 @@ def test_a_server_ends_with_the_command_that_started_it(
     _wait_until(lambda: any(pids.iterdir()))
     process.send_signal(number)
     assert process.wait(timeout=60) != 0
-    _wait_until(lambda: gone(pids))
+    _wait_until(lambda: all_ended(pids))
 
 
-def _wait_until(true: Callable[[], bool]) -> None:
+def _wait_until(condition: Callable[[], bool]) -> None:
     deadline = time.monotonic() + 60
-    while not true():
+    while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
