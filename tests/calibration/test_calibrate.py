@@ -50,12 +50,18 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @contextmanager
 def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
     """Every kernel call's q and k and every mixer's input, kept whole."""
-    home = sys.modules[type(next(iter(modules.values()))).__module__]
-    kernels = {name: getattr(home, name) for name in KERNELS if hasattr(home, name)}
-    seen: dict[str, list[Tensor]] = {"q": [], "k": [], "x": [], "a": []}
+    module_of_kernels = sys.modules[type(next(iter(modules.values()))).__module__]
+    kernels = {
+        name: getattr(module_of_kernels, name)
+        for name in KERNELS
+        if hasattr(module_of_kernels, name)
+    }
+    captured: dict[str, list[Tensor]] = {"q": [], "k": [], "x": [], "a": []}
     handles = [
         module.register_forward_pre_hook(
-            lambda _, args, kwargs: seen["x"].append(args[0] if args else kwargs["hidden_states"]),
+            lambda _, args, kwargs: captured["x"].append(
+                args[0] if args else kwargs["hidden_states"]
+            ),
             with_kwargs=True,
         )
         for module in modules.values()
@@ -63,7 +69,7 @@ def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[s
     handles += [
         next(
             m for n, m in module.named_children() if n in ("o_proj", "out_proj")
-        ).register_forward_pre_hook(lambda _, args: seen["a"].append(args[0]))
+        ).register_forward_pre_hook(lambda _, args: captured["a"].append(args[0]))
         for module in modules.values()
     ]
 
@@ -71,18 +77,18 @@ def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[s
         signature = inspect.signature(kernel)
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            given = signature.bind(*args, **kwargs).arguments
-            seen["q"].append(next(given[name] for name in ("q", "query", "C") if name in given))
-            seen["k"].append(next(given[name] for name in ("k", "key", "B") if name in given))
+            bound = signature.bind(*args, **kwargs).arguments
+            captured["q"].append(next(bound[name] for name in ("q", "query", "C") if name in bound))
+            captured["k"].append(next(bound[name] for name in ("k", "key", "B") if name in bound))
             return kernel(*args, **kwargs)
 
         return call
 
     for name, kernel in kernels.items():
-        setattr(home, name, wrap(kernel))
-    yield seen
+        setattr(module_of_kernels, name, wrap(kernel))
+    yield captured
     for name, kernel in kernels.items():
-        setattr(home, name, kernel)
+        setattr(module_of_kernels, name, kernel)
     for handle in handles:
         handle.remove()
 
@@ -106,7 +112,7 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
     data = read_sequences(text, tokenizer, tokens=SETTINGS["tokens"], length=SETTINGS["length"])
     loss = torch.zeros((), dtype=torch.float64)
     ids = data.ids.long()
-    with recorded(live, modules) as seen:
+    with recorded(live, modules) as captured:
         logits = live(input_ids=ids, use_cache=False).logits.double()
     log_p = logits[:, :-1].log_softmax(-1)
     loss = -log_p.gather(-1, ids[:, 1:, None]).sum()
@@ -116,14 +122,14 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
     for number, layer in enumerate(geometry.layers):
         sums = statistics.layers[layer]
         assert sums.tokens == SETTINGS["tokens"]
-        x = seen["x"][number].detach().double()
+        x = captured["x"][number].detach().double()
         torch.testing.assert_close(sums.input_square, x.square().sum((0, 1)), rtol=1e-5, atol=0)
-        read = seen["a"][number].detach().unflatten(-1, (geometry.num_v_heads, -1))
+        readout = captured["a"][number].detach().unflatten(-1, (geometry.num_v_heads, -1))
         assert sums.readout_gram is not None
         for head in range(geometry.num_v_heads):
-            expected = gram(read, head)
+            expected = gram(readout, head)
             torch.testing.assert_close(sums.readout_gram[head], expected, rtol=1e-4, atol=1e-4)
-        for side, values in (("query", seen["q"]), ("key", seen["k"])):
+        for side, values in (("query", captured["q"]), ("key", captured["k"])):
             value = values[number].detach()
             value = value[:, :, :: value.shape[2] // geometry.num_k_heads]
             unit = value.double()
@@ -131,9 +137,11 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
                 unit = unit / (unit.square().sum(-1, keepdim=True) + 1e-6).sqrt()
             for head in range(geometry.num_k_heads):
                 # activations of another batch size differ in float32's last digits
-                for part, given in (("gram", value), ("unit_gram", unit)):
-                    ours = getattr(sums, f"{side}_{part}")[head]
-                    torch.testing.assert_close(ours, gram(given, head), rtol=1e-4, atol=1e-4)
+                for part, activations in (("gram", value), ("unit_gram", unit)):
+                    actual = getattr(sums, f"{side}_{part}")[head]
+                    torch.testing.assert_close(
+                        actual, gram(activations, head), rtol=1e-4, atol=1e-4
+                    )
     check_gradients(model, modules, statistics)
 
 
@@ -206,10 +214,10 @@ def test_two_processes_give_the_same_sums(checkpoint: Any, text: Path, tmp_path:
 
 def killed_after(batches: int, work: Callable[[], object]) -> int:
     """Exit code of a process that is killed once the sums of so many batches are saved."""
-    real = SavedSums.save
+    real_save = SavedSums.save
 
     def save(self: SavedSums, sums: Any, done: int) -> None:
-        real(self, sums, done)
+        real_save(self, sums, done)
         if done == batches:
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -242,8 +250,8 @@ def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
     out = tmp_path / "s.safetensors"
-    asked: Any = {"methods": ALL, **SETTINGS, "out": out, "save_seconds": 0}
-    assert killed_after(2, lambda: st.calibrate(model, text, **asked)) == -9
+    arguments: Any = {"methods": ALL, **SETTINGS, "out": out, "save_seconds": 0}
+    assert killed_after(2, lambda: st.calibrate(model, text, **arguments)) == -9
     with pytest.raises(st.StatetrimError, match=r"another job .its 'data' differs"):
         st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out, resume=True)
     finished = st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
@@ -267,7 +275,7 @@ def test_statistics_of_another_model_or_method_are_refused(checkpoint: Any, text
         st.calibrate(model, text, methods=["rand", "l1"], **SETTINGS)
 
 
-def test_a_layer_that_is_never_heard_is_an_error(
+def test_a_layer_without_a_kernel_call_is_an_error(
     checkpoint: Any, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = st.open(checkpoint("qwen3_5_text"))
@@ -281,9 +289,9 @@ def test_a_layer_that_is_never_heard_is_an_error(
 def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: Path) -> None:
     """Fused experts (qwen3_next) and fused convolutions (olmo_hybrid) included."""
     model = st.open(checkpoint(model_type))
-    wanted = ["drrqr", "s_wanda", "readout_greedy"]
-    whole = st.calibrate(model, text, methods=wanted, **SETTINGS)
-    close(whole, st.calibrate(model, text, methods=wanted, layerwise=True, **SETTINGS), 1e-12)
+    methods = ["drrqr", "s_wanda", "readout_greedy"]
+    whole = st.calibrate(model, text, methods=methods, **SETTINGS)
+    close(whole, st.calibrate(model, text, methods=methods, layerwise=True, **SETTINGS), 1e-12)
     with pytest.raises(st.StatetrimError, match="'grad' needs the whole model in memory"):
         st.calibrate(model, text, methods=["grad"], layerwise=True, **SETTINGS)
 

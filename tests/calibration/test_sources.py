@@ -52,18 +52,23 @@ def test_each_source_is_what_it_alone_would_show(
     model: st.Checkpoint, text: Path, whole: Statistics
 ) -> None:
     tokenizer = load_tokenizer(model)
-    alone = {
+    single_sources = {
         "random": random_sequences(tokenizer, 320, 20),
         "echo": echo_sequences(text, tokenizer, 160, 20, skip=480),
     }
     assert whole.lineage["data"][0]["count"] * 20 == 480  # what the others leave
-    for name, sequences in alone.items():
+    for name, sequences in single_sources.items():
         forward = [method for method in ALL if method != "grad"]
-        found = st.calibrate(model, sequences, methods=forward, batch_size=4)
-        for part in found.sum_names:
-            for layer, sums in found.layers.items():
-                expected, held = getattr(sums, part), getattr(whole.sources[name][layer], part)
-                assert torch.allclose(held, expected, rtol=1e-12, atol=1e-12 * expected.abs().max())
+        statistics = st.calibrate(model, sequences, methods=forward, batch_size=4)
+        for part in statistics.sum_names:
+            for layer, sums in statistics.layers.items():
+                expected, mixed_sums = (
+                    getattr(sums, part),
+                    getattr(whole.sources[name][layer], part),
+                )
+                assert torch.allclose(
+                    mixed_sums, expected, rtol=1e-12, atol=1e-12 * expected.abs().max()
+                )
     plain = st.calibrate(model, text, methods=ALL, **SETTINGS | {"tokens": 480}, recall=0.0)
     close(plain, single(whole, "text"), 1e-12)
     assert list(whole.sources) == ["text", "recall", "random", "echo"]
@@ -73,16 +78,17 @@ def test_each_source_is_what_it_alone_would_show(
 def test_gradients_of_recall_count_only_what_can_be_answered(
     model: st.Checkpoint, whole: Statistics
 ) -> None:
-    made = recall_sequences(load_tokenizer(model), 320)
-    assert made.answer_positions is not None
+    generated = recall_sequences(load_tokenizer(model), 320)
+    assert generated.answer_positions is not None
     live: Any = st.load(model)
     total = torch.zeros(())
-    for batch in made.batches(4):
+    for batch in generated.batches(4):
         logits = live(input_ids=batch, use_cache=False).logits.double()
         for row in range(len(batch)):
-            for place in made.answer_positions.tolist():
+            for position in generated.answer_positions.tolist():
                 total = (
-                    total - functional.log_softmax(logits[row, place], -1)[batch[row, place + 1]]
+                    total
+                    - functional.log_softmax(logits[row, position], -1)[batch[row, position + 1]]
                 )
     total.backward()  # type: ignore[no-untyped-call]
     geometry = model.geometry
@@ -112,38 +118,38 @@ def test_killed_anywhere_and_resumed_is_bit_identical(
 
         options = SETTINGS | SHARES | {"out": out, "resume": True, "save_seconds": 0}
         try:
-            found = st.calibrate(model, text, methods=ALL, **options, progress=kill)
+            statistics = st.calibrate(model, text, methods=ALL, **options, progress=kill)
         except Killed:
             assert not out.exists()
     close(whole, Statistics.load(out), 0.0)
-    assert found.shares == whole.shares
+    assert statistics.shares == whole.shares
 
 
 def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_path: Path) -> None:
-    given = {"tokens": 640, "length": 20, "batch_size": 2, "recall": 0.4, "random": 0.25}
-    options = [f"--{name.replace('_', '-')}={value}" for name, value in given.items()]
-    out, single = tmp_path / "two.safetensors", ["drrqr", "product"]
+    sizes = {"tokens": 640, "length": 20, "batch_size": 2, "recall": 0.4, "random": 0.25}
+    options = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
+    out, methods = tmp_path / "two.safetensors", ["drrqr", "product"]
     command = ["calibrate", str(model.path), "--text", str(text), *options]
-    launched(lambda: done([*command, "--for", ",".join(single), "-o", str(out)]))
-    close(st.calibrate(model, text, methods=single, **given), Statistics.load(out), 1e-12)  # type: ignore[arg-type]
+    launched(lambda: done([*command, "--for", ",".join(methods), "-o", str(out)]))
+    close(st.calibrate(model, text, methods=methods, **sizes), Statistics.load(out), 1e-12)  # type: ignore[arg-type]
 
 
 def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> None:
     shares = {"recall": 0.5, "random": 0.125, "echo": 0.0}
-    found = mix_statistics(whole, shares)
+    mixture = mix_statistics(whole, shares)
     weights = {"text": 0.375, **shares}
-    assert found.lineage["shares"] == weights and not found.generated
-    for layer, sums in found.layers.items():
+    assert mixture.lineage["shares"] == weights and not mixture.generated
+    for layer, sums in mixture.layers.items():
         for part in ("query_gram", "key_unit_gram", "readout_gram"):
             other = {"query_gram": "key_gram", "key_unit_gram": "query_unit_gram"}.get(part)
             expected = np.zeros(getattr(sums, part).shape)
             for name, share in weights.items():
-                held = whole.sources[name][layer]
+                source_sums = whole.sources[name][layer]
                 for head in range(len(expected)):
-                    gram = getattr(held, part)[head].numpy()
+                    gram = getattr(source_sums, part)[head].numpy()
                     size = np.trace(gram)
                     if other:
-                        size += np.trace(getattr(held, other)[head].numpy())
+                        size += np.trace(getattr(source_sums, other)[head].numpy())
                     expected[head] += share * gram / size
             assert getattr(sums, part).numpy() == pytest.approx(expected, rel=1e-12)
         gradient = np.zeros(sums.query_gradient.shape)  # type: ignore[union-attr]
@@ -157,13 +163,15 @@ def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> N
                 gradient[head] += share * query[head] / size
         assert sums.query_gradient is not None
         assert sums.query_gradient.numpy() == pytest.approx(gradient, rel=1e-12)
-        assert sums.tokens == sum(held[layer].tokens for held in whole.sources.values())
+        assert sums.tokens == sum(
+            source_sums[layer].tokens for source_sums in whole.sources.values()
+        )
 
 
 def test_nothing_of_the_others_is_text_alone(model: st.Checkpoint, whole: Statistics) -> None:
-    zero = dict.fromkeys(whole.generated, 0.0)
+    zero_shares = dict.fromkeys(whole.generated, 0.0)
     for method in ("drrqr", "product", "grad", "s_wanda"):
-        first = st.select(model, method, 6, statistics=whole, shares=zero)
+        first = st.select(model, method, 6, statistics=whole, shares=zero_shares)
         second = st.select(model, method, 6, statistics=single_with_lineage(whole))
         assert all(torch.equal(first.kept[i], second.kept[i]) for i in first.kept), method
     assert mix_statistics(single(whole, "text")).layers is whole.layers
@@ -187,11 +195,11 @@ def test_shares_change_the_choice_and_stand_in_the_plan(
 
 
 def test_merged_by_source(model: st.Checkpoint, text: Path, whole: Statistics) -> None:
-    more = st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES, skip=1280, seed=1)
-    both = whole + more
-    for name, held in both.sources.items():
-        for layer, sums in held.items():
-            parts = [statistics.sources[name][layer] for statistics in (whole, more)]
+    second = st.calibrate(model, text, methods=ALL, **SETTINGS, **SHARES, skip=1280, seed=1)
+    both = whole + second
+    for name, layers in both.sources.items():
+        for layer, sums in layers.items():
+            parts = [statistics.sources[name][layer] for statistics in (whole, second)]
             assert sums.tokens == parts[0].tokens + parts[1].tokens
             assert torch.equal(
                 sums.readout_gram,
@@ -208,17 +216,19 @@ def test_a_refit_weighs_each_source_by_its_own_size(
 ) -> None:
     plan = st.select(model, keep_values=4, value_method="rand")
     small = st.prune(model, plan, tmp_path / "small")
-    sums = st.calibrate(small, text, original=model, **SETTINGS, recall=0.5)
-    for layer, found in mix_statistics(sums, {"recall": 0.25}).layers.items():
+    statistics = st.calibrate(small, text, original=model, **SETTINGS, recall=0.5)
+    for layer, mixed_sums in mix_statistics(statistics, {"recall": 0.25}).layers.items():
         gram: Any = 0.0
         target: Any = 0.0
         for name, share in (("text", 0.75), ("recall", 0.25)):
-            held = sums.sources[name][layer]
-            gram += share * held.readout_moment / held.target_square  # type: ignore[operator]
-            target += share * held.target_moment / held.target_square  # type: ignore[operator]
+            source_sums = statistics.sources[name][layer]
+            gram += share * source_sums.readout_moment / source_sums.target_square  # type: ignore[operator]
+            target += share * source_sums.target_moment / source_sums.target_square  # type: ignore[operator]
         expected = np.linalg.solve(gram.numpy().T, target.numpy().T).T
-        assert fit_projection(found, 0.0).numpy() == pytest.approx(expected, rel=1e-6, abs=1e-8)
-    out = st.refit(small, sums, out=tmp_path / "refitted", shares={"recall": 0.25})
+        assert fit_projection(mixed_sums, 0.0).numpy() == pytest.approx(
+            expected, rel=1e-6, abs=1e-8
+        )
+    out = st.refit(small, statistics, out=tmp_path / "refitted", shares={"recall": 0.25})
     record = json.loads((out.path / "statetrim" / "refit.json").read_text())
     assert record["statistics"]["shares"] == {"text": 0.75, "recall": 0.25}
 
@@ -232,8 +242,8 @@ def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path
         if (value := getattr(sums, part)) is not None
     }
     tensors |= {f"{i}.tokens": torch.tensor(sums.tokens) for i, sums in whole.layers.items()}
-    about = {"format": "statetrim statistics", "version": 1, "lineage": {"source": "x"}}
-    save_file(tensors, tmp_path / "old", metadata={"statetrim": json.dumps(about)})
+    metadata = {"format": "statetrim statistics", "version": 1, "lineage": {"source": "x"}}
+    save_file(tensors, tmp_path / "old", metadata={"statetrim": json.dumps(metadata)})
     loaded = Statistics.load(tmp_path / "old")
     close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
     assert loaded.shares == {"text": 1.0} and mix_statistics(loaded) is loaded
@@ -246,7 +256,7 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
     whole.save(tmp_path / "s")
     close(whole, Statistics.load(tmp_path / "s"), 0.0)
     with safe_open(tmp_path / "s", "pt") as file:
-        about, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for spoiled, message in (
         ({"Recall.0.tokens": torch.tensor(3)}, "not a statistic"),
         ({"text.0.tokens": torch.tensor(3)}, "not a statistic"),
@@ -254,7 +264,7 @@ def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
         ({"other.0.tokens": torch.tensor(3)}, "different layers"),
         ({"recall.7.query_gram": torch.zeros(1, 1, 1).double()}, "no token count"),
     ):
-        save_file(tensors | spoiled, tmp_path / "bad", metadata=about)
+        save_file(tensors | spoiled, tmp_path / "bad", metadata=metadata)
         with pytest.raises(st.StatetrimError, match=message):
             Statistics.load(tmp_path / "bad")
 
