@@ -18,9 +18,9 @@ Run = Callable[..., subprocess.CompletedProcess[str]]
 @pytest.fixture
 def run(warm_forker: Forker) -> Run:
     def run(*arguments: object, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-        words = [str(one) for one in arguments]
-        ended = warm_forker.run(words, folder=cwd)
-        return subprocess.CompletedProcess(words, ended["code"], ended["out"], ended["err"])
+        words = [str(argument) for argument in arguments]
+        result = warm_forker.run(words, folder=cwd)
+        return subprocess.CompletedProcess(words, result["code"], result["out"], result["err"])
 
     return run
 
@@ -29,10 +29,10 @@ def test_select_and_prune_end_in_a_smaller_checkpoint(
     run: Run, checkpoint: Any, tmp_path: Path
 ) -> None:
     model = checkpoint("qwen3_5_text")
-    asked = ["--keep", "0.5", "--method", "l1", "--option", "score=q"]
-    chosen = run("select", model, *asked, "-o", "p.json", cwd=tmp_path)
-    assert chosen.returncode == 0, chosen.stderr
-    assert "6 of 12 channels" in chosen.stdout
+    options = ["--keep", "0.5", "--method", "l1", "--option", "score=q"]
+    selected = run("select", model, *options, "-o", "p.json", cwd=tmp_path)
+    assert selected.returncode == 0, selected.stderr
+    assert "6 of 12 channels" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
     assert (plan.requested, plan.keep, plan.options) == ("0.5", 6, {"score": "q"})
 
@@ -92,8 +92,8 @@ def test_a_log_gets_a_line_now_and_then(
     with console.show_progress("evaluating") as task:
         task(Progress(2, 2, "samples", "small: text"))
         task(Progress(1, 1, "tasks", "small: text"))
-    said = capsys.readouterr().err.splitlines()
-    assert said == [
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
         "pruning: 512 of 2,048 bytes, 25%",
         "pruning: 1,024 of 2,048 bytes, 50%",
         "small: text done",
@@ -106,19 +106,19 @@ def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path:
     report = json.loads(seen.stdout)
     assert (report["after"]["head_k_dim"], report["after"]["head_v_dim"]) == (6, 4)
     weights_only = ["--method", "l1", "--value-method", "readout_l1"]
-    chosen = run("select", model, "--square", "4", *weights_only, "-o", "p.json", cwd=tmp_path)
-    assert chosen.returncode == 0, chosen.stderr
-    assert "4 of 12 channels" in chosen.stdout and "4 of 8 channels" in chosen.stdout
+    selected = run("select", model, "--square", "4", *weights_only, "-o", "p.json", cwd=tmp_path)
+    assert selected.returncode == 0, selected.stderr
+    assert "4 of 12 channels" in selected.stdout and "4 of 8 channels" in selected.stdout
     plan = st.Plan.load(tmp_path / "p.json")
     assert (plan.keep, plan.keep_values, plan.value_method) == (4, 4, "readout_l1")
     done = run("prune", model, "p.json", "-o", "out", "--json", cwd=tmp_path)
-    told = json.loads(done.stdout)
-    assert (told["head_k_dim"], told["head_v_dim"]) == ([12, 4], [8, 4])
+    pruned = json.loads(done.stdout)
+    assert (pruned["head_k_dim"], pruned["head_v_dim"]) == ([12, 4], [8, 4])
     small = st.open(tmp_path / "out")
-    assert told["parameters"][1] == small.parameters
+    assert pruned["parameters"][1] == small.parameters
     assert st.inspect(st.open(model), 4, 4).parameters_after == small.parameters
-    asked = ["--keep-values", "0.5", *weights_only]
-    values = run("select", model, *asked, "-o", "v.json", cwd=tmp_path)
+    options = ["--keep-values", "0.5", *weights_only]
+    values = run("select", model, *options, "-o", "v.json", cwd=tmp_path)
     assert values.returncode == 0, values.stderr
     plan = st.Plan.load(tmp_path / "v.json")
     assert (plan.keep, plan.keep_values, plan.method, plan.requested_values) == (

@@ -49,13 +49,15 @@ def places(
     return {name: str(path) for name, path in (names | {"SUMS": sums}).items()}
 
 
-def words(command: str, places: dict[str, str], out: Path) -> list[str]:
-    known = places | {"OUT": str(out), "OUT.json": f"{out}.json"}
-    return [known.get(word, word) for word in command.split()]
+def command_words(command: str, places: dict[str, str], out: Path) -> list[str]:
+    replacements = places | {"OUT": str(out), "OUT.json": f"{out}.json"}
+    return [replacements.get(word, word) for word in command.split()]
 
 
 @contextmanager
-def stops(label: str = "", whole: RunProgressSource | None = None) -> Iterator[OnProgress]:
+def interrupting_progress(
+    label: str = "", overall: RunProgressSource | None = None
+) -> Iterator[OnProgress]:
     def report(progress: Progress) -> None:
         raise KeyboardInterrupt
 
@@ -69,10 +71,10 @@ def test_every_long_command_says_what_is_kept(
     import statetrim.console.progress
     import statetrim.console.trim
 
-    command = words(COMMANDS[name], places, tmp_path / "out")
+    command = command_words(COMMANDS[name], places, tmp_path / "out")
     with monkeypatch.context() as patch:
         for module in (statetrim.console.progress, statetrim.console.trim):
-            patch.setattr(module, "shown", stops)
+            patch.setattr(module, "shown", interrupting_progress)
         code, err, _ = run(command)
     assert code == 130, err
     last = err.splitlines()[-1]
@@ -80,7 +82,7 @@ def test_every_long_command_says_what_is_kept(
     partial = out.with_name(out.name + ".partial")
     again = "run the same command again to"
     kept = f"what is finished is kept in {partial}; {again} resume"
-    none = f"nothing was kept; {again} start over"
-    assert last == f"statetrim: interrupted; {kept if name in KEEP else none}", err
+    nothing_kept = f"nothing was kept; {again} start over"
+    assert last == f"statetrim: interrupted; {kept if name in KEEP else nothing_kept}", err
     assert partial.exists() == (name in KEEP) and not out.exists()
     assert "Traceback" not in err

@@ -78,17 +78,17 @@ def run(code: str, lines: list[str], cwd: Path) -> subprocess.CompletedProcess[s
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     """All of them in one process: what one imports, the next would have."""
-    here = tmp_path_factory.mktemp("here")
-    (here / "HERE").mkdir()
-    answered: dict[str, list[Any]] = json.loads(run(SCRIPT, list(MISTAKES), here).stdout)
-    assert [path.name for path in here.iterdir()] == ["HERE"]
+    folder = tmp_path_factory.mktemp("here")
+    (folder / "HERE").mkdir()
+    answered: dict[str, list[Any]] = json.loads(run(SCRIPT, list(MISTAKES), folder).stdout)
+    assert [path.name for path in folder.iterdir()] == ["HERE"]
     return answered
 
 
 @pytest.mark.parametrize("line", MISTAKES)
 def test_a_mistake_needs_no_torch(line: str, answers: dict[str, list[Any]]) -> None:
-    code, said, torch = answers[line]
-    assert code == 2 and MISTAKES[line] in said, said
+    code, message, torch = answers[line]
+    assert code == 2 and MISTAKES[line] in message, message
     assert not torch
 
 

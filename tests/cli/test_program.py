@@ -21,8 +21,8 @@ GROUP: Any = typer.main.get_command(app)
 
 def run(*words: object, **environment: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "statetrim", *map(str, words)]
-    known = os.environ | {"COLUMNS": "80"} | environment
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=known)
+    variables = os.environ | {"COLUMNS": "80"} | environment
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=variables)
 
 
 def test_the_version() -> None:
@@ -47,8 +47,8 @@ def test_help_fits_80_columns_and_nothing_is_cut(name: str) -> None:
         for flag in parameter.opts if parameter.param_type_name == "option" else ():
             assert flag in plain
         assert "".join((parameter.help or "").split()) in plain
-    for one in getattr(command, "commands", {}).values():
-        assert "".join(one.help.split()) in plain
+    for subcommand in getattr(command, "commands", {}).values():
+        assert "".join(subcommand.help.split()) in plain
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,13 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
         "-c",
         "import sys; sys.argv = ['statetrim']; from statetrim.cli import main; main()",
     ]
-    asked = {"_STATETRIM_COMPLETE": "complete_bash", "COMP_WORDS": typed, "COMP_CWORD": last}
+    completion_variables = {
+        "_STATETRIM_COMPLETE": "complete_bash",
+        "COMP_WORDS": typed,
+        "COMP_CWORD": last,
+    }
     shown = subprocess.run(
-        command, capture_output=True, text=True, check=True, env=os.environ | asked
+        command, capture_output=True, text=True, check=True, env=os.environ | completion_variables
     )
     assert shown.stdout.split() == [offered]
 
@@ -93,8 +97,8 @@ def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
     assert "calibrate" in quiet["out"], "the plan is what a dry run is for"
     first = log.read_text()
     assert first.startswith("# statetrim log\n") and "$ statetrim trim" in first
-    for said in ("recurrent state per sequence", quiet["err"], "sliced equals masked"):
-        assert said in first
+    for expected in ("recurrent state per sequence", quiet["err"], "sliced equals masked"):
+        assert expected in first
     again = run("inspect", tmp_path / "nowhere", "--log", log)
     assert again.returncode == 2
     added = log.read_text().removeprefix(first).splitlines()
@@ -102,14 +106,14 @@ def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
 
 
 def test_a_log_never_touches_another_file(tmp_path: Path) -> None:
-    mine = tmp_path / "model.safetensors"
-    mine.write_text("mine")
-    for path, says in ((mine, "is not a log of statetrim"), (tmp_path, "is not a log")):
+    other_file = tmp_path / "model.safetensors"
+    other_file.write_text("mine")
+    for path, says in ((other_file, "is not a log of statetrim"), (tmp_path, "is not a log")):
         done = run("inspect", "M", "--log", path)
         check_refusal(done.returncode, done.stderr, done.stdout, says)
     done = run("inspect", "M", "--log", tmp_path / "none" / "a.log")
     check_refusal(done.returncode, done.stderr, done.stdout, "cannot be written")
-    assert mine.read_text() == "mine"
+    assert other_file.read_text() == "mine"
 
 
 def test_a_log_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:

@@ -57,7 +57,7 @@ class Screen:
         return ["".join(line).rstrip() for line in self.lines]
 
 
-def fused(lines: list[str]) -> list[str]:
+def broken_lines(lines: list[str]) -> list[str]:
     """Lines in which a bar and a sentence share a place, or figures that are none."""
     bar = r"[━╸╺]{3}"
     note = r"\.\.\.|kept|runs in|interrupted|checked"
@@ -70,35 +70,35 @@ def fused(lines: list[str]) -> list[str]:
 
 def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, Screen, str]:
     """Exit code, screen, and everything that was sent; Ctrl-C is typed once `stop_at` is there."""
-    ours, theirs = os.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
+    controller, terminal = os.openpty()
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
     # A session of its own takes the first terminal that it opens, and Ctrl-C comes from there.
-    shell = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(theirs), sys.executable, "-m"]
-    known = os.environ | {"TERM": "xterm-256color"}
+    shell = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(terminal), sys.executable, "-m"]
+    environment = os.environ | {"TERM": "xterm-256color"}
     process = subprocess.Popen(
         [*shell, "statetrim", *words],
         start_new_session=True,
-        env=known,
+        env=environment,
         # A suite that was started in the background ignores Ctrl-C, and so would this.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    screen, sent, rest = Screen(), "", b""
+    screen, sent, undecoded = Screen(), "", b""
     while True:
-        while not (ready := _readable(ours)) and process.poll() is None:
+        while not (ready := _readable(controller)) and process.poll() is None:
             pass
         if not ready:
             break
-        rest += os.read(ours, 2**16)
-        text = rest.decode(errors="ignore")
-        rest = b"" if text.encode() == rest else rest[len(text.encode()) :]
+        undecoded += os.read(controller, 2**16)
+        text = undecoded.decode(errors="ignore")
+        undecoded = b"" if text.encode() == undecoded else undecoded[len(text.encode()) :]
         sent += text
         if stop_at and stop_at in sent:  # at once: what follows takes long on a busy machine
-            os.write(ours, b"\x03")
+            os.write(controller, b"\x03")
             stop_at = ""
         screen.feed(text)
-        assert not fused(screen.text), fused(screen.text)
-    os.close(ours)
-    os.close(theirs)
+        assert not broken_lines(screen.text), broken_lines(screen.text)
+    os.close(controller)
+    os.close(terminal)
     return process.wait(), screen, sent
 
 
@@ -112,9 +112,9 @@ def test_no_line_is_broken(checkpoint: Callable[[str], Path], tmp_path: Path) ->
     words = ["trim", str(checkpoint("qwen3_5_text")), "--text", str(text), *FLAGS.split()]
     code, screen, sent = in_terminal([*words, "-o", str(out)], stop_at="select by")
     assert code == 130, screen.text
-    said = " ".join(screen.text)
-    assert "statetrim: interrupted; what is finished is kept in" in said
-    assert "run the same command again to resume" in said
+    screen_text = " ".join(screen.text)
+    assert "statetrim: interrupted; what is finished is kept in" in screen_text
+    assert "run the same command again to resume" in screen_text
     assert not re.search("Traceback|KeyboardInterrupt|Aborted", sent)
 
     code, screen, sent = in_terminal([*words, "-o", str(out)])
@@ -142,10 +142,10 @@ def test_no_line_is_broken(checkpoint: Callable[[str], Path], tmp_path: Path) ->
 def test_what_the_test_above_would_find(sent: str) -> None:
     screen = Screen()
     screen.feed(sent)
-    assert fused(screen.text)
+    assert broken_lines(screen.text)
 
 
 def test_a_bar_that_makes_room_is_fine() -> None:
     screen = Screen()
     screen.feed("a ━━━━━ 1/2\r\x1b[2Kcheck ...\r\nb ━━━━━ 2/2\r\n\x1b[1A\x1b[2K")
-    assert not fused(screen.text) and screen.text[0] == "check ..."
+    assert not broken_lines(screen.text) and screen.text[0] == "check ..."

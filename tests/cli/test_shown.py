@@ -51,8 +51,8 @@ def test_recovery_shows_means_of_both_ends(
 
 
 def test_the_columns_of_trims_scores_are_explained() -> None:
-    told = columns_text(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
-    assert told == (
+    explanation = columns_text(Scores(["Qwen/Qwen3.5-4B", "recovered", "pruned", "rand"], []))
+    assert explanation == (
         "Qwen/Qwen3.5-4B is the original; recovered the result; pruned the same cut before it was "
         "refitted or trained; rand a random cut to the same shape"
     )

@@ -38,8 +38,8 @@ def test_inspect_and_prune_have_a_row_for_it(model: Path, tmp_path: Path) -> Non
         whole, cut = figures(text, "per sequence, float32")
         half, both = figures(text, "in bfloat16 (an engine option)")
         assert (whole, cut, half) == (WHOLE, HALF, HALF) and both == QUARTER
-    _, _, told = run([*prune, "--dry-run", "--json"])
-    sizes = json.loads(told)
+    _, _, json_text = run([*prune, "--dry-run", "--json"])
+    sizes = json.loads(json_text)
     assert [2 * x for x in sizes["state_bytes_bfloat16"]] == sizes["state_bytes"]
 
 
@@ -55,9 +55,9 @@ def test_the_plans_of_trim_and_sweep_have_it(model: Path, tmp_path: Path) -> Non
     text = tmp_path / "text.txt"
     text.write_text("words")
     words = ["trim", str(model), "--text", str(text), "--dry-run", "-o", str(tmp_path / "out")]
-    _, said, _ = run([*words, "--keep", "6"])
+    _, stderr, _ = run([*words, "--keep", "6"])
     expected = f"{WHOLE} -> {HALF} in float32; {HALF} -> {QUARTER} in bfloat16 (an engine option"
-    assert f"recurrent state per sequence: {expected}, with or without the cut)" in said
+    assert f"recurrent state per sequence: {expected}, with or without the cut)" in stderr
     for way in (["--state", "0.5"], ["--sweep", "6,6x4"]):
         _, _, plan = run([*words, *way])
         assert figures(plan, "no cut") == [WHOLE, HALF]
