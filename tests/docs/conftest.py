@@ -20,8 +20,8 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     root = tmp_path_factory.mktemp("wide")
 
     def get(kind: str) -> Path:
-        there = root / kind
-        return there if there.exists() else tiny.build(kind, there, shard_size="1MB", **WIDE)
+        folder = root / kind
+        return folder if folder.exists() else tiny.build(kind, folder, shard_size="1MB", **WIDE)
 
     return get
 

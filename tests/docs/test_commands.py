@@ -36,60 +36,66 @@ HELP = (
 )
 
 
-def shown() -> list[Command]:
+def shown_commands() -> list[Command]:
     """All but what only names a tool: `torchrun`, `statetrim prune`."""
-    found = [command for page in PAGES for command in commands(page)]
+    all_commands = [command for page in PAGES for command in commands(page)]
     return [
-        c for c in found if not (c.in_a_sentence and re.fullmatch(r"\S+|statetrim [a-z]+", c.words))
+        c
+        for c in all_commands
+        if not (c.in_a_sentence and re.fullmatch(r"\S+|statetrim [a-z]+", c.words))
     ]
 
 
-def reason(command: Command) -> str | None:
+def reason_not_run(command: Command) -> str | None:
     return next((why for start, why in NOT_RUN.items() if re.match(start, command.text)), None)
 
 
-def to_run(page: Path) -> Iterator[Command]:
+def commands_to_run(page: Path) -> Iterator[Command]:
     if page.name in ELSEWHERE:
         return
-    for command in shown():
-        if command.page == page.name and not reason(command):
+    for command in shown_commands():
+        if command.page == page.name and not reason_not_run(command):
             yield command
 
 
-WITH_COMMANDS = [page for page in PAGES if any(to_run(page))]
+WITH_COMMANDS = [page for page in PAGES if any(commands_to_run(page))]
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers and huggingface_hub
 @pytest.mark.parametrize("page", WITH_COMMANDS, ids=lambda page: page.name)
 def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) -> None:
-    here = world(page)
-    for command in to_run(page):
+    page_world = world(page)
+    for command in commands_to_run(page):
         try:
-            here.run(command.words, command.line, command.in_a_sentence)
+            page_world.run(command.words, command.line, command.in_a_sentence)
         except NotReady as error:
             raise AssertionError(f"{command}\n{error}{HELP}") from None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("line", sorted({c.words for c in shown() if c.words[:8] == "torchrun"}))
+@pytest.mark.parametrize(
+    "line", sorted({c.words for c in shown_commands() if c.words[:8] == "torchrun"})
+)
 def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path], World]) -> None:
     """On one machine, whatever the page says."""
     command = line.partition(" -m ")[2]
-    here = world(PAGES[0])
-    words, output, _ = here.prepare(command, 0)
-    if not complete(words):
+    page_world = world(PAGES[0])
+    arguments, output, _ = page_world.prepare(command, 0)
+    if not complete(arguments):
         pytest.skip("the page names the command and leaves its arguments out")
     start = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "statetrim"]
-    done = subprocess.run([*start, *smaller(words)], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [*start, *smaller(arguments)], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stderr[-2000:]
-    assert output and (here.folder / output).exists()
+    assert output and (page_world.folder / output).exists()
 
 
 def test_what_is_not_run_is_still_there() -> None:
-    found = shown()
-    assert len(found) > 100
+    all_commands = shown_commands()
+    assert len(all_commands) > 100
     for start in NOT_RUN:
-        assert any(re.match(start, command.text) for command in found), (
+        assert any(re.match(start, command.text) for command in all_commands), (
             f"no page of docs/ shows {start!r} any more: take it out of NOT_RUN"
         )
     assert {page.name for page in PAGES} >= set(ELSEWHERE)

@@ -72,8 +72,8 @@ def files(code: ast.AST) -> tuple[set[str], set[str]]:
 
 def in_the_package(block: Block) -> bool:
     """Whether a file of the package has these lines, its first one aside."""
-    rest = block.text.strip().partition("\n")[2]
-    return any(rest in path.read_text() for path in (ROOT / "src").rglob("*.py"))
+    body = block.text.strip().partition("\n")[2]
+    return any(body in path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers
@@ -84,7 +84,7 @@ def test_a_snippet_runs(
     if re.search(r"^from \.", block.text, re.MULTILINE):
         assert in_the_package(block), f"{block}: no file of the package is like this"
         return
-    here = world(ROOT / "docs" / block.page)
+    page_world = world(ROOT / "docs" / block.page)
     text = block.text
     if re.search(r"^return ", text, re.MULTILINE):
         text = "def shown():\n" + re.sub("^", "    ", text, flags=re.MULTILINE) + "\nshown()"
@@ -92,28 +92,30 @@ def test_a_snippet_runs(
     read, written = files(code)
     try:
         for name in sorted({*read, "MODEL", "SMALL"} - written):
-            here.make(name, block.line)
+            page_world.make(name, block.line)
         for name in written:
-            here.remove(name)
+            page_world.remove(name)
         for name, sizes in SMALLER.items():
             monkeypatch.setattr(st, name, smaller(getattr(st, name), sizes))
-        found = names()
-        exec(compile(code, str(block), "exec"), found)
-        if "select" in found:
-            choose(here, found["select"], "value" if '@serves("value")' in text else "key")
+        namespace = names()
+        exec(compile(code, str(block), "exec"), namespace)
+        if "select" in namespace:
+            choose(
+                page_world, namespace["select"], "value" if '@serves("value")' in text else "key"
+            )
     except (st.StatetrimError, NotReady, TypeError, NameError) as error:
         raise AssertionError(f"{block}\n{error}\nMend the page, or tests/docs/") from error
 
 
-def choose(here: World, method: Any, axis: str) -> None:
+def choose(page_world: World, method: Any, axis: str) -> None:
     """A method of the page chooses half of the channels."""
-    here.make("statistics.safetensors", 0)
-    given: dict[str, Any] = (
+    page_world.make("statistics.safetensors", 0)
+    arguments: dict[str, Any] = (
         {"keep": 64, "method": method}
         if axis == "key"
         else {"keep_values": 64, "value_method": method}
     )
-    plan = st.select("MODEL", statistics="statistics.safetensors", **given)
+    plan = st.select("MODEL", statistics="statistics.safetensors", **arguments)
     chosen = plan.kept if axis == "key" else plan.kept_values
     assert chosen and all(kept.shape == (2, 64) for kept in chosen.values())
 

@@ -38,45 +38,45 @@ for said, script, *arguments in json.loads(sys.stdin.read()):
 """
 
 
-def of(program: str) -> list[tuple[Command, list[str]]]:
+def commands_of(program: str) -> list[tuple[Command, list[str]]]:
     """Commands of a program with their words after it; those that only name it are not here."""
-    found = [command for page in PAGES for command in commands(page)]
-    words = [(c, shlex.split(c.words)) for c in found if c.words.startswith(f"{program} ")]
-    return [(c, [word for word in rest if word != "..."]) for c, (_, *rest) in words]
+    all_commands = [command for page in PAGES for command in commands(page)]
+    words = [(c, shlex.split(c.words)) for c in all_commands if c.words.startswith(f"{program} ")]
+    return [(c, [word for word in arguments if word != "..."]) for c, (_, *arguments) in words]
 
 
 def recipes() -> dict[str, tuple[int, float]]:
     """How few and how many arguments each recipe of the justfile takes."""
     text = (ROOT / "justfile").read_text(encoding="utf-8")
-    found = {}
-    for name, rest in re.findall(r"^([\w-]+)((?: [^\n:]+)?):", text, re.MULTILINE):
-        names = rest.split()
-        least = sum(not re.search(r"^\*|=", one) for one in names)
-        found[name] = (least, float("inf") if any(n[0] in "*+" for n in names) else len(names))
-    return found
+    limits = {}
+    for name, signature in re.findall(r"^([\w-]+)((?: [^\n:]+)?):", text, re.MULTILINE):
+        names = signature.split()
+        least = sum(not re.search(r"^\*|=", parameter) for parameter in names)
+        limits[name] = (least, float("inf") if any(n[0] in "*+" for n in names) else len(names))
+    return limits
 
 
 def test_every_recipe_is_there_and_takes_its_arguments() -> None:
-    known, found = recipes(), of("just")
-    assert len(known) > 20 and len(found) > 10
-    for command, (name, *arguments) in found:
-        assert name in known, f"{command}: the justfile has no recipe {name!r}"
-        least, most = known[name]
+    limits, uses = recipes(), commands_of("just")
+    assert len(limits) > 20 and len(uses) > 10
+    for command, (name, *arguments) in uses:
+        assert name in limits, f"{command}: the justfile has no recipe {name!r}"
+        least, most = limits[name]
         if arguments or not command.in_a_sentence:
             assert least <= len(arguments) <= most, f"{command}: it takes {least} to {most}"
 
 
 def test_every_script_is_there_and_takes_its_arguments() -> None:
     """In one process, up to the point where each has parsed what it was given."""
-    asked = [
+    uses = [
         (command, words)
-        for command, words in of("python")
+        for command, words in commands_of("python")
         if words[0].startswith(("studies/", "benchmarks/", "tools/"))
     ]
-    assert len(asked) > 5
-    for command, words in asked:
+    assert len(uses) > 5
+    for command, words in uses:
         assert (ROOT / words[0]).is_file(), f"{command}: there is no such script"
-    jobs = [[str(command), *words] for command, words in asked]
+    jobs = [[str(command), *words] for command, words in uses]
     done = subprocess.run(
         [sys.executable, "-c", PARSE],
         input=json.dumps(jobs),
@@ -90,14 +90,16 @@ def test_every_script_is_there_and_takes_its_arguments() -> None:
 
 def test_every_extra_and_path_that_pip_installs_is_there() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    found = of("pip")
-    assert found
-    for command, (verb, *things) in found:
+    installs = commands_of("pip")
+    assert installs
+    for command, (verb, *requirements) in installs:
         assert verb == "install", str(command)
-        for thing in things:
-            if thing.startswith("./"):
-                assert (ROOT / thing / "pyproject.toml").is_file(), f"{command}: no such project"
-            elif name := re.fullmatch(r"statetrim\[([\w,]+)\]", thing):
+        for requirement in requirements:
+            if requirement.startswith("./"):
+                assert (ROOT / requirement / "pyproject.toml").is_file(), (
+                    f"{command}: no such project"
+                )
+            elif name := re.fullmatch(r"statetrim\[([\w,]+)\]", requirement):
                 extras = set(name[1].split(","))
                 assert extras <= set(project["optional-dependencies"]), f"{command}: no such extra"
 
@@ -107,11 +109,11 @@ def test_torchrun_takes_its_options_and_statetrim_the_rest(
 ) -> None:
     from torch.distributed.run import get_args_parser
 
-    found = [(command, words) for command, words in of("torchrun") if words]
-    assert found
+    uses = [(command, words) for command, words in commands_of("torchrun") if words]
+    assert uses
     monkeypatch.chdir(tmp_path)
     (tmp_path / "text.jsonl").write_text('{"text": "w1"}\n')
-    for command, words in found:
+    for command, words in uses:
         try:
             options = get_args_parser().parse_args(words)
             assert options.module and options.training_script == "statetrim", str(command)
