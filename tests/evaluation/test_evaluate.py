@@ -61,10 +61,10 @@ cli_evaluate()
 def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
     """On the same model and files, with definitions written here."""
     titled = (DATA / "wikitext-2-raw" / "wiki.test.raw").read_text()
-    found = list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))
-    assert len(found) == 62 and "\n".join(found) in titled
+    page_list = list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))
+    assert len(page_list) == 62 and "\n".join(page_list) in titled
     rows = tmp_path / "pages.jsonl"
-    rows.write_text("".join(json.dumps({"page": page}) + "\n" for page in found))
+    rows.write_text("".join(json.dumps({"page": page}) + "\n" for page in page_list))
     files = {"wikitext": rows, "lambada_openai": DATA / "lambada_openai" / "lambada_test.jsonl"}
     for task, path in files.items():
         stock = harness.stock_tasks_directory() / TASKS[task].stock
@@ -77,10 +77,10 @@ def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
     command += ["--model_args", f"pretrained={MODEL}", "--tasks", ",".join(files)]
     command += ["--include_path", str(tmp_path), "--device", "cpu", "--batch_size", "4"]
     command += ["--output_path", str(tmp_path / "out")]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
-    assert done.returncode == 0, done.stderr[-2000:]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr[-2000:]
     (written,) = (tmp_path / "out").rglob("results*.json")
-    theirs = json.loads(written.read_text())["results"]
+    stock_results = json.loads(written.read_text())["results"]
     for task, metric in (
         ("wikitext", "word_perplexity"),
         ("wikitext", "byte_perplexity"),
@@ -88,7 +88,10 @@ def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
         ("lambada_openai", "acc"),
     ):
         value = ours.find("tiny-delta_net", task, metric).value
-        assert value == pytest.approx(theirs[task][f"{metric},none"], rel=1e-6), (task, metric)
+        assert value == pytest.approx(stock_results[task][f"{metric},none"], rel=1e-6), (
+            task,
+            metric,
+        )
 
 
 @needs_data
@@ -96,19 +99,19 @@ def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
     """Windows of 2,048 tokens written out; the last one looks back as far as it can."""
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
-    live, tokenizer, most = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
+    live, tokenizer, window = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
     total, words = 0.0, 0
     for page in list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))[:2]:
         ids = torch.tensor([0, *tokenizer(wikitext_detokenizer({"page": page}))["input_ids"]])
-        done = 0  # targets scored
-        while done < len(ids) - 1:
-            end = min(done + most, len(ids) - 1)
-            start = max(0, end - most)
+        scored = 0  # targets scored
+        while scored < len(ids) - 1:
+            end = min(scored + window, len(ids) - 1)
+            start = max(0, end - window)
             with torch.no_grad():
                 logits = live(input_ids=ids[None, start:end], use_cache=False).logits[0].double()
-            chosen = logits.log_softmax(-1).gather(1, ids[start + 1 : end + 1, None])
-            total += float(chosen[done - start :].sum())
-            done = end
+            log_probs = logits.log_softmax(-1).gather(1, ids[start + 1 : end + 1, None])
+            total += float(log_probs[scored - start :].sum())
+            scored = end
         words += len(page.split()) + int(page[0].isspace()) + int(page[-1].isspace())
     value = ours.find("tiny-delta_net", "wikitext", "word_perplexity").value
     assert value == pytest.approx(math.exp(-total / words), rel=1e-3)
@@ -117,14 +120,16 @@ def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
 @needs_data
 def test_batch_size_does_not_change_a_score() -> None:
     tasks = ["wikitext", "lambada_openai", "hellaswag", "squad", "mqar"]
-    found = [
+    results = [
         st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=2, batch_size=size)
         for size in BATCHES[:2]
     ]
-    for scores in found[1:]:
-        for one, other in zip(found[0].scores, scores.scores, strict=True):
-            assert (one.model, one.metric) == (other.model, other.metric)
-            assert one.samples == pytest.approx(other.samples, rel=1e-5, abs=1e-5), one.task
+    for scores in results[1:]:
+        for expected, actual in zip(results[0].scores, scores.scores, strict=True):
+            assert (expected.model, expected.metric) == (actual.model, actual.metric)
+            assert expected.samples == pytest.approx(actual.samples, rel=1e-5, abs=1e-5), (
+                expected.task
+            )
 
 
 FAMILIES = ("delta_net", "gated_deltanet", "kda", "qwen3_next", "qwen3_5_text", "mamba2", "bamba")
@@ -144,14 +149,18 @@ def test_neither_padding_nor_neighbours_change_an_answer(
     likelihoods, answers = [], []
     for size in BATCHES:
         lm = harness.wrap_hf_model(live, tokenizer, size)
-        asked = [Instance("loglikelihood", {}, (text, " w5 w9"), i) for i, text in enumerate(texts)]
-        likelihoods.append([value for value, _ in lm.loglikelihood(asked)])
-        asked = [Instance("generate_until", {}, (text, until), i) for i, text in enumerate(texts)]
-        answers.append(lm.generate_until(asked))
+        requests = [
+            Instance("loglikelihood", {}, (text, " w5 w9"), i) for i, text in enumerate(texts)
+        ]
+        likelihoods.append([value for value, _ in lm.loglikelihood(requests)])
+        requests = [
+            Instance("generate_until", {}, (text, until), i) for i, text in enumerate(texts)
+        ]
+        answers.append(lm.generate_until(requests))
     assert len(set(answers[0])) > 4, "the answers depend on the texts"
-    for values, words in zip(likelihoods[1:], answers[1:], strict=True):
+    for values, texts_generated in zip(likelihoods[1:], answers[1:], strict=True):
         assert values == pytest.approx(likelihoods[0], abs=1e-5)
-        assert words == answers[0]
+        assert texts_generated == answers[0]
 
 
 @needs_data
@@ -173,8 +182,8 @@ def test_every_offline_task_runs_in_one_command_and_ends_in_a_table(
 @needs_data
 def test_tasks_without_rows_here_run_on_rows_made_by_hand(small: Path, tmp_path: Path) -> None:
     keyed = {"key": "name", "value": "Ada", "text": "The name is Ada.\nname:"}
-    asked = {"context": "Ada wrote it.", "question": "It was written by", "answers": ["Ada"]}
-    for task, row in {"fda": keyed, "swde": keyed, "triviaqa": asked}.items():
+    question = {"context": "Ada wrote it.", "question": "It was written by", "answers": ["Ada"]}
+    for task, row in {"fda": keyed, "swde": keyed, "triviaqa": question}.items():
         (tmp_path / task).mkdir()
         (tmp_path / task / "rows.jsonl").write_text(2 * (json.dumps(row) + "\n"))
     tasks = ["fda", "swde", "triviaqa"]
@@ -183,7 +192,7 @@ def test_tasks_without_rows_here_run_on_rows_made_by_hand(small: Path, tmp_path:
 
 
 @needs_data
-def test_a_killed_run_goes_on_and_ends_in_the_same_scores(
+def test_a_killed_run_resumes_and_ends_in_the_same_scores(
     small: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
     tasks = "lambada_openai,nq,mqar"
@@ -199,16 +208,16 @@ def test_a_killed_run_goes_on_and_ends_in_the_same_scores(
         st.evaluate([small], baseline=MODEL, out=out, **options | {"limit": 3})
     with pytest.raises(st.StatetrimError, match=r"another job .its 'baseline' differs"):
         st.evaluate([MODEL], baseline=small, out=out, resume=True, **options)
-    kept = first.stat().st_mtime_ns
-    seen: list[tuple[str, int]] = []
+    modified = first.stat().st_mtime_ns
+    updates: list[tuple[str, int]] = []
 
     def progress(progress: Progress) -> None:
-        seen.append((progress.label, progress.done))
-        assert not first.exists() or first.stat().st_mtime_ns == kept
+        updates.append((progress.label, progress.done))
+        assert not first.exists() or first.stat().st_mtime_ns == modified
 
     resumed = st.evaluate([small], baseline=MODEL, out=out, progress=progress, **options)
-    assert ("tiny-delta_net: lambada_openai", 0) not in seen, "what was done is not done again"
-    assert ("small: lambada_openai", 0) in seen
+    assert ("tiny-delta_net: lambada_openai", 0) not in updates, "what was done is not done again"
+    assert ("small: lambada_openai", 0) in updates
     whole = st.evaluate([small], baseline=MODEL, **options)
     assert resumed.scores == whole.scores == st.Scores.load(out).scores
     with pytest.raises(st.StatetrimError, match="exists already"):
@@ -267,15 +276,15 @@ def test_agreement_equals_whole_logits(checkpoint: Callable[[str], Path]) -> Non
     ids = torch.randint(64, (3, 50), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         old, new = (LogitReader(live).forward(ids) for live in (before, after))
-    found = compare_logits(old, new, ids, chunk=7)
+    comparison = compare_logits(old, new, ids, chunk=7)
     with torch.no_grad():
         p, q = (
             live.module(input_ids=ids).logits.double().log_softmax(-1) for live in (before, after)
         )
-    assert torch.allclose(found.kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
-    assert torch.equal(found.same_top_token, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
-    foretold = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
-    assert torch.allclose(found.log_likelihood, foretold, rtol=1e-5)
+    assert torch.allclose(comparison.kl, (p.exp() * (p - q)).sum(-1).mean(-1), rtol=1e-5)
+    assert torch.equal(comparison.same_top_token, (p.argmax(-1) == q.argmax(-1)).double().mean(-1))
+    predicted = q[:, :-1].gather(-1, ids[:, 1:, None]).sum((-1, -2))
+    assert torch.allclose(comparison.log_likelihood, predicted, rtol=1e-5)
     itself = compare_logits(old, old, ids, chunk=16)
     assert float(itself.kl.max()) == 0.0 and float(itself.same_top_token.min()) == 1.0
 
@@ -316,21 +325,21 @@ def test_logits_scaled_after_the_head_are_noticed(checkpoint: Callable[[str], Pa
         assert not reader.applies_head and torch.allclose(reader.forward(ids)(places), whole)
 
 
-def test_a_stored_state_is_measured_beside_the_same_model_in_float32(
+def test_a_rounded_state_is_compared_with_the_same_model_in_float32(
     checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model, text = checkpoint("gated_deltanet"), tiny.write_text(tmp_path / "text.jsonl", 3000)
     options: dict[str, Any] = {"baseline": model, "tasks": ["text", "mqar"], "limit": 2}
-    found = st.evaluate(model, text=text, storage="int8", progress=False, **options)
-    assert found.models == ["gated_deltanet", "gated_deltanet-int8"]
-    assert found.lineage["state"] == {"dtype": "int8", "piece": 64, "stochastic": False, "seed": 0}
-    kl = {score.model: score.samples for score in found.scores if score.metric == "kl"}
+    scores = st.evaluate(model, text=text, storage="int8", progress=False, **options)
+    assert scores.models == ["gated_deltanet", "gated_deltanet-int8"]
+    assert scores.lineage["state"] == {"dtype": "int8", "piece": 64, "stochastic": False, "seed": 0}
+    kl = {score.model: score.samples for score in scores.scores if score.metric == "kl"}
     assert max(kl["gated_deltanet"]) == 0.0 and min(kl["gated_deltanet-int8"]) > 1e-9
     opened = st.open(model)
     same = st.evaluate(
         opened, text=text, storage="int8", progress=False, **(options | {"baseline": opened})
     )
-    assert same.scores == found.scores  # also where it is one object
+    assert same.scores == scores.scores  # also where it is one object
     with pytest.raises(st.StatetrimError, match="is given twice"):
         st.evaluate(model, text=text, storage="float32", progress=False, **options)
 
@@ -410,16 +419,16 @@ def test_many_records_of_seen_text_do_not_take_long(
     plan["lineage"]["statistics"] = {"data": entries}
     record.write_text(json.dumps(plan))
     assert len(read_seen_texts(cut)) == 10_000
-    read: list[int] = []
+    skips: list[int] = []
 
     def sequences(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:
-        read.append(skip)
+        skips.append(skip)
         raise st.StatetrimError("too short")
 
     monkeypatch.setattr("statetrim.evaluation.seen_text.sequences", sequences)
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     st.evaluate([cut], baseline=path, tasks=["text"], text=text, limit=2, progress=False)
-    assert 0 < len(read) < 100
+    assert 0 < len(skips) < 100
 
 
 @pytest.mark.parametrize("layerwise", [False, True])
@@ -429,14 +438,16 @@ def test_progress_goes_from_nothing_to_everything_once(
     path = checkpoint("delta_net")
     cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
-    seen: list[Progress] = []
+    updates: list[Progress] = []
     st.evaluate(
         [cut], baseline=path, tasks=["text", "mqar"], text=text, limit=4, batch_size=1,
-        layerwise=layerwise, progress=seen.append,
+        layerwise=layerwise, progress=updates.append,
     )  # fmt: skip
     for label in (f"{name}: {task}" for name in ("delta_net", "cut") for task in ("text", "mqar")):
         shares = [
-            one.done / one.total for one in seen if one.label == label and one.unit != "tasks"
+            update.done / update.total
+            for update in updates
+            if update.label == label and update.unit != "tasks"
         ]
         assert shares == sorted(shares) and (shares[0], shares[-1]) == (0, 1), label
         assert len({*shares}) > 4, "it moves"
