@@ -34,8 +34,8 @@ def random_plan(
 ) -> st.Plan:
     """Different channels in every layer and head."""
     plan = st.select(model, "rand", keep, keep_values=keep_values, value_method="rand", seed=seed)
-    for asked, kept in ((keep, plan.kept), (keep_values, plan.kept_values or {})):
-        if asked is not None:
+    for width, kept in ((keep, plan.kept), (keep_values, plan.kept_values or {})):
+        if width is not None:
             # Drawn at random, so a few heads may agree where there are few channels.
             tables = torch.stack([table for layer in kept.values() for table in layer])
             assert len(tables.unique(dim=0)) > 0.8 * len(tables)
@@ -121,17 +121,19 @@ def test_kept_rows_of_the_state_are_the_originals(
     small = st.prune(model, plan, tmp_path / "out")
     cls = tiny.stock_class(model_type)
     original, pruned = load_stock(cls, model.path), load_stock(cls, small.path)
-    pairs = find_mixers(pruned, small)
+    pruned_mixers = find_mixers(pruned, small)
     for layer, mixer in find_mixers(original, model).items():
         mixer.register_forward_hook(
-            lambda _, args, kwargs, out, pair=pairs[layer]: (pair(*args, **kwargs), None)[1],
+            lambda _, args, kwargs, out, pair=pruned_mixers[layer]: (pair(*args, **kwargs), None)[
+                1
+            ],
             with_kwargs=True,
         )
     with torch.no_grad(), final_states(original) as states:
         original(tokens(), use_cache=False)
     assert len(states) == 2 * len(model.geometry.layers)
-    for number, layer in enumerate(model.geometry.layers):
-        before, after = states[2 * number : 2 * number + 2]  # [batch, heads, ...]
+    for index, layer in enumerate(model.geometry.layers):
+        before, after = states[2 * index : 2 * index + 2]  # [batch, heads, ...]
         dim = next(d for d in (2, 3) if before.shape[d] != after.shape[d])
         before, after = before.movedim(dim, 3), after.movedim(dim, 3)
         kept = plan.kept_values[layer][None, :, None].expand(after.shape)
@@ -142,17 +144,19 @@ def test_kept_rows_of_the_state_are_the_originals(
 def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
     """Collects the state that each kernel call of the model's module ends with."""
     module = text_code(model)
-    names, found = kernel_names(module), list[Tensor]()
+    names, states = kernel_names(module), list[Tensor]()
     kernels = {name: getattr(module, name) for name in names}
 
     def recording(kernel: Callable[..., Any]) -> Callable[..., Any]:
         parameters = inspect.signature(kernel).parameters
-        wish = next(p for p in parameters if p in ("output_final_state", "return_final_states"))
+        final_state_option = next(
+            p for p in parameters if p in ("output_final_state", "return_final_states")
+        )
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            output, state = kernel(*args, **kwargs | {wish: True})
-            found.append(state)
-            return output if wish == "return_final_states" else (output, state)
+            output, state = kernel(*args, **kwargs | {final_state_option: True})
+            states.append(state)
+            return output if final_state_option == "return_final_states" else (output, state)
 
         return call
 
@@ -160,7 +164,7 @@ def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
         for name in names:
             if "update" not in name:
                 setattr(module, name, recording(kernels[name]))
-        yield found
+        yield states
     finally:
         for name in names:
             setattr(module, name, kernels[name])
@@ -173,8 +177,8 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
     """The same keys are cut twice, once with a plan that folds and keeps all values."""
     model = st.open(checkpoint(model_type))
     plan = random_plan(model, KEEP)
-    every = torch.arange(model.geometry.head_v_dim).repeat(model.geometry.heads("value"), 1)
-    folding = replace(plan, kept_values=dict.fromkeys(plan.kept, every))
+    all_channels = torch.arange(model.geometry.head_v_dim).repeat(model.geometry.heads("value"), 1)
+    folding = replace(plan, kept_values=dict.fromkeys(plan.kept, all_channels))
     cls = tiny.stock_class(model_type)
     paths = [st.prune(model, p, tmp_path / n).path for n, p in (("a", plan), ("b", folding))]
     plain, folded = (load_stock(cls, path) for path in paths)
@@ -219,10 +223,10 @@ def test_vision_language_types_load_as_text_models_too(
 
     model, out = st.open(checkpoint(model_type)), tmp_path / "out"
     st.prune(model, random_plan(model, KEEP), out)
-    text = load_stock_ignoring_vision(AutoModelForCausalLM, out)
-    whole = load_stock(tiny.stock_class(model_type), out)
+    text_model = load_stock_ignoring_vision(AutoModelForCausalLM, out)
+    full_model = load_stock(tiny.stock_class(model_type), out)
     with torch.no_grad():
-        torch.testing.assert_close(text(tokens()).logits, whole(tokens()).logits)
+        torch.testing.assert_close(text_model(tokens()).logits, full_model(tokens()).logits)
 
 
 def load_stock_ignoring_vision(cls: Any, path: Path) -> torch.nn.Module:
@@ -237,13 +241,13 @@ def test_untouched_tensors_are_the_originals_byte_for_byte(case: Any) -> None:
     before, after = tensors_of(model.path), tensors_of(out)
     assert before.keys() == after.keys()
     cut = {name for name in before if before[name].shape != after[name].shape}
-    asked = {
+    pruned_axes = {
         axis
         for axis, keep in (("key", plan.keep), ("value", plan.keep_values))
         if keep not in (None, model.geometry.channels(axis))  # type: ignore[arg-type]
     }
     axes = {name: {claim.axis for claim in owner.claims} for name, owner in model.claims.items()}
-    assert cut == {name for name, own in axes.items() if own & asked}
+    assert cut == {name for name, tensor_axes in axes.items() if tensor_axes & pruned_axes}
     assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)
 
 
@@ -310,12 +314,12 @@ def test_the_number_of_shards_does_not_matter(case: Any, tmp_path: Path) -> None
     single.mkdir()
     save_file(tensors_of(model.path), single / "model.safetensors")
     (single / "config.json").write_text((model.path / "config.json").read_text())
-    whole = st.open(single)
-    same = replace(plan, lineage=plan.lineage | {"source": whole.digest})
-    st.prune(whole, same, tmp_path / "out")
-    one, many = tensors_of(tmp_path / "out"), tensors_of(out)
-    assert one.keys() == many.keys()
-    assert all(torch.equal(one[name], many[name]) for name in one)
+    single_model = st.open(single)
+    single_plan = replace(plan, lineage=plan.lineage | {"source": single_model.digest})
+    st.prune(single_model, single_plan, tmp_path / "out")
+    single_tensors, sharded_tensors = tensors_of(tmp_path / "out"), tensors_of(out)
+    assert single_tensors.keys() == sharded_tensors.keys()
+    assert all(torch.equal(single_tensors[name], sharded_tensors[name]) for name in single_tensors)
 
 
 def test_every_supported_model_type_is_under_this_contract() -> None:

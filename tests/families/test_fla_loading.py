@@ -28,9 +28,9 @@ def fla() -> Iterator[Forker]:
 
 
 def run(fla: Forker, command: str, directory: Path) -> Any:
-    ended = fla.run([str(WORKER), command, str(directory)], script=True)
-    assert ended["code"] == 0, ended["err"]
-    return json.loads(ended["out"].splitlines()[-1])
+    result = fla.run([str(WORKER), command, str(directory)], script=True)
+    assert result["code"] == 0, result["err"]
+    return json.loads(result["out"].splitlines()[-1])
 
 
 @pytest.fixture(scope="module")
@@ -80,11 +80,11 @@ def test_a_cut_mixer_equals_the_masked_one_and_decodes_as_it_prefills(
     model_type: str, loaded: Any
 ) -> None:
     """fla's own layer, on a CPU with naive recurrences."""
-    found = loaded[model_type]
-    assert found["sliced"] < 1e-4 and found["sliced decoded"] < 1e-4, found
+    differences = loaded[model_type]
+    assert differences["sliced"] < 1e-4 and differences["sliced decoded"] < 1e-4, differences
     # A MoM layer of fla 0.6 does not decode as it prefills here, cut or not.
-    assert (found["decoded"] < 1e-4) == (model_type != "mom"), found
-    assert found["cut"] > 1e-2, "the cut must matter"
+    assert (differences["decoded"] < 1e-4) == (model_type != "mom"), differences
+    assert differences["cut"] > 1e-2, "the cut must matter"
 
 
 @pytest.mark.parametrize("model_type", CONFIGS)
@@ -110,12 +110,12 @@ def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, orig
     plan = random_plan(model, seed=9)
     surgery = st.prepare(model, plan)
     for name, owner in model.channel_rows.items():
-        for claim in owner.channel_rows:
-            if claim.role != "shared_norm" and claim.axis in plan.kept_in_layer(owner.layer):
-                survivors = surgery.edits[name].masks[claim.dim][claim.rows]  # [heads, channels]
-                kept = plan.kept_in_layer(owner.layer)[claim.axis]
+        for rows in owner.channel_rows:
+            if rows.role != "shared_norm" and rows.axis in plan.kept_in_layer(owner.layer):
+                survivors = surgery.edits[name].masks[rows.dim][rows.rows]  # [heads, channels]
+                kept = plan.kept_in_layer(owner.layer)[rows.axis]
                 expected = torch.zeros_like(survivors).scatter_(1, kept, True)
-                assert torch.equal(survivors, expected), (name, claim.role)
+                assert torch.equal(survivors, expected), (name, rows.role)
 
 
 def test_softmax_layers_of_a_hybrid_are_left_alone(original: Path, tmp_path: Path) -> None:

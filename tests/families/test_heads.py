@@ -22,7 +22,7 @@ from statetrim.geometry import allowed_head_counts, resolve_heads
 
 MAMBA = ("mamba2", "bamba", "falcon_h1", "granitemoehybrid", "nemotron_h", "zamba2")
 DELTA = tuple(t for t in tiny.MODEL_TYPES if t not in MAMBA)
-NOT_WORKED_OUT = ("mom", "rwkv6", "lightnet", "log_linear_mamba2")
+NO_HEAD_ROWS = ("mom", "rwkv6", "lightnet", "log_linear_mamba2")
 MIXER_OUTPUT = re.compile(r".*layers\.(\d+)\.(?:linear_attn|self_attn|attn)\.(?:o|out)_proj")
 THREE_KEY_HEADS = {
     "qwen3_next": {"linear_num_key_heads": 3, "linear_num_value_heads": 6},
@@ -37,27 +37,27 @@ def random_heads(model: st.Checkpoint, keep: int, seed: int = 2) -> st.Plan:
     return st.select(model, keep_heads=keep, head_method="rand", seed=seed, progress=False)
 
 
-def silence(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
+def zero_removed_heads(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
     """Zero the output columns of the heads that go, in the live stock model."""
     assert plan.kept_heads is not None
     projections = output_projections(model, plan, MIXER_OUTPUT)
     for layer, projection in zip(sorted(plan.kept), projections, strict=True):
         weight = projection.weight.data.unflatten(1, (-1, width))  # type: ignore[operator]
-        gone = set(range(weight.shape[1])) - set(plan.kept_heads[layer].flatten().tolist())
-        weight[:, sorted(gone)] = 0.0
+        removed = set(range(weight.shape[1])) - set(plan.kept_heads[layer].flatten().tolist())
+        weight[:, sorted(removed)] = 0.0
 
 
-def check(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
+def check_pruned(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
     """Loads in the stock class, equals the silenced original, and decodes what it prefills."""
     small = st.prune(model, plan, out, progress=False)
     assert small.geometry == plan.pruned_geometry(model.geometry)
     cls = tiny.stock_class(model_type)
     original, pruned = load_stock(cls, model.path), load_stock(cls, out)
     with torch.no_grad():
-        whole = original(tokens()).logits
-        silence(original, plan, model.geometry.head_v_dim)
+        unmasked = original(tokens()).logits
+        zero_removed_heads(original, plan, model.geometry.head_v_dim)
         expected, actual = original(tokens()).logits, pruned(tokens()).logits
-        assert (whole - expected).abs().max() > 1e-2, "the heads must matter"
+        assert (unmasked - expected).abs().max() > 1e-2, "the heads must matter"
         # Float32: fewer heads in a product are summed in another order.
         assert (actual - expected).norm() < 1e-5 * expected.norm()
         ids = tokens()[:, :12]
@@ -74,7 +74,7 @@ def test_a_cut_of_heads_equals_the_original_with_their_columns_zeroed(
 ) -> None:
     model = st.open(checkpoint(model_type))
     plan = random_heads(model, allowed_head_counts(model.geometry)[0])
-    check(model_type, model, plan, tmp_path / "out")
+    check_pruned(model_type, model, plan, tmp_path / "out")
 
 
 @pytest.mark.parametrize("model_type", THREE_KEY_HEADS)
@@ -90,7 +90,7 @@ def test_heads_go_in_groups_or_evenly_from_each(
     after = plan.pruned_geometry(model.geometry)
     assert (after.num_k_heads, after.num_v_heads) == (key_heads, keep)
     if model_type == "qwen3_next" or keep == 4:
-        check(model_type, model, plan, tmp_path / "out")
+        check_pruned(model_type, model, plan, tmp_path / "out")
 
 
 @pytest.mark.parametrize("model_type", [*raw.CONFIGS, *tiny.HEAD_CONFIGS])
@@ -106,7 +106,7 @@ def test_every_head_count_reads_back_from_the_edited_config(model_type: str) -> 
             resized_config(family, config, before.with_heads(1, before.group))
         return
     if not family.head_rows(config, before):
-        assert model_type in NOT_WORKED_OUT
+        assert model_type in NO_HEAD_ROWS
         return
     for keep in allowed_head_counts(before):
         after = resolve_heads(keep, before)
@@ -140,6 +140,6 @@ def test_the_nested_section_of_a_hub_config_is_edited_too(checkpoint: Load, tmp_
 @pytest.mark.parametrize("model_type", tiny.HEAD_CONFIGS)
 def test_their_channels_cannot_be_cut(model_type: str, checkpoint: Load) -> None:
     model = st.open(checkpoint(model_type))
-    for asked in ({"keep": 8}, {"keep_values": 8}, {"square": 8}):
+    for option in ({"keep": 8}, {"keep_values": 8}, {"square": 8}):
         with pytest.raises(st.StatetrimError, match=r"whole heads can go instead: --keep-heads"):
-            st.select(model, "rand", value_method="rand", **asked)
+            st.select(model, "rand", value_method="rand", **option)

@@ -82,8 +82,8 @@ def text_section(value: dict[str, Any]) -> dict[str, Any]:
     return value.get("text_config", value)
 
 
-def field(name: str, value: Any, command: Any = inspect) -> Spoil:
-    return edited_config(lambda c: text_section(c).update({name: value}) and None, command)
+def field(name: str, value: Any, read_command: Any = inspect) -> Spoil:
+    return edited_config(lambda c: text_section(c).update({name: value}) and None, read_command)
 
 
 for model_type, names in COUNTS.items():
@@ -102,7 +102,7 @@ for model_type, name in HEAD_K_DIM.items():
     add(f"{model_type} {name} = null", null, "config implies", model_type)
 for model_type in HEAD_K_DIM:
 
-    def stray_layers(change: int, model_type: str = model_type) -> Spoil:
+    def change_layer_count(change: int, model_type: str = model_type) -> Spoil:
         def edit(c: dict[str, Any]) -> None:
             section = text_section(c)
             for key in ("layer_types", "layers_block_type"):
@@ -116,10 +116,10 @@ for model_type in HEAD_K_DIM:
 
     # Two layers fewer, or two more, than the weights have.
     if model_type not in ("mamba2", "falcon_h1") and model_type not in raw.FLA:
-        add(f"{model_type} with fewer layers", stray_layers(-2), "does not list", model_type)
+        add(f"{model_type} with fewer layers", change_layer_count(-2), "does not list", model_type)
     else:
-        add(f"{model_type} with fewer layers", stray_layers(-1), "does not list", model_type)
-    add(f"{model_type} with more layers", stray_layers(2), "lacks the tensor", model_type)
+        add(f"{model_type} with fewer layers", change_layer_count(-1), "does not list", model_type)
+    add(f"{model_type} with more layers", change_layer_count(2), "lacks the tensor", model_type)
 
 for value in (
     "linear",
