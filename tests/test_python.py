@@ -26,7 +26,7 @@ from rich.console import Console
 
 import statetrim as st
 from helpers import tiny
-from helpers.forked import in_a_child
+from helpers.forked import run_in_child
 from statetrim.artifacts.sweep import Point
 from statetrim.progress.bar import terminal_bar
 
@@ -329,7 +329,7 @@ def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: s
 
     with ThreadPoolExecutor() as pool:
         pool.submit(read)
-        code = in_a_child(script)
+        code = run_in_child(script)
         os.close(writer)
     os.close(reader)
     assert code == 0, received.decode()

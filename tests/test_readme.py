@@ -10,7 +10,7 @@ import pytest
 
 import statetrim as st
 from helpers import tiny
-from helpers.fresh_install import ROOT, Fresh
+from helpers.fresh_install import ROOT, FreshEnvironment
 from statetrim.serving.engines import Shape, compatibility_of_shape, serve_command
 
 SETUP = ("pip install", "hf download", "cd ")  # what the fixture did
@@ -58,7 +58,7 @@ def tiny_version(command: str) -> str:
 
 def test_the_package_index_gets_no_link_that_leads_nowhere(
     tmp_path: Path,
-    fresh: Fresh,
+    fresh: FreshEnvironment,
 ) -> None:
     """There is no repository around the wheel's description, so none of its links is relative."""
     read = "from importlib.metadata import metadata; print(metadata('statetrim').get_payload())"
@@ -78,7 +78,7 @@ def test_the_page_runs(
     page: str,
     checkpoint: Any,
     tmp_path: Path,
-    fresh: Fresh,
+    fresh: FreshEnvironment,
 ) -> None:
     shutil.copytree(checkpoint("qwen3_5_text"), tmp_path / "MODEL")
     tiny.write_text(tmp_path / "text.jsonl", 2**16)
@@ -99,7 +99,7 @@ def test_the_page_runs(
 
 
 @pytest.mark.timeout(1200)
-def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: Fresh) -> None:
+def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: FreshEnvironment) -> None:
     """Its model learns, loses some by the cut, and is reported on."""
     done = fresh.run("statetrim demo", tmp_path)
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def test_the_quickstart_serves_as_inspect_says() -> None:
 @pytest.mark.timeout(3600)
 def test_the_quickstart_runs_as_written_on_the_demo_model(
     tmp_path: Path,
-    fresh: Fresh,
+    fresh: FreshEnvironment,
 ) -> None:
     page_commands = commands("docs/quickstart.md", "statetrim ")
     assert page_commands[:2] == ["statetrim doctor", "statetrim demo"]

@@ -14,7 +14,7 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers import tiny
-from helpers.reads import reads_of
+from helpers.reads import record_tensor_reads
 from statetrim.analysis.sensitivity import LENGTH, sensitivity
 from statetrim.artifacts.sensitivity import LayerCut, Samples, Sensitivity
 from statetrim.progress import Progress
@@ -149,7 +149,7 @@ def test_from_disk_it_is_the_same_and_weights_are_read_once_for_a_cut(
     plan = st.select(model, "rand", 0.5, keep_values=4, value_method="rand")
     options: dict[str, Any] = {"windows": WINDOWS, "rows": ROWS, "batch_size": 1}
     in_memory = sensitivity(model, [plan], text, **options)
-    with reads_of(model) as read_names:
+    with record_tensor_reads(model) as read_names:
         streamed = sensitivity(model, [plan], text, placement=Placement(layerwise=True), **options)
     assert streamed == in_memory
     first = f"layers.{model.geometry.layers[0]}."

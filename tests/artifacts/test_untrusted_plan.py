@@ -14,8 +14,8 @@ from helpers.untrusted import (
     NOT_OBJECTS,
     Case,
     Cases,
-    Sound,
-    Spoil,
+    SoundCheckpoint,
+    SpoilCheckpoint,
     check_refused,
     check_refused_by_the_installed_command,
     check_refused_within_a_gigabyte,
@@ -29,7 +29,7 @@ CASES = Cases()
 add = CASES.add
 
 
-def plan(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+def plan(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         edit_json(root / "plan.json", change)
         return prune(root)
@@ -37,7 +37,7 @@ def plan(change: Callable[[dict[str, Any]], Any]) -> Spoil:
     return spoil
 
 
-def channels(head: Any) -> Spoil:
+def channels(head: Any) -> SpoilCheckpoint:
     """The first head of layer 0 keeps these."""
     return plan(lambda p: p["kept"]["0"].__setitem__(0, head))
 
@@ -155,7 +155,7 @@ add("plan of a tebibyte", big_plan, "larger than 24 MiB")
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
     check_refused(case, sound, scratch)
 
 
@@ -168,10 +168,12 @@ HEAVY = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+def test_refused_within_a_gigabyte(
+    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
+) -> None:
     check_refused_within_a_gigabyte(case, sound, scratch, forker)
 
 
 @pytest.mark.parametrize("name", ["no plan"])
-def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path) -> None:
+def test_refused_by_the_installed_command(name: str, sound: SoundCheckpoint, scratch: Path) -> None:
     check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)

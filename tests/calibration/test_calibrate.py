@@ -16,9 +16,9 @@ from torch import Tensor
 
 import statetrim as st
 from helpers import tiny
-from helpers.forked import in_a_child, launched
-from helpers.refusal import done
-from helpers.sums import close
+from helpers.forked import run_as_ranks, run_in_child
+from helpers.refusal import run_successfully
+from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, SUM_NAMES, Statistics
 from statetrim.calibration.saved_sums import SavedSums
 from statetrim.methods import method_names
@@ -185,7 +185,7 @@ def test_two_halves_add_up_to_the_whole(checkpoint: Any, text: Path, tmp_path: P
     st.calibrate(model, text, methods=ALL, **half, skip=160, out=tmp_path / "b.safetensors")
     parts = [Statistics.load(tmp_path / name) for name in ("a.safetensors", "b.safetensors")]
     merged = st.merge(parts)
-    close(whole, merged, 1e-12)
+    assert_statistics_close(whole, merged, 1e-12)
     for method in method_names("key"):
         choice: dict[str, Any] = {"keep_values": 4, "value_method": "readout_greedy"}
         first, second = (
@@ -207,8 +207,8 @@ def test_two_processes_give_the_same_sums(checkpoint: Any, text: Path, tmp_path:
     out = tmp_path / "two.safetensors"
     command = ["calibrate", str(model.path), "--text", str(text), "--for", ",".join(ALL)]
     command += ["--tokens", "320", "--length", "20", "--batch-size", "4", "--recall", "0"]
-    launched(lambda: done([*command, "-o", str(out)]))
-    close(whole, Statistics.load(out), 1e-12)
+    run_as_ranks(lambda: run_successfully([*command, "-o", str(out)]))
+    assert_statistics_close(whole, Statistics.load(out), 1e-12)
     assert [path.name for path in tmp_path.iterdir()] == ["two.safetensors"]
 
 
@@ -225,7 +225,7 @@ def killed_after(batches: int, work: Callable[[], object]) -> int:
         SavedSums.save = save  # type: ignore[method-assign]
         work()
 
-    return in_a_child(killed)
+    return run_in_child(killed)
 
 
 def test_killed_three_times_and_resumed_is_bit_identical(
@@ -241,7 +241,7 @@ def test_killed_three_times_and_resumed_is_bit_identical(
     for stop in (1, 2, 3, 99):
         assert killed_after(stop, work) == (0 if stop == 99 else -9)
         assert out.exists() == (stop == 99)
-    close(whole, Statistics.load(out), 0.0)
+    assert_statistics_close(whole, Statistics.load(out), 0.0)
     assert [path.name for path in tmp_path.iterdir()] == ["s.safetensors"]
 
 
@@ -255,7 +255,7 @@ def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
     with pytest.raises(st.StatetrimError, match=r"another job .its 'data' differs"):
         st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out, resume=True)
     finished = st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
-    close(finished, Statistics.load(out), 0.0)
+    assert_statistics_close(finished, Statistics.load(out), 0.0)
     with pytest.raises(st.StatetrimError, match="not overwritten"):
         st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
 
@@ -291,7 +291,9 @@ def test_layerwise_gives_the_same_sums(model_type: str, checkpoint: Any, text: P
     model = st.open(checkpoint(model_type))
     methods = ["drrqr", "s_wanda", "readout_greedy"]
     whole = st.calibrate(model, text, methods=methods, **SETTINGS)
-    close(whole, st.calibrate(model, text, methods=methods, layerwise=True, **SETTINGS), 1e-12)
+    assert_statistics_close(
+        whole, st.calibrate(model, text, methods=methods, layerwise=True, **SETTINGS), 1e-12
+    )
     with pytest.raises(st.StatetrimError, match="'grad' needs the whole model in memory"):
         st.calibrate(model, text, methods=["grad"], layerwise=True, **SETTINGS)
 
@@ -300,7 +302,7 @@ def test_ready_sequences_count_like_the_text_they_were_made_of(checkpoint: Any, 
     model = st.open(checkpoint("delta_net"))
     data = read_sequences(text, load_tokenizer(model), tokens=320, length=20)
     ready = st.calibrate(model, data, methods=ALL, batch_size=4)
-    close(st.calibrate(model, text, methods=ALL, **SETTINGS), ready, 0.0)
+    assert_statistics_close(st.calibrate(model, text, methods=ALL, **SETTINGS), ready, 0.0)
     assert ready.lineage["data"] == [data.lineage]
     recall = Sequences(torch.arange(48, dtype=torch.int32).reshape(4, 12), {"text": "ids"})
     both = st.merge([ready, st.calibrate(model, recall, methods=ALL, batch_size=4)])

@@ -14,9 +14,9 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers import tiny
-from helpers.forked import launched
-from helpers.refusal import done
-from helpers.sums import close
+from helpers.forked import run_as_ranks
+from helpers.refusal import run_successfully
+from helpers.sums import assert_statistics_close
 from statetrim.artifacts.mixture import mix_statistics
 from statetrim.artifacts.statistics import SUM_NAMES, Statistics
 from statetrim.progress import Progress
@@ -70,7 +70,7 @@ def test_each_source_is_what_it_alone_would_show(
                     mixed_sums, expected, rtol=1e-12, atol=1e-12 * expected.abs().max()
                 )
     plain = st.calibrate(model, text, methods=ALL, **SETTINGS | {"tokens": 480}, recall=0.0)
-    close(plain, single(whole, "text"), 1e-12)
+    assert_statistics_close(plain, single(whole, "text"), 1e-12)
     assert list(whole.sources) == ["text", "recall", "random", "echo"]
     assert sum(whole.shares.values()) == pytest.approx(1)
 
@@ -121,7 +121,7 @@ def test_killed_anywhere_and_resumed_is_bit_identical(
             statistics = st.calibrate(model, text, methods=ALL, **options, progress=kill)
         except Killed:
             assert not out.exists()
-    close(whole, Statistics.load(out), 0.0)
+    assert_statistics_close(whole, Statistics.load(out), 0.0)
     assert statistics.shares == whole.shares
 
 
@@ -130,8 +130,10 @@ def test_two_processes_give_the_same_sums(model: st.Checkpoint, text: Path, tmp_
     options = [f"--{name.replace('_', '-')}={value}" for name, value in sizes.items()]
     out, methods = tmp_path / "two.safetensors", ["drrqr", "product"]
     command = ["calibrate", str(model.path), "--text", str(text), *options]
-    launched(lambda: done([*command, "--for", ",".join(methods), "-o", str(out)]))
-    close(st.calibrate(model, text, methods=methods, **sizes), Statistics.load(out), 1e-12)  # type: ignore[arg-type]
+    run_as_ranks(lambda: run_successfully([*command, "--for", ",".join(methods), "-o", str(out)]))
+    assert_statistics_close(
+        st.calibrate(model, text, methods=methods, **sizes), Statistics.load(out), 1e-12
+    )  # type: ignore[arg-type]
 
 
 def test_the_mixture_is_what_a_plain_recomputation_gives(whole: Statistics) -> None:
@@ -245,7 +247,7 @@ def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path
     metadata = {"format": "statetrim statistics", "version": 1, "lineage": {"source": "x"}}
     save_file(tensors, tmp_path / "old", metadata={"statetrim": json.dumps(metadata)})
     loaded = Statistics.load(tmp_path / "old")
-    close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
+    assert_statistics_close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
     assert loaded.shares == {"text": 1.0} and mix_statistics(loaded) is loaded
     loaded.save(tmp_path / "again")  # text alone is written as ever
     with safe_open(tmp_path / "again", "pt") as file:
@@ -254,7 +256,7 @@ def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path
 
 def test_saved_and_loaded(whole: Statistics, tmp_path: Path) -> None:
     whole.save(tmp_path / "s")
-    close(whole, Statistics.load(tmp_path / "s"), 0.0)
+    assert_statistics_close(whole, Statistics.load(tmp_path / "s"), 0.0)
     with safe_open(tmp_path / "s", "pt") as file:
         metadata, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     for spoiled, message in (

@@ -11,7 +11,7 @@ from helpers.untrusted import (
     ESCAPE,
     Case,
     Cases,
-    Sound,
+    SoundCheckpoint,
     check_refused,
     check_refused_within_a_gigabyte,
     inspect,
@@ -90,7 +90,7 @@ add("an empty directory", empty_directory, r"config\.json is missing")
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
     check_refused(case, sound, scratch)
 
 
@@ -99,5 +99,7 @@ HEAVY = CASES.named("select --keep '1e999'")
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+def test_refused_within_a_gigabyte(
+    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
+) -> None:
     check_refused_within_a_gigabyte(case, sound, scratch, forker)

@@ -11,7 +11,7 @@ import pytest
 from helpers import tiny
 from helpers.doc_world import HUB, WIDE, World
 from helpers.engine import InProcess
-from helpers.loopback_hub import serving, use
+from helpers.loopback_hub import serving, use_hub
 from statetrim.pipelines.sensitivity import sensitivity
 
 
@@ -52,5 +52,5 @@ def world(
     for name in HUB:
         shutil.copytree(build("qwen3_5_text"), tmp_path / "hub" / name / "main")
     with serving(tmp_path / "hub") as hub:
-        use(monkeypatch, hub.url, tmp_path / "cache", token="hf_test")
+        use_hub(monkeypatch, hub.url, tmp_path / "cache", token="hf_test")
         yield lambda page: World(folder, page, build, done)

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.doc_pages import PAGES, Command, commands
-from helpers.doc_world import NotReady, World, complete, smaller
+from helpers.doc_world import NotReady, World, has_all_arguments, with_small_sizes
 
 ELSEWHERE = {
     "quickstart.md": "tests/test_readme.py runs it, from the built wheel",
@@ -40,9 +40,7 @@ def shown_commands() -> list[Command]:
     """All but what only names a tool: `torchrun`, `statetrim prune`."""
     all_commands = [command for page in PAGES for command in commands(page)]
     return [
-        c
-        for c in all_commands
-        if not (c.in_a_sentence and re.fullmatch(r"\S+|statetrim [a-z]+", c.words))
+        c for c in all_commands if not (c.inline and re.fullmatch(r"\S+|statetrim [a-z]+", c.words))
     ]
 
 
@@ -67,7 +65,7 @@ def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) 
     page_world = world(page)
     for command in commands_to_run(page):
         try:
-            page_world.run(command.words, command.line, command.in_a_sentence)
+            page_world.run(command.words, command.line, command.inline)
         except NotReady as error:
             raise AssertionError(f"{command}\n{error}{HELP}") from None
 
@@ -81,11 +79,11 @@ def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path
     command = line.partition(" -m ")[2]
     page_world = world(PAGES[0])
     arguments, output, _ = page_world.prepare(command, 0)
-    if not complete(arguments):
+    if not has_all_arguments(arguments):
         pytest.skip("the page names the command and leaves its arguments out")
     start = ["torchrun", "--standalone", "--nproc-per-node", "2", "-m", "statetrim"]
     done = subprocess.run(
-        [*start, *smaller(arguments)], capture_output=True, text=True, check=False
+        [*start, *with_small_sizes(arguments)], capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert output and (page_world.folder / output).exists()

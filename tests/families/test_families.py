@@ -78,7 +78,7 @@ def decode(model: torch.nn.Module, ids: Tensor) -> Tensor:
         for axes in AXES
         if axes == "keys" or model_type not in NO_VALUES
     ]
-    + [f"{model_type} both" for model_type in tiny.INSIDE],
+    + [f"{model_type} both" for model_type in tiny.NESTED_TYPES],
 )
 def case(
     request: pytest.FixtureRequest, checkpoint: Load, tmp_path_factory: pytest.TempPathFactory

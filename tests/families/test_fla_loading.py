@@ -10,7 +10,7 @@ import torch
 
 import statetrim as st
 from helpers import fla_mixers, tiny
-from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, KEEPS, NO_VALUES
+from helpers.fla_checkpoints import CONFIGS, KEEP, KEEP_VALUES, KEPT_SHAPES, NO_VALUES
 from helpers.forker import Forker
 
 WORKER = Path(__file__).parents[1] / "helpers" / "fla_checkpoints.py"
@@ -47,7 +47,7 @@ def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
 
 
 def keeps(model_type: str) -> tuple[int, int | None]:
-    keys, values = KEEPS.get(model_type, (KEEP, KEEP_VALUES))
+    keys, values = KEPT_SHAPES.get(model_type, (KEEP, KEEP_VALUES))
     return keys, None if model_type in NO_VALUES else values
 
 
@@ -98,7 +98,7 @@ def test_every_width_reads_back_from_the_edited_config(model_type: str, original
             try:
                 edited = model.family.resized(model.config, after)
             except st.StatetrimError:
-                assert model_type in KEEPS and (keep, keep_values) != KEEPS[model_type]
+                assert model_type in KEPT_SHAPES and (keep, keep_values) != KEPT_SHAPES[model_type]
                 continue
             assert model.family.geometry(edited) == after
 

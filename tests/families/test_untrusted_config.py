@@ -17,8 +17,8 @@ from helpers.untrusted import (
     NOT_OBJECTS,
     Case,
     Cases,
-    Sound,
-    Spoil,
+    SoundCheckpoint,
+    SpoilCheckpoint,
     check_refused,
     check_refused_within_a_gigabyte,
     edited_config,
@@ -82,7 +82,7 @@ def text_section(value: dict[str, Any]) -> dict[str, Any]:
     return value.get("text_config", value)
 
 
-def field(name: str, value: Any, read_command: Any = inspect) -> Spoil:
+def field(name: str, value: Any, read_command: Any = inspect) -> SpoilCheckpoint:
     return edited_config(lambda c: text_section(c).update({name: value}) and None, read_command)
 
 
@@ -102,7 +102,7 @@ for model_type, name in HEAD_K_DIM.items():
     add(f"{model_type} {name} = null", null, "config implies", model_type)
 for model_type in HEAD_K_DIM:
 
-    def change_layer_count(change: int, model_type: str = model_type) -> Spoil:
+    def change_layer_count(change: int, model_type: str = model_type) -> SpoilCheckpoint:
         def edit(c: dict[str, Any]) -> None:
             section = text_section(c)
             for key in ("layer_types", "layers_block_type"):
@@ -249,7 +249,7 @@ def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> No
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
     check_refused(case, sound, scratch)
 
 
@@ -267,5 +267,7 @@ HEAVY = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+def test_refused_within_a_gigabyte(
+    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
+) -> None:
     check_refused_within_a_gigabyte(case, sound, scratch, forker)

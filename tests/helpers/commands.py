@@ -8,7 +8,7 @@ from typing import Any
 import statetrim as st
 from helpers import tiny
 from helpers.engine import InProcess
-from helpers.warm import freeze
+from helpers.warm import freeze_garbage_collector
 
 OUT = "out"
 _TEXT = ["--text", "text.jsonl"]
@@ -80,7 +80,7 @@ def prepare(root: Path) -> Path:
     )
     st.report([model, small, root / "scores.json"], root / "page")  # its templates are compiled
     shutil.rmtree(root / "page")
-    freeze()
+    freeze_garbage_collector()
     return root
 
 

@@ -20,7 +20,7 @@ _PYTHON = re.compile(r"(?:import|from|def) |(?:\w+ = )?st\.\w+\(")
 
 
 @dataclass(frozen=True)
-class Shown:
+class CodeSnippet:
     page: str
     line: int
     text: str
@@ -30,8 +30,8 @@ class Shown:
 
 
 @dataclass(frozen=True)
-class Command(Shown):
-    in_a_sentence: bool = False  # which may name a command without all that it needs
+class Command(CodeSnippet):
+    inline: bool = False  # which may name a command without all that it needs
 
     @property
     def words(self) -> str:
@@ -40,7 +40,7 @@ class Command(Shown):
 
 
 @dataclass(frozen=True)
-class Block(Shown):
+class Block(CodeSnippet):
     language: str
 
 
@@ -51,36 +51,36 @@ def _lines(path: Path) -> list[str]:
 @cache
 def blocks(path: Path) -> list[Block]:
     """Fenced blocks, and what Markdown shows as code because it is indented."""
-    found: list[Block] = []
-    taken: list[str] = []
+    code_blocks: list[Block] = []
+    block_lines: list[str] = []
     fence: re.Match[str] | None = None
     start, blank = 0, True
     for number, line in enumerate([*_lines(path), ""], start=1):
         mark = re.match(r" *```(\w*)", line)
         if fence is not None:
             if mark:
-                found.append(Block(path.name, start, "\n".join(taken), fence[1]))
-                fence, taken = None, []
+                code_blocks.append(Block(path.name, start, "\n".join(block_lines), fence[1]))
+                fence, block_lines = None, []
             else:
                 indent = len(fence[0]) - len(fence[0].lstrip())
-                taken.append(line[indent:] if not line[:indent].strip() else line)
+                block_lines.append(line[indent:] if not line[:indent].strip() else line)
         elif mark:
             fence, start = mark, number + 1
-        elif line.startswith("    ") and (taken or blank):
-            start = start if taken else number
-            taken.append(line.strip())
-        elif taken:
-            found.append(Block(path.name, start, "\n".join(taken), "indented"))
-            taken = []
+        elif line.startswith("    ") and (block_lines or blank):
+            start = start if block_lines else number
+            block_lines.append(line.strip())
+        elif block_lines:
+            code_blocks.append(Block(path.name, start, "\n".join(block_lines), "indented"))
+            block_lines = []
         blank = not line.strip()
     assert fence is None, f"{path.name}: a block begins at line {start} and does not end"
-    return found
+    return code_blocks
 
 
 def _statements(text: str, values: dict[str, str]) -> Iterator[str]:
     """The command of a line of a shell, with what lines before it set; of a loop, the first."""
-    if given := re.fullmatch(r"(\w+)=(?:\"([^\"]*)\"|(\S*))", text):
-        values[given[1]] = given[2] or given[3] or ""
+    if assignment := re.fullmatch(r"(\w+)=(?:\"([^\"]*)\"|(\S*))", text):
+        values[assignment[1]] = assignment[2] or assignment[3] or ""
         return
     if loop := re.match(r"for (\w+) in ", text):
         values.pop(loop[1], None)
@@ -101,14 +101,16 @@ def _in_blocks(path: Path) -> Iterator[Command]:
             continue
         line = block.line
         values: dict[str, str] = {}
-        for joined in re.split(r"(?<!\\)\n", block.text):
-            text = re.sub(r"\s*\\\n\s*", " ", joined).strip()
-            asked = text.startswith("$ ")
+        for joined_lines in re.split(r"(?<!\\)\n", block.text):
+            text = re.sub(r"\s*\\\n\s*", " ", joined_lines).strip()
+            has_prompt = text.startswith("$ ")
             text = re.sub(r"(?:^|\s+)# .*", "", text.removeprefix("$ "))
-            said = asked if block.language == "console" else shell or _COMMAND.match(text)
-            for part in _statements(text, values) if text and said else ():
-                yield Command(path.name, line, part)
-            line += joined.count("\n") + 1
+            is_command = (
+                has_prompt if block.language == "console" else shell or _COMMAND.match(text)
+            )
+            for statement in _statements(text, values) if text and is_command else ():
+                yield Command(path.name, line, statement)
+            line += joined_lines.count("\n") + 1
 
 
 def _in_sentences(path: Path) -> Iterator[Command]:
@@ -118,7 +120,7 @@ def _in_sentences(path: Path) -> Iterator[Command]:
         words = " ".join(span[1].split())
         if _COMMAND.match(words):
             line = text[: span.start()].count("\n") + 1
-            yield Command(path.name, line, words, in_a_sentence=True)
+            yield Command(path.name, line, words, inline=True)
 
 
 def commands(path: Path) -> list[Command]:

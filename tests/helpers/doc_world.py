@@ -29,10 +29,10 @@ WIDE = {
 }
 """Heads of 128 channels, so that the pages' 96, 64 and 48 mean what they say."""
 
-SAYS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
+WORD_REPLACEMENTS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
 """Other words for the same things."""
 
-INSTEAD = {
+VALUE_REPLACEMENTS = {
     ("--keep-heads", "16"): "1",
     ("--memory-gib", "24"): "0.01",
     ("--skip", "64k"): "256",
@@ -40,7 +40,7 @@ INSTEAD = {
 }
 """Values that are too large for two heads, a state of 256 KiB and 32k tokens of text."""
 
-SMALLER: dict[str, dict[str, str]] = {
+SMALL_OPTIONS: dict[str, dict[str, str]] = {
     "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
     "analyze --sensitivity": {"--tokens": "512", "--length": "64"},
     "benchmark": {"--batch-sizes": "1", "--lengths": "8", "--rounds": "1"},
@@ -61,7 +61,7 @@ HUB = (
 """Models on the loopback hub; all are the tiny one."""
 
 _TEXTS = ("text.jsonl", "test.jsonl")
-MADE_BY = {
+COMMAND_FOR_FILE = {
     "statistics.safetensors": "statetrim calibrate MODEL --text text.jsonl -o {}",
     "plan.json": "statetrim select MODEL --square 64 --statistics statistics.safetensors -o {}",
     **dict.fromkeys(("SMALL", "OUT"), "statetrim prune MODEL plan.json -o {}"),
@@ -75,29 +75,31 @@ class NotReady(Exception):
     """A command cannot run as the page shows it."""
 
 
-def complete(words: list[str]) -> bool:
+def has_all_arguments(words: list[str]) -> bool:
     """Whether a command has all that it needs; an option or a value that it refuses is an error."""
-    name, *rest = words
+    name, *arguments = words
     if name not in PROGRAM.commands:
         raise NotReady(f"there is no command {name!r}")
     try:
-        context = PROGRAM.commands[name].make_context(name, [w for w in rest if w != "..."])
+        context = PROGRAM.commands[name].make_context(name, [w for w in arguments if w != "..."])
         for option in ("tokens", "skip", "recover"):
             parse_token_count(context.params.get(option, 0))
     except Exception as error:  # click's own, under a name that depends on the version of typer
         if type(error).__name__ in ("MissingParameter", "BadOptionUsage"):
             return False
         raise NotReady(str(error)) from error
-    return "..." not in rest
+    return "..." not in arguments
 
 
-def smaller(words: list[str]) -> list[str]:
+def with_small_sizes(words: list[str]) -> list[str]:
     """The same command with small sizes."""
     words = [*words]
-    for place in range(len(words) - 1):
-        words[place + 1] = INSTEAD.get((words[place], words[place + 1]), words[place + 1])
-    kind = "analyze --sensitivity" if "--sensitivity" in words else words[0]
-    for option, value in SMALLER.get(kind, {}).items():
+    for index in range(len(words) - 1):
+        words[index + 1] = VALUE_REPLACEMENTS.get(
+            (words[index], words[index + 1]), words[index + 1]
+        )
+    command = "analyze --sensitivity" if "--sensitivity" in words else words[0]
+    for option, value in SMALL_OPTIONS.get(command, {}).items():
         if option in words:
             words[words.index(option) + 1] = value
         else:
@@ -112,54 +114,67 @@ class World:
     """The folder of one page; `done` is what other pages ran on the same model and text."""
 
     def __init__(
-        self, folder: Path, page: Path, build: Callable[[str], Path], done: dict[str, Path]
+        self,
+        folder: Path,
+        page: Path,
+        build: Callable[[str], Path],
+        outputs_by_key: dict[str, Path],
     ) -> None:
-        self.folder, self.page, self.build, self.done = folder, page, build, done
+        self.folder, self.page, self.build, self.outputs_by_key = (
+            folder,
+            page,
+            build,
+            outputs_by_key,
+        )
 
     def prepare(self, command: str, line: int) -> tuple[list[str], str | None, str | None]:
         """Its words, where it writes, and where its output is sent; what it reads is there."""
-        words, printed = _split(command)
+        words, redirected = _split(command)
         output = next((b for a, b in pairwise(words) if a in ("-o", "--output")), None)
         for word in words:
             if word != output:
                 self.make(word, line)
-        for left in (output, printed):
-            if left:  # what an earlier command of the page wrote there
-                self.remove(left)
-        return words, output, printed
+        for old_output in (output, redirected):
+            if old_output:  # what an earlier command of the page wrote there
+                self.remove(old_output)
+        return words, output, redirected
 
-    def run(self, command: str, line: int = 0, in_a_sentence: bool = False) -> None:
+    def run(self, command: str, line: int = 0, inline: bool = False) -> None:
         """Run a command of the page, or one of `MADE_BY`."""
-        words, output, printed = self.prepare(command, line)
-        if not complete(words):
-            if in_a_sentence:
+        words, output, redirected = self.prepare(command, line)
+        if not has_all_arguments(words):
+            if inline:
                 return  # it names options, and they exist
             raise NotReady("it lacks an argument or an option that it needs, or has '...'")
-        words = smaller(words)
+        words = with_small_sizes(words)
         self.make("text.jsonl", line)  # where the page leaves it to the hub
-        key = self.same_everywhere(words, output)
-        if key in self.done and output:
-            _copy(self.done[key], self.folder / output)
+        key = self.shared_key(words, output)
+        if key in self.outputs_by_key and output:
+            _copy(self.outputs_by_key[key], self.folder / output)
             return
         result = CliRunner().invoke(app, words)
-        failed_a_rule = "--fail-if" in words and isinstance(result.exception, SystemExit)
-        if result.exit_code and not (failed_a_rule and result.exit_code == 1):
-            said = f"{result.output.strip()[-600:]}\n{result.exception}"
-            raise NotReady(f"It failed, run as\n    {shlex.join(['statetrim', *words])}\n{said}")
-        if printed:
-            (self.folder / printed).write_text(result.stdout)
+        has_fail_rule = "--fail-if" in words and isinstance(result.exception, SystemExit)
+        if result.exit_code and not (has_fail_rule and result.exit_code == 1):
+            output_text = f"{result.output.strip()[-600:]}\n{result.exception}"
+            raise NotReady(
+                f"It failed, run as\n    {shlex.join(['statetrim', *words])}\n{output_text}"
+            )
+        if redirected:
+            (self.folder / redirected).write_text(result.stdout)
         if key and output and (self.folder / output).exists():
-            self.done[key] = self.folder.parent / f"kept-{len(self.done)}"
-            _copy(self.folder / output, self.done[key])  # the page may write another one there
+            self.outputs_by_key[key] = self.folder.parent / f"kept-{len(self.outputs_by_key)}"
+            _copy(
+                self.folder / output, self.outputs_by_key[key]
+            )  # the page may write another one there
 
-    def same_everywhere(self, words: list[str], output: str | None) -> str | None:
+    def shared_key(self, words: list[str], output: str | None) -> str | None:
         """The command without its output, if it reads nothing but the model and text.
 
         Nor does `--device-map auto` count: here are no cards for it to choose from
         (tests/runtime/test_devices.py has pretended ones).
         """
-        same_here = {output, "--device-map", "auto"}
-        words = ["MODEL" if word in HUB else word for word in words if word not in same_here]
+        ignored = {output, "--device-map", "auto"}
+        words = ["MODEL" if word in HUB else word for word in words if word not in ignored]
         read = {word for word in words if (self.folder / word).exists()}
         return " ".join(words) if read <= {"MODEL", *_TEXTS} else None
 
@@ -175,8 +190,8 @@ class World:
         path = self.folder / name
         if "/" in name or path.exists():
             return
-        if name in MADE_BY:
-            self.run(MADE_BY[name].format(name))
+        if name in COMMAND_FOR_FILE:
+            self.run(COMMAND_FOR_FILE[name].format(name))
         elif name in _TEXTS:
             tiny.write_text(path, 2**15, seed=_TEXTS.index(name))
         elif name == "MODEL":
@@ -196,10 +211,14 @@ class World:
 
     def shown(self, language: str, line: int) -> Block:
         """The file that the page shows last before `line`, or else first."""
-        found = [block for block in blocks(self.page) if block.language == language]
-        if not found:
+        shown_blocks = [block for block in blocks(self.page) if block.language == language]
+        if not shown_blocks:
             raise NotReady(f"the page shows no {language} to put into it")
-        return max([b for b in found if b.line < line], key=lambda b: b.line, default=found[0])
+        return max(
+            [b for b in shown_blocks if b.line < line],
+            key=lambda b: b.line,
+            default=shown_blocks[0],
+        )
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -208,13 +227,13 @@ def _copy(source: Path, target: Path) -> None:
 
 def _split(command: str) -> tuple[list[str], str | None]:
     """Its words after `statetrim`, and the file after `>`."""
-    program, *words = [SAYS.get(word, word) for word in shlex.split(command)]
+    program, *words = [WORD_REPLACEMENTS.get(word, word) for word in shlex.split(command)]
     if program != "statetrim":
         raise NotReady(f"nothing here runs {program!r}")
     for sign in ("|", "&&", ";", "<"):
         if sign in words:
             raise NotReady(f"{sign!r} is not understood; give each command a line of its own")
     if ">" in words:
-        at = words.index(">")
-        return words[:at], words[at + 1]
+        index = words.index(">")
+        return words[:index], words[index + 1]
     return words, None

@@ -66,7 +66,7 @@ def load(path, **options):
 """
 
 
-def stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
+def write_stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
     """A Python whose MLX-LM is a few lines, and where its process numbers are left."""
     pids = folder / "pids"
     for name in ("pids", "mlx", "mlx_lm/models", "mlx-0.dist-info", "mlx_lm-0.dist-info"):
@@ -86,7 +86,7 @@ def stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
     return python, pids
 
 
-def gone(pids: Path) -> bool:
+def have_ended(pids: Path) -> bool:
     return not any(Path("/proc", pid.name).exists() for pid in pids.iterdir())
 
 
@@ -95,34 +95,34 @@ class InProcess:
     """Stands where `ask` is; `mode` is how it errs, `asked` whom it was asked for."""
 
     mode: str = ""
-    asked: list[str] = field(default_factory=list)
+    requested_models: list[str] = field(default_factory=list)
 
     @torch.inference_mode()
     def __call__(self, engine: str, python: Path, request: Request, seconds: float) -> Answer:
         model = open_checkpoint(request.model)
         narrow = model.geometry.head_k_dim < 12
-        self.asked.append(model.path.name)
+        self.requested_models.append(model.path.name)
         if narrow and self.mode == "refuses narrow heads":
             raise EngineError("ValueError: heads of 12 or more only")
         live = load_live(model, Placement(dtype=getattr(torch, request.dtype))).module
-        share = {"noise": 1.0, "worse for narrow heads": 0.04 * narrow}.get(self.mode, 0.0)
+        wrong_share = {"noise": 1.0, "worse for narrow heads": 0.04 * narrow}.get(self.mode, 0.0)
         noise = torch.Generator().manual_seed(0)
 
         def logits(ids: Sequence[int]) -> Tensor:
-            right = live(input_ids=torch.tensor([ids])).logits[0].float()
-            wrong = torch.rand(len(ids), 1, generator=noise) < share
-            return torch.where(wrong, torch.randn(right.shape, generator=noise) * 9, right)
+            correct = live(input_ids=torch.tensor([ids])).logits[0].float()
+            wrong = torch.rand(len(ids), 1, generator=noise) < wrong_share
+            return torch.where(wrong, torch.randn(correct.shape, generator=noise) * 9, correct)
 
         best = [logits(ids)[:-1].log_softmax(-1).max(-1) for ids in request.sequences]
-        said = [list(prompt) for prompt in request.prompts]
-        for ids in said:
+        continuations = [list(prompt) for prompt in request.prompts]
+        for ids in continuations:
             for _ in range(request.generate):
                 ids.append(int(logits(ids)[-1].argmax()))
         tokenizer = load_tokenizer(model)
         return Answer(
             engine="stand-in",
             encoded=[tokenizer(t, add_special_tokens=False)["input_ids"] for t in request.texts],
-            choices=[found.indices.tolist() for found in best],
-            log_probabilities=[found.values.tolist() for found in best],
-            continuations=[ids[-request.generate :] for ids in said],
+            choices=[prediction.indices.tolist() for prediction in best],
+            log_probabilities=[prediction.values.tolist() for prediction in best],
+            continuations=[ids[-request.generate :] for ids in continuations],
         )

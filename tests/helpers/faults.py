@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from helpers.forked import remake_threads
+from helpers.forked import reset_torch_threads
 
 Fault = Literal["kill", "stop", "full"]
 
@@ -30,11 +30,11 @@ _CHANGES = {
     "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate",
     "os.chmod", "os.utime",
 }  # fmt: skip
-_SCRATCH = re.compile(r"\.statetrim-[^/]*\.tmp|\.tmp[A-Za-z0-9]{6}")
+_TEMPORARY_NAME = re.compile(r"\.statetrim-[^/]*\.tmp|\.tmp[A-Za-z0-9]{6}")
 
 
 @dataclass
-class Ended:
+class CommandResult:
     """How a command ended, and the state of the disk before each of its events."""
 
     code: int
@@ -49,33 +49,33 @@ class _Watch:
     """Counts the events of this process below `root`."""
 
     root: str
-    at: int | None
+    fault_at: int | None
     fault: Fault
-    states: Callable[[], None] | None
+    record_state: Callable[[], None] | None
     count: int = 0
-    busy: bool = False
+    recording: bool = False
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def event(self, path: Any) -> None:
         """One at a time: prune syncs its files in a thread. Listing the disk makes no events."""
         with self.lock:
-            if not self.busy and self._ours(path):
+            if not self.recording and self._is_below_root(path):
                 self._count(path)
 
     def _count(self, path: Any) -> None:
         self.count += 1
-        if self.states is not None:
-            self.busy = True
-            self.states()
-            self.busy = False
-        if self.at is None or self.count < self.at:
+        if self.record_state is not None:
+            self.recording = True
+            self.record_state()
+            self.recording = False
+        if self.fault_at is None or self.count < self.fault_at:
             return
         if self.fault == "full":
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        if self.count == self.at:
+        if self.count == self.fault_at:
             os.kill(os.getpid(), signal.SIGKILL if self.fault == "kill" else signal.SIGSTOP)
 
-    def _ours(self, path: Any) -> bool:
+    def _is_below_root(self, path: Any) -> bool:
         if isinstance(path, int):
             path = f"/proc/self/fd/{path}"
             path = os.readlink(path) if os.path.islink(path) else ""
@@ -85,67 +85,69 @@ class _Watch:
             return False
 
 
-_watch: list[_Watch] = []
+_active_watch: list[_Watch] = []
 
 
-def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if not _watch:
+def _audit_hook(event: str, args: tuple[Any, ...]) -> None:
+    if not _active_watch:
         return
     if event in _CHANGES:
         # A new name is at the end of these; what is removed or changed, at the beginning.
-        _watch[0].event(args[1] if event in ("os.rename", "os.link", "os.symlink") else args[0])
+        _active_watch[0].event(
+            args[1] if event in ("os.rename", "os.link", "os.symlink") else args[0]
+        )
     elif event == "open" and isinstance(args[2], int) and args[2] & (os.O_WRONLY | os.O_RDWR):
-        _watch[0].event(args[0])
+        _active_watch[0].event(args[0])
 
 
 def install() -> None:
     """Once in the parent: hooks do nothing until a child says what to watch."""
-    sys.addaudithook(_hook)
+    sys.addaudithook(_audit_hook)
     for module, name in ((io, "open"), (builtins, "open")):
-        setattr(module, name, _opening(getattr(module, name)))
+        setattr(module, name, _wrap_open(getattr(module, name)))
     for name in ("fsync", "copy_file_range", "write"):
-        setattr(os, name, _before(getattr(os, name), 1 if name == "copy_file_range" else 0))
+        setattr(os, name, _wrap_before(getattr(os, name), 1 if name == "copy_file_range" else 0))
     files: Any = importlib.import_module("statetrim.storage.safetensors_file")
-    files.save_file = _saving(files.save_file)
+    files.save_file = _wrap_save_file(files.save_file)
 
 
-def _opening(stock: Any) -> Any:
+def _wrap_open(stock: Any) -> Any:
     """The file is there, and empty."""
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         result = stock(file, mode, *args, **kwargs)
-        if _watch and set(mode) & set("wxa+"):
-            _watch[0].event(file)
+        if _active_watch and set(mode) & set("wxa+"):
+            _active_watch[0].event(file)
         return result
 
     return opened
 
 
-def _before(stock: Any, place: int) -> Any:
+def _wrap_before(stock: Any, path_index: int) -> Any:
     def changed(*args: Any, **kwargs: Any) -> Any:
-        if _watch:
-            _watch[0].event(args[place])
+        if _active_watch:
+            _active_watch[0].event(args[path_index])
         return stock(*args, **kwargs)
 
     return changed
 
 
-def _saving(stock: Any) -> Any:
+def _wrap_save_file(stock: Any) -> Any:
     """safetensors writes to a name of its own first; as killed on the way, and just after."""
     from safetensors import SafetensorError
 
     def saved(tensors: Any, path: Any, metadata: Any = None) -> Any:
-        if not _watch:
+        if not _active_watch:
             return stock(tensors, path, metadata)
         half = Path(path).with_name(".tmpAbC123")
         try:
             half.write_bytes(b"half")
-            _watch[0].event(path)
+            _active_watch[0].event(path)
             half.unlink()
         except OSError as error:
             raise SafetensorError(f"I/O error: {error.strerror} (os error {error.errno})") from None
         stock(tensors, path, metadata)
-        _watch[0].event(path)
+        _active_watch[0].event(path)
 
     return saved
 
@@ -154,14 +156,19 @@ def run(
     arguments: Sequence[str],
     root: Path,
     *,
-    at: int | None = None,
+    fault_at: int | None = None,
     fault: Fault = "kill",
     record: bool = False,
     without_privileges: bool = False,
-) -> Ended:
+) -> CommandResult:
     """Run a command in `root`, to its end or to its fault."""
     child = start(
-        arguments, root, at=at, fault=fault, record=record, without_privileges=without_privileges
+        arguments,
+        root,
+        fault_at=fault_at,
+        fault=fault,
+        record=record,
+        without_privileges=without_privileges,
     )
     return child.wait()
 
@@ -172,20 +179,20 @@ class Child:
 
     pid: int
     root: Path
-    began: float
+    started: float
 
-    def wait(self) -> Ended:
+    def wait(self) -> CommandResult:
         _, status = os.waitpid(self.pid, 0)
         out, err, states = (self._file(name) for name in ("out", "err", "states"))
         code = os.waitstatus_to_exitcode(status)
-        return Ended(code, out, err, time.monotonic() - self.began, states.split())
+        return CommandResult(code, out, err, time.monotonic() - self.started, states.split())
 
-    def stopped(self) -> bool:
+    def wait_until_stopped(self) -> bool:
         """Waits until it stopped itself; False where it ended before."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         return os.WIFSTOPPED(status)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         os.kill(self.pid, signal.SIGCONT)
 
     def _file(self, name: str) -> str:
@@ -199,7 +206,7 @@ def start(
     arguments: Sequence[str],
     root: Path,
     *,
-    at: int | None = None,
+    fault_at: int | None = None,
     fault: Fault = "kill",
     record: bool = False,
     without_privileges: bool = False,
@@ -210,7 +217,7 @@ def start(
     if pid:
         return Child(pid, root, time.monotonic())
     try:
-        _child(list(arguments), root, at, fault, record, without_privileges)
+        _child(list(arguments), root, fault_at, fault, record, without_privileges)
     finally:
         os._exit(70)
 
@@ -218,7 +225,7 @@ def start(
 def _child(
     arguments: list[str],
     root: Path,
-    at: int | None,
+    fault_at: int | None,
     fault: Fault,
     record: bool,
     without_privileges: bool,
@@ -231,19 +238,19 @@ def _child(
     os.chdir(root)
     if without_privileges:
         drop_privileges()
-    remake_threads()
+    reset_torch_threads()
     from statetrim.cli import main
 
     sys.argv = ["statetrim", *arguments]
-    states = None
+    record_state = None
     if record:
         log = _log(os.getpid(), "states").open("w")
 
-        def states() -> None:
+        def record_state() -> None:
             log.write(tree_hash(root) + "\n")
             log.flush()
 
-    _watch.append(_Watch(str(root.resolve()), at, fault, states))
+    _active_watch.append(_Watch(str(root.resolve()), fault_at, fault, record_state))
     code = 1
     try:
         main()
@@ -253,11 +260,11 @@ def _child(
     except BaseException:
         import traceback
 
-        _watch.clear()
+        _active_watch.clear()
         traceback.print_exc()
         code = 71
     finally:
-        _watch.clear()
+        _active_watch.clear()
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
@@ -267,29 +274,31 @@ def _log(pid: int, name: str) -> Path:
     return Path("/tmp", f"statetrim-test-{pid}.{name}")
 
 
-def tree(root: Path) -> dict[str, str]:
+def file_hashes(root: Path) -> dict[str, str]:
     """Every path below `root` with a hash of its content."""
-    found = {}
+    hashes = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
         if path.is_symlink():
-            found[name] = f"link {os.readlink(path)}"
+            hashes[name] = f"link {os.readlink(path)}"
         elif path.is_file():
-            found[name] = hashlib.sha256(path.read_bytes()).hexdigest()
+            hashes[name] = hashlib.sha256(path.read_bytes()).hexdigest()
         else:
-            found[name] = "directory"
-    return found
+            hashes[name] = "directory"
+    return hashes
 
 
 def tree_hash(root: Path) -> str:
     """The same for the same state, whatever the random part of a scratch name is."""
     while True:
         try:
-            seen = tree(root)
+            hashes = file_hashes(root)
             break
         except FileNotFoundError:  # another thread renamed it on the way
             continue
-    state = sorted((_SCRATCH.sub("scratch", name), what) for name, what in seen.items())
+    state = sorted(
+        (_TEMPORARY_NAME.sub("scratch", name), content) for name, content in hashes.items()
+    )
     return hashlib.sha256(repr(state).encode()).hexdigest()
 
 

@@ -46,11 +46,15 @@ CONFIGS: dict[str, dict[str, Any]] = {
         "num_heads": 8, "n_groups": 2, "state_size": 128, "fuse_cross_entropy": False,
     },
 }  # fmt: skip
-WIDTHS = {"mom": "head_qk_dim", "lightnet": "head_f_dim", "log_linear_mamba2": "ssm_state_size"}
+KEY_WIDTH_ATTRIBUTES = {
+    "mom": "head_qk_dim",
+    "lightnet": "head_f_dim",
+    "log_linear_mamba2": "ssm_state_size",
+}
 """What a mixer calls the width of its keys, where that is not head_k_dim."""
 KEEP = 7  # truncation of expand_v and odd widths must not matter
 KEEP_VALUES = 5
-KEEPS = {"log_linear_mamba2": (64, 4)}
+KEPT_SHAPES = {"log_linear_mamba2": (64, 4)}
 """Other keys and values, where its kernel takes few widths."""
 NO_VALUES = {"kda", "precond_kda", "rwkv6", "lightnet"}
 
@@ -78,23 +82,23 @@ def main(command: str, directory: Path) -> None:
             path = directory / "cut" / model_type
             model, info = AutoModelForCausalLM.from_pretrained(path, output_loading_info=True)
             ends = ("layers.0.attn", "layers.0.mixer")
-            mixer = next(part for name, part in model.named_modules() if name.endswith(ends))
+            mixer = next(module for name, module in model.named_modules() if name.endswith(ends))
             report[model_type] = {
                 "class": f"{type(model).__module__}.{type(model).__name__}",
                 "mismatches": {name: sorted(map(str, keys)) for name, keys in info.items() if keys},
-                "head_k_dim": getattr(mixer, WIDTHS.get(model_type, "head_k_dim")),
+                "head_k_dim": getattr(mixer, KEY_WIDTH_ATTRIBUTES.get(model_type, "head_k_dim")),
                 "head_v_dim": mixer.o_proj.in_features // mixer.num_heads
                 if hasattr(mixer, "o_proj") and not hasattr(mixer, "head_v_dim")
                 else getattr(mixer, "head_v_dim", None) or mixer.head_dim,
             }
             if model_type in fla_mixers.TYPES:
-                before = directory / "original" / model_type
-                stock = AutoModelForCausalLM.from_pretrained(before)
+                original_path = directory / "original" / model_type
+                stock = AutoModelForCausalLM.from_pretrained(original_path)
                 original = next(m for n, m in stock.named_modules() if n.endswith(ends))
                 plan = Plan.load(path / "statetrim" / "plan.json")
-                geometry = st.open(before).geometry
-                found = fla_mixers.compare(original, mixer, plan, geometry)
-                report[model_type] |= found
+                geometry = st.open(original_path).geometry
+                differences = fla_mixers.compare(original, mixer, plan, geometry)
+                report[model_type] |= differences
     print(json.dumps(report))
 
 

@@ -61,15 +61,15 @@ def compare(original: Any, cut: Any, plan: Any, before: Any) -> dict[str, float]
             mixer.causal_conv1d_fn, mixer.causal_conv1d_update = _conv, _conv_update
             mixer.backend = "triton"
     x = torch.randn(2, TOKENS, original.hidden_size, generator=generator)
-    after, decoded, plain = _run(cut, x), _decoded(cut, x), _run(original, x)
+    after, decoded, unmasked = _run(cut, x), _decode(cut, x), _run(original, x)
     with _masked(original, plan, before):
-        masked, masked_decoded = _run(original, x), _decoded(original, x)
-    unit = masked.std()
+        masked, masked_decoded = _run(original, x), _decode(original, x)
+    deviation = masked.std()
     return {
-        "sliced": float((after - masked).abs().max() / unit),
-        "decoded": float((after - decoded).abs().max() / unit),
-        "sliced decoded": float((decoded - masked_decoded).abs().max() / unit),
-        "cut": float((after - plain).abs().max() / unit),
+        "sliced": float((after - masked).abs().max() / deviation),
+        "decoded": float((after - decoded).abs().max() / deviation),
+        "sliced decoded": float((decoded - masked_decoded).abs().max() / deviation),
+        "cut": float((after - unmasked).abs().max() / deviation),
     }
 
 
@@ -97,15 +97,15 @@ def _masked(mixer: Any, plan: Any, before: Any) -> Iterator[None]:
             setattr(code, name, kernel)
 
 
-def _decoded(mixer: Any, x: Tensor) -> Tensor:
+def _decode(mixer: Any, x: Tensor) -> Tensor:
     from fla.models.utils import Cache
 
-    cache, found = Cache(), []
+    cache, outputs = Cache(), []
     mixer.layer_idx = 0
     for step in range(x.shape[1]):
-        now = mixer(hidden_states=x[:, step : step + 1], past_key_values=cache, use_cache=True)
-        found.append(now[0])
-    return torch.cat(found, 1)
+        output = mixer(hidden_states=x[:, step : step + 1], past_key_values=cache, use_cache=True)
+        outputs.append(output[0])
+    return torch.cat(outputs, 1)
 
 
 def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, **_: Any) -> Any:
@@ -130,14 +130,14 @@ def _short_convolution(
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     weight, width = self.weight.squeeze(1), self.weight.shape[-1]
     outputs, states = [], []
-    for number, part in enumerate(_sequences(x, cu_seqlens)):
+    for number, sequence in enumerate(_sequences(x, cu_seqlens)):
         rows = slice(number, number + 1) if cu_seqlens is not None else slice(None)
-        past = x.new_zeros(len(part), width, x.shape[-1]) if cache is None else cache[rows].mT
-        seen = torch.cat([past, part], 1)
-        outputs.append(_conv(seen, weight, self.bias, self.activation)[0][:, width:])
-        states.append(seen[:, -width:].mT)
-    whole = torch.cat(outputs, 1 if cu_seqlens is not None else 0)
-    return whole, torch.cat(states) if output_final_state else None
+        past = x.new_zeros(len(sequence), width, x.shape[-1]) if cache is None else cache[rows].mT
+        inputs = torch.cat([past, sequence], 1)
+        outputs.append(_conv(inputs, weight, self.bias, self.activation)[0][:, width:])
+        states.append(inputs[:, -width:].mT)
+    output = torch.cat(outputs, 1 if cu_seqlens is not None else 0)
+    return output, torch.cat(states) if output_final_state else None
 
 
 def _sequences(x: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
@@ -178,24 +178,24 @@ def _norm_gate_linear(
 
 
 def _precond(
-    q: Tensor, k: Tensor, v: Tensor, *, use_qk_l2norm_in_kernel: bool, **given: Any
+    q: Tensor, k: Tensor, v: Tensor, *, use_qk_l2norm_in_kernel: bool, **kwargs: Any
 ) -> Any:
     from fla.ops.precond_gated_delta_rule import naive_recurrent_precond_gated_delta_rule as naive
 
     assert use_qk_l2norm_in_kernel  # the naive one always does
-    return naive(q, k, v, **given)
+    return naive(q, k, v, **kwargs)
 
 
 def _precond_kda(
     q: Tensor, k: Tensor, v: Tensor, *, use_qk_l2norm_in_kernel: bool, cu_seqlens: None,
     use_gate_in_kernel: bool = False, safe_gate: bool = False, lower_bound: None = None,
-    **given: Any,
+    **kwargs: Any,
 ) -> Any:  # fmt: skip
     from fla.ops.precond_kda.naive import naive_recurrent_precond_kda
 
     assert use_qk_l2norm_in_kernel and not use_gate_in_kernel
     q, k = (functional.normalize(x, dim=-1) for x in (q, k))
-    return naive_recurrent_precond_kda(q, k, v, **given)
+    return naive_recurrent_precond_kda(q, k, v, **kwargs)
 
 
 def _kda_gate(g: Tensor, A_log: Tensor, dt_bias: Tensor, lower_bound: None) -> Tensor:
@@ -212,16 +212,16 @@ def _gated_delta_rule(
     from fla.ops.gated_delta_rule.naive import naive_recurrent_gated_delta_rule
 
     q, k = (functional.normalize(x, dim=-1) for x in (q, k))
-    parts = [_sequences(x, cu_seqlens) for x in (q, k, v, beta, g)]
+    sequences = [_sequences(x, cu_seqlens) for x in (q, k, v, beta, g)]
     outputs, states = [], []
-    for number, one in enumerate(zip(*parts, strict=True)):
+    for number, sequence in enumerate(zip(*sequences, strict=True)):
         rows = slice(number, number + 1) if cu_seqlens is not None else slice(None)
         state = None if initial_state is None else initial_state[rows].mT
-        o, h = naive_recurrent_gated_delta_rule(*one, None, state, True)
+        o, h = naive_recurrent_gated_delta_rule(*sequence, None, state, True)
         outputs.append(o)
         states.append(h.mT)
-    whole = torch.cat(outputs, 1 if cu_seqlens is not None else 0)
-    return whole, torch.cat(states) if output_final_state else None
+    output = torch.cat(outputs, 1 if cu_seqlens is not None else 0)
+    return output, torch.cat(states) if output_final_state else None
 
 
 def _rwkv6(
@@ -267,7 +267,7 @@ def _log_linear(
     """All that was seen is the state."""
     from fla.ops.log_linear_attn.naive import naive_log_linear_attn
 
-    now = (q, k, v, g, level_scales)
-    past = initial_state or tuple(x[:, :0] for x in now)
-    seen = tuple(torch.cat(pair, 1) for pair in zip(past, now, strict=True))
-    return naive_log_linear_attn(*seen, scale)[:, -q.shape[1] :], seen
+    new_inputs = (q, k, v, g, level_scales)
+    past_inputs = initial_state or tuple(x[:, :0] for x in new_inputs)
+    all_inputs = tuple(torch.cat(pair, 1) for pair in zip(past_inputs, new_inputs, strict=True))
+    return naive_log_linear_attn(*all_inputs, scale)[:, -q.shape[1] :], all_inputs

@@ -24,35 +24,35 @@ def operators(folder: Path) -> None:
         kind = source.name.split(".")[0]
         inputs = load_file(source)
         state = inputs.pop("initial_state")
-        made = {}
+        outputs = {}
         if kind == "delta_rule":
             heads_first = [inputs[name].transpose(1, 2) for name in ("q", "k", "v", "beta")]
             output, final = delta_rule_recurrence(*heads_first, initial_state=state)
-            made = {"recurrent_output": output.transpose(1, 2), "recurrent_state": final}
+            outputs = {"recurrent_output": output.transpose(1, 2), "recurrent_state": final}
         else:
             module = gated if kind == "gated_delta_rule" else kda
             for form in ("recurrent", "chunk"):
                 rule = getattr(module, f"naive_{form}_{kind}")
                 output, final = rule(**inputs, initial_state=state, output_final_state=True)
-                made |= {f"{form}_output": output, f"{form}_state": final}
+                outputs |= {f"{form}_output": output, f"{form}_state": final}
         target = source.with_name(source.name.replace("inputs", "outputs"))
-        save_file({name: x.contiguous() for name, x in made.items()}, target)
+        save_file({name: x.contiguous() for name, x in outputs.items()}, target)
 
 
 def checkpoints(folder: Path) -> None:
     import fla.models  # noqa: F401  (registers its classes)
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    for place in sorted(folder.iterdir()):
+    for model_folder in sorted(folder.iterdir()):
         model, report = AutoModelForCausalLM.from_pretrained(
-            place / "ours", output_loading_info=True, dtype=torch.float32
+            model_folder / "ours", output_loading_info=True, dtype=torch.float32
         )
-        model.save_pretrained(place / "theirs")
+        model.save_pretrained(model_folder / "theirs")
         problems = {key: sorted(map(str, value)) for key, value in report.items() if value}
-        told = {"problems": problems, "class": type(model).__module__}
-        (place / "report.json").write_text(json.dumps(told))
-        defaults = type(AutoConfig.from_pretrained(place / "ours"))()
-        (place / "defaults.json").write_text(defaults.to_json_string(use_diff=False))
+        summary = {"problems": problems, "class": type(model).__module__}
+        (model_folder / "report.json").write_text(json.dumps(summary))
+        defaults = type(AutoConfig.from_pretrained(model_folder / "ours"))()
+        (model_folder / "defaults.json").write_text(defaults.to_json_string(use_diff=False))
 
 
 if __name__ == "__main__":

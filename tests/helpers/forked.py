@@ -16,13 +16,13 @@ Work = Callable[[], object]
 _fork = multiprocessing.get_context("fork")
 
 
-def in_a_child(work: Work) -> int:
+def run_in_child(work: Work) -> int:
     """Its exit code, or minus the signal that ended it."""
-    (code,) = _ended([_fork.Process(target=_begin, args=(work, {}))])
+    (code,) = _exit_codes([_fork.Process(target=_run_work, args=(work, {}))])
     return code
 
 
-def launched(work: Work, processes: int = 2) -> None:
+def run_as_ranks(work: Work, processes: int = 2) -> None:
     """In so many children that know each other by the variables that torchrun sets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -30,11 +30,11 @@ def launched(work: Work, processes: int = 2) -> None:
     shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "TORCHELASTIC_RUN_ID": "none"}
     shared |= {"WORLD_SIZE": processes, "LOCAL_WORLD_SIZE": processes}
     ranks = [shared | {"RANK": rank, "LOCAL_RANK": rank} for rank in range(processes)]
-    codes = _ended([_fork.Process(target=_begin, args=(work, rank)) for rank in ranks])
+    codes = _exit_codes([_fork.Process(target=_run_work, args=(work, rank)) for rank in ranks])
     assert codes == [0] * processes
 
 
-def _ended(children: list[multiprocessing.context.ForkProcess]) -> list[int]:
+def _exit_codes(children: list[multiprocessing.context.ForkProcess]) -> list[int]:
     """Exit codes; where one child fails, the others would wait for it and are ended."""
     with warnings.catch_warnings():
         # Python 3.12 and later warn if there are threads; those of torch and tests sleep meanwhile.
@@ -48,13 +48,13 @@ def _ended(children: list[multiprocessing.context.ForkProcess]) -> list[int]:
     return [child.exitcode for child in children if child.exitcode is not None]
 
 
-def _begin(work: Work, variables: dict[str, object]) -> None:
+def _run_work(work: Work, variables: dict[str, object]) -> None:
     os.environ.update({name: str(value) for name, value in variables.items()})
-    remake_threads()
+    reset_torch_threads()
     work()
 
 
-def remake_threads() -> None:
+def reset_torch_threads() -> None:
     """First in a child of a process that ran torch. torch remakes its thread pool at the first call
     after a fork, and fails ("Invalid thread pool") where two threads are the first at once."""
     torch.set_num_threads(torch.get_num_threads())

@@ -35,7 +35,7 @@ import statetrim.surgery.prune  # noqa: F401
 from statetrim.cli import main
 
 
-def child(job: dict[str, Any], files: list[Any]) -> None:
+def run_child(job: dict[str, Any], files: list[Any]) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(file.fileno(), number)
     sys.argv = [*(() if job["script"] else ["statetrim"]), *job["arguments"]]
@@ -63,23 +63,23 @@ def child(job: dict[str, Any], files: list[Any]) -> None:
         os._exit(code)
 
 
-def answer(job: dict[str, Any]) -> dict[str, Any]:
+def run_job(job: dict[str, Any]) -> dict[str, Any]:
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
-        began = time.perf_counter()
+        started = time.perf_counter()
         pid = os.fork()
         if pid == 0:
-            child(job, [out, err])
+            run_child(job, [out, err])
         if job["kill_when"] is not None:
-            while written(Path(job["kill_when"])) < job["kill_size"] and not ended(pid):
+            while written_bytes(Path(job["kill_when"])) < job["kill_size"] and not has_ended(pid):
                 time.sleep(0.0005)
         if job["kill_said"] is not None:
-            while not said(job["kill_said"], err.fileno()) and not ended(pid):
+            while not matches_output(job["kill_said"], err.fileno()) and not has_ended(pid):
                 time.sleep(0.0005)
         if job["kill_after"] is not None:
             time.sleep(job["kill_after"])
             os.kill(pid, signal.SIGKILL)
         _, status, usage = os.wait4(pid, 0)
-        seconds = time.perf_counter() - began
+        seconds = time.perf_counter() - started
         texts = []
         for file in (out, err):
             file.seek(0)
@@ -94,7 +94,7 @@ def answer(job: dict[str, Any]) -> dict[str, Any]:
         }
 
 
-def written(path: Path) -> int:
+def written_bytes(path: Path) -> int:
     """Bytes of the files in a directory, 0 for a file, -1 where there is nothing."""
     if not path.exists():
         return -1
@@ -106,13 +106,13 @@ def written(path: Path) -> int:
     return total
 
 
-def said(pattern: str, file: int) -> bool:
+def matches_output(pattern: str, file: int) -> bool:
     """Whether a line of the file begins so; the child's place in it, which is ours, stays."""
     text = os.pread(file, 2**20, 0).decode(errors="replace")
     return re.search(pattern, text, re.MULTILINE) is not None
 
 
-def ended(pid: int) -> bool:
+def has_ended(pid: int) -> bool:
     """Whether the child is dead, without taking its status."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, pid, options) is not None
@@ -174,5 +174,5 @@ if __name__ == "__main__":
     for module in sys.argv[1:]:
         importlib.import_module(module)
     for line in sys.stdin:
-        reply = answer(json.loads(line))
+        reply = run_job(json.loads(line))
         print(json.dumps(reply), flush=True)

@@ -29,7 +29,7 @@ ROOT = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
-class Fresh:
+class FreshEnvironment:
     """A virtual environment that has statetrim only as a wheel."""
 
     python: Path
@@ -41,13 +41,13 @@ class Fresh:
         script = program == "python" and arguments[0].endswith(".py")
         if (program != "statetrim" and not script) or set(command) & set("|&;<>$`*?#~()"):
             return in_shell(self.python, command, folder)
-        ended = self.forker.run(arguments, folder=folder, script=script)
-        return subprocess.CompletedProcess(command, ended["code"], ended["out"], ended["err"])
+        result = self.forker.run(arguments, folder=folder, script=script)
+        return subprocess.CompletedProcess(command, result["code"], result["out"], result["err"])
 
 
 def environment(python: Path) -> dict[str, str]:
-    outside = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
-    return {**outside, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
+    inherited = {name: v for name, v in os.environ.items() if name != "PYTHONPATH"}
+    return {**inherited, "PATH": f"{python.parent}{os.pathsep}{os.environ['PATH']}"}
 
 
 def in_shell(python: Path, command: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -63,7 +63,7 @@ def in_shell(python: Path, command: str, folder: Path) -> subprocess.CompletedPr
 
 
 @pytest.fixture(scope="session")
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
+def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FreshEnvironment]:
     folder = tmp_path_factory.mktemp("wheel")
     pip: list[str | Path] = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     build = [*pip, "wheel", "--no-deps", "--no-build-isolation", "--wheel-dir", folder, ROOT]
@@ -75,10 +75,12 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fresh]:
     subprocess.run(install, check=True, cwd=folder)
     (packages,) = (folder / "venv" / "lib").glob("python*/site-packages")
     (packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    where = in_shell(python, "python -c 'import statetrim; print(statetrim.__file__)'", folder)
-    assert Path(where.stdout.strip()).is_relative_to(packages), where.stderr
-    script = in_shell(python, "statetrim --version", folder)  # the one that pip wrote
-    assert script.returncode == 0, script.stderr
+    import_check = in_shell(
+        python, "python -c 'import statetrim; print(statetrim.__file__)'", folder
+    )
+    assert Path(import_check.stdout.strip()).is_relative_to(packages), import_check.stderr
+    version_check = in_shell(python, "statetrim --version", folder)  # the one that pip wrote
+    assert version_check.returncode == 0, version_check.stderr
     forker = Forker(*modules(), python=python, environment=environment(python))
-    yield Fresh(python, forker)
+    yield FreshEnvironment(python, forker)
     forker.close()

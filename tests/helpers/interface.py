@@ -22,16 +22,16 @@ import statetrim.cli
 def python_facts() -> list[str]:
     """`trim(*, out): str | Path`, `Plan.keep: int` and the like; what follows the colon is the
     type."""
-    found: list[str] = []
+    facts: list[str] = []
     for name in sorted(vars(statetrim)["__all__"]):
         value = getattr(statetrim, name)
         if inspect.isclass(value):
-            found += class_facts(name, value)
+            facts += class_facts(name, value)
         elif callable(value):
-            found += function_facts(name, value)
+            facts += function_facts(name, value)
         else:
-            found.append(f"{name}: {type(value).__name__}")
-    return found
+            facts.append(f"{name}: {type(value).__name__}")
+    return facts
 
 
 def class_facts(name: str, cls: Any) -> Iterator[str]:
@@ -45,7 +45,7 @@ def class_facts(name: str, cls: Any) -> Iterator[str]:
             continue
         if isinstance(value, property) or hasattr(value, "attrname"):  # a cached property
             getter: Any = value.fget if isinstance(value, property) else value.func
-            yield f"{name}.{member}: {plain(inspect.signature(getter).return_annotation)}"
+            yield f"{name}.{member}: {type_text(inspect.signature(getter).return_annotation)}"
         elif inspect.isfunction(raw):
             bound = raw if isinstance(value, staticmethod) else without_self(raw)
             yield from function_facts(f"{name}.{member}", bound)
@@ -60,37 +60,43 @@ def without_self(function: Callable[..., Any]) -> inspect.Signature:
 
 def function_facts(name: str, function: Any) -> Iterator[str]:
     signature = function if isinstance(function, inspect.Signature) else inspect.signature(function)
-    yield f"{name}(): {plain(signature.return_annotation)}"
+    yield f"{name}(): {type_text(signature.return_annotation)}"
     for parameter in signature.parameters.values():
         if parameter.kind is parameter.VAR_KEYWORD:
-            yield f"{name}(**): {plain(parameter.annotation)}"
+            yield f"{name}(**): {type_text(parameter.annotation)}"
             yield from unpacked_facts(name, function)
             continue
         star = "*, " if parameter.kind is parameter.KEYWORD_ONLY else ""
         star = "*" if parameter.kind is parameter.VAR_POSITIONAL else star
-        default = "" if parameter.default is parameter.empty else f"={shown(parameter.default)}"
-        yield f"{name}({star}{parameter.name}{default}): {plain(parameter.annotation)}"
+        default = (
+            "" if parameter.default is parameter.empty else f"={default_text(parameter.default)}"
+        )
+        yield f"{name}({star}{parameter.name}{default}): {type_text(parameter.annotation)}"
 
 
 def unpacked_facts(name: str, function: Any) -> Iterator[str]:
     """Options that stand in a dataclass, and may be given one by one as well."""
     hints = typing.get_type_hints(function)
     classes: list[Any] = [
-        part for hint in hints.values() for part in (hint, *typing.get_args(hint))
+        annotation for hint in hints.values() for annotation in (hint, *typing.get_args(hint))
     ]
-    for options in (part for part in classes if isinstance(part, type) and is_dataclass(part)):
+    for options in (
+        annotation
+        for annotation in classes
+        if isinstance(annotation, type) and is_dataclass(annotation)
+    ):
         if not options.__name__.endswith("Options"):
             continue
         for field in fields(options):
             assert field.default is not MISSING, f"{options.__name__}.{field.name}"
-            yield f"{name}(*, {field.name}={shown(field.default)}): {plain(field.type)}"
+            yield f"{name}(*, {field.name}={default_text(field.default)}): {type_text(field.type)}"
 
 
-def shown(default: Any) -> str:
+def default_text(default: Any) -> str:
     return "<function>" if callable(default) else repr(default)
 
 
-def plain(annotation: Any) -> str:
+def type_text(annotation: Any) -> str:
     """The type without its modules, which are not for users to know."""
     if annotation is inspect.Signature.empty:
         return "nothing"
@@ -106,10 +112,10 @@ def plain(annotation: Any) -> str:
 def command_line_facts() -> list[str]:
     """`trim --keep=None: str | None` and the like; what follows the colon is the type."""
     group: Any = typer.main.get_command(statetrim.cli.app)
-    found = list(option_facts("statetrim", group))
+    facts = list(option_facts("statetrim", group))
     for name, command in sorted(group.commands.items()):
-        found += [f"{name}: command", *option_facts(name, command)]
-    return found
+        facts += [f"{name}: command", *option_facts(name, command)]
+    return facts
 
 
 def option_facts(name: str, command: Any) -> Iterator[str]:
@@ -121,10 +127,10 @@ def option_facts(name: str, command: Any) -> Iterator[str]:
         if parameter.name not in signature.parameters:  # shell completion is typer's own
             yield f"{name} {flags}: of typer"
             continue
-        said = signature.parameters[parameter.name]
+        declared = signature.parameters[parameter.name]
         shown_name = flags if parameter.param_type_name == "option" else parameter.name.upper()
-        default = "" if said.default is said.empty else f"={said.default!r}"
-        yield f"{name} {shown_name}{default}: {plain(types[parameter.name])}"
+        default = "" if declared.default is declared.empty else f"={declared.default!r}"
+        yield f"{name} {shown_name}{default}: {type_text(types[parameter.name])}"
 
 
 FACTS = {"python": python_facts, "command-line": command_line_facts}

@@ -100,11 +100,11 @@ def mamba_chunk_scan_combined(
     state = state if initial_states is None else initial_states.double()
     outputs = []
     for t in range(x.shape[1]):
-        now = x[:, t].double()
+        token = x[:, t].double()
         state = state * (step[:, t] * A.double()).exp()[..., None, None]
-        state = state + torch.einsum("bh,bhp,bhn->bhpn", step[:, t], now, b[:, t])
+        state = state + torch.einsum("bh,bhp,bhn->bhpn", step[:, t], token, b[:, t])
         read = torch.einsum("bhpn,bhn->bhp", state, c[:, t])
-        outputs.append(read if D is None else read + now * D.double()[:, None])
+        outputs.append(read if D is None else read + token * D.double()[:, None])
     output = torch.stack(outputs, 1).to(x.dtype)
     return (output, state.float()) if return_final_states else output
 
@@ -164,9 +164,9 @@ def causal_conv1d_update(
     conv_state_indices: Tensor | None = None,
 ) -> Tensor:
     CALLS["causal_conv1d_update"] += 1
-    seen = torch.cat([conv_state, x], dim=-1)
-    conv_state.copy_(seen[..., -conv_state.shape[-1] :])
-    out = functional.conv1d(seen, weight[:, None], bias, groups=len(weight))
+    inputs = torch.cat([conv_state, x], dim=-1)
+    conv_state.copy_(inputs[..., -conv_state.shape[-1] :])
+    out = functional.conv1d(inputs, weight[:, None], bias, groups=len(weight))
     return _activated(out[..., -x.shape[-1] :], activation)
 
 

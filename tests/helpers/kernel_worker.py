@@ -59,8 +59,8 @@ def main(kind: str, out: Path, model_types: list[str]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             model = st.open(tiny.build(model_type, Path(folder) / "model"))
             live = load_live(model)
-            home = sys.modules[type(next(iter(live.mixers.values()))).__module__]
-            kernels = [getattr(home, name) for name in model.family.kernels]
+            module = sys.modules[type(next(iter(live.mixers.values()))).__module__]
+            kernels = [getattr(module, name) for name in model.family.kernels]
             if kind == "kernels":
                 assert all(isinstance(kernel, torch.nn.Module) for kernel in kernels), kernels
             statistics = calibrated(model.path)

@@ -15,63 +15,65 @@ from pathlib import Path
 
 from helpers import faults
 from helpers.commands import COMMANDS, KILLED, clean, prepare
-from helpers.warm import warm
+from helpers.warm import import_all
 
-_WORDS = COMMANDS | KILLED
+_ARGUMENTS = COMMANDS | KILLED
 
 
 @dataclass
-class Undisturbed:
+class UndisturbedRun:
     """A command without a fault: its events, the first of every state, and what it leaves."""
 
     events: int
-    first: list[int]
-    left: dict[str, str]
+    first_events: list[int]
+    files_left: dict[str, str]
 
 
-def undisturbed(name: str, root: Path) -> Undisturbed:
+def run_undisturbed(name: str, root: Path) -> UndisturbedRun:
     clean(root)
-    ended = faults.run(_WORDS[name], root, record=True)
-    assert ended.code == 0, ended.err
-    left = faults.tree(root)
+    result = faults.run(_ARGUMENTS[name], root, record=True)
+    assert result.code == 0, result.err
+    files_left = faults.file_hashes(root)
     clean(root)
-    first = {state: number for number, state in reversed([*enumerate(ended.states, start=1)])}
-    return Undisturbed(len(ended.states), sorted(first.values()), left)
+    first_event_of_state = {
+        state: number for number, state in reversed([*enumerate(result.states, start=1)])
+    }
+    return UndisturbedRun(len(result.states), sorted(first_event_of_state.values()), files_left)
 
 
-def trial(name: str, root: Path, event: int, left: dict[str, str]) -> str | None:
+def kill_and_rerun(name: str, root: Path, event: int, files_left: dict[str, str]) -> str | None:
     """What is wrong after a kill at `event` and a second run; None where nothing is."""
     clean(root)
-    killed = faults.run(_WORDS[name], root, at=event)
+    killed = faults.run(_ARGUMENTS[name], root, fault_at=event)
     if killed.code != -9:
         return f"was not killed: {killed.code} {killed.err[-300:]}"
-    again = faults.run(_WORDS[name], root)
-    found = faults.tree(root)
+    rerun = faults.run(_ARGUMENTS[name], root)
+    files = faults.file_hashes(root)
     clean(root)
-    differing = sorted(p for p in {*found, *left} if found.get(p) != left.get(p))
+    differing = sorted(p for p in {*files, *files_left} if files.get(p) != files_left.get(p))
     if differing:
-        return f"differs in {differing[:5]} after {again.code}: {again.err[-300:]}"
+        return f"differs in {differing[:5]} after {rerun.code}: {rerun.err[-300:]}"
     # Killed after the last change of its result, it had finished: the file is said to be there.
-    finished = again.code == 2 and "not overwritten" in again.err
-    return None if again.code == 0 or finished else f"ended with {again.code}: {again.err[-300:]}"
+    finished = rerun.code == 2 and "not overwritten" in rerun.err
+    return None if rerun.code == 0 or finished else f"ended with {rerun.code}: {rerun.err[-300:]}"
 
 
 def every_event(names: Sequence[str], root: Path) -> Iterator[str]:
     for name in names:
-        plain = undisturbed(name, root)
-        wrong = {}
-        for event in plain.first:
-            if problem := trial(name, root, event, plain.left):
-                wrong[event] = problem
+        run = run_undisturbed(name, root)
+        problems = {}
+        for event in run.first_events:
+            if problem := kill_and_rerun(name, root, event, run.files_left):
+                problems[event] = problem
                 print(f"  {name}, event {event}: {problem}", flush=True)
         yield (
-            f"{name}: {plain.events} events, {len(plain.first)} states of the disk, a kill in "
-            f"each, {len(wrong)} failures"
+            f"{name}: {run.events} events, {len(run.first_events)} states of the disk, a kill in "
+            f"each, {len(problems)} failures"
         )
 
 
 if __name__ == "__main__":
-    warm()
+    import_all()
     faults.install()
     with tempfile.TemporaryDirectory(prefix="statetrim-kills-") as folder:
         for line in every_event(sys.argv[1:] or tuple(KILLED), prepare(Path(folder))):

@@ -24,7 +24,7 @@ class LoopbackHub:
     url: str = ""
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)  # repo -> status, error code
     broken_after: dict[str, int] = field(default_factory=dict)  # file -> bytes, once
-    asked: list[str] = field(default_factory=list)  # "GET NAME RANGE" of every file
+    requests: list[str] = field(default_factory=list)  # "GET NAME RANGE" of every file
     repos: dict[str, bool] = field(default_factory=dict)  # made by a push: private or not
     pushed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)  # large files by their hash
@@ -42,16 +42,16 @@ class LoopbackHub:
         return next(f for f in (self.root / repo).iterdir() if self.commit(repo, f.name) == commit)
 
     def files(self, repo: str, revision: str) -> dict[str, Path]:
-        home = self.folder(repo, revision)
-        found = sorted(path for path in home.rglob("*") if path.is_file())
-        return {str(path.relative_to(home)): path for path in found}
+        folder = self.folder(repo, revision)
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        return {str(path.relative_to(folder)): path for path in paths}
 
-    def fetched(self) -> set[str]:
+    def downloaded_files(self) -> set[str]:
         """The files whose bytes were asked for."""
-        return {line.split()[1] for line in self.asked if line.startswith("GET")}
+        return {line.split()[1] for line in self.requests if line.startswith("GET")}
 
 
-class _Answers(http.server.BaseHTTPRequestHandler):
+class _HubHandler(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     hub: LoopbackHub
 
@@ -63,18 +63,18 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         repo = "/".join(path[2:4] if path[:2] == ["api", "models"] else path[:2])
         if repo in self.hub.refused:
             status, code = self.hub.refused[repo]
-            return self._answer(status, b"", {"X-Error-Code": code})
+            return self._respond(status, b"", {"X-Error-Code": code})
         if repo in self.hub.repos and path[:2] == ["api", "models"]:
-            about = {"id": repo, "private": self.hub.repos[repo], "siblings": []}
-            return self._json(about)
+            info = {"id": repo, "private": self.hub.repos[repo], "siblings": []}
+            return self._json(info)
         if not (self.hub.root / repo).is_dir():
-            return self._answer(404, b"", {"X-Error-Code": "RepoNotFound"})
-        named = {"revision": 5, "tree": 5, "resolve": 3}
-        place = next((at for word, at in named.items() if word in path[2:5]), None)
-        revision = path[place] if place is not None and len(path) > place else "main"
+            return self._respond(404, b"", {"X-Error-Code": "RepoNotFound"})
+        revision_index = {"revision": 5, "tree": 5, "resolve": 3}
+        index = next((at for word, at in revision_index.items() if word in path[2:5]), None)
+        revision = path[index] if index is not None and len(path) > index else "main"
         commit = self.hub.commit(repo, revision)
         if commit is None:
-            return self._answer(404, b"", {"X-Error-Code": "RevisionNotFound"})
+            return self._respond(404, b"", {"X-Error-Code": "RevisionNotFound"})
         if path[:2] != ["api", "models"]:
             return self._file(repo, commit, "/".join(path[4:]))
         files = self.hub.files(repo, commit)
@@ -88,22 +88,22 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         file = self.hub.files(repo, commit).get(name)
         headers = {"X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
         if file is None:
-            return self._answer(404, b"", headers | {"X-Error-Code": "EntryNotFound"})
+            return self._respond(404, b"", headers | {"X-Error-Code": "EntryNotFound"})
         body = file.read_bytes()
         headers["ETag"] = f'"{hashlib.sha256(body).hexdigest()}"'
         wanted = self.headers.get("Range", "")
-        self.hub.asked.append(f"{self.command} {name} {wanted}")
+        self.hub.requests.append(f"{self.command} {name} {wanted}")
         start = int(wanted.removeprefix("bytes=").split("-")[0]) if wanted else 0
         if wanted:
             headers["Content-Range"] = f"bytes {start}-{len(body) - 1}/{len(body)}"
         stop = self.hub.broken_after.pop(name, None) if self.command == "GET" else None
-        self._answer(206 if wanted else 200, body[start:], headers, stop)
+        self._respond(206 if wanted else 200, body[start:], headers, stop)
 
     def do_POST(self) -> None:
         path = unquote(urlparse(self.path).path).strip("/").split("/")
         body = self._body()
         if not self.headers.get("Authorization"):
-            return self._answer(401, b"{}", {"X-Error-Message": "Invalid credentials"})
+            return self._respond(401, b"{}", {"X-Error-Message": "Invalid credentials"})
         if path == ["api", "repos", "create"]:
             return self._create(json.loads(body))
         if path == ["api", "validate-yaml"]:
@@ -132,7 +132,7 @@ class _Answers(http.server.BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         oid = parse_qs(urlparse(self.path).query)["oid"][0]
         self.hub.objects[oid] = self._body()
-        self._answer(200, b"", {})
+        self._respond(200, b"", {})
 
     def _body(self) -> bytes:
         if self.headers.get("Transfer-Encoding") != "chunked":
@@ -144,14 +144,14 @@ class _Answers(http.server.BaseHTTPRequestHandler):
         self.rfile.readline()
         return b"".join(parts)
 
-    def _create(self, asked: dict[str, Any]) -> None:
-        repo = f"{asked.get('organization') or 'someone'}/{asked['name']}"
+    def _create(self, request: dict[str, Any]) -> None:
+        repo = f"{request.get('organization') or 'someone'}/{request['name']}"
         if repo in self.hub.refused:
             status, code = self.hub.refused[repo]
-            return self._answer(status, b"{}", {"X-Error-Code": code})
+            return self._respond(status, b"{}", {"X-Error-Code": code})
         if repo in self.hub.repos:
             return self._json({"error": "exists", "url": f"{self.hub.url}/{repo}"}, 409)
-        private = asked.get("private") or asked.get("visibility") == "private"
+        private = request.get("private") or request.get("visibility") == "private"
         self.hub.repos[repo] = bool(private)
         self._json({"url": f"{self.hub.url}/{repo}", "id": repo, "name": repo})
 
@@ -164,13 +164,15 @@ class _Answers(http.server.BaseHTTPRequestHandler):
                 stored[value["path"]] = base64.b64decode(value["content"])
             elif entry["key"] == "lfsFile":
                 stored[value["path"]] = self.hub.objects[value["oid"]]
-        where = f"{self.hub.url}/{repo}/commit/{'c' * 40}"
-        self._json({"success": True, "commitOid": "c" * 40, "commitUrl": where, "hookOutput": ""})
+        commit_url = f"{self.hub.url}/{repo}/commit/{'c' * 40}"
+        self._json(
+            {"success": True, "commitOid": "c" * 40, "commitUrl": commit_url, "hookOutput": ""}
+        )
 
     def _json(self, value: Any, status: int = 200) -> None:
-        self._answer(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
+        self._respond(status, json.dumps(value).encode(), {"Content-Type": "application/json"})
 
-    def _answer(
+    def _respond(
         self, status: int, body: bytes, headers: dict[str, str], stop: int | None = None
     ) -> None:
         self.send_response(status)
@@ -196,7 +198,7 @@ def _tree_entry(name: str, file: Path) -> dict[str, Any]:
 @contextmanager
 def serving(root: Path) -> Iterator[LoopbackHub]:
     hub = LoopbackHub(root)
-    handler = type("Answers", (_Answers,), {"hub": hub})
+    handler = type("Answers", (_HubHandler,), {"hub": hub})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     hub.url = f"http://127.0.0.1:{server.server_port}"
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -209,7 +211,9 @@ def serving(root: Path) -> Iterator[LoopbackHub]:
         thread.join()
 
 
-def use(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, token: str | None = None) -> None:
+def use_hub(
+    monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, token: str | None = None
+) -> None:
     """This process's huggingface_hub speaks to `url` alone, with a cache of its own."""
     from huggingface_hub import constants
 

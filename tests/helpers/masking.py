@@ -28,7 +28,7 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
     only the kept ones of the values, of which alone the output norm takes its mean."""
     module = text_code(model)
     names = kernel_names(module)
-    layers = _turns(sorted(plan.kept))
+    layers = _cycle(sorted(plan.kept))
     with ExitStack() as stack:
         for name in names:
             kernel = getattr(module, name)
@@ -60,12 +60,14 @@ def output_projections(
     model: torch.nn.Module, plan: Plan, pattern: re.Pattern[str] = _OUTPUT
 ) -> list[torch.nn.Module]:
     matches = [(pattern.fullmatch(name), module) for name, module in model.named_modules()]
-    found = [module for match, module in matches if match and int(match.group(1)) in plan.kept]
-    assert len(found) == len(plan.kept)
-    return found
+    projections = [
+        module for match, module in matches if match and int(match.group(1)) in plan.kept
+    ]
+    assert len(projections) == len(plan.kept)
+    return projections
 
 
-def _turns(layers: list[int]) -> Iterator[int]:
+def _cycle(layers: list[int]) -> Iterator[int]:
     """Kernels are called in layer order, again and again."""
     while True:
         yield from layers
@@ -89,14 +91,14 @@ def _wrap(
             repeat = value.shape[-2] // len(table)
             bound.arguments[name] = value * mask.repeat_interleave(repeat, dim=0)
         result = kernel(*bound.args, **bound.kwargs)
-        output, *rest = result if isinstance(result, tuple) else (result,)
+        output, *other_results = result if isinstance(result, tuple) else (result,)
         if scaled:
             # The kernel scales by the width it sees, which is smaller in the pruned model.
             output = output * (before.head_k_dim / plan.keep) ** 0.5
         if plan.kept_values is not None and plan.keep_values is not None:
             values = _mask(plan.kept_values[layer], before.head_v_dim)
             output = output * values * (before.head_v_dim / plan.keep_values) ** 0.5
-        return (output, *rest) if isinstance(result, tuple) else output
+        return (output, *other_results) if isinstance(result, tuple) else output
 
     return call
 

@@ -23,8 +23,8 @@ import statetrim as st
 from helpers import commands, tiny
 from helpers.refusal import run
 
-MOST_SECONDS = 10.0
-_NASTY: tuple[Any, ...] = (
+MAX_SECONDS = 10.0
+_INVALID_VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 2**31, 2**63, 10**400, 1e308, -1e308, 0.5, "", "x", "0", "\x1b[2J",
     "\ud800", "../../etc/passwd", "\n---\n# x", "x" * 100_000, [], {}, [None], [[]], [{}],
     {"": None}, {"a": {"b": []}}, [1e308] * 5, "NaN", "null", "a/b", "1" * 5000,
@@ -33,24 +33,24 @@ _NASTY: tuple[Any, ...] = (
 Mutate = Callable[[random.Random, bytes], bytes]
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value inside another, but not of each of a long list."""
     yield path
     if isinstance(value, dict):
         for name in value:
-            yield from places(value[name], (*path, name))
+            yield from value_paths(value[name], (*path, name))
     elif isinstance(value, list):
         for number in range(min(3, len(value))):
-            yield from places(value[number], (*path, number))
+            yield from value_paths(value[number], (*path, number))
 
 
 def mutate_json(draw: random.Random, text: bytes) -> bytes:
     """One or two values replaced, removed, doubled or renamed."""
     value = json.loads(text)
     for _ in range(draw.choice((1, 1, 1, 2))):
-        path = draw.choice(list(places(value)))
+        path = draw.choice(list(value_paths(value)))
         if not path:
-            return json.dumps(draw.choice(_NASTY)).encode()
+            return json.dumps(draw.choice(_INVALID_VALUES)).encode()
         parent = value
         for step in path[:-1]:
             parent = parent[step]
@@ -64,7 +64,9 @@ def mutate_json(draw: random.Random, text: bytes) -> bytes:
         elif kind == 2 and isinstance(parent, list):
             parent.append(parent[0])
         else:
-            parent[path[-1]] = copy.deepcopy(draw.choice(_NASTY))  # they would grow otherwise
+            parent[path[-1]] = copy.deepcopy(
+                draw.choice(_INVALID_VALUES)
+            )  # they would grow otherwise
     written = json.dumps(value)
     if draw.random() < 0.05:  # a number that Python reads only up to a length
         written = written.replace("1", "9" * 5000, 1)
@@ -113,7 +115,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
     scored = [["report", model, small, str(root / "scores.json"), *out]]
     refitted = [["refit", small, "--statistics", str(root / "pairs.safetensors"), *out]]
     analysed = [["report", model, str(root / "analysis.json"), *out]]
-    found: list[tuple[Path, Mutate, list[list[str]]]] = [
+    all_targets: list[tuple[Path, Mutate, list[list[str]]]] = [
         (root / "model" / "config.json", mutate_json, inspected),
         (root / "model" / "model.safetensors.index.json", mutate_json, inspected),
         (root / "plan.json", mutate_json, pruned),
@@ -125,28 +127,30 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
         (root / "sweep" / "sweep.json", mutate_json, [["report", model, sweep, *out]]),
         (root / "small" / "README.md", mutate_bytes, refitted),
         (root / "pairs.safetensors", mutate_header, refitted),
-        *_read_by_running(root, out),
+        *_model_run_targets(root, out),
     ]  # fmt: skip
     measured = [("verification.json", model), ("sensitivity.json", model)]
-    found += [
-        (root / name, mutate_json, [["report", of, str(root / name), *out]])
-        for name, of in measured
+    all_targets += [
+        (root / name, mutate_json, [["report", model_path, str(root / name), *out]])
+        for name, model_path in measured
     ]
-    found += [
+    all_targets += [
         (path, mutate_json, reported)
         for path in sorted((root / "small" / "statetrim").glob("*.json"))
     ]
     shard = sorted((root / "model").glob("*.safetensors"))[0]
-    found += [(shard, mutate_header, inspected)]
-    found += [
+    all_targets += [(shard, mutate_header, inspected)]
+    all_targets += [
         (path, mutate_bytes, readers)
-        for path, mutate, readers in found
+        for path, mutate, readers in all_targets
         if mutate is not mutate_bytes
     ]
-    return found
+    return all_targets
 
 
-def _read_by_running(root: Path, out: list[str]) -> Iterator[tuple[Path, Mutate, list[list[str]]]]:
+def _model_run_targets(
+    root: Path, out: list[str]
+) -> Iterator[tuple[Path, Mutate, list[list[str]]]]:
     """Texts, tokenizers, recipes and rows of tasks."""
     model, small = str(root / "model"), str(root / "small")
     sizes = ["--tokens", "512", "--length", "32", "--recall", "0", *out]
@@ -213,9 +217,9 @@ def _write_inputs(root: Path) -> None:
     few = tiny.write_text(root / "few.jsonl", 600)
     rows = [json.loads(row) for row in few.read_text().splitlines()]
     Dataset.from_list(rows).to_parquet(root / "few.parquet")
-    asked = {"text": "w1 w2\nQuestion: w3", "value": "w2", "answers": ["w2", "w4"]}
+    question = {"text": "w1 w2\nQuestion: w3", "value": "w2", "answers": ["w2", "w4"]}
     choice = {"goal": "w1 w2", "sol1": "w3", "sol2": "w4", "label": 1}
-    for name, row in (("squad/a.jsonl", asked), ("piqa/piqa_val.jsonl", choice)):
+    for name, row in (("squad/a.jsonl", question), ("piqa/piqa_val.jsonl", choice)):
         path = root / "data" / name
         path.parent.mkdir(parents=True)
         path.write_text(f"{json.dumps(row)}\n" * 2)
@@ -233,13 +237,15 @@ def check(arguments: list[str]) -> str | None:
         code, err, out = run(arguments)
     except BaseException:
         return traceback.format_exc()[-1500:]
-    if time.process_time() - began > MOST_SECONDS:
+    if time.process_time() - began > MAX_SECONDS:
         return "took more than ten seconds"
     if code not in (None, 0, 2):
         return f"exit code {code}: {err[-300:]}"
     # What is missing on the command line, as a recipe without a model leaves it, typer says.
-    own = [line for line in err.splitlines() if line.startswith(("statetrim: ", "Error: Missing "))]
-    if code == 2 and (len(own) != 1 or len(own[0]) > 2000):
+    messages = [
+        line for line in err.splitlines() if line.startswith(("statetrim: ", "Error: Missing "))
+    ]
+    if code == 2 and (len(messages) != 1 or len(messages[0]) > 2000):
         return f"not one sentence: {err[-300:]!r}"
     if any(not line.isprintable() for line in (err + out).splitlines()):
         return f"a terminal would obey: {err + out!r}"[:600]
@@ -248,10 +254,10 @@ def check(arguments: list[str]) -> str | None:
 
 def mutants(root: Path, count: int, seed: int) -> Iterator[tuple[str, str | None]]:
     """What was damaged, and what went wrong."""
-    every = targets(root)
+    all_targets = targets(root)
     for number in range(count):
         draw = random.Random(seed * 1_000_003 + number)
-        path, mutate, readers = every[number % len(every)]
+        path, mutate, readers = all_targets[number % len(all_targets)]
         sound = path.read_bytes()
         try:
             path.write_bytes(mutate(draw, sound))
@@ -265,13 +271,13 @@ def mutants(root: Path, count: int, seed: int) -> Iterator[tuple[str, str | None
 
 def main(count: int, seed: int) -> int:
     with tempfile.TemporaryDirectory(prefix="statetrim-mutants-") as folder:
-        root, wrong, seen = prepare(Path(folder)), 0, Counter[str]()
+        root, wrong, counts = prepare(Path(folder)), 0, Counter[str]()
         for name, problem in mutants(root, count, seed):
-            seen[name.partition(",")[0]] += 1
+            counts[name.partition(",")[0]] += 1
             if problem:
                 wrong += 1
                 print(f"{name}: {problem}", flush=True)
-    print(f"{sum(seen.values())} mutants of {len(seen)} files, {wrong} failures")
+    print(f"{sum(counts.values())} mutants of {len(counts)} files, {wrong} failures")
     return int(wrong > 0)
 
 

@@ -52,36 +52,36 @@ _cards = Cards()
 class PretendedTensor(torch.Tensor):
     """`held` on the CPU, said to be on `home`."""
 
-    held: torch.Tensor
-    home: torch.device
+    data_on_cpu: torch.Tensor
+    pretended_device: torch.device
 
     @staticmethod
-    def __new__(cls, real: torch.Tensor, home: torch.device) -> "PretendedTensor":
-        made: Any = torch.Tensor._make_wrapper_subclass(
+    def __new__(cls, real: torch.Tensor, device: torch.device) -> "PretendedTensor":
+        wrapper: Any = torch.Tensor._make_wrapper_subclass(
             cls,
             real.size(),
             strides=real.stride(),
             storage_offset=real.storage_offset(),
             dtype=real.dtype,
             layout=real.layout,
-            device=home,
+            device=device,
             requires_grad=False,
         )
-        made.held, made.home = real, home
-        return made  # type: ignore[no-any-return]
+        wrapper.held, wrapper.home = real, device
+        return wrapper  # type: ignore[no-any-return]
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
-        return f"PretendedTensor({self.held}, {self.home})"
+        return f"PretendedTensor({self.data_on_cpu}, {self.pretended_device})"
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
         """With this torch knows a wrapper, and `nn.Module.to` makes a new parameter of it."""
-        return ["held"], self.home
+        return ["held"], self.pretended_device
 
     @staticmethod
     def __tensor_unflatten__(
-        inner: dict[str, torch.Tensor], home: torch.device, size: Any, stride: Any
+        inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any
     ) -> "PretendedTensor":
-        return PretendedTensor(inner["held"], home)
+        return PretendedTensor(inner["held"], device)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -108,7 +108,7 @@ def pretended_cuda(count: int = 2, free: int = MEMORY) -> Iterator[Cards]:
 
 def on_the_host(value: torch.Tensor) -> torch.Tensor:
     """Its data, without counting a copy."""
-    return value.held if isinstance(value, PretendedTensor) else value
+    return value.data_on_cpu if isinstance(value, PretendedTensor) else value
 
 
 def _functions(count: int, free: int) -> dict[str, Any]:
@@ -149,48 +149,48 @@ class _Event:
 
 
 def _numbered(device: Any) -> torch.device:
-    found = torch.device(device)
-    return torch.device("cuda", found.index or 0) if found.type == "cuda" else found
+    parsed = torch.device(device)
+    return torch.device("cuda", parsed.index or 0) if parsed.type == "cuda" else parsed
 
 
-def _wrapped(values: Any, home: torch.device) -> Any:
+def _wrapped(values: Any, device: torch.device) -> Any:
     def wrap(x: Any) -> Any:
         plain = isinstance(x, torch.Tensor) and not isinstance(x, PretendedTensor)
-        return PretendedTensor(x, home) if plain else x
+        return PretendedTensor(x, device) if plain else x
 
     return tree_map(wrap, values)
 
 
 def _unwrapped(values: Any) -> Any:
-    return tree_map(lambda x: x.held if isinstance(x, PretendedTensor) else x, values)
+    return tree_map(lambda x: x.data_on_cpu if isinstance(x, PretendedTensor) else x, values)
 
 
-def _check(func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
+def _check_devices(func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
     """A tensor without dimensions may be anywhere; indices of a GPU tensor may be on the CPU."""
     if func in INDEXED:
         if not isinstance(args[0], PretendedTensor):
             raise DevicesMixed(f"a tensor on the CPU indexed with indices on a GPU in {func}")
-        homes = {str(x.device) for x in tensors if x.dim() > 0 and x.device.type == "cuda"}
+        devices = {str(x.device) for x in tensors if x.dim() > 0 and x.device.type == "cuda"}
     else:
-        homes = {str(x.device) for x in tensors if x.dim() > 0}
-    if len(homes) > 1:
-        raise DevicesMixed(f"tensors on {sorted(homes)} in {func}")
+        devices = {str(x.device) for x in tensors if x.dim() > 0}
+    if len(devices) > 1:
+        raise DevicesMixed(f"tensors on {sorted(devices)} in {func}")
 
 
 def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
     pretended = [x for x in tensors if isinstance(x, PretendedTensor)]
-    home = pretended[0].home if pretended else None
+    device = pretended[0].pretended_device if pretended else None
     if kwargs.get("device") is not None:
-        home = _numbered(kwargs["device"])
+        device = _numbered(kwargs["device"])
         kwargs = kwargs | {"device": torch.device("cpu")}
     moves = func in (_aten.copy_.default, _aten._to_copy.default)
     if pretended and not moves:
-        _check(func, args, tensors)
-        _cards.used.add(str(home))
+        _check_devices(func, args, tensors)
+        _cards.used.add(str(device))
     if pretended and func is _aten._local_scalar_dense.default:
         _cards.copied(pretended[0])
-    to_host = func is _aten._to_copy.default and home is not None and home.type == "cpu"
+    to_host = func is _aten._to_copy.default and device is not None and device.type == "cpu"
     into_host = func is _aten.copy_.default and not isinstance(args[0], PretendedTensor)
     if pretended and (to_host or into_host):
         _cards.copied(pretended[0])
@@ -204,7 +204,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return args[0]
     if "out" in kwargs:
         return kwargs["out"]
-    return result if home is None or home.type == "cpu" else _wrapped(result, home)
+    return result if device is None or device.type == "cpu" else _wrapped(result, device)
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -212,9 +212,9 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        asked = kwargs.get("device")
-        ours = any(isinstance(x, PretendedTensor) for x in tree_leaves((args, kwargs)))
-        if ours or (asked is not None and torch.device(asked).type == "cuda"):
+        device = kwargs.get("device")
+        has_pretended = any(isinstance(x, PretendedTensor) for x in tree_leaves((args, kwargs)))
+        if has_pretended or (device is not None and torch.device(device).type == "cuda"):
             return _run(func, args, kwargs)
         return func(*args, **kwargs)
 
@@ -237,21 +237,23 @@ class _Functions(TorchFunctionMode):
         if name == "cuda" and isinstance(first, torch.Tensor):
             return first.to("cuda:0")
         if isinstance(first, PretendedTensor) and name == "numpy":
-            raise TypeError(f"can't convert {first.home} device type tensor to numpy")
+            raise TypeError(f"can't convert {first.pretended_device} device type tensor to numpy")
         if isinstance(first, PretendedTensor) and name == "data_ptr":
-            return first.held.data_ptr()  # of the wrapper it is 0, so that all would seem tied
+            return (
+                first.data_on_cpu.data_ptr()
+            )  # of the wrapper it is 0, so that all would seem tied
         if isinstance(first, PretendedTensor) and name in _READ_ON_THE_HOST:
             _cards.copied(first)
-            return func(first.held, *args[1:], **kwargs)
+            return func(first.data_on_cpu, *args[1:], **kwargs)
         if func in (torch.tensor, torch.as_tensor) and _on_a_gpu(kwargs.get("device")):
-            home = _numbered(kwargs.pop("device"))
-            return _wrapped(func(*args, **kwargs), home)
-        if name == "copy_" and any(map(_is_ours, args)):
+            device = _numbered(kwargs.pop("device"))
+            return _wrapped(func(*args, **kwargs), device)
+        if name == "copy_" and any(map(_is_pretended, args)):
             return _copy(*args)
         if name == "__getitem__":
-            return _get(first, args[1])
+            return _getitem(first, args[1])
         if name == "__setitem__":
-            return _set(*args)
+            return _setitem(*args)
         return _without_cuda(func, args, kwargs)
 
 
@@ -266,33 +268,33 @@ def _on_a_gpu(device: Any) -> bool:
     return device is not None and torch.device(device).type == "cuda"
 
 
-def _get(tensor: Any, index: Any) -> Any:
-    ours = [x for x in tree_leaves(index) if isinstance(x, PretendedTensor)]
-    if not isinstance(tensor, PretendedTensor) and ours:
+def _getitem(tensor: Any, index: Any) -> Any:
+    pretended_indices = [x for x in tree_leaves(index) if isinstance(x, PretendedTensor)]
+    if not isinstance(tensor, PretendedTensor) and pretended_indices:
         raise DevicesMixed("a tensor on the CPU indexed with indices on a GPU")
-    if any(x.home != tensor.home for x in ours):
+    if any(x.pretended_device != tensor.pretended_device for x in pretended_indices):
         raise DevicesMixed("a tensor indexed with indices of another GPU")
     with torch._C.DisableTorchFunction():
-        found = _unwrapped(tensor)[_unwrapped(index)]
-        return PretendedTensor(found, tensor.home) if _is_ours(tensor) else found
+        item = _unwrapped(tensor)[_unwrapped(index)]
+        return PretendedTensor(item, tensor.pretended_device) if _is_pretended(tensor) else item
 
 
-def _set(tensor: Any, index: Any, value: Any) -> None:
-    if _is_ours(value) and not _is_ours(tensor) and value.dim() > 0:
+def _setitem(tensor: Any, index: Any, value: Any) -> None:
+    if _is_pretended(value) and not _is_pretended(tensor) and value.dim() > 0:
         _cards.copied(value)  # CUDA copies it, and waits
     with torch._C.DisableTorchFunction():
         _unwrapped(tensor)[_unwrapped(index)] = _unwrapped(value)
 
 
 def _copy(target: Any, source: Any, *_: Any) -> Any:
-    if _is_ours(source) and not _is_ours(target):
+    if _is_pretended(source) and not _is_pretended(target):
         _cards.copied(source)
     with torch._C.DisableTorchFunction():
         _unwrapped(target).copy_(_unwrapped(source))
     return target
 
 
-def _is_ours(x: Any) -> bool:
+def _is_pretended(x: Any) -> bool:
     return isinstance(x, PretendedTensor)
 
 
@@ -304,7 +306,7 @@ def _without_cuda(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         if "not linked with support for cuda" not in str(error):
             raise
     tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-    _check(func, args, tensors)
-    home = next(x.home for x in tensors if isinstance(x, PretendedTensor))
+    _check_devices(func, args, tensors)
+    device = next(x.pretended_device for x in tensors if isinstance(x, PretendedTensor))
     with torch._C.DisableTorchFunction():
-        return _wrapped(func(*_unwrapped(args), **_unwrapped(kwargs)), home)
+        return _wrapped(func(*_unwrapped(args), **_unwrapped(kwargs)), device)

@@ -39,21 +39,21 @@ def tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[
     family = family_of(config)
     geometry = family.geometry(config)
     generator = torch.Generator().manual_seed(0)
-    found: dict[str, Tensor] = {}
+    by_name: dict[str, Tensor] = {}
     for layer in geometry.layers:
-        for claim in family.channel_rows(config, geometry):
-            name = f"{family.mixer_prefixes[0].format(layer=layer)}.{claim.tensor}"
-            shape: tuple[int, ...] = (claim.size, HIDDEN)
-            if claim.role.endswith("conv"):
-                shape = (claim.size, 1, geometry.conv_width)
-            elif claim.role.endswith("norm") or name.endswith("bias"):
-                shape = (claim.size,)
-            elif claim.dim == 1:
-                shape = (HIDDEN, claim.size)
-            if name not in found:
-                found[name] = torch.randn(shape, generator=generator).to(dtype)
-    found["model.embed_tokens.weight"] = torch.randn(64, HIDDEN, generator=generator).to(dtype)
-    return found
+        for rows in family.channel_rows(config, geometry):
+            name = f"{family.mixer_prefixes[0].format(layer=layer)}.{rows.tensor}"
+            shape: tuple[int, ...] = (rows.size, HIDDEN)
+            if rows.role.endswith("conv"):
+                shape = (rows.size, 1, geometry.conv_width)
+            elif rows.role.endswith("norm") or name.endswith("bias"):
+                shape = (rows.size,)
+            elif rows.dim == 1:
+                shape = (HIDDEN, rows.size)
+            if name not in by_name:
+                by_name[name] = torch.randn(shape, generator=generator).to(dtype)
+    by_name["model.embed_tokens.weight"] = torch.randn(64, HIDDEN, generator=generator).to(dtype)
+    return by_name
 
 
 def save(directory: Path, config: dict[str, Any], weights: dict[str, Tensor], shards: int) -> Path:
@@ -61,16 +61,16 @@ def save(directory: Path, config: dict[str, Any], weights: dict[str, Tensor], sh
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     names = list(weights)
-    where: dict[str, str] = {}
+    weight_map: dict[str, str] = {}
     for number in range(shards):
-        part = names[number::shards]
+        shard_names = names[number::shards]
         file = f"model-{number + 1:05d}-of-{shards:05d}.safetensors"
         file = file if shards > 1 else "model.safetensors"
-        save_file({name: weights[name] for name in part}, directory / file, {"format": "pt"})
-        where |= dict.fromkeys(part, file)
+        save_file({name: weights[name] for name in shard_names}, directory / file, {"format": "pt"})
+        weight_map |= dict.fromkeys(shard_names, file)
     if shards > 1:
         size = sum(tensor.nbytes for tensor in weights.values())
-        index = {"metadata": {"total_size": size}, "weight_map": where}
+        index = {"metadata": {"total_size": size}, "weight_map": weight_map}
         (directory / INDEX).write_text(json.dumps(index))
     return directory
 
@@ -93,7 +93,7 @@ def write(path: Path, header: Any, data: bytes, length: int | None = None) -> No
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
 
 
-def loaded(directory: Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
+def iter_tensors(directory: Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
     """(name, header entry, bytes) of every tensor of a checkpoint, read without our own code."""
     for path in sorted(directory.glob("*.safetensors")):
         header, data = read(path)

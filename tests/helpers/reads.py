@@ -12,19 +12,19 @@ import statetrim as st
 
 
 @contextmanager
-def reads_of(model: st.Checkpoint) -> Iterator[list[str]]:
+def record_tensor_reads(model: st.Checkpoint) -> Iterator[list[str]]:
     """The names of the tensors whose bytes were read, by what was read of the files; nothing may be
     mapped into memory instead."""
-    places = {
+    tensor_at = {
         (str(shard.path), info.start, info.nbytes): name
         for name, (shard, info) in model.tensors.items()
     }
-    found: list[str] = []
+    names: list[str] = []
     opened = io.open
 
     class Counted(io.BufferedReader):
         def readinto(self, buffer: Any) -> int:
-            found.append(places[self.raw.name, self.tell(), len(buffer)])  # type: ignore[attr-defined]
+            names.append(tensor_at[self.raw.name, self.tell(), len(buffer)])  # type: ignore[attr-defined]
             return super().readinto(buffer)
 
     def watched(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
@@ -36,4 +36,4 @@ def reads_of(model: st.Checkpoint) -> Iterator[list[str]]:
         patch.setattr(io, "open", watched)
         patch.setattr(builtins, "open", watched)
         patch.setattr("transformers.modeling_utils.safe_open", None)
-        yield found
+        yield names

@@ -28,7 +28,7 @@ def options(model: str, directory: Path) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def few_held_out() -> Any:
+def patch_held_out_rows() -> Any:
     return patch("statetrim.recovery.data.MOST_HELD_OUT_ROWS", 4)
 
 
@@ -59,19 +59,19 @@ def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
             counts[name] += [local, sum(t.numel() for t in tensors)]
         return real_trained(self)
 
-    seen = list[Any]()
+    loaded_modules = list[Any]()
 
-    settle = StoredWeights.load_permanently
+    load_permanently = StoredWeights.load_permanently
 
-    def settled(self: StoredWeights, module: Any) -> None:
-        settle(self, module)
-        seen.append(module)
-        parameters = {id(p): p for part in seen for p in part.parameters()}.values()
-        whole = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
-        counts["whole"] = max(counts.get("whole", 0), whole)
+    def counted_load(self: StoredWeights, module: Any) -> None:
+        load_permanently(self, module)
+        loaded_modules.append(module)
+        parameters = {id(p): p for loaded in loaded_modules for p in loaded.parameters()}.values()
+        unsharded = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
+        counts["whole"] = max(counts.get("whole", 0), unsharded)
 
     with (
-        patch.object(StoredWeights, "settle", settled),
+        patch.object(StoredWeights, "settle", counted_load),
         patch.object(training.RecoveryTrainer, "trained", count),
     ):
         st.recover(small, out=directory / "fsdp", shard=True, **options(model, directory))

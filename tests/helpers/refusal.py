@@ -28,21 +28,21 @@ def run(arguments: list[str]) -> tuple[int | None, str, str]:
     return code, err.getvalue(), out.getvalue()
 
 
-def done(arguments: list[str]) -> None:
+def run_successfully(arguments: list[str]) -> None:
     code, err, _ = run(arguments)
     assert code is None, err
 
 
 def fingerprint(root: Path) -> dict[str, Any]:
     """Every path with its kind, and its content where that is small enough to hash."""
-    found: dict[str, Any] = {}
+    states: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
         state = path.lstat()
         small = path.is_file() and not path.is_symlink() and state.st_size < 2**24
         content = hashlib.sha256(path.read_bytes()).hexdigest() if small else state.st_size
         link = os.readlink(path) if path.is_symlink() else ""
-        found[str(path.relative_to(root))] = (state.st_mode, state.st_mtime_ns, content, link)
-    return found
+        states[str(path.relative_to(root))] = (state.st_mode, state.st_mtime_ns, content, link)
+    return states
 
 
 def check_refusal(code: int | None, err: str, out: str, says: str) -> None:

@@ -3,13 +3,13 @@
 from statetrim.artifacts.statistics import Statistics
 
 
-def close(first: Statistics, second: Statistics, tolerance: float) -> None:
+def assert_statistics_close(first: Statistics, second: Statistics, tolerance: float) -> None:
     assert first.sources.keys() == second.sources.keys() and first.sum_names == second.sum_names
     for source in first.sources:
         assert first.sources[source].keys() == second.sources[source].keys()
         for layer in first.layers:
-            one, other = (s.sources[source][layer] for s in (first, second))
-            assert one.tokens == other.tokens
-            for part in first.sum_names:
-                a, b = getattr(one, part), getattr(other, part)
-                assert (a - b).abs().max() <= tolerance * a.abs().max(), (source, layer, part)
+            first_sums, second_sums = (s.sources[source][layer] for s in (first, second))
+            assert first_sums.tokens == second_sums.tokens
+            for name in first.sum_names:
+                a, b = getattr(first_sums, name), getattr(second_sums, name)
+                assert (a - b).abs().max() <= tolerance * a.abs().max(), (source, layer, name)

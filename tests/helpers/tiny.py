@@ -160,11 +160,11 @@ CONFIGS |= {
     },
     "kda": {**_PORTABLE, "num_heads": 2, "num_v_heads": 4, "head_dim": 12, "expand_v": 2.0},
 }  # fmt: skip
-INSIDE = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "nemotron_h_omni", "nemo_speechlm")
+NESTED_TYPES = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "nemotron_h_omni", "nemo_speechlm")
 """Types whose text model, inside, is one of the others: what runs it is tested with these."""
-NEWER = {"minicpm_ocr": "5.21", "nemo_speechlm": "5.22"}
+REQUIRED_TRANSFORMERS = {"minicpm_ocr": "5.21", "nemo_speechlm": "5.22"}
 """Types that the oldest allowed transformers does not know, and since when it does."""
-MODEL_TYPES = tuple(name for name in CONFIGS if name not in INSIDE)
+MODEL_TYPES = tuple(name for name in CONFIGS if name not in NESTED_TYPES)
 VISION_TYPES = tuple(name for name in MODEL_TYPES if "vision_config" in CONFIGS[name])
 _MLA = {
     **_SHAPE, "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 8,
@@ -217,9 +217,9 @@ def build(
     import transformers
     from transformers import AutoConfig
 
-    since = NEWER.get(model_type, "0")
-    if Version(transformers.__version__) < Version(since):
-        pytest.skip(f"transformers knows {model_type} since {since}")
+    required = REQUIRED_TRANSFORMERS.get(model_type, "0")
+    if Version(transformers.__version__) < Version(required):
+        pytest.skip(f"transformers knows {model_type} since {required}")
     torch.manual_seed(0)
     families()[model_type].register()
     fields = (CONFIGS | HEAD_CONFIGS)[model_type]
@@ -276,11 +276,11 @@ def undo_equal_thirds(directory: Path, config: dict[str, Any]) -> None:
     heads = config["num_attention_heads"]
     sizes = [heads * config[f"linear_{kind}_head_dim"] for kind in ("key", "key", "value")]
     files = {path: load_file(path) for path in sorted(directory.glob("*.safetensors"))}
-    where = {name: path for path, tensors in files.items() for name in tensors}
-    for name in [name for name in where if name.endswith("q_conv1d.weight")]:
-        names = [name.replace("q_conv1d", f"{part}_conv1d") for part in "qkv"]
-        fused = torch.cat([files[where[n]][n] for n in names])
-        for part, tensor in zip(names, torch.split(fused, sizes), strict=True):
-            files[where[part]][part] = tensor.contiguous()
+    file_of = {name: path for path, tensors in files.items() for name in tensors}
+    for name in [name for name in file_of if name.endswith("q_conv1d.weight")]:
+        names = [name.replace("q_conv1d", f"{tensor_name}_conv1d") for tensor_name in "qkv"]
+        fused = torch.cat([files[file_of[n]][n] for n in names])
+        for tensor_name, tensor in zip(names, torch.split(fused, sizes), strict=True):
+            files[file_of[tensor_name]][tensor_name] = tensor.contiguous()
     for path, tensors in files.items():
         save_file(tensors, path, metadata={"format": "pt"})

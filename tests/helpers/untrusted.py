@@ -24,8 +24,8 @@ from helpers import raw
 from helpers.forker import Forker
 from helpers.refusal import check_refusal, fingerprint, run
 
-MOST_SECONDS = 10.0
-MOST_BYTES = 2**30
+MAX_SECONDS = 10.0
+MAX_BYTES = 2**30
 MIB = 2**20
 BASE = "qwen3_5_text"
 FIRST, SECOND = "model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"
@@ -54,15 +54,15 @@ BAD_JSON = {
 }
 NOT_OBJECTS = {"list": b"[]", "text": b'"a"', "number": b"1", "null": b"null", "true": b"true"}
 
-Spoil = Callable[[Path], list[str]]
-Sound = Callable[[str], Path]
+SpoilCheckpoint = Callable[[Path], list[str]]
+SoundCheckpoint = Callable[[str], Path]
 
 
 @dataclass(frozen=True)
 class Case:
     name: str
-    spoil: Spoil
-    says: str
+    spoil: SpoilCheckpoint
+    message: str
     model_type: str = BASE
 
     def id(self) -> str:
@@ -75,18 +75,18 @@ class Cases:
 
     all: list[Case] = field(default_factory=list)
 
-    def add(self, name: str, spoil: Spoil, says: str, model_type: str = BASE) -> None:
-        assert (name, model_type) not in _NAMES, f"{name}, {model_type} is there already"
-        _NAMES.add((name, model_type))
-        self.all.append(Case(name, spoil, says, model_type))
+    def add(self, name: str, spoil: SpoilCheckpoint, message: str, model_type: str = BASE) -> None:
+        assert (name, model_type) not in _USED_NAMES, f"{name}, {model_type} is there already"
+        _USED_NAMES.add((name, model_type))
+        self.all.append(Case(name, spoil, message, model_type))
 
     def named(self, *names: str) -> list[Case]:
-        found = [case for case in self.all if case.name in names]
-        assert len(found) == len(names), names
-        return found
+        cases = [case for case in self.all if case.name in names]
+        assert len(cases) == len(names), names
+        return cases
 
 
-_NAMES: set[tuple[str, str]] = set()
+_USED_NAMES: set[tuple[str, str]] = set()
 
 
 # --- commands, and ways to spoil what they read ---------------------------------------------------
@@ -111,7 +111,9 @@ def edit_json(path: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(value if replaced is None else replaced))
 
 
-def edited_config(change: Callable[[dict[str, Any]], Any], command: Spoil = inspect) -> Spoil:
+def edited_config(
+    change: Callable[[dict[str, Any]], Any], command: SpoilCheckpoint = inspect
+) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         edit_json(root / "model" / "config.json", change)
         return command(root)
@@ -123,7 +125,7 @@ def first_name(header: dict[str, Any]) -> str:
     return next(name for name in header if name != "__metadata__")
 
 
-def heavy_file(name: str, content: Callable[[], bytes]) -> Spoil:
+def heavy_file(name: str, content: Callable[[], bytes]) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         path = root / "model" / name if name != "plan.json" else root / name
         text = content()
@@ -149,12 +151,12 @@ def many_names(size: int, last: str) -> Callable[[], bytes]:
 
 
 @pytest.fixture(scope="module")
-def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
+def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundCheckpoint:
     """A sound checkpoint and a plan for it, by model type."""
-    home = tmp_path_factory.mktemp("sound")
+    directory = tmp_path_factory.mktemp("sound")
 
     def get(model_type: str) -> Path:
-        root = home / model_type
+        root = directory / model_type
         if not root.exists():
             model = st.open(raw.build(root / "model", model_type))
             st.select(model, "l1", 8).save(root / "plan.json")
@@ -177,62 +179,64 @@ def little_memory() -> Iterator[None]:
         yield
         return
     refs.write_text("5")  # resets the high-water mark
-    before = _resident("VmRSS")
+    before = _memory_bytes("VmRSS")
     yield
-    assert _resident("VmHWM") - before < MOST_BYTES // 2
+    assert _memory_bytes("VmHWM") - before < MAX_BYTES // 2
 
 
-def _resident(kind: str) -> int:
-    found = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
-    assert found
-    return int(found.group(1)) * 1024
+def _memory_bytes(kind: str) -> int:
+    match = re.search(rf"{kind}:\s+(\d+) kB", Path("/proc/self/status").read_text())
+    assert match
+    return int(match.group(1)) * 1024
 
 
 # --- the checks -----------------------------------------------------------------------------------
 
 
-def check_refused(case: Case, sound: Sound, scratch: Path) -> None:
+def check_refused(case: Case, sound: SoundCheckpoint, scratch: Path) -> None:
     """In this process, within seconds of its own time."""
     root, arguments = _spoiled(case, sound, scratch)
     before = fingerprint(root)
-    began = time.process_time()  # wall time is the neighbours' too
+    started = time.process_time()  # wall time is the neighbours' too
     code, err, out = run(arguments)
-    assert time.process_time() - began < MOST_SECONDS
-    check_refusal(code, err, out, case.says)
+    assert time.process_time() - started < MAX_SECONDS
+    check_refusal(code, err, out, case.message)
     assert fingerprint(root) == before
     assert not (root / "executed").exists()
     shutil.rmtree(root)
 
 
 def check_refused_within_a_gigabyte(
-    case: Case, sound: Sound, scratch: Path, forker: Forker
+    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
 ) -> None:
     """In a process of its own, with all that it holds."""
     root, arguments = _spoiled(case, sound, scratch)
     before = fingerprint(root)
-    ended = forker.run(arguments)
-    check_refusal(ended["code"], ended["err"], ended["out"], case.says)
-    assert ended["peak"] < MOST_BYTES
-    assert ended["cpu_seconds"] < MOST_SECONDS
+    result = forker.run(arguments)
+    check_refusal(result["code"], result["err"], result["out"], case.message)
+    assert result["peak"] < MAX_BYTES
+    assert result["cpu_seconds"] < MAX_SECONDS
     assert fingerprint(root) == before
     assert not (root / "executed").exists()
     shutil.rmtree(root)
 
 
-def check_refused_by_the_installed_command(case: Case, sound: Sound, scratch: Path) -> None:
+def check_refused_by_the_installed_command(
+    case: Case, sound: SoundCheckpoint, scratch: Path
+) -> None:
     """The same through a fresh interpreter, as a user starts it."""
     root, arguments = _spoiled(case, sound, scratch)
     command = [sys.executable, "-m", "statetrim", *arguments]
     before = fingerprint(root)
-    ended = subprocess.run(command, capture_output=True, text=True)
-    check_refusal(ended.returncode, ended.stderr, ended.stdout, case.says)
+    result = subprocess.run(command, capture_output=True, text=True)
+    check_refusal(result.returncode, result.stderr, result.stdout, case.message)
     assert fingerprint(root) == before
 
 
 _NUMBERS = itertools.count()
 
 
-def _spoiled(case: Case, sound: Sound, scratch: Path) -> tuple[Path, list[str]]:
+def _spoiled(case: Case, sound: SoundCheckpoint, scratch: Path) -> tuple[Path, list[str]]:
     root = scratch / str(next(_NUMBERS))
     shutil.copytree(sound(case.model_type), root)
     return root, case.spoil(root)

@@ -14,17 +14,17 @@ LIBRARIES = (
 
 
 def modules() -> list[str]:
-    own = [found.name for found in pkgutil.walk_packages(statetrim.__path__, "statetrim.")]
-    own = [name for name in own if ".drivers." not in name and not name.endswith("__main__")]
-    return [*LIBRARIES, *own]
+    names = [module.name for module in pkgutil.walk_packages(statetrim.__path__, "statetrim.")]
+    names = [name for name in names if ".drivers." not in name and not name.endswith("__main__")]
+    return [*LIBRARIES, *names]
 
 
-def warm() -> None:
+def import_all() -> None:
     for name in modules():
         importlib.import_module(name)
 
 
-def freeze() -> None:
+def freeze_garbage_collector() -> None:
     """A collection in a child would touch, and so copy, all that its parent has."""
     gc.collect()
     gc.freeze()

@@ -18,16 +18,16 @@ class Watched:
 
 
 _NETWORK = ("socket.__new__", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname")
-_now: list[Watched] = []
+_active: list[Watched] = []
 
 
 def _hook(event: str, args: tuple[Any, ...]) -> None:
-    if not _now:
+    if not _active:
         return
     if event == "open" and isinstance(args[0], str | bytes | os.PathLike):
-        _now[-1].files.add(Path(os.fsdecode(args[0])))
+        _active[-1].files.add(Path(os.fsdecode(args[0])))
     elif event in _NETWORK:
-        _now[-1].network.append(f"{event} {args!r}"[:200])
+        _active[-1].network.append(f"{event} {args!r}"[:200])
 
 
 sys.addaudithook(_hook)  # cannot be taken back, so it looks away outside of `watched`
@@ -35,9 +35,9 @@ sys.addaudithook(_hook)  # cannot be taken back, so it looks away outside of `wa
 
 @contextmanager
 def watched() -> Iterator[Watched]:
-    found = Watched()
-    _now.append(found)
+    record = Watched()
+    _active.append(record)
     try:
-        yield found
+        yield record
     finally:
-        _now.pop()
+        _active.pop()

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 import statetrim as st
 from helpers import recovery_runs, sharding, tiny
-from helpers.forked import launched
+from helpers.forked import run_as_ranks
 from helpers.refusal import run
 
 
@@ -23,9 +23,9 @@ def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model = st.open(checkpoint("qwen3_5_text"))
     small = st.prune(model, st.select(model, "l1", 6), out=root / "small")
     tiny.write_text(root / "words.jsonl", 2000)
-    with recovery_runs.few_held_out():
+    with recovery_runs.patch_held_out_rows():
         st.recover(small, out=root / "one", **recovery_runs.options(str(model.path), root))
-        launched(lambda: recovery_runs.recoveries(str(model.path), small, root))
+        run_as_ranks(lambda: recovery_runs.recoveries(str(model.path), small, root))
     return root
 
 
@@ -86,7 +86,7 @@ def test_no_process_holds_more_than_a_layer_while_models_are_read(
 def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
     """The same hidden states and head as the model read whole, tied to the embeddings or not."""
     models = {model_type: str(checkpoint(model_type)) for model_type in tiny.MODEL_TYPES}
-    launched(lambda: sharding.compare(tmp_path / "report", models.values()))
+    run_as_ranks(lambda: sharding.compare(tmp_path / "report", models.values()))
     for rank in (0, 1):
         report = json.loads((tmp_path / f"report-{rank}.json").read_text())
         assert len(report) == len(models)
@@ -105,5 +105,5 @@ def test_processes_must_divide_the_batch(runs: Path, checkpoint: Any) -> None:
         code, err, _ = run([str(word) for word in command])
         assert code == 2 and "a batch of 3 sequences cannot be shared by 2 processes" in err
 
-    launched(refused)
+    run_as_ranks(refused)
     assert not (runs / "odd").exists() and not (runs / "odd.partial").exists()

@@ -16,7 +16,7 @@ import statetrim as st
 from helpers import tiny
 from helpers.pretended_cuda import Cards, DevicesMixed, on_the_host, pretended_cuda
 from helpers.refusal import run
-from helpers.sums import close
+from helpers.sums import assert_statistics_close
 from statetrim.pipelines import demo_model
 from statetrim.runtime import loading
 from statetrim.runtime.loading import load_live
@@ -145,7 +145,7 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
         before = cards.copies
         found = st.calibrate(model, data(), **asked, **where)
         copies = cards.copies - before
-    close(expected, found, tolerance)
+    assert_statistics_close(expected, found, tolerance)
     layers, depth = len(model.geometry.layers), max(model.geometry.layers) + 1
     if mode == "layerwise":  # a forward pass begins for every layer, whose output goes to the host
         assert copies <= depth * (own + BATCHES) + layers
@@ -184,7 +184,9 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
         if mode != "layerwise":
             own = sum(copies_of_its_own(each, cards, where) for each in (model, small))
         before = cards.copies
-        close(pairs, st.calibrate(small, data(), original=model, **quiet, **where), ROUNDING)
+        assert_statistics_close(
+            pairs, st.calibrate(small, data(), original=model, **quiet, **where), ROUNDING
+        )
         if mode != "layerwise":
             assert cards.copies - before - own <= len(model.geometry.layers)
         found = compare_cut(model, plan, small, placement=Placement(**where))

@@ -17,7 +17,7 @@ import torch
 import statetrim as st
 from helpers import launched_worker, tiny
 from helpers.pretended_cuda import pretended_cuda
-from helpers.sums import close
+from helpers.sums import assert_statistics_close
 from statetrim.artifacts.scores import Scores
 from statetrim.benchmarking.benchmark import _cache_bytes
 from statetrim.evaluation.runner import Setting
@@ -148,7 +148,9 @@ def test_two_torchrun_processes_use_a_card_each(checkpoint: Load, tmp_path: Path
         used = json.loads((tmp_path / f"cards-{rank}.json").read_text())
         assert used == {"calibrate": [f"cuda:{rank}"], "evaluate": [f"cuda:{rank}"]}
     alone = st.calibrate(model, text, progress=False, **launched_worker.CALIBRATION)
-    close(alone, st.Statistics.load(tmp_path / "sums.safetensors"), 1e-4)  # of a float32 model
+    assert_statistics_close(
+        alone, st.Statistics.load(tmp_path / "sums.safetensors"), 1e-4
+    )  # of a float32 model
     scores = st.evaluate(
         [small], baseline=model, text=text, progress=False, **launched_worker.EVALUATION
     )

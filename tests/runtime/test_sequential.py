@@ -12,9 +12,9 @@ import torch
 
 import statetrim as st
 from helpers import tiny
-from helpers.forked import in_a_child
-from helpers.reads import reads_of
-from helpers.sums import close
+from helpers.forked import run_in_child
+from helpers.reads import record_tensor_reads
+from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import Statistics
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live
@@ -69,9 +69,9 @@ def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
 ) -> None:
     model = st.open(checkpoint(model_type))
     model.digest  # noqa: B018  (reads all files, to know the model again)
-    with reads_of(model) as read:
+    with record_tensor_reads(model) as read:
         found = st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)
-    close(st.calibrate(model, data(), methods=METHODS, **QUIET), found, 1e-12)
+    assert_statistics_close(st.calibrate(model, data(), methods=METHODS, **QUIET), found, 1e-12)
     assert len(set(read)) == len(read), "no tensor was read twice"
     last = max(model.geometry.layers)
     live = load_live(model, FROM_DISK)
@@ -97,7 +97,7 @@ def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) 
         assert layers_begun(work, passes, told) == begins
         assert not out.exists()
     work()
-    close(whole, Statistics.load(out), 0.0)
+    assert_statistics_close(whole, Statistics.load(out), 0.0)
     assert [path.name for path in out.parent.iterdir()] == ["s.safetensors"]
 
 
@@ -119,7 +119,7 @@ def layers_begun(work: Callable[[], object], passes: int, told: Path) -> int:
         LayerWalk.run_batch = counted  # type: ignore[method-assign]
         work()
 
-    assert in_a_child(killed) == -signal.SIGKILL
+    assert run_in_child(killed) == -signal.SIGKILL
     return int(told.read_text())
 
 

@@ -12,7 +12,7 @@ from huggingface_hub import constants
 
 import statetrim as st
 from helpers import tiny
-from helpers.loopback_hub import LoopbackHub, serving, use
+from helpers.loopback_hub import LoopbackHub, serving, use_hub
 from helpers.refusal import check_refusal, run
 from statetrim.storage import space
 from statetrim.storage.checkpoint import open_checkpoint
@@ -38,7 +38,7 @@ def hub(checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     config = json.loads((old / "config.json").read_text())
     (old / "config.json").write_text(json.dumps(config | {"comment": "old"}))
     with serving(tmp_path / "hub") as served:
-        use(monkeypatch, served.url, tmp_path / "cache")
+        use_hub(monkeypatch, served.url, tmp_path / "cache")
         yield served
 
 
@@ -51,16 +51,16 @@ def test_a_hub_id_is_downloaded_and_opened(hub: LoopbackHub, checkpoint: Load) -
     seen: list[st.Progress] = []
     model = open_checkpoint(REPO, progress=seen.append)
     assert model.fingerprint == st.open(checkpoint("delta_net")).fingerprint
-    assert weights(hub) <= hub.fetched() and len(weights(hub)) > 1
-    assert {"tokenizer.json", "README.md", "config.json"} <= hub.fetched()
+    assert weights(hub) <= hub.downloaded_files() and len(weights(hub)) > 1
+    assert {"tokenizer.json", "README.md", "config.json"} <= hub.downloaded_files()
     never = {"modeling_tiny.py", "pytorch_model.bin", "consolidated.safetensors"}
-    assert not {name for name in hub.fetched() if name in never or "/" in name}
+    assert not {name for name in hub.downloaded_files() if name in never or "/" in name}
     total = sum((hub.root / REPO / "main" / name).stat().st_size for name in weights(hub))
     assert seen[-1].done == seen[-1].total >= total and seen[-1].unit == "bytes"
 
-    hub.asked.clear()
+    hub.requests.clear()
     again = open_checkpoint(REPO)
-    assert again.path == model.path and not hub.fetched(), "the cache is used"
+    assert again.path == model.path and not hub.downloaded_files(), "the cache is used"
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
@@ -90,7 +90,7 @@ def test_a_hub_model_is_called_by_its_id(
 def test_inspect_fetches_the_config_alone(hub: LoopbackHub) -> None:
     report = st.inspect(REPO, keep=6)
     assert report.after is not None
-    assert hub.fetched() == {"config.json"}
+    assert hub.downloaded_files() == {"config.json"}
 
 
 def test_a_dry_run_fetches_headers_and_no_weights(
@@ -102,8 +102,8 @@ def test_a_dry_run_fetches_headers_and_no_weights(
     code, err, out = run(command)
     assert code is None, err
     index = "model.safetensors.index.json"
-    assert hub.fetched() == {"config.json", index} | weights(hub)
-    ranges = [line.split()[2] for line in hub.asked if "GET model-" in line]
+    assert hub.downloaded_files() == {"config.json", index} | weights(hub)
+    ranges = [line.split()[2] for line in hub.requests if "GET model-" in line]
     assert len(ranges) == len(weights(hub)) and set(ranges) == {"bytes=0-100000"}
     kept = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")}
     assert kept == {"config.json", index}, "no weights in the cache"
@@ -122,9 +122,9 @@ def test_a_dry_run_fetches_headers_and_no_weights(
 
 def test_the_cache_is_enough_for_a_dry_run(hub: LoopbackHub) -> None:
     open_checkpoint(REPO)
-    hub.asked.clear()
+    hub.requests.clear()
     assert open_checkpoint(REPO, weights="headers").downloaded
-    assert not hub.fetched()
+    assert not hub.downloaded_files()
 
 
 def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:
@@ -166,7 +166,7 @@ def test_a_broken_download_goes_on_where_it_stopped(
         except st.StatetrimError as error:
             assert "what has arrived is kept" in str(error)
     assert model.fingerprint == st.open(checkpoint("delta_net")).fingerprint
-    ranges = [line for line in hub.asked if line.startswith(f"GET {name}")]
+    ranges = [line for line in hub.requests if line.startswith(f"GET {name}")]
     assert len(ranges) == 2 and ranges[1].split()[2].startswith("bytes=")
     assert int(ranges[1].split("=")[1].split("-")[0]) > 0
 
@@ -194,7 +194,7 @@ def test_without_a_hub_the_cache_is_used(
     hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model = open_checkpoint(REPO)
-    use(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache")
     assert open_checkpoint(REPO).path == model.path
     with pytest.raises(st.StatetrimError, match=r"nor in the local hub cache, and the hub cannot"):
         open_checkpoint("someone/else")
@@ -203,15 +203,15 @@ def test_without_a_hub_the_cache_is_used(
 def test_offline_means_the_cache_alone(hub: LoopbackHub, monkeypatch: pytest.MonkeyPatch) -> None:
     st.inspect(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub.asked.clear()
+    hub.requests.clear()
     st.inspect(REPO)
     with pytest.raises(st.StatetrimError, match=r"not in the local hub cache.*HF_HUB_OFFLINE"):
         open_checkpoint(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     model = open_checkpoint(REPO)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub.asked.clear()
-    assert open_checkpoint(REPO).path == model.path and not hub.asked
+    hub.requests.clear()
+    assert open_checkpoint(REPO).path == model.path and not hub.requests
     with pytest.raises(st.StatetrimError, match="local hub cache, and HF_HUB_OFFLINE is set"):
         open_checkpoint("someone/else")
 
@@ -225,7 +225,7 @@ def test_a_disk_that_is_too_small_is_known_before(
     ) as e:
         open_checkpoint(REPO)
     assert e.value.errno == errno.ENOSPC
-    assert not weights(hub) & hub.fetched()
+    assert not weights(hub) & hub.downloaded_files()
 
 
 class Usage(tuple[int, int, int]):
@@ -244,7 +244,7 @@ def test_what_cannot_be_cut_is_not_downloaded(hub: LoopbackHub) -> None:
     (hub.root / REPO / "v1" / "config.json").write_text(json.dumps({"model_type": "llama"}))
     with pytest.raises(st.StatetrimError, match="model type 'llama' is not supported"):
         st.select(f"{REPO}@v1", "l1", 0.5)
-    assert hub.fetched() == {"config.json"}
+    assert hub.downloaded_files() == {"config.json"}
 
 
 def test_a_repository_without_safetensors_is_refused(hub: LoopbackHub) -> None:
@@ -252,7 +252,7 @@ def test_a_repository_without_safetensors_is_refused(hub: LoopbackHub) -> None:
         file.unlink()
     with pytest.raises(st.StatetrimError, match="only safetensors weights can be cut"):
         open_checkpoint(REPO)
-    assert hub.fetched() == {"config.json"}
+    assert hub.downloaded_files() == {"config.json"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 from huggingface_hub import constants
 
 import statetrim as st
-from helpers.loopback_hub import LoopbackHub, serving, use
+from helpers.loopback_hub import LoopbackHub, serving, use_hub
 from statetrim.storage.hub.upload import _is_path
 
 Load = Callable[[str], Path]
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # within 
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     (tmp_path / "hub").mkdir()
     with serving(tmp_path / "hub") as served:
-        use(monkeypatch, served.url, tmp_path / "cache", token="hf_test")
+        use_hub(monkeypatch, served.url, tmp_path / "cache", token="hf_test")
         yield served
 
 
@@ -71,7 +71,7 @@ def test_what_was_pushed_opens_again(
         (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / name).write_bytes(content)
     with serving(tmp_path / "again") as other:
-        use(monkeypatch, other.url, tmp_path / "other-cache")
+        use_hub(monkeypatch, other.url, tmp_path / "other-cache")
         assert st.open(REPO).fingerprint == st.open(small).fingerprint
 
 
@@ -102,7 +102,7 @@ def test_offline_and_unreachable(
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(st.StatetrimError, match="HF_HUB_OFFLINE is set"):
         st.push(small, REPO)
-    use(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache", token="hf_test")
+    use_hub(monkeypatch, "http://127.0.0.1:9", tmp_path / "cache", token="hf_test")
     with pytest.raises(st.StatetrimError, match="the hub cannot be reached; nothing was pushed"):
         st.push(small, REPO)
 

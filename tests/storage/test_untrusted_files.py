@@ -23,8 +23,8 @@ from helpers.untrusted import (
     SECOND,
     Case,
     Cases,
-    Sound,
-    Spoil,
+    SoundCheckpoint,
+    SpoilCheckpoint,
     check_refused,
     check_refused_by_the_installed_command,
     check_refused_within_a_gigabyte,
@@ -52,7 +52,7 @@ class Bomb:
         return (Path.touch, (Path(self.marker),))
 
 
-def pickled(name: str, protocol: int, *, alone: bool) -> Spoil:
+def pickled(name: str, protocol: int, *, alone: bool) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         if alone:
             for path in (root / "model").glob("model*"):
@@ -86,7 +86,7 @@ add("pickle named plan.json", pickled_plan, "not valid JSON")
 # --- index ---------------------------------------------------------------------------------------
 
 
-def index(change: Callable[[dict[str, Any]], Any]) -> Spoil:
+def index(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         edit_json(root / "model" / raw.INDEX, change)
         return prune(root)
@@ -94,7 +94,7 @@ def index(change: Callable[[dict[str, Any]], Any]) -> Spoil:
     return spoil
 
 
-def placed(file: Any) -> Spoil:
+def placed(file: Any) -> SpoilCheckpoint:
     return index(lambda value: value["weight_map"].update({QKV: file}))
 
 
@@ -152,7 +152,7 @@ add("an index and a single file", index_and_single, "has both")
 # --- links ---------------------------------------------------------------------------------------
 
 
-def linked(name: str, target: str = "moved", *, relative: bool = False) -> Spoil:
+def linked(name: str, target: str = "moved", *, relative: bool = False) -> SpoilCheckpoint:
     """The file `name` becomes a link to a copy outside the checkpoint."""
 
     def spoil(root: Path) -> list[str]:
@@ -177,7 +177,7 @@ for name in (
     add(f"{name} is a relative link out", linked(name, relative=True), "leads out")
 
 
-def link_to(name: str, target: str) -> Spoil:
+def link_to(name: str, target: str) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         (root / "model" / name).unlink(missing_ok=True)
         (root / "model" / name).symlink_to(target)
@@ -201,7 +201,7 @@ def templates_link(root: Path) -> list[str]:
     return prune(root)
 
 
-def a_directory(name: str) -> Spoil:
+def a_directory(name: str) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         (root / "model" / name).unlink()
         (root / "model" / name).mkdir()
@@ -210,7 +210,7 @@ def a_directory(name: str) -> Spoil:
     return spoil
 
 
-def a_pipe(name: str) -> Spoil:
+def a_pipe(name: str) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         (root / "model" / name).unlink()
         os.mkfifo(root / "model" / name)
@@ -225,7 +225,7 @@ for name in (FIRST, "config.json"):
     add(f"{name} is a pipe", a_pipe(name), re.escape(name))
 
 
-def partial_is(make: Callable[[Path], Any]) -> Spoil:
+def partial_is(make: Callable[[Path], Any]) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         (root / "outside").mkdir()
         make(root / "out.partial")
@@ -245,7 +245,7 @@ add(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
     check_refused(case, sound, scratch)
 
 
@@ -259,10 +259,12 @@ HEAVY = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+def test_refused_within_a_gigabyte(
+    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
+) -> None:
     check_refused_within_a_gigabyte(case, sound, scratch, forker)
 
 
 @pytest.mark.parametrize("name", ["pytorch_model.bin only, protocol 4"])
-def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path) -> None:
+def test_refused_by_the_installed_command(name: str, sound: SoundCheckpoint, scratch: Path) -> None:
     check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)

@@ -22,8 +22,8 @@ from helpers.untrusted import (
     NOT_OBJECTS,
     Case,
     Cases,
-    Sound,
-    Spoil,
+    SoundCheckpoint,
+    SpoilCheckpoint,
     check_refused,
     check_refused_by_the_installed_command,
     check_refused_within_a_gigabyte,
@@ -40,7 +40,7 @@ CASES = Cases()
 add = CASES.add
 
 
-def file_bytes(content: bytes) -> Spoil:
+def file_bytes(content: bytes) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         (root / "model" / FIRST).write_bytes(content)
         return prune(root)
@@ -48,7 +48,7 @@ def file_bytes(content: bytes) -> Spoil:
     return spoil
 
 
-def header(change: Callable[[dict[str, Any]], Any], length: int | None = None) -> Spoil:
+def header(change: Callable[[dict[str, Any]], Any], length: int | None = None) -> SpoilCheckpoint:
     """`change` edits the header's object, or returns what stands in its place."""
 
     def spoil(root: Path) -> list[str]:
@@ -61,11 +61,11 @@ def header(change: Callable[[dict[str, Any]], Any], length: int | None = None) -
     return spoil
 
 
-def entry(**fields: Any) -> Spoil:
+def entry(**fields: Any) -> SpoilCheckpoint:
     return header(lambda value: value[first_name(value)].update(fields))
 
 
-def shifted(begin: int, end: int) -> Spoil:
+def shifted(begin: int, end: int) -> SpoilCheckpoint:
     """The first tensor's bytes moved by so many."""
 
     def change(value: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def shifted(begin: int, end: int) -> Spoil:
     return header(change)
 
 
-def truncated(keep: Callable[[int], int]) -> Spoil:
+def truncated(keep: Callable[[int], int]) -> SpoilCheckpoint:
     def spoil(root: Path) -> list[str]:
         path = root / "model" / FIRST
         content = path.read_bytes()
@@ -163,7 +163,7 @@ add("gguf", file_bytes(b"GGUF\x03\0\0\0" + b"\0" * 200), "not a safetensors file
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
     check_refused(case, sound, scratch)
 
 
@@ -185,12 +185,14 @@ HEAVY = [
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("case", HEAVY, ids=Case.id)
-def test_refused_within_a_gigabyte(case: Case, sound: Sound, scratch: Path, forker: Forker) -> None:
+def test_refused_within_a_gigabyte(
+    case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
+) -> None:
     check_refused_within_a_gigabyte(case, sound, scratch, forker)
 
 
 @pytest.mark.parametrize("name", ["gap of 4"])
-def test_refused_by_the_installed_command(name: str, sound: Sound, scratch: Path) -> None:
+def test_refused_by_the_installed_command(name: str, sound: SoundCheckpoint, scratch: Path) -> None:
     check_refused_by_the_installed_command(*CASES.named(name), sound, scratch)
 
 

@@ -18,8 +18,8 @@ from helpers.untrusted import (
     QKV,
     Case,
     Cases,
-    Sound,
-    Spoil,
+    SoundCheckpoint,
+    SpoilCheckpoint,
     check_refused,
     edited_config,
     prune,
@@ -31,7 +31,7 @@ CASES = Cases()
 add = CASES.add
 
 
-def weights(change: Callable[[dict[str, Any]], Any], command: Any = select) -> Spoil:
+def weights(change: Callable[[dict[str, Any]], Any], command: Any = select) -> SpoilCheckpoint:
     """`change` edits name -> numpy-free torch tensor; saved again in two shards."""
 
     def spoil(root: Path) -> list[str]:
@@ -45,15 +45,15 @@ def weights(change: Callable[[dict[str, Any]], Any], command: Any = select) -> S
     return spoil
 
 
-def renamed(name: str, new: str) -> Spoil:
+def renamed(name: str, new: str) -> SpoilCheckpoint:
     return weights(lambda w: w.update({new: w.pop(name)}) and None)
 
 
-def reshaped(name: str, *shape: int) -> Spoil:
+def reshaped(name: str, *shape: int) -> SpoilCheckpoint:
     return weights(lambda w: w.update({name: torch.ones(shape)}))
 
 
-def as_dtype(name: str, dtype: str) -> Spoil:
+def as_dtype(name: str, dtype: str) -> SpoilCheckpoint:
     def change(w: dict[str, Any]) -> None:
         w[name] = w[name].to(getattr(torch, dtype))
 
@@ -106,7 +106,7 @@ for value in (float("nan"), float("inf")):
         add(f"weights with {value}", spoiled, "not finite")
 
 
-def quantised(settings: Any, *, inside: bool = False) -> Spoil:
+def quantised(settings: Any, *, inside: bool = False) -> SpoilCheckpoint:
     key = "compression_config" if inside else "quantization_config"
     return edited_config(lambda c: c.update({key: settings}), prune)
 
@@ -137,5 +137,5 @@ for leaf in ("qweight", "qzeros", "scales", "g_idx"):
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("case", CASES.all, ids=Case.id)
-def test_refused(case: Case, sound: Sound, scratch: Path, little_memory: None) -> None:
+def test_refused(case: Case, sound: SoundCheckpoint, scratch: Path, little_memory: None) -> None:
     check_refused(case, sound, scratch)

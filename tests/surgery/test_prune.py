@@ -32,7 +32,7 @@ def pruned(model: Path, out: Path, seed: int = 0) -> st.Plan:
 
 
 def contents(directory: Path) -> dict[str, tuple[dict[str, Any], bytes]]:
-    return {name: (entry, data) for name, entry, data in raw.loaded(directory)}
+    return {name: (entry, data) for name, entry, data in raw.iter_tensors(directory)}
 
 
 def edit(path: Path, **fields: Any) -> None:

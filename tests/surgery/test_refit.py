@@ -13,7 +13,7 @@ from torch import Tensor
 import statetrim as st
 from helpers import tiny
 from helpers.refusal import check_refusal, fingerprint, run
-from helpers.sums import close
+from helpers.sums import assert_statistics_close
 from statetrim.artifacts.statistics import REFIT_SUM_NAMES, LayerStatistics, Statistics
 from statetrim.progress import Progress
 from statetrim.runtime.loading import load, load_tokenizer
@@ -201,11 +201,11 @@ def test_halves_merge_and_layerwise_and_resumed_runs_are_the_same(
     whole = st.calibrate(small, text, original=model, **SETTINGS)
     half = {**SETTINGS, "tokens": 320}
     halves = [st.calibrate(small, text, original=model, skip=skip, **half) for skip in (0, 320)]
-    close(whole, st.merge(halves), 1e-12)
+    assert_statistics_close(whole, st.merge(halves), 1e-12)
     out = tmp_path / "s.safetensors"
     layerwise = st.calibrate(small, text, original=model, layerwise=True, out=out, **SETTINGS)
-    close(whole, layerwise, 1e-12)
-    close(whole, Statistics.load(out), 1e-12)
+    assert_statistics_close(whole, layerwise, 1e-12)
+    assert_statistics_close(whole, Statistics.load(out), 1e-12)
 
 
 def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_path: Path) -> None:

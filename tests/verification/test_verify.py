@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 import statetrim as st
 from helpers import tiny
-from helpers.engine import InProcess, gone, stand_in
+from helpers.engine import InProcess, have_ended, write_stand_in
 from helpers.refusal import run
 from statetrim.artifacts.verification.agreement import Agreement
 from statetrim.cli import app
@@ -80,11 +80,11 @@ def check_agreement(found: st.Verification, dtype: str) -> None:
 def test_an_engine_of_another_environment_agrees(
     pair: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:
-    python, pids = stand_in(tmp_path)
+    python, pids = write_stand_in(tmp_path)
     found = verify(pair, text, python=python)
     check_agreement(found, "float32")
     assert found.version == "mlx-lm 0.1, mlx 0.1, stand-in" and found.dtype == "float32"
-    assert len(list(pids.iterdir())) == 2 and gone(pids)
+    assert len(list(pids.iterdir())) == 2 and have_ended(pids)
 
 
 def test_an_engine_that_computes_in_half_precision_agrees(
@@ -111,7 +111,7 @@ def test_channels_permuted_in_one_layer_are_found(
     (fault,) = found.faults["broken"]
     assert "layer 2: 16 of 56 rows" in fault and name in fault
     assert {one.model for one in found.agreements} == {"qwen3_5_text"}
-    assert engine.asked == ["qwen3_5_text"]
+    assert engine.requested_models == ["qwen3_5_text"]
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ def request(pair: tuple[Path, Path]) -> Request:
 
 
 def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
-    python, pids = stand_in(tmp_path, "hangs")
+    python, pids = write_stand_in(tmp_path, "hangs")
     with pytest.raises(EngineError, match="no answer within 4 seconds"):
         run_engine("mlx", python, request(pair), 4.0)
-    assert list(pids.iterdir()) and gone(pids)
+    assert list(pids.iterdir()) and have_ended(pids)
 
 
 @pytest.mark.parametrize(
@@ -230,13 +230,13 @@ def test_an_answer_that_does_not_fit_is_refused(
 def test_an_engine_ends_with_the_command_that_started_it(
     pair: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:
-    python, pids = stand_in(tmp_path / "engine", "hangs")
+    python, pids = write_stand_in(tmp_path / "engine", "hangs")
     command = [sys.executable, "-m", "statetrim", *arguments(pair, python, text, tmp_path)]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     wait_until(lambda: any(pids.iterdir()))
     process.send_signal(signal.SIGKILL)
     process.wait(timeout=60)
-    wait_until(lambda: gone(pids))
+    wait_until(lambda: have_ended(pids))
 
 
 def wait_until(true: Callable[[], bool]) -> None:
@@ -353,4 +353,4 @@ def test_its_output_is_that_of_one_process_and_asked_for_first(
     assert code == 2 and "another process is writing" in err
     code, err, _ = run([*command, str(text / "found.json")])
     assert code == 2 and "cannot be written" in err
-    assert not engine.asked and not (tmp_path / "found.json").exists()
+    assert not engine.requested_models and not (tmp_path / "found.json").exists()

@@ -59,10 +59,10 @@ def head(embeddings: str) -> Tensors:
 def mixer(prefix: str, keys: int, values: int, head_width: int) -> Tensors:
     """Projections, convolutions and norm of a delta rule."""
     rows = {"q": keys, "k": keys, "v": values}
-    found = {f"{prefix}{x}_proj.weight": random(n, HIDDEN) for x, n in rows.items()}
-    found |= {f"{prefix}{x}_conv1d.weight": random(n, 1, 4, std=0.5) for x, n in rows.items()}
-    found[prefix + "o_proj.weight"] = random(HIDDEN, values)
-    return found | {prefix + "o_norm.weight": ones(head_width)}
+    tensors = {f"{prefix}{x}_proj.weight": random(n, HIDDEN) for x, n in rows.items()}
+    tensors |= {f"{prefix}{x}_conv1d.weight": random(n, 1, 4, std=0.5) for x, n in rows.items()}
+    tensors[prefix + "o_proj.weight"] = random(HIDDEN, values)
+    return tensors | {prefix + "o_norm.weight": ones(head_width)}
 
 
 def delta_net(prefix: str) -> Tensors:
@@ -71,16 +71,16 @@ def delta_net(prefix: str) -> Tensors:
 
 def gated_deltanet(prefix: str) -> Tensors:
     gates = {"g_proj": (96, HIDDEN), "a_proj": (3, HIDDEN), "b_proj": (3, HIDDEN)}
-    found = mixer(prefix, 48, 96, 32) | matrices(prefix, **gates)
-    return found | {prefix + name: random(3) for name in ("A_log", "dt_bias", "D")}
+    tensors = mixer(prefix, 48, 96, 32) | matrices(prefix, **gates)
+    return tensors | {prefix + name: random(3) for name in ("A_log", "dt_bias", "D")}
 
 
 def gla(prefix: str) -> Tensors:
     keys, square = (32, HIDDEN), (HIDDEN, HIDDEN)
-    found = matrices(
+    tensors = matrices(
         prefix, q_proj=keys, k_proj=keys, v_proj=square, g_proj=square, o_proj=square
     )  # fmt: skip
-    return found | {
+    return tensors | {
         prefix + "gk_proj.0.weight": random(16, HIDDEN),
         prefix + "gk_proj.1.weight": random(32, 16),
         prefix + "gk_proj.1.bias": random(32),

@@ -37,20 +37,20 @@ def own_config(name: str) -> dict[str, Any]:
 def mixer(prefix: str, heads: int = 8, groups: int = 1, norm: bool = True) -> Tensors:
     inner = heads * 16
     conv = inner + 2 * groups * 16
-    found = {
+    tensors = {
         prefix + "in_proj.weight": random(inner + conv + heads, HIDDEN),
         prefix + "conv1d.weight": random(conv, 1, 4, std=0.5),
         prefix + "conv1d.bias": random(conv),
         prefix + "out_proj.weight": random(HIDDEN, inner),
         **{prefix + name: random(heads) for name in ("A_log", "D", "dt_bias")},
     }
-    return found | ({prefix + "norm.weight": ones(inner)} if norm else {})
+    return tensors | ({prefix + "norm.weight": ones(inner)} if norm else {})
 
 
-def ends(root: str, embeddings: str, norm: str, head: bool = True) -> Tensors:
-    found = {f"{root}.{embeddings}.weight": random(VOCABULARY, HIDDEN, std=1.0)}
-    found |= norms(f"{root}.", norm)
-    return found | ({"lm_head.weight": random(VOCABULARY, HIDDEN)} if head else {})
+def embeddings_and_head(root: str, embeddings: str, norm: str, head: bool = True) -> Tensors:
+    tensors = {f"{root}.{embeddings}.weight": random(VOCABULARY, HIDDEN, std=1.0)}
+    tensors |= norms(f"{root}.", norm)
+    return tensors | ({"lm_head.weight": random(VOCABULARY, HIDDEN)} if head else {})
 
 
 def nemotron(hub_name: str, pattern: str) -> Layout:
@@ -71,7 +71,7 @@ def nemotron(hub_name: str, pattern: str) -> Layout:
     }  # fmt: skip
     config |= {name: value for name, value in small.items() if config.get(name)}
     latent = bool(config.get("moe_latent_size"))
-    tensors = ends("backbone", "embeddings", "norm_f")
+    tensors = embeddings_and_head("backbone", "embeddings", "norm_f")
     for layer, kind in enumerate(pattern):
         prefix = f"backbone.layers.{layer}."
         inner = prefix + "mixer."
@@ -92,30 +92,30 @@ def nemotron(hub_name: str, pattern: str) -> Layout:
 
 def _experts(prefix: str, latent: bool) -> Tensors:
     width = LATENT if latent else HIDDEN
-    found = {
+    tensors = {
         prefix + "gate.weight": random(EXPERTS, HIDDEN),
         prefix + "gate.e_score_correction_bias": random(EXPERTS, dtype=torch.float32),
     }
     if latent:
-        found |= matrices(
+        tensors |= matrices(
             prefix, fc1_latent_proj=(LATENT, HIDDEN), fc2_latent_proj=(HIDDEN, LATENT)
         )
     for expert in range(EXPERTS):
         shapes = {"up_proj": (EXPERT, width), "down_proj": (width, EXPERT)}
-        found |= matrices(f"{prefix}experts.{expert}.", **shapes)
-    return found
+        tensors |= matrices(f"{prefix}experts.{expert}.", **shapes)
+    return tensors
 
 
 def _prediction_head() -> Tensors:
-    found = matrices("mtp.layers.0.", eh_proj=(HIDDEN, 2 * HIDDEN))
-    found |= norms("mtp.layers.0.", "enorm", "hnorm", "norm") | attention("mtp.layers.0.mixer.")
-    found |= norms("mtp.layers.1.", "norm", "final_layernorm")
-    return found | _experts("mtp.layers.1.mixer.", latent=True)
+    tensors = matrices("mtp.layers.0.", eh_proj=(HIDDEN, 2 * HIDDEN))
+    tensors |= norms("mtp.layers.0.", "enorm", "hnorm", "norm") | attention("mtp.layers.0.mixer.")
+    tensors |= norms("mtp.layers.1.", "norm", "final_layernorm")
+    return tensors | _experts("mtp.layers.1.mixer.", latent=True)
 
 
 def codestral() -> Layout:
     seed()
-    tensors = ends("backbone", "embeddings", "norm_f")
+    tensors = embeddings_and_head("backbone", "embeddings", "norm_f")
     for layer in range(3):
         prefix = f"backbone.layers.{layer}."
         tensors |= norms(prefix, "norm") | mixer(prefix + "mixer.", groups=2)
@@ -125,7 +125,7 @@ def codestral() -> Layout:
 def granite(moe: bool) -> Layout:
     seed()
     config = own_config("Granite-4.0-H-" + ("Small" if moe else "Micro"))
-    tensors = ends("model", "embed_tokens", "norm", head=False)
+    tensors = embeddings_and_head("model", "embed_tokens", "norm", head=False)
     for layer, kind in enumerate(config["layer_types"]):
         prefix = f"model.layers.{layer}."
         tensors |= norms(prefix, "input_layernorm", "post_attention_layernorm")
@@ -144,7 +144,7 @@ def granite(moe: bool) -> Layout:
 def falcon() -> Layout:
     """Both kinds of attention in every layer, and no norm behind the state."""
     seed()
-    tensors = ends("model", "embed_tokens", "final_layernorm")
+    tensors = embeddings_and_head("model", "embed_tokens", "final_layernorm")
     for layer in range(3):
         prefix = f"model.layers.{layer}."
         tensors |= norms(prefix, "input_layernorm", "pre_ff_layernorm")
@@ -156,7 +156,7 @@ def falcon() -> Layout:
 def bamba() -> Layout:
     seed()
     config = own_config("Bamba-9B")
-    tensors = ends("model", "embed_tokens", "final_layernorm")
+    tensors = embeddings_and_head("model", "embed_tokens", "final_layernorm")
     for layer in range(3):
         prefix = f"model.layers.{layer}."
         tensors |= norms(prefix, "input_layernorm", "pre_ff_layernorm")
@@ -170,7 +170,7 @@ def zamba2() -> Layout:
     """One block of attention that several layers share, stored once."""
     seed()
     config = own_config("Zamba2")
-    tensors = ends("model", "embed_tokens", "final_layernorm", head=False)
+    tensors = embeddings_and_head("model", "embed_tokens", "final_layernorm", head=False)
     for layer, kind in enumerate(config["layers_block_type"]):
         prefix = f"model.layers.{layer}."
         if kind == "mamba":
@@ -185,17 +185,17 @@ def zamba2() -> Layout:
 
 
 def _shared_block(prefix: str) -> Tensors:
-    found = norms(prefix, "pre_ff_layernorm")
-    found[prefix + "input_layernorm.weight"] = ones(2 * HIDDEN)
-    for part in "qkv":
-        found[f"{prefix}self_attn.{part}_proj.weight"] = random(128, 2 * HIDDEN)
-    found[prefix + "self_attn.o_proj.weight"] = random(HIDDEN, 128)
+    tensors = norms(prefix, "pre_ff_layernorm")
+    tensors[prefix + "input_layernorm.weight"] = ones(2 * HIDDEN)
+    for projection in "qkv":
+        tensors[f"{prefix}self_attn.{projection}_proj.weight"] = random(128, 2 * HIDDEN)
+    tensors[prefix + "self_attn.o_proj.weight"] = random(HIDDEN, 128)
     inner = prefix + "feed_forward."
-    found |= matrices(inner, gate_up_proj=(192, HIDDEN), down_proj=(HIDDEN, 96))
+    tensors |= matrices(inner, gate_up_proj=(192, HIDDEN), down_proj=(HIDDEN, 96))
     for adapter in range(2):
-        found[f"{inner}gate_up_proj_adapter_list.{adapter}.0.weight"] = random(8, HIDDEN)
-        found[f"{inner}gate_up_proj_adapter_list.{adapter}.1.weight"] = random(192, 8)
-    return found
+        tensors[f"{inner}gate_up_proj_adapter_list.{adapter}.0.weight"] = random(8, HIDDEN)
+        tensors[f"{inner}gate_up_proj_adapter_list.{adapter}.1.weight"] = random(192, 8)
+    return tensors
 
 
 _NANO = "nvidia--NVIDIA-Nemotron-3-Nano-30B-A3B-BF16"

@@ -32,15 +32,18 @@ class Layout:
         directory.mkdir(parents=True)
         (directory / "config.json").write_text(json.dumps(self.config, indent=2))
         (directory / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
-        names, where = list(self.tensors), dict[str, str]()
+        names, weight_map = list(self.tensors), dict[str, str]()
         for number in range(self.shards):
             first, last = (n * len(names) // self.shards for n in (number, number + 1))
             file = self.names.format(number + 1, self.shards)
             save_file({n: self.tensors[n] for n in names[first:last]}, directory / file)
-            where |= dict.fromkeys(names[first:last], file)
-        if set(where.values()) != {"model.safetensors"}:
+            weight_map |= dict.fromkeys(names[first:last], file)
+        if set(weight_map.values()) != {"model.safetensors"}:
             size = sum(tensor.nbytes for tensor in self.tensors.values())
-            index = {"metadata": {"total_size": size}, "weight_map": dict(sorted(where.items()))}
+            index = {
+                "metadata": {"total_size": size},
+                "weight_map": dict(sorted(weight_map.items())),
+            }
             (directory / "model.safetensors.index.json").write_text(json.dumps(index))
         if self.remote_code:
             (directory / "modeling_remote.py").write_text("raise SystemExit('remote code ran')\n")

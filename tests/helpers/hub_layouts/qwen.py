@@ -20,15 +20,15 @@ _EXPERTS = {
 }  # fmt: skip
 
 
-def linear_attention(prefix: str, joined: bool) -> Tensors:
+def linear_attention(prefix: str, fused: bool) -> Tensors:
     keys, values, heads = 2 * 16, 4 * 16, 4
     shapes = (
         {"in_proj_qkvz": 2 * keys + 2 * values, "in_proj_ba": 2 * heads}
-        if joined
+        if fused
         else {"in_proj_qkv": 2 * keys + values, "in_proj_z": values, "in_proj_b": heads,
               "in_proj_a": heads}
     )  # fmt: skip
-    dtype = torch.bfloat16 if joined else torch.float32
+    dtype = torch.bfloat16 if fused else torch.float32
     return {
         **{f"{prefix}{name}.weight": random(rows, HIDDEN) for name, rows in shapes.items()},
         prefix + "conv1d.weight": random(2 * keys + values, 1, 4, std=0.5),
@@ -43,29 +43,29 @@ def softmax(prefix: str) -> Tensors:
     """Its queries carry a gate."""
     shapes = {"q_proj": (128, HIDDEN), "k_proj": (32, HIDDEN), "v_proj": (32, HIDDEN),
               "o_proj": (HIDDEN, 64)}  # fmt: skip
-    found = {f"{prefix}{name}.weight": random(*shape) for name, shape in shapes.items()}
-    return found | {f"{prefix}{x}_norm.weight": random(16) for x in "qk"}
+    tensors = {f"{prefix}{name}.weight": random(*shape) for name, shape in shapes.items()}
+    return tensors | {f"{prefix}{x}_norm.weight": random(16) for x in "qk"}
 
 
 def experts(prefix: str, stacked: bool) -> Tensors:
-    found = {prefix + "gate.weight": random(EXPERTS, HIDDEN)}
+    tensors = {prefix + "gate.weight": random(EXPERTS, HIDDEN)}
     if stacked:
-        found[prefix + "experts.gate_up_proj"] = random(EXPERTS, 2 * EXPERT, HIDDEN)
-        found[prefix + "experts.down_proj"] = random(EXPERTS, HIDDEN, EXPERT)
+        tensors[prefix + "experts.gate_up_proj"] = random(EXPERTS, 2 * EXPERT, HIDDEN)
+        tensors[prefix + "experts.down_proj"] = random(EXPERTS, HIDDEN, EXPERT)
     else:
         for expert in range(EXPERTS):
-            found |= mlp(f"{prefix}experts.{expert}.", EXPERT)
-    found |= mlp(prefix + "shared_expert.", EXPERT)
-    return found | {prefix + "shared_expert_gate.weight": random(1, HIDDEN)}
+            tensors |= mlp(f"{prefix}experts.{expert}.", EXPERT)
+    tensors |= mlp(prefix + "shared_expert.", EXPERT)
+    return tensors | {prefix + "shared_expert_gate.weight": random(1, HIDDEN)}
 
 
 def prediction_head(moe: bool) -> Tensors:
     names = ("norm", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "layers.0.input_layernorm",
              "layers.0.post_attention_layernorm")  # fmt: skip
-    found = {f"mtp.{name}.weight": random(HIDDEN) for name in names}
-    found |= {"mtp.fc.weight": random(HIDDEN, 2 * HIDDEN)} | softmax("mtp.layers.0.self_attn.")
+    tensors = {f"mtp.{name}.weight": random(HIDDEN) for name in names}
+    tensors |= {"mtp.fc.weight": random(HIDDEN, 2 * HIDDEN)} | softmax("mtp.layers.0.self_attn.")
     inner = "mtp.layers.0.mlp."
-    return found | (experts(inner, stacked=False) if moe else mlp(inner))
+    return tensors | (experts(inner, stacked=False) if moe else mlp(inner))
 
 
 def vision_tower() -> Tensors:
@@ -82,33 +82,33 @@ def vision_tower() -> Tensors:
             f"blocks.{block}.norm1": (TOWER,),
             f"blocks.{block}.norm2": (TOWER,),
         }
-    found = {"model.visual.pos_embed.weight": random(16, TOWER)}
+    tensors = {"model.visual.pos_embed.weight": random(16, TOWER)}
     for name, shape in shapes.items():
-        found[f"model.visual.{name}.weight"] = random(*shape)
-        found[f"model.visual.{name}.bias"] = random(shape[0])
-    return found
+        tensors[f"model.visual.{name}.weight"] = random(*shape)
+        tensors[f"model.visual.{name}.bias"] = random(shape[0])
+    return tensors
 
 
-def decoder(root: str, joined: bool, moe: bool, stacked: bool) -> Tensors:
-    found = {root + "embed_tokens.weight": random(VOCABULARY, HIDDEN, std=1.0)}
+def decoder(root: str, fused: bool, moe: bool, stacked: bool) -> Tensors:
+    tensors = {root + "embed_tokens.weight": random(VOCABULARY, HIDDEN, std=1.0)}
     for layer in range(LAYERS):
         prefix = f"{root}layers.{layer}."
         for name in ("input_layernorm", "post_attention_layernorm"):
-            found[f"{prefix}{name}.weight"] = random(HIDDEN)
-        found |= (
+            tensors[f"{prefix}{name}.weight"] = random(HIDDEN)
+        tensors |= (
             softmax(prefix + "self_attn.")
             if layer % 4 == 3
-            else linear_attention(prefix + "linear_attn.", joined)
+            else linear_attention(prefix + "linear_attn.", fused)
         )
-        found |= experts(prefix + "mlp.", stacked) if moe else mlp(prefix + "mlp.")
-    return found | {root + "norm.weight": random(HIDDEN)}
+        tensors |= experts(prefix + "mlp.", stacked) if moe else mlp(prefix + "mlp.")
+    return tensors | {root + "norm.weight": random(HIDDEN)}
 
 
 def qwen3_next() -> Layout:
     seed()
     config = hub_config("Qwen--Qwen3-Next-80B-A3B") | _SHAPE | _EXPERTS
     config |= {"intermediate_size": 96, "bos_token_id": 1}
-    tensors = decoder("model.", joined=True, moe=True, stacked=False)
+    tensors = decoder("model.", fused=True, moe=True, stacked=False)
     tensors |= {"lm_head.weight": random(VOCABULARY, HIDDEN)} | prediction_head(moe=True)
     return Layout(config, tensors, shards=5)
 
@@ -124,7 +124,7 @@ def qwen3_5(hub_name: str, moe: bool) -> Layout:
         "depth": 2, "hidden_size": TOWER, "intermediate_size": 48, "num_heads": 2,
         "num_position_embeddings": 16, "out_hidden_size": HIDDEN, "patch_size": 4,
     }  # fmt: skip
-    tensors = decoder("model.language_model.", joined=False, moe=moe, stacked=True)
+    tensors = decoder("model.language_model.", fused=False, moe=moe, stacked=True)
     if not config.get("tie_word_embeddings"):
         tensors["lm_head.weight"] = random(VOCABULARY, HIDDEN)
     tensors |= vision_tower() | prediction_head(moe)
