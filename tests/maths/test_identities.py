@@ -111,7 +111,7 @@ def test_identity_states_inside_a_chunk_from_one_triangular_solve(
 ) -> None:
     x = tokens(seed, before + length, d_k, d_v)
     _, states = gated_delta_rule(*x)
-    start, chunk = states[before - 1], Tokens(*(part[before:] for part in x))
+    start, chunk = states[before - 1], Tokens(*(field[before:] for field in x))
     g = chunk.log_decay.cumsum(0)
     decay = (g[:, None] - g[None, :]).exp()
     eye, beta = torch.eye(length, dtype=torch.float64), chunk.beta[:, None]
@@ -230,7 +230,7 @@ def test_identity_gu_eisenstat_update(seed: int, k: int, others: int) -> None:
     c1, c2 = b[-1, 1:], c[0, 1:]
     u = torch.linalg.solve(a[:-1, :-1], a[:-1, -1])
     coefficients = torch.linalg.solve(a, b)
-    u1, rest = coefficients[:-1, 0], coefficients[:-1, 1:]
+    u1, other_coefficients = coefficients[:-1, 0], coefficients[:-1, 1:]
     new_g = g * rho
     new_c1, new_c2 = (mu * c1 + nu * c2) / rho, (nu * c1 - mu * c2) / rho
     updated = torch.cat(
@@ -238,7 +238,8 @@ def test_identity_gu_eisenstat_update(seed: int, k: int, others: int) -> None:
             torch.cat(
                 [
                     ((nu**2 * u - mu * u1) / rho**2)[:, None],
-                    rest + (nu * torch.outer(u, new_c2) - torch.outer(u1, new_c1)) / new_g,
+                    other_coefficients
+                    + (nu * torch.outer(u, new_c2) - torch.outer(u1, new_c1)) / new_g,
                 ],
                 1,
             ),

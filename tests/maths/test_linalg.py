@@ -54,7 +54,7 @@ def textbook_strong_rrqr(matrix: Matrix, keep: int, tolerance: float) -> tuple[l
     return kept, swaps
 
 
-def lowest_twins(matrix: Matrix, columns: list[int]) -> list[int]:
+def lowest_equal_columns(matrix: Matrix, columns: list[int]) -> list[int]:
     """Name every column by the lowest index of an equal one: LAPACK breaks ties by position."""
     first = [
         next(i for i in range(j + 1) if np.array_equal(matrix[:, i], matrix[:, j])) for j in columns
@@ -86,7 +86,7 @@ def test_same_columns_as_scipy_and_textbook_swaps(family: str) -> None:
         expected, expected_swaps = textbook_strong_rrqr(matrix, keep, tolerance)
         result = select(matrix, keep, tolerance)
         assert result.kept.dtype == torch.int64
-        assert result.kept.tolist() == lowest_twins(matrix, expected)
+        assert result.kept.tolist() == lowest_equal_columns(matrix, expected)
         assert (result.rank, result.swaps, result.converged) == (keep, expected_swaps, True)
         swaps += result.swaps
     assert swaps >= FEWEST_SWAPS.get(family, 0), "too few swaps to test swapping"
@@ -155,9 +155,9 @@ def test_each_swap_of_a_search_multiplies_the_volume_by_its_stated_gain(
     best_swap = linalg._best_swap
 
     def recorded(table: torch.Tensor, mask: torch.Tensor, floor: float) -> tuple[float, int, int]:
-        found = best_swap(table, mask, floor)
-        steps.append((found[0], mask.nonzero()[:, 0].tolist()))
-        return found
+        swap = best_swap(table, mask, floor)
+        steps.append((swap[0], mask.nonzero()[:, 0].tolist()))
+        return swap
 
     monkeypatch.setattr(linalg, "_best_swap", recorded)
     result = select(matrix, 45)
@@ -214,13 +214,13 @@ def test_dependent_columns_are_filled_up_by_norm_and_the_rank_is_reported() -> N
         if trial % 3 == 0:
             matrix[:, rng.choice(n, n // 4, replace=False)] = 0.0
         _, r, order = scipy.linalg.qr(matrix, mode="economic", pivoting=True)
-        found = int((np.abs(np.diag(r)) > 1e-9 * abs(r[0, 0])).sum())
-        keep = int(rng.integers(found + 1, n + 1))
-        basis = order[:found].tolist()
-        rest = sorted(set(range(n)) - set(basis), key=lambda j: -np.square(matrix[:, j]).sum())
+        numerical_rank = int((np.abs(np.diag(r)) > 1e-9 * abs(r[0, 0])).sum())
+        keep = int(rng.integers(numerical_rank + 1, n + 1))
+        basis = order[:numerical_rank].tolist()
+        by_norm = sorted(set(range(n)) - set(basis), key=lambda j: -np.square(matrix[:, j]).sum())
         result = select(matrix, keep)
-        assert result.rank == found < keep
-        assert result.kept.tolist() == sorted(basis + rest[: keep - found])
+        assert result.rank == numerical_rank < keep
+        assert result.kept.tolist() == sorted(basis + by_norm[: keep - numerical_rank])
         assert (result.swaps, result.converged, result.last_gain) == (0, True, 0.0)
 
 
@@ -309,8 +309,8 @@ def test_grams_of_row_blocks_add() -> None:
     rng = np.random.default_rng(12)
     for _ in range(20):
         matrix = rng.standard_normal((90, 30)) * np.logspace(0, -2, 30)
-        parts = [block.T @ block for block in np.split(matrix[rng.permutation(90)], [10, 55])]
-        merged = strong_rrqr(torch.from_numpy(parts[0] + parts[1] + parts[2]), 12, 1.01)
+        grams = [block.T @ block for block in np.split(matrix[rng.permutation(90)], [10, 55])]
+        merged = strong_rrqr(torch.from_numpy(grams[0] + grams[1] + grams[2]), 12, 1.01)
         assert merged.kept.tolist() == select(matrix, 12, 1.01).kept.tolist()
 
 

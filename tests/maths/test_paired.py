@@ -78,12 +78,12 @@ def test_pairing_is_what_makes_the_interval_short() -> None:
 
 
 def null_p_values(mid: bool) -> Tensor:
-    found = []
+    p_values = []
     for seed in range(EXPERIMENTS):
         generator = torch.Generator().manual_seed(seed)
         both = torch.rand(2, 4000, generator=generator) < torch.rand(4000, generator=generator)
-        found.append(mcnemar(both[0].double(), both[1].double(), mid=mid))
-    return torch.tensor(found, dtype=torch.float64)
+        p_values.append(mcnemar(both[0].double(), both[1].double(), mid=mid))
+    return torch.tensor(p_values, dtype=torch.float64)
 
 
 def test_mcnemar_is_uniform_under_the_null() -> None:
@@ -134,12 +134,12 @@ def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
     assert won.sentence.startswith("gain of 60.00 ± ")
     same = metric_loss(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new", "squad", "contains")
     assert same.sentence == "no loss within 2.95 points"  # 1 - 0.05 ** (1 / 100)
-    floor = metric_loss(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
-    few = "20 samples of squad are too few to tell the original from chance"
-    assert floor.sentence == f"not informative: {few}"
-    floor = metric_loss(scores([0.0] * 200, [0.0] * 200), "new", "squad", "contains")
-    known = "the original is less than 5 points above chance on 200 samples of squad"
-    assert floor.sentence == f"not informative: {known}"
+    at_chance = metric_loss(scores([0.0] * 20, [0.0] * 20), "new", "squad", "contains")
+    too_few = "20 samples of squad are too few to tell the original from chance"
+    assert at_chance.sentence == f"not informative: {too_few}"
+    at_chance = metric_loss(scores([0.0] * 200, [0.0] * 200), "new", "squad", "contains")
+    reason = "the original is less than 5 points above chance on 200 samples of squad"
+    assert at_chance.sentence == f"not informative: {reason}"
     unchanged = recall_change(scores([1.0, 0.0] * 50, [1.0, 0.0] * 50), "new")
     assert unchanged is not None and unchanged.high == pytest.approx(2.95, abs=0.01)
     change = recall_change(lost, "new")
@@ -152,19 +152,19 @@ def test_verdicts_say_loss_gain_or_how_much_cannot_be_excluded() -> None:
 
 
 def test_gates() -> None:
-    found = scores([1.0] * 50 + [0.0] * 50, [1.0] * 48 + [0.0] * 52)
-    assert find_violation("recall drop > 3%", found) == (
+    measured = scores([1.0] * 50 + [0.0] * 50, [1.0] * 48 + [0.0] * 52)
+    assert find_violation("recall drop > 3%", measured) == (
         "new breaks the rule 'recall drop > 3%': recall goes from 0.5 to 0.48, a drop of 4.00%"
     )
-    assert find_violation("squad drop > 1.9 points", found) is not None
-    assert find_violation("squad drop > 2.1 points", found) is None
-    assert find_violation("recall drop > 4.5%", found) is None
-    assert find_violation("recall rise > 0%", found) is None
+    assert find_violation("squad drop > 1.9 points", measured) is not None
+    assert find_violation("squad drop > 2.1 points", measured) is None
+    assert find_violation("recall drop > 4.5%", measured) is None
+    assert find_violation("recall rise > 0%", measured) is None
     worse = scores([-2.0] * 30, [-2.1] * 30, "perplexity")
     assert find_violation("perplexity rise > 10%", worse) is not None
     assert find_violation("lambada_openai rise > 11%", worse) is None
     with pytest.raises(ValueError, match="no such task was run"):
-        find_violation("perplexity rise > 1%", found)
+        find_violation("perplexity rise > 1%", measured)
     for nonsense in ("recall", "recall drop < 2%", "speed drop > 2%", "recall drop > -2%"):
         with pytest.raises(ValueError, match="is not a rule"):
             check_rule(nonsense)

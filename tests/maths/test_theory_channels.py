@@ -148,9 +148,12 @@ def test_statement_09_fails_with_centring() -> None:
 def test_statement_09_fails_with_renormalised_keys() -> None:
     """Keys along the dropped direction lean a little on the first, and fall on it entirely."""
     lean = 0.1
-    rest = math.sqrt(1 - lean**2)
+    remainder = math.sqrt(1 - lean**2)
     keys = tensor(
-        [[1, 0, 0]] * 10 + [[0, 1, 0]] * 10 + [[lean, 0, rest]] * 4 + [[-lean, 0, rest]] * 4
+        [[1, 0, 0]] * 10
+        + [[0, 1, 0]] * 10
+        + [[lean, 0, remainder]] * 4
+        + [[-lean, 0, remainder]] * 4
     )
     projected = keys @ top_directions(keys, 2).T
     assert rank_utilization(projected) > rank_utilization(keys)

@@ -232,8 +232,8 @@ def test_statement_05_condition_number_bounds_the_error_when_d_v_is_at_least_d_k
 def test_statement_05_fails_both_ways_when_the_state_has_a_null_space() -> None:
     state = tensor([[1, 0]])
     assert condition_number(state) == 1
-    unheard = retrieval_error_bounds(state, tensor([1, 0]), tensor([0, 1]))
-    assert unheard.ratio == 0.0  # below 1 / condition
+    in_null_space = retrieval_error_bounds(state, tensor([1, 0]), tensor([0, 1]))
+    assert in_null_space.ratio == 0.0  # below 1 / condition
     faint = retrieval_error_bounds(state, tensor([0.01, 1]), tensor([1, 0]))
     assert faint.ratio > 100  # above the condition
 
