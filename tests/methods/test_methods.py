@@ -82,16 +82,16 @@ def test_several_projections_per_head_are_judged_together(axis: Axis, name: str)
 def test_the_old_name_of_a_statistic_works_and_says_the_new_one(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    given = evidence()
-    assert torch.equal(given.heard("query_gram"), given.statistic("query_gram"))
+    layer_evidence = evidence()
+    assert torch.equal(layer_evidence.heard("query_gram"), layer_evidence.statistic("query_gram"))
     assert "evidence.heard is deprecated and will be removed in 0.4" in caplog.text
     assert "use evidence.statistic" in caplog.text
 
 
-def output_error(given: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> float:
+def output_error(layer_evidence: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> float:
     """What least squares on the kept channels leaves of the head's output, from its definition."""
-    gram = given.statistic("readout_gram")[head].numpy()
-    weight = given.output_weight[head, :, 0].numpy()  # [channels, hidden]
+    gram = layer_evidence.statistic("readout_gram")[head].numpy()
+    weight = layer_evidence.output_weight[head, :, 0].numpy()  # [channels, hidden]
     values, vectors = np.linalg.eigh(gram)
     features = (vectors * np.sqrt(values.clip(0))) @ vectors.T  # any matrix with this Gram
     target, chosen = features @ weight, features[:, list(kept)]
@@ -100,14 +100,16 @@ def output_error(given: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> f
 
 
 def test_greedy_adds_the_channel_that_lowers_the_output_error_most() -> None:
-    given = evidence(axis="value")
-    assert isinstance(given, st.ValueEvidence)
-    kept = find_method("readout_greedy").select(given, KEEP)
+    layer_evidence = evidence(axis="value")
+    assert isinstance(layer_evidence, st.ValueEvidence)
+    kept = find_method("readout_greedy").select(layer_evidence, KEEP)
     for head in range(HEADS):
         chosen: tuple[int, ...] = ()
         for _ in range(KEEP):
-            left = [c for c in range(CHANNELS) if c not in chosen]
-            chosen += (min(left, key=lambda c: output_error(given, head, (*chosen, c))),)
+            candidates = [c for c in range(CHANNELS) if c not in chosen]
+            chosen += (
+                min(candidates, key=lambda c: output_error(layer_evidence, head, (*chosen, c))),
+            )
         assert kept[head].tolist() == sorted(chosen)
 
 
@@ -119,25 +121,27 @@ def test_greedy_on_channels_that_say_the_same_keeps_one_of_them() -> None:
     rows = torch.cat([rows, torch.zeros(100, 2, dtype=torch.float64)], dim=1)
     weight = torch.randn(1, 6, 1, 5, dtype=torch.float64, generator=generator)
     sums = LayerStatistics(100, readout_gram=(rows.mT @ rows).unsqueeze(0))
-    given = st.ValueEvidence(weight, weight, torch.Generator(), sums)
+    layer_evidence = st.ValueEvidence(weight, weight, torch.Generator(), sums)
     select = find_method("readout_greedy").select
-    assert select(given, 3).tolist() == [[0, 2, 3]]
-    assert select(given, 6).tolist() == [[0, 1, 2, 3, 4, 5]]
-    nothing = replace(given, statistics=LayerStatistics(1, readout_gram=0 * sums.readout_gram))  # type: ignore[operator]
-    assert select(nothing, 2).tolist() == [[0, 1]]
+    assert select(layer_evidence, 3).tolist() == [[0, 2, 3]]
+    assert select(layer_evidence, 6).tolist() == [[0, 1, 2, 3, 4, 5]]
+    zero_evidence = replace(
+        layer_evidence, statistics=LayerStatistics(1, readout_gram=0 * sums.readout_gram)
+    )  # type: ignore[operator]
+    assert select(zero_evidence, 2).tolist() == [[0, 1]]
 
 
 def test_energy_of_a_value_channel_counts_how_it_is_read() -> None:
-    given = evidence(axis="value")
-    assert isinstance(given, st.ValueEvidence)
-    kept = find_method("readout_energy").select(given, KEEP)
+    layer_evidence = evidence(axis="value")
+    assert isinstance(layer_evidence, st.ValueEvidence)
+    kept = find_method("readout_energy").select(layer_evidence, KEEP)
     for head in range(HEADS):
-        alone = [
-            float(given.statistic("readout_gram")[head, c, c])
-            * sum(float(w) ** 2 for w in given.output_weight[head, c, 0])
+        energies = [
+            float(layer_evidence.statistic("readout_gram")[head, c, c])
+            * sum(float(w) ** 2 for w in layer_evidence.output_weight[head, c, 0])
             for c in range(CHANNELS)
         ]
-        best = sorted(range(CHANNELS), key=lambda c: alone[c], reverse=True)[:KEEP]
+        best = sorted(range(CHANNELS), key=lambda c: energies[c], reverse=True)[:KEEP]
         assert kept[head].tolist() == sorted(best)
 
 
@@ -152,27 +156,29 @@ def test_a_method_of_the_other_axis_is_refused(checkpoint: Callable[[str], Path]
 @pytest.mark.parametrize("name", SCORED)
 def test_every_method_can_judge_by_queries_or_keys_alone(name: str) -> None:
     """Blind to the other side: random changes there do not matter, changes on its own side do."""
-    select, given = find_method(name).select, evidence()
+    select, layer_evidence = find_method(name).select, evidence()
     for side, other in (("query", "key"), ("key", "query")):
-        alone = select(given, KEEP, score=side[0])
-        assert torch.equal(alone, select(shuffled(given, other), KEEP, score=side[0]))
-        assert not torch.equal(alone, select(shuffled(given, side), KEEP, score=side[0]))
-    assert not torch.equal(select(given, KEEP), select(shuffled(given, "key"), KEEP))
+        alone = select(layer_evidence, KEEP, score=side[0])
+        assert torch.equal(alone, select(shuffled(layer_evidence, other), KEEP, score=side[0]))
+        assert not torch.equal(alone, select(shuffled(layer_evidence, side), KEEP, score=side[0]))
+    assert not torch.equal(
+        select(layer_evidence, KEEP), select(shuffled(layer_evidence, "key"), KEEP)
+    )
 
 
-def shuffled(given: st.Evidence, side: str) -> st.Evidence:
+def shuffled(layer_evidence: st.Evidence, side: str) -> st.Evidence:
     """The same evidence with one side's channels reversed."""
-    sums = given.statistics
+    sums = layer_evidence.statistics
     assert sums is not None
     grams = {name: getattr(sums, name).flip(1, 2) for name in (f"{side}_gram", f"{side}_unit_gram")}
     gradient = {f"{side}_gradient": getattr(sums, f"{side}_gradient").flip(1)}
-    weight = {f"{side}_weight": getattr(given, f"{side}_weight").flip(1)}
-    return replace(given, statistics=replace(sums, **grams, **gradient), **weight)
+    weight = {f"{side}_weight": getattr(layer_evidence, f"{side}_weight").flip(1)}
+    return replace(layer_evidence, statistics=replace(sums, **grams, **gradient), **weight)
 
 
-def by_hand(given: st.Evidence, name: str, head: int, channel: int) -> float:
+def by_hand(layer_evidence: st.Evidence, name: str, head: int, channel: int) -> float:
     """Each formula of the paper's table, in loops."""
-    s = given.statistics
+    s = layer_evidence.statistics
     assert s is not None
     total = 0.0
     if name in ("energy", "product"):
@@ -180,8 +186,8 @@ def by_hand(given: st.Evidence, name: str, head: int, channel: int) -> float:
         k = float(s.key_unit_gram[head, channel, channel])  # type: ignore[index]
         return q + k if name == "energy" else q * k
     for weight, gradient in (
-        (given.query_weight, s.query_gradient),
-        (given.key_weight, s.key_gradient),
+        (layer_evidence.query_weight, s.query_gradient),
+        (layer_evidence.key_weight, s.key_gradient),
     ):
         for feature in range(HIDDEN):
             w = float(weight[head, channel, 0, feature])
@@ -194,10 +200,12 @@ def by_hand(given: st.Evidence, name: str, head: int, channel: int) -> float:
 
 @pytest.mark.parametrize("name", ["s_wanda", "grad", "energy", "product"])
 def test_scores_are_the_formulas(name: str) -> None:
-    given = evidence()
-    kept = find_method(name).select(given, KEEP)
+    layer_evidence = evidence()
+    kept = find_method(name).select(layer_evidence, KEEP)
     for head in range(HEADS):
-        scores = {channel: by_hand(given, name, head, channel) for channel in range(CHANNELS)}
+        scores = {
+            channel: by_hand(layer_evidence, name, head, channel) for channel in range(CHANNELS)
+        }
         best = sorted(scores, key=lambda channel: scores[channel], reverse=True)[:KEEP]
         assert kept[head].tolist() == sorted(best)
 
@@ -205,19 +213,22 @@ def test_scores_are_the_formulas(name: str) -> None:
 def test_drrqr_is_rrqr_of_the_stacked_rows_and_reports_its_work() -> None:
     from scipy.linalg import qr
 
-    given = evidence()
-    kept = find_method("drrqr").select(given, KEEP)
-    assert given.statistics is not None
-    grams = given.statistics.query_gram + given.statistics.key_gram  # type: ignore[operator]
+    layer_evidence = evidence()
+    kept = find_method("drrqr").select(layer_evidence, KEEP)
+    assert layer_evidence.statistics is not None
+    grams = layer_evidence.statistics.query_gram + layer_evidence.statistics.key_gram  # type: ignore[operator]
     for head in range(HEADS):
         factor = torch.linalg.cholesky(grams[head]).mT.numpy()
         pivots = qr(factor, pivoting=True, mode="r")[1][:KEEP]
-        if given.notes["swaps"][head] == 0:
+        if layer_evidence.notes["swaps"][head] == 0:
             assert kept[head].tolist() == sorted(pivots.tolist())
-    assert given.notes["converged"] == [True] * HEADS and given.notes["rank"] == [KEEP] * HEADS
-    assert 0 in given.notes["swaps"]
+    assert (
+        layer_evidence.notes["converged"] == [True] * HEADS
+        and layer_evidence.notes["rank"] == [KEEP] * HEADS
+    )
+    assert 0 in layer_evidence.notes["swaps"]
     with pytest.raises(ValueError, match="tolerance"):
-        find_method("drrqr").select(given, KEEP, tolerance=1.0)
+        find_method("drrqr").select(layer_evidence, KEEP, tolerance=1.0)
 
 
 def test_what_a_method_did_not_declare_it_may_not_use() -> None:
@@ -228,9 +239,9 @@ def test_what_a_method_did_not_declare_it_may_not_use() -> None:
 
 @pytest.mark.parametrize("score", ["qk", "q", "k"])
 def test_l1_is_the_sum_of_magnitudes(score: str) -> None:
-    given = evidence()
-    parts = {"q": given.query_weight, "k": given.key_weight}
-    kept = find_method("l1").select(given, KEEP, score=score)
+    layer_evidence = evidence()
+    parts = {"q": layer_evidence.query_weight, "k": layer_evidence.key_weight}
+    kept = find_method("l1").select(layer_evidence, KEEP, score=score)
     for head in range(HEADS):
         sums = {
             channel: sum(float(parts[p][head, channel].abs().sum()) for p in score)
@@ -241,10 +252,10 @@ def test_l1_is_the_sum_of_magnitudes(score: str) -> None:
 
 
 def test_rand_draws_each_channel_equally_often_and_heads_differ() -> None:
-    given = evidence()
+    layer_evidence = evidence()
     counts = torch.zeros(CHANNELS)
     for _ in range(600):
-        kept = find_method("rand").select(given, KEEP)
+        kept = find_method("rand").select(layer_evidence, KEEP)
         counts += torch.bincount(kept.flatten(), minlength=CHANNELS)
     expected = 600 * HEADS * KEEP / CHANNELS
     assert (counts - expected).abs().max() < 5 * expected**0.5
