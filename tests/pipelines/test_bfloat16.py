@@ -16,7 +16,7 @@ from statetrim.storage.json_file import read_json, write_json
 pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 
 
-def halved(source: Path, target: Path) -> Path:
+def to_bfloat16(source: Path, target: Path) -> Path:
     """The same checkpoint in bfloat16."""
     target.mkdir()
     for path in source.iterdir():
@@ -34,7 +34,7 @@ def halved(source: Path, target: Path) -> Path:
 def test_the_whole_chain_runs_in_bfloat16(
     model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    model = halved(checkpoint(model_type), tmp_path / "model")
+    model = to_bfloat16(checkpoint(model_type), tmp_path / "model")
     tiny.write_text(tmp_path / "text.jsonl", 2**14)
     small = st.trim(
         model,
@@ -57,10 +57,12 @@ def test_the_whole_chain_runs_in_bfloat16(
 def test_logits_at_chosen_places_are_the_models_own(
     model_type: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    live = load_live(halved(checkpoint(model_type), tmp_path / "model"))
-    ids, places = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
+    live = load_live(to_bfloat16(checkpoint(model_type), tmp_path / "model"))
+    ids, positions = torch.arange(24).unsqueeze(0), torch.tensor([3, 11, 23])
     with torch.inference_mode():
-        whole = live.logits(ids)[:, places].float()
-        ours = LogitReader(live).forward(ids)(places)
+        all_logits = live.logits(ids)[:, positions].float()
+        chosen_logits = LogitReader(live).forward(ids)(positions)
     # One bfloat16 step of the largest logit: products of other shapes are summed in another order.
-    torch.testing.assert_close(ours, whole, rtol=0, atol=2**-7 * float(whole.abs().max()))
+    torch.testing.assert_close(
+        chosen_logits, all_logits, rtol=0, atol=2**-7 * float(all_logits.abs().max())
+    )

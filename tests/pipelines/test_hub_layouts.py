@@ -52,7 +52,7 @@ def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def raw(model: st.Checkpoint, name: str) -> bytes:
+def tensor_bytes(model: st.Checkpoint, name: str) -> bytes:
     shard, tensor = model.tensors[name]
     with shard.path.open("rb") as file:
         file.seek(tensor.start)
@@ -64,7 +64,7 @@ def check_untouched(before: st.Checkpoint, after: st.Checkpoint) -> set[str]:
     assert list(before.tensors) == list(after.tensors)
     untouched = set(before.tensors) - set(before.channel_rows)
     for name in untouched:
-        assert raw(before, name) == raw(after, name), name
+        assert tensor_bytes(before, name) == tensor_bytes(after, name), name
     return untouched
 
 
@@ -118,8 +118,8 @@ def test_infinity_survives_the_cut(name: str, tmp_path: Path) -> None:
 def test_a_quantised_sibling_is_refused_by_its_config(hub: str, tmp_path: Path) -> None:
     model = build("Qwen3.5-35B-A3B", tmp_path / "model")
     config = json.loads((model / "config.json").read_text())
-    theirs = json.loads((CONFIGS / f"{hub}_config.json").read_text())
-    config["quantization_config"] = theirs["quantization_config"]
+    quantised_config = json.loads((CONFIGS / f"{hub}_config.json").read_text())
+    config["quantization_config"] = quantised_config["quantization_config"]
     (model / "config.json").write_text(json.dumps(config))
     with pytest.raises(st.StatetrimError, match="the checkpoint is quantised"):
         st.select(model, "l1", KEEP)

@@ -23,13 +23,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
 
 
-def written(path: Path) -> dict[str, Any]:
+def comparable_files(path: Path) -> dict[str, Any]:
     """Every file that does not tell times or places, by its bytes."""
-    places = ("report", "README.md", "trim.json", "prune.json", "refit.json")
+    excluded = ("report", "README.md", "trim.json", "prune.json", "refit.json")
     return {
         name: content
         for name, (_, _, content, _) in fingerprint(path).items()
-        if not any(place in name for place in places)
+        if not any(excluded_name in name for excluded_name in excluded)
     }
 
 
@@ -52,12 +52,16 @@ def test_the_recipe_of_a_result_makes_the_same_bytes_again(
     code, err, printed = run(["recipe", "first"])
     assert not code and not err
     Path("recipe.yaml").write_text(printed)
-    said = yaml.safe_load(printed)
-    assert list(said) == [name for name in KEYS if name not in ("output", "sweep")]
-    assert (said["text"], said["seed"], said["control"]) == (str(text), 3, False)
+    recipe_options = yaml.safe_load(printed)
+    assert list(recipe_options) == [name for name in KEYS if name not in ("output", "sweep")]
+    assert (recipe_options["text"], recipe_options["seed"], recipe_options["control"]) == (
+        str(text),
+        3,
+        False,
+    )
     code, err, _ = run(["trim", "--recipe", "recipe.yaml", "-o", "again"])
     assert not code, err
-    assert written(tmp_path / "again") == written(first.path)
+    assert comparable_files(tmp_path / "again") == comparable_files(first.path)
     assert st.open("again").fingerprint == first.fingerprint
     code, err, _ = run(["trim", "--recipe", "recipe.yaml", "-o", "again", "--seed", "4"])
     assert code == 2 and "exists already" in err, "another seed is another job"
@@ -69,8 +73,8 @@ def test_a_result_keeps_whole_paths(
     """What was said relative to one place is read in another."""
     monkeypatch.chdir(text.parent)
     model = st.open(checkpoint("qwen3_5_text"))
-    found = recipe_record(model, st.TrimOptions(keep=6, text=text.name))
-    assert found["recipe"]["text"] == str(text) and Path(found["model"]).is_absolute()
+    stored = recipe_record(model, st.TrimOptions(keep=6, text=text.name))
+    assert stored["recipe"]["text"] == str(text) and Path(stored["model"]).is_absolute()
     assert (
         recipe_record(model, st.TrimOptions(keep=6, text="a/hub-name"))["recipe"]["text"]
         == "a/hub-name"
@@ -138,9 +142,9 @@ def test_a_value_of_the_wrong_kind_names_its_option(tmp_path: Path) -> None:
 
 
 def test_a_sweep_has_a_recipe_too(tmp_path: Path) -> None:
-    made = {"model": "/m", "shapes": ["64", "32x32"], "recipe": {"text": "t", "for_": None}}
-    (tmp_path / "sweep.json").write_text(json.dumps({"lineage": made}))
-    found = recipe_of_result(tmp_path)
-    assert (found["model"], found["sweep"], found["text"]) == ("/m", ["64", "32x32"], "t")
-    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(found))
+    lineage = {"model": "/m", "shapes": ["64", "32x32"], "recipe": {"text": "t", "for_": None}}
+    (tmp_path / "sweep.json").write_text(json.dumps({"lineage": lineage}))
+    stored = recipe_of_result(tmp_path)
+    assert (stored["model"], stored["sweep"], stored["text"]) == ("/m", ["64", "32x32"], "t")
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(stored))
     assert read_recipe(tmp_path / "recipe.yaml")["sweep"] == ["64", "32x32"]

@@ -23,28 +23,28 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_every_layer_width_and_axis(checkpoint: Callable[[str], Path], text: Path) -> None:
     model = st.open(checkpoint("delta_net"))
-    seen = list[Progress]()
-    found = st.sensitivity(model, text, progress=seen.append, **OPTIONS)
+    reports = list[Progress]()
+    sensitivity = st.sensitivity(model, text, progress=reports.append, **OPTIONS)
     geometry = model.geometry
     keys, values = geometry.head_k_dim, geometry.head_v_dim
-    assert found.layers == list(geometry.layers)
-    assert found.variants == [
+    assert sensitivity.layers == list(geometry.layers)
+    assert sensitivity.variants == [
         ("key", keys // 2),
         ("key", keys // 4),
         ("value", values // 2),
         ("value", values // 4),
     ]
-    cuts = len(found.layers) * len(found.variants)
-    assert [(p.done, p.total) for p in seen] == [(n, cuts + 2) for n in range(1, cuts + 3)]
-    assert found.lineage["data"]["skip"] == OPTIONS["calibration_tokens"]  # unseen text
+    cuts = len(sensitivity.layers) * len(sensitivity.variants)
+    assert [(p.done, p.total) for p in reports] == [(n, cuts + 2) for n in range(1, cuts + 3)]
+    assert sensitivity.lineage["data"]["skip"] == OPTIONS["calibration_tokens"]  # unseen text
 
 
 def test_values_that_cannot_be_cut_are_left_out_unless_asked_for(
     checkpoint: Callable[[str], Path], text: Path
 ) -> None:
     model = st.open(checkpoint("kda"))
-    found = st.sensitivity(model, text, widths=[0.5], **OPTIONS)
-    assert {axis for axis, _ in found.variants} == {"key"}
+    sensitivity = st.sensitivity(model, text, widths=[0.5], **OPTIONS)
+    assert {axis for axis, _ in sensitivity.variants} == {"key"}
     with pytest.raises(st.StatetrimError, match="cannot be cut"):
         st.sensitivity(model, text, widths=[0.5], axes=["value"], **OPTIONS)
 
@@ -58,13 +58,13 @@ def test_the_command_writes_shows_draws_and_is_reported(
     command += ["--tokens", "512", "--widths", "0.5", "-o", str(out), "--figures", str(figures)]
     run = CliRunner().invoke(app, command)
     assert run.exit_code == 0, run.output
-    found = st.Sensitivity.load(out)
-    assert found.sentence in run.stdout.replace("\n", " ")
+    sensitivity = st.Sensitivity.load(out)
+    assert sensitivity.sentence in run.stdout.replace("\n", " ")
     assert {path.name for path in figures.iterdir()} == {"sensitivity.png", "sensitivity.svg"}
     again = CliRunner().invoke(app, command)
     assert "not overwritten" in str(again.exception)
     page = st.report([out], tmp_path / "page").read_text()
-    assert found.sentence in page and "increase of NLL when one layer is cut" in page
+    assert sensitivity.sentence in page and "increase of NLL when one layer is cut" in page
     with_baseline = [*command, "--baseline", str(checkpoint("delta_net"))]
     with_baseline[with_baseline.index(str(out))] = str(tmp_path / "other.json")
     refused = CliRunner().invoke(app, with_baseline)
@@ -77,9 +77,11 @@ def test_json_says_the_same(checkpoint: Callable[[str], Path], text: Path, tmp_p
     run = CliRunner().invoke(
         app, [*command, "--tokens", "512", "--widths", "0.5", "-o", str(out), "--json"]
     )
-    told, found = json.loads(run.stdout), st.Sensitivity.load(out)
-    assert told["finding"] == found.sentence and len(told["cuts"]) == len(found.cuts)
-    for cut, numbers in zip(found.cuts, told["cuts"], strict=True):
+    printed, sensitivity = json.loads(run.stdout), st.Sensitivity.load(out)
+    assert printed["finding"] == sensitivity.sentence and len(printed["cuts"]) == len(
+        sensitivity.cuts
+    )
+    for cut, numbers in zip(sensitivity.cuts, printed["cuts"], strict=True):
         assert numbers["nll_increase"][0] == pytest.approx(
-            sum(cut.samples.nll) / 2 - sum(found.original.nll) / 2, abs=1e-12
+            sum(cut.samples.nll) / 2 - sum(sensitivity.original.nll) / 2, abs=1e-12
         )

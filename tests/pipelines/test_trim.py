@@ -38,16 +38,16 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-class Heard(Observer):
+class RecordingObserver(Observer):
     def __init__(self) -> None:
-        self.begun: list[str] = []
-        self.found: list[str] = []
+        self.started: list[str] = []
+        self.cached: list[str] = []
 
-    def begins(self, stage: str) -> None:
-        self.begun.append(stage)
+    def on_start(self, stage: str) -> None:
+        self.started.append(stage)
 
-    def kept(self, stage: str) -> None:
-        self.found.append(stage)
+    def on_cached(self, stage: str) -> None:
+        self.cached.append(stage)
 
 
 @pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
@@ -76,8 +76,8 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
     with torch.no_grad():
         assert live(torch.arange(8).unsqueeze(0)).logits.isfinite().all()
     assert small.geometry.head_k_dim == st.open(path).geometry.head_k_dim // 2
-    found = {file.name for file in (small.path / "statetrim").iterdir()}
-    assert {"plan.json", "prune.json", "trim.json", "scores.json"} <= found
+    file_names = {file.name for file in (small.path / "statetrim").iterdir()}
+    assert {"plan.json", "prune.json", "trim.json", "scores.json"} <= file_names
     assert "## Measured" in (small.path / "README.md").read_text()
     assert fingerprint(path) == before and not (tmp_path / "out.partial").exists()
 
@@ -117,8 +117,8 @@ def test_five_kills_and_the_same_result(
     """Killed as each of five stages begins, or a random moment later."""
     model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
     command = ["trim", str(model), "--keep", "6", *FLAGS, "--text", str(text)]
-    whole = tmp_path / "whole" / "small"
-    ended = warm_forker.run([*command, "-o", str(whole)])
+    uninterrupted = tmp_path / "whole" / "small"
+    ended = warm_forker.run([*command, "-o", str(uninterrupted)])
     assert ended["code"] == 0, ended["err"]
     generator = random.Random(7)
     for stage in ("calibrate", "select by product", "prune", "check", "evaluate"):
@@ -138,7 +138,7 @@ def test_five_kills_and_the_same_result(
     assert ends["code"] == 0, ends["err"]
     assert "calibrate: already done" in ends["err"]
     assert "check: already done" in ends["err"]
-    assert result(out) == result(whole)
+    assert result(out) == result(uninterrupted)
     again = warm_forker.run([*command, "-o", str(out)])
     assert again["code"] == 0, again["err"]
     assert " ..." not in again["err"], "a finished job has nothing left to do"
@@ -158,11 +158,11 @@ def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     assert code is None, err
     small = st.open(out)
     assert (small.geometry.head_k_dim, small.geometry.head_v_dim) == (16, 16)
-    found = {file.name for file in (out / "statetrim").iterdir()}
-    assert {"refit.json", "recover.json", "timings.json", "report"} <= found
-    said = json.loads(printed)
-    assert said["scores"]["models"] == ["model", "recovered", "pruned", "rand"]
-    assert said["checks"]["sliced_against_masked"] < 1e-4
+    file_names = {file.name for file in (out / "statetrim").iterdir()}
+    assert {"refit.json", "recover.json", "timings.json", "report"} <= file_names
+    printed_json = json.loads(printed)
+    assert printed_json["scores"]["models"] == ["model", "recovered", "pruned", "rand"]
+    assert printed_json["checks"]["sliced_against_masked"] < 1e-4
     assert "timings" in (out / "statetrim" / "report" / "report.md").read_text().lower()
 
 
@@ -183,16 +183,19 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
     command += ["--text", str(text), "--dry-run", "--json"]
     code, err, out = run([*command, "--keep", "6"])
     assert code is None and not err
-    said = json.loads(out)
-    assert [step["name"] for step in said["steps"]][:3] == ["calibrate", "select", "prune"]
-    assert said["state_bytes"][1] * 2 == said["state_bytes"][0]
-    assert all(step["seconds"] >= 0 for step in said["steps"])
+    printed_json = json.loads(out)
+    assert [step["name"] for step in printed_json["steps"]][:3] == ["calibrate", "select", "prune"]
+    assert printed_json["state_bytes"][1] * 2 == printed_json["state_bytes"][0]
+    assert all(step["seconds"] >= 0 for step in printed_json["steps"])
     code, err, out = run([*command, "--sweep", "6,4x4"])
     assert code is None and not err
-    said = json.loads(out)
-    assert [step["name"] for step in said["steps"]] == ["calibrate", "6", "4x4", "report"]
-    assert "refit" in said["steps"][2]["does"] and "refit" not in said["steps"][1]["does"]
-    widths = [said["shapes"][shape]["state_bytes"] for shape in ("6", "4x4")]
+    printed_json = json.loads(out)
+    assert [step["name"] for step in printed_json["steps"]] == ["calibrate", "6", "4x4", "report"]
+    assert (
+        "refit" in printed_json["steps"][2]["does"]
+        and "refit" not in printed_json["steps"][1]["does"]
+    )
+    widths = [printed_json["shapes"][shape]["state_bytes"] for shape in ("6", "4x4")]
     assert widths[0][0] == widths[1][0] and widths[0][1] == 3 * widths[1][1]
     assert not list(tmp_path.iterdir())
 
@@ -238,11 +241,15 @@ def test_memory_becomes_channels() -> None:
 
 def scores(cut: dict[str, float], control: dict[str, float]) -> st.Scores:
     """mqar accuracy and text KL of an original, a cut and a random cut."""
-    made = []
-    for model, found in (("original", {"mqar": 1.0, "text": 0.0}), ("cut", cut), ("rand", control)):
-        made.append(Score(model, "mqar", "accuracy", "share", True, [found["mqar"]] * 40))
-        made.append(Score(model, "text", "kl", "nats", False, [found["text"]] * 40))
-    return st.Scores(["original", "cut", "rand"], made)
+    entries = []
+    for model, values in (
+        ("original", {"mqar": 1.0, "text": 0.0}),
+        ("cut", cut),
+        ("rand", control),
+    ):
+        entries.append(Score(model, "mqar", "accuracy", "share", True, [values["mqar"]] * 40))
+        entries.append(Score(model, "text", "kl", "nats", False, [values["text"]] * 40))
+    return st.Scores(["original", "cut", "rand"], entries)
 
 
 def test_warnings_are_about_recall_and_the_random_cut() -> None:
@@ -255,32 +262,32 @@ def test_warnings_are_about_recall_and_the_random_cut() -> None:
 
 
 def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_path: Path) -> None:
-    heard, out, shapes = Heard(), tmp_path / "sweep", ["8", "4", "10x4"]
+    observer, out, shapes = RecordingObserver(), tmp_path / "sweep", ["8", "4", "10x4"]
     options = OPTIONS | {"text": text, "tasks": ("text",)}
-    found = st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=heard, **options)
-    assert heard.begun.count("calibrate") == 1
-    evaluated = [stage for stage in heard.begun if stage.startswith("evaluate")]
+    sweep = st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=observer, **options)
+    assert observer.started.count("calibrate") == 1
+    evaluated = [stage for stage in observer.started if stage.startswith("evaluate")]
     assert evaluated == [f"evaluate ({shape})" for shape in shapes]
-    assert [point.keep for point in found.points] == [12, 8, 10, 4]
-    whole, wide, both, narrow = found.points
-    refitted = [stage for stage in heard.begun if stage.startswith("refit")]
+    assert [point.keep for point in sweep.points] == [12, 8, 10, 4]
+    original, wide, both, narrow = sweep.points
+    refitted = [stage for stage in observer.started if stage.startswith("refit")]
     assert both.keep_values == 4 and refitted == ["refit (10x4)"]
-    assert wide.state_bytes * 3 == whole.state_bytes * 2
+    assert wide.state_bytes * 3 == original.state_bytes * 2
     for name in ("text perplexity", "text kl"):
         low, high = narrow.scores[name].low, narrow.scores[name].high
         assert low is not None and high is not None
         assert low <= narrow.scores[name].value <= high
-    assert whole.scores["text kl"].value == 0 < wide.scores["text kl"].value
+    assert original.scores["text kl"].value == 0 < wide.scores["text kl"].value
     files = {path.name for path in out.iterdir()}
     assert {"sweep.json", "sweep.svg", "report"} <= files
     assert len([name for name in files if "plan-" in name]) == 3
     assert not any(path.is_dir() and path.name.startswith("cut") for path in out.iterdir())
-    assert st.Sweep.load(out / "sweep.json") == found
+    assert st.Sweep.load(out / "sweep.json") == sweep
     plan = st.Plan.load(next(out.glob("plan-4x*.json")))
     st.prune(st.open(checkpoint("qwen3_next")), plan, tmp_path / "small")
-    quiet = Heard()
-    assert st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=quiet, **options) == found
-    assert not quiet.begun
+    quiet = RecordingObserver()
+    assert st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=quiet, **options) == sweep
+    assert not quiet.started
 
 
 def test_a_model_that_was_cut_before_is_cut_again_and_reported(
