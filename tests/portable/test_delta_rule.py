@@ -47,7 +47,7 @@ def arguments(
         return torch.rand(shape, generator=generator, dtype=torch.float64)
 
     heads = key_heads * group
-    made = {
+    inputs = {
         "q": rules.l2_normalized(normal(batch, time, key_heads, head_k_dim)),
         "k": rules.l2_normalized(normal(batch, time, key_heads, head_k_dim)),
         "v": normal(batch, time, heads, head_v_dim),
@@ -55,22 +55,22 @@ def arguments(
     if kind in ("gated_delta_rule", "kda"):
         shape = (batch, time, heads) + ((head_k_dim,) if kind == "kda" else ())
         strength = {"near one": 1e-5, "moderate": 1.0, "near zero": 60.0, "overwhelming": 1e5}
-        made["g"] = -uniform(*shape) * strength.get(decay, 1.0)
+        inputs["g"] = -uniform(*shape) * strength.get(decay, 1.0)
         if decay == "mixed":
-            made["g"] *= torch.where(uniform(*shape) < 0.3, 200.0, 1e-4)
+            inputs["g"] *= torch.where(uniform(*shape) < 0.3, 200.0, 1e-4)
     if kind != "linear_attention":
-        made["beta"] = 2 * uniform(batch, time, heads)
+        inputs["beta"] = 2 * uniform(batch, time, heads)
     if state:
-        made["initial_state"] = normal(batch, heads, head_k_dim, head_v_dim)
-    return {name: x.to(dtype) for name, x in made.items()}
+        inputs["initial_state"] = normal(batch, heads, head_k_dim, head_v_dim)
+    return {name: x.to(dtype) for name, x in inputs.items()}
 
 
-def stepped(kind: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+def run_stepwise(kind: str, inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
     function: Callable[..., tuple[Tensor, Tensor]] = getattr(rules, f"recurrent_{kind}")
     return function(**inputs)
 
 
-def chunked(kind: str, inputs: dict[str, Tensor], **options: object) -> tuple[Tensor, Tensor]:
+def run_chunked(kind: str, inputs: dict[str, Tensor], **options: object) -> tuple[Tensor, Tensor]:
     function: Callable[..., tuple[Tensor, Tensor]] = getattr(rules, f"chunk_{kind}")
     final = {} if kind == "linear_attention" else {"output_final_state": True}
     return function(**inputs, **final, **options)
@@ -91,11 +91,13 @@ def with_gradients(
     return {"output": output.detach(), "final state": state.detach(), **named}
 
 
-def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: float) -> None:
-    assert found.keys() == wanted.keys()
-    for name in wanted:
-        assert found[name].shape == wanted[name].shape
-        difference = (found[name] - wanted[name]).abs().max().item()
+def assert_all_close(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], tolerance: float
+) -> None:
+    assert actual.keys() == expected.keys()
+    for name in expected:
+        assert actual[name].shape == expected[name].shape
+        difference = (actual[name] - expected[name]).abs().max().item()
         assert difference <= tolerance, f"{name} differs by {difference:.2e}"
 
 
@@ -104,13 +106,17 @@ def assert_same(found: dict[str, Tensor], wanted: dict[str, Tensor], tolerance: 
 @pytest.mark.parametrize("time", [1, 63, 64, 65])
 def test_chunked_equals_stepped(kind: str, time: int, decay: str, state: bool) -> None:
     inputs = arguments(kind, time, decay, state=state)
-    assert_same(with_gradients(chunked, kind, inputs), with_gradients(stepped, kind, inputs), EXACT)
+    assert_all_close(
+        with_gradients(run_chunked, kind, inputs), with_gradients(run_stepwise, kind, inputs), EXACT
+    )
 
 
 @pytest.mark.parametrize("kind, decay", [c for c in CASES if c[1] in ("none", "near one", "mixed")])
 def test_chunked_equals_stepped_over_a_thousand_tokens(kind: str, decay: str) -> None:
     inputs = arguments(kind, 1000, decay, batch=1, key_heads=1, state=decay != "near one")
-    assert_same(with_gradients(chunked, kind, inputs), with_gradients(stepped, kind, inputs), EXACT)
+    assert_all_close(
+        with_gradients(run_chunked, kind, inputs), with_gradients(run_stepwise, kind, inputs), EXACT
+    )
 
 
 @settings(max_examples=40, deadline=None)
@@ -141,29 +147,31 @@ def test_chunked_equals_stepped_for_any_shape(
     inputs = arguments(
         kind, time, decay, batch, key_heads, group, head_k_dim, head_v_dim, state, seed=seed
     )
-    assert_same(with_gradients(chunked, kind, inputs), with_gradients(stepped, kind, inputs), EXACT)
+    assert_all_close(
+        with_gradients(run_chunked, kind, inputs), with_gradients(run_stepwise, kind, inputs), EXACT
+    )
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_states_at_chunk_ends_are_final_states_of_prefixes(kind: str) -> None:
     inputs = arguments(kind, 40)
-    _, states = chunked(kind, inputs, output_chunk_states=True, chunk_size=16)
+    _, states = run_chunked(kind, inputs, output_chunk_states=True, chunk_size=16)
     assert states.shape == (2, 3, 4, 8, 5)
     for i, end in enumerate((16, 32, 40)):
         prefix = {name: x if name == "initial_state" else x[:, :end] for name, x in inputs.items()}
-        assert (states[:, i] - stepped(kind, prefix)[1]).abs().max() <= EXACT
+        assert (states[:, i] - run_stepwise(kind, prefix)[1]).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize("kind", ["gated_delta_rule", "kda"])
 def test_forgetting_everything_leaves_only_the_last_write(kind: str) -> None:
     inputs = arguments(kind, 70)
     inputs["g"] = torch.full_like(inputs["g"], -torch.inf)
-    found = with_gradients(chunked, kind, inputs)
-    assert all(x.isfinite().all() for x in found.values())
+    results = with_gradients(run_chunked, kind, inputs)
+    assert all(x.isfinite().all() for x in results.values())
     k = inputs["k"].repeat_interleave(2, 2)[:, -1]
     write = inputs["beta"][:, -1, :, None] * inputs["v"][:, -1]
-    wanted = k.unsqueeze(-1) * write.unsqueeze(-2)
-    assert (found["final state"] - wanted).abs().max() <= EXACT
+    expected = k.unsqueeze(-1) * write.unsqueeze(-2)
+    assert (results["final state"] - expected).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize("decay", DECAYS)
@@ -172,8 +180,8 @@ def test_float32_keeps_its_precision_under_any_decay(kind: str, decay: str) -> N
     inputs = arguments(kind, 200, decay)
     inputs["beta"] = inputs["beta"] / 2
     inputs = {name: x.float() for name, x in inputs.items()}
-    exact, exact_state = stepped(kind, {name: x.double() for name, x in inputs.items()})
-    output, state = chunked(kind, inputs)
+    exact, exact_state = run_stepwise(kind, {name: x.double() for name, x in inputs.items()})
+    output, state = run_chunked(kind, inputs)
     assert output.dtype == state.dtype == torch.float32
     assert (output - exact).abs().max() < 1e-5
     assert (state - exact_state).abs().max() < 1e-5
@@ -182,19 +190,19 @@ def test_float32_keeps_its_precision_under_any_decay(kind: str, decay: str) -> N
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_decoding_equals_stepping(kind: str) -> None:
     inputs = arguments(kind, 9, "mixed")
-    wanted = stepped(kind, inputs)
-    kept = inputs["initial_state"].clone()
+    expected = run_stepwise(kind, inputs)
+    start_state = inputs["initial_state"].clone()
     decode = getattr(rules, f"fused_recurrent_{kind}")
     output, state = decode(**inputs, output_final_state=True)
-    assert (output - wanted[0]).abs().max() <= EXACT
-    assert (state - wanted[1]).abs().max() <= EXACT
-    assert torch.equal(inputs["initial_state"], kept)
-    deferred = DeferredState(kept)
+    assert (output - expected[0]).abs().max() <= EXACT
+    assert (state - expected[1]).abs().max() <= EXACT
+    assert torch.equal(inputs["initial_state"], start_state)
+    deferred = DeferredState(start_state)
     output, state = decode(**{**inputs, "initial_state": deferred})
     assert state is deferred
-    assert (output - wanted[0]).abs().max() <= EXACT
-    assert (deferred.flush() - wanted[1]).abs().max() <= EXACT
-    assert deferred.flush().data_ptr() == kept.data_ptr()
+    assert (output - expected[0]).abs().max() <= EXACT
+    assert (deferred.flush() - expected[1]).abs().max() <= EXACT
+    assert deferred.flush().data_ptr() == start_state.data_ptr()
 
 
 @settings(max_examples=30, deadline=None)
@@ -209,13 +217,13 @@ def test_deferred_writes_change_nothing(
 ) -> None:
     """Whenever the state is looked at, and however many writes wait."""
     inputs = arguments(kind, len(reads), decay)
-    wanted, final = stepped(kind, inputs)
+    expected, final = run_stepwise(kind, inputs)
     state = DeferredState(inputs.pop("initial_state"), capacity)
     decode = getattr(rules, f"fused_recurrent_{kind}")
     for t, read in enumerate(reads):
         token = {name: x[:, t : t + 1] for name, x in inputs.items()}
         output, _ = decode(**token, initial_state=state)
-        assert (output[:, 0] - wanted[:, t]).abs().max() <= EXACT
+        assert (output[:, 0] - expected[:, t]).abs().max() <= EXACT
         if read:
             state.flush()
     assert (state.flush() - final).abs().max() <= EXACT
@@ -230,14 +238,14 @@ def test_normalization_inside_equals_normalization_before(kind: str) -> None:
         rule = getattr(rules, function)
         inside = rule(**raw, output_final_state=True, use_qk_l2norm_in_kernel=True)
         outside = rule(**before, output_final_state=True)
-        for one, other in zip(inside, outside, strict=True):
-            assert (one - other).abs().max() <= EXACT
+        for inside_tensor, outside_tensor in zip(inside, outside, strict=True):
+            assert (inside_tensor - outside_tensor).abs().max() <= EXACT
 
 
 @pytest.mark.parametrize("kind", KINDS[1:])
 def test_half_precision_inputs_keep_a_float32_state(kind: str) -> None:
     inputs = arguments(kind, 20, dtype=torch.bfloat16)
-    output, state = chunked(kind, inputs)
+    output, state = run_chunked(kind, inputs)
     assert output.dtype == torch.bfloat16
     assert state.dtype == torch.float32
 
@@ -264,10 +272,10 @@ def naive_outputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla needs triton to be imported")
 @pytest.mark.parametrize("kind, decay", NAIVE_CASES)
 def test_fla_naive_operators_agree(kind: str, decay: str, naive_outputs: Path) -> None:
-    theirs = load_file(naive_outputs / f"{kind}.{decay}.outputs.safetensors")
-    output, state = chunked(kind, naive_inputs(kind, decay))
-    assert (output - theirs["recurrent_output"]).abs().max() < 1e-5
-    assert (state - theirs["recurrent_state"]).abs().max() < 1e-5
+    fla_outputs = load_file(naive_outputs / f"{kind}.{decay}.outputs.safetensors")
+    output, state = run_chunked(kind, naive_inputs(kind, decay))
+    assert (output - fla_outputs["recurrent_output"]).abs().max() < 1e-5
+    assert (state - fla_outputs["recurrent_state"]).abs().max() < 1e-5
     if kind != "delta_rule":
-        assert (output - theirs["chunk_output"]).abs().max() < 1e-5
-        assert (state - theirs["chunk_state"]).abs().max() < 1e-5
+        assert (output - fla_outputs["chunk_output"]).abs().max() < 1e-5
+        assert (state - fla_outputs["chunk_state"]).abs().max() < 1e-5

@@ -75,7 +75,7 @@ VARIANTS: dict[str, tuple[Any, Any, dict[str, Any]]] = {
 every_variant = pytest.mark.parametrize("variant", VARIANTS)
 
 
-def small(variant: str, seed: int = 0, **changes: Any) -> Any:
+def small_model(variant: str, seed: int = 0, **changes: Any) -> Any:
     """A random model with activations of order one, so that differences would show."""
     config, causal_lm, options = VARIANTS[variant]
     torch.manual_seed(seed)
@@ -158,16 +158,16 @@ def test_reference_checkpoint_reproduces_its_stated_recall(
 def recall(model: Any, pairs: int, rows: int) -> float:
     generator = torch.Generator().manual_seed(0)
 
-    def drawn(first: int) -> Tensor:
+    def draw(first: int) -> Tensor:
         return first + torch.rand(rows, 1024, generator=generator).argsort(-1)[:, :pairs]
 
-    pair = torch.stack([drawn(1024), drawn(2048)], -1)
+    pair = torch.stack([draw(1024), draw(2048)], -1)
     order = torch.rand(rows, pairs, generator=generator).argsort(-1)
-    again = torch.stack([row[o] for row, o in zip(pair, order, strict=True)])
-    ids = torch.cat([pair, again], 1).flatten(1)
-    asked = torch.arange(2 * pairs, 4 * pairs, 2)
-    predicted = model.eval()(ids, use_cache=False).logits[:, asked].argmax(-1)
-    return (predicted == ids[:, asked + 1]).float().mean().item()
+    repeated = torch.stack([row[o] for row, o in zip(pair, order, strict=True)])
+    ids = torch.cat([pair, repeated], 1).flatten(1)
+    query_positions = torch.arange(2 * pairs, 4 * pairs, 2)
+    predicted = model.eval()(ids, use_cache=False).logits[:, query_positions].argmax(-1)
+    return (predicted == ids[:, query_positions + 1]).float().mean().item()
 
 
 # Checkpoints exchanged with fla
@@ -178,7 +178,7 @@ def through_fla(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`NAME/ours` saved by us, loaded and saved again by fla as `NAME/theirs`, with its report."""
     folder = tmp_path_factory.mktemp("through_fla")
     for name in VARIANTS:
-        small(name).save_pretrained(folder / name / "ours")
+        small_model(name).save_pretrained(folder / name / "ours")
     worker = Path(__file__).parents[1] / "helpers" / "fla_worker.py"
     subprocess.run([sys.executable, worker, "checkpoints", folder], check=True)
     return folder
@@ -187,26 +187,28 @@ def through_fla(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @needs_fla
 @every_variant
 def test_checkpoints_pass_to_fla_and_back(variant: str, through_fla: Path) -> None:
-    folder, model = through_fla / variant, small(variant)
+    folder, model = through_fla / variant, small_model(variant)
     report = json.loads((folder / "report.json").read_text())
     assert report["class"].startswith("fla.")
     assert report["problems"] == {}
-    mine, theirs = (load_file(folder / x / "model.safetensors") for x in ("ours", "theirs"))
-    assert mine.keys() == theirs.keys()
-    assert all(torch.equal(mine[name], theirs[name]) for name in mine)
+    portable_tensors, fla_tensors = (
+        load_file(folder / x / "model.safetensors") for x in ("ours", "theirs")
+    )
+    assert portable_tensors.keys() == fla_tensors.keys()
+    assert all(torch.equal(portable_tensors[name], fla_tensors[name]) for name in portable_tensors)
 
-    back, problems = type(model).from_pretrained(folder / "theirs", output_loading_info=True)
+    reloaded, problems = type(model).from_pretrained(folder / "theirs", output_loading_info=True)
     assert not any(problems.values())
     ids = tokens(2, 20)
     with torch.no_grad():
-        assert torch.equal(back.eval()(ids).logits, model(ids).logits)
+        assert torch.equal(reloaded.eval()(ids).logits, model(ids).logits)
 
 
 @needs_fla
 @pytest.mark.parametrize("variant", ["delta_net", "gated_deltanet", "kda"])
 def test_config_fields_and_defaults_are_those_of_fla(variant: str, through_fla: Path) -> None:
-    theirs = json.loads((through_fla / variant / "defaults.json").read_text())
-    assert json.loads(VARIANTS[variant][0]().to_json_string(use_diff=False)) == theirs
+    fla_defaults = json.loads((through_fla / variant / "defaults.json").read_text())
+    assert json.loads(VARIANTS[variant][0]().to_json_string(use_diff=False)) == fla_defaults
 
 
 # One model, run in different ways
@@ -214,20 +216,22 @@ def test_config_fields_and_defaults_are_those_of_fla(variant: str, through_fla: 
 
 @every_variant
 def test_prefill_equals_token_by_token(variant: str) -> None:
-    model, ids = small(variant), tokens(2, 70)
+    model, ids = small_model(variant), tokens(2, 70)
     with torch.no_grad():
-        whole = model(ids)
+        prefill = model(ids)
         cache, steps = None, []
         for token in ids.split(1, 1):
             out = model(token, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             steps.append(out.logits)
-    assert whole.logits.std() > 0.1
-    assert (torch.cat(steps, 1) - whole.logits).abs().max() < 1e-4
-    for one, other in zip(whole.past_key_values.layers, cache.layers, strict=True):
-        assert (one.recurrent_state - other.recurrent_state).abs().max() < 1e-4
-        for tail, other_tail in zip(one.conv_state, other.conv_state, strict=True):
-            assert (tail - other_tail).abs().max() < 1e-4
+    assert prefill.logits.std() > 0.1
+    assert (torch.cat(steps, 1) - prefill.logits).abs().max() < 1e-4
+    for layer, decoded_layer in zip(prefill.past_key_values.layers, cache.layers, strict=True):
+        assert (layer.recurrent_state - decoded_layer.recurrent_state).abs().max() < 1e-4
+        for conv_state, decoded_conv_state in zip(
+            layer.conv_state, decoded_layer.conv_state, strict=True
+        ):
+            assert (conv_state - decoded_conv_state).abs().max() < 1e-4
 
 
 def test_a_decoded_convolution_adds_up_in_float32() -> None:
@@ -236,16 +240,16 @@ def test_a_decoded_convolution_adds_up_in_float32() -> None:
     conv = ShortConvolution(256, 4, bias=True, activation=None).bfloat16()
     x, past = torch.randn(8, 1, 256).bfloat16(), torch.randn(8, 256, 4).bfloat16()
     with torch.no_grad():
-        found, _ = conv(x, cache=past)
-        seen = torch.cat([past[..., 1:], x.mT], -1).double()
-        exact = (seen * conv.weight[:, 0].double()).sum(-1) + conv.bias.double()
-    assert (found[:, 0] == exact.bfloat16()).double().mean() > 0.99
+        output, _ = conv(x, cache=past)
+        inputs = torch.cat([past[..., 1:], x.mT], -1).double()
+        exact = (inputs * conv.weight[:, 0].double()).sum(-1) + conv.bias.double()
+    assert (output[:, 0] == exact.bfloat16()).double().mean() > 0.99
 
 
 @every_variant
 def test_a_cache_does_not_keep_the_prompt_alive(variant: str) -> None:
     """Its tensors are no views of larger ones."""
-    model = small(variant)
+    model = small_model(variant)
     with torch.no_grad():
         cache = model(tokens(2, 70), use_cache=True).past_key_values
     for layer in cache.layers:
@@ -255,20 +259,20 @@ def test_a_cache_does_not_keep_the_prompt_alive(variant: str) -> None:
 
 @every_variant
 def test_prefill_in_pieces_equals_prefill_at_once(variant: str) -> None:
-    model, ids = small(variant), tokens(2, 90)
+    model, ids = small_model(variant), tokens(2, 90)
     with torch.no_grad():
-        whole = model(ids).logits
+        prefill_logits = model(ids).logits
         cache, pieces = None, []
         for piece in ids.split([1, 40, 2, 47], 1):
             out = model(piece, past_key_values=cache, use_cache=True)
             cache = out.past_key_values
             pieces.append(out.logits)
-    assert (torch.cat(pieces, 1) - whole).abs().max() < 1e-4
+    assert (torch.cat(pieces, 1) - prefill_logits).abs().max() < 1e-4
 
 
 @every_variant
 def test_left_padded_generation_equals_each_sequence_alone(variant: str) -> None:
-    model = small(variant)
+    model = small_model(variant)
     prompts = [tokens(1, length, seed=length) for length in (3, 11, 7)]
     alone = [model.generate(p, max_new_tokens=8, do_sample=False) for p in prompts]
     longest = max(p.shape[1] for p in prompts)
@@ -290,7 +294,7 @@ def test_left_padded_generation_equals_each_sequence_alone(variant: str) -> None
 )
 def test_masked_tokens_do_not_exist(variant: str, mask: list[list[bool]], conv_bias: bool) -> None:
     """Left, right or in between: logits and the continued state are those of the real tokens."""
-    model = small(variant, conv_bias=conv_bias)
+    model = small_model(variant, conv_bias=conv_bias)
     real = torch.tensor(mask)
     ids, following = tokens(len(mask), 12), tokens(len(mask), 1, seed=1)
     with torch.no_grad():
@@ -305,30 +309,30 @@ def test_masked_tokens_do_not_exist(variant: str, mask: list[list[bool]], conv_b
 
 @every_variant
 def test_padding_content_does_not_leak(variant: str) -> None:
-    model, ids = small(variant), tokens(2, 20)
+    model, ids = small_model(variant), tokens(2, 20)
     mask = torch.ones(2, 20, dtype=torch.long)
     mask[0, 13:] = 0
     changed = torch.where(mask.bool(), ids, (ids + 1) % 64)
     with torch.no_grad():
-        one, other = (model(x, attention_mask=mask).logits for x in (ids, changed))
+        logits, changed_logits = (model(x, attention_mask=mask).logits for x in (ids, changed))
         alone = model(ids[:1, :13]).logits
-    assert torch.equal(one[mask.bool()], other[mask.bool()])
-    assert (one[:1, :13] - alone).abs().max() < 1e-4
+    assert torch.equal(logits[mask.bool()], changed_logits[mask.bool()])
+    assert (logits[:1, :13] - alone).abs().max() < 1e-4
 
 
 @every_variant
 def test_packed_sequences_do_not_see_each_other(variant: str) -> None:
-    model, lengths = small(variant), [5, 1, 70, 8]
-    parts = [tokens(1, n, seed=n) for n in lengths]
+    model, lengths = small_model(variant), [5, 1, 70, 8]
+    sequences = [tokens(1, n, seed=n) for n in lengths]
     bounds = torch.tensor([0, *lengths]).cumsum(0)
     with torch.no_grad():
-        packed = model(torch.cat(parts, 1), cu_seqlens=bounds, use_cache=False).logits
-        alone = torch.cat([model(part, use_cache=False).logits for part in parts], 1)
+        packed = model(torch.cat(sequences, 1), cu_seqlens=bounds, use_cache=False).logits
+        alone = torch.cat([model(sequence, use_cache=False).logits for sequence in sequences], 1)
     assert (packed - alone).abs().max() < 1e-4
 
 
 def test_beam_search_and_sampling_run_on_the_cache() -> None:
-    model, ids = small("gated_deltanet"), tokens(2, 6)
+    model, ids = small_model("gated_deltanet"), tokens(2, 6)
     beams = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False)
     assert beams.shape == (2, 11)
     without = model.generate(ids, max_new_tokens=5, num_beams=3, do_sample=False, use_cache=False)
@@ -337,7 +341,7 @@ def test_beam_search_and_sampling_run_on_the_cache() -> None:
 
 @every_variant
 def test_half_precision_model_keeps_a_float32_state(variant: str) -> None:
-    model = small(variant).to(torch.bfloat16)
+    model = small_model(variant).to(torch.bfloat16)
     with torch.no_grad():
         out = model(tokens(1, 6))
         out = model(tokens(1, 1), past_key_values=out.past_key_values, use_cache=True)
@@ -349,11 +353,11 @@ def test_half_precision_model_keeps_a_float32_state(variant: str) -> None:
 
 @every_variant
 def test_training_reaches_every_parameter(variant: str) -> None:
-    model, ids = small(variant).train(), tokens(2, 70)
+    model, ids = small_model(variant).train(), tokens(2, 70)
     loss = model(ids, labels=ids).loss
     loss.backward()
-    wanted = {name: p.grad.clone() for name, p in model.named_parameters()}
-    assert all(x.isfinite().all() and x.any() for x in wanted.values())
+    gradients = {name: p.grad.clone() for name, p in model.named_parameters()}
+    assert all(x.isfinite().all() and x.any() for x in gradients.values())
     logits = model(ids, use_cache=False).logits
     by_hand = F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     assert loss.item() == pytest.approx(by_hand.item(), rel=1e-6)
@@ -361,7 +365,7 @@ def test_training_reaches_every_parameter(variant: str) -> None:
     model.gradient_checkpointing_enable({"use_reentrant": False})
     model(ids, labels=ids).loss.backward()
     for name, p in model.named_parameters():
-        assert torch.allclose(p.grad, wanted[name], atol=1e-6)
+        assert torch.allclose(p.grad, gradients[name], atol=1e-6)
 
 
 # What the rest of statetrim relies on
@@ -393,7 +397,7 @@ def test_kernels_are_called_by_module_name_with_raw_q_and_k(
 
     for name in names:
         monkeypatch.setattr(module, name, spied(name, getattr(module, name)))
-    model = small(variant)
+    model = small_model(variant)
     with torch.no_grad():
         out = model(tokens(3, 9))
         model(tokens(3, 1), past_key_values=out.past_key_values, use_cache=True)
@@ -422,7 +426,7 @@ def test_kernels_are_called_by_module_name_with_raw_q_and_k(
 )
 def test_what_is_not_supported_is_named(variant: str, changes: dict[str, Any], field: str) -> None:
     with pytest.raises(ValueError, match=field):
-        small(variant, **changes)
+        small_model(variant, **changes)
 
 
 def test_importing_statetrim_imports_no_model_library() -> None:
@@ -434,7 +438,7 @@ def test_importing_statetrim_imports_no_model_library() -> None:
 
 
 def test_auto_classes_build_portable_models(registered: None, tmp_path: Path) -> None:
-    small("kda").save_pretrained(tmp_path)
+    small_model("kda").save_pretrained(tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert isinstance(model, portable.KDAForCausalLM)
     assert json.loads((tmp_path / "config.json").read_text())["model_type"] == "kda"
