@@ -15,9 +15,9 @@ STEP = Progress(1, 10, "steps", "recovering", tokens=4096, loss=float("nan"))
 
 @pytest.mark.parametrize("progress", [LONG, STEP, Progress(0, 0, "samples", "m: text")])
 def test_nothing_that_is_not_a_number_is_shown(progress: Progress) -> None:
-    told = amount_text(progress, Speed()(progress))
-    assert not re.search(r"nan|\?|inf", told)
-    assert " 0 tokens/s" not in told, "a speed that is not known yet is not told"
+    text = amount_text(progress, Speed()(progress))
+    assert not re.search(r"nan|\?|inf", text)
+    assert " 0 tokens/s" not in text, "a speed that is not known yet is not told"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
