@@ -24,7 +24,7 @@ def place(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def command(place: Path, out: Path, *more: str) -> list[str]:
+def command(place: Path, out: Path, *extra: str) -> list[str]:
     models = [str(place / "SMALL"), "--teacher", str(place / "MODEL")]
     data = ["--text", str(place / "words.jsonl"), "--tokens", "1536", "--length", "32"]
     training = [
@@ -37,7 +37,7 @@ def command(place: Path, out: Path, *more: str) -> list[str]:
         "--recall",
         "0.5",
     ]
-    return ["recover", *models, *data, *training, "-o", str(out), *more]
+    return ["recover", *models, *data, *training, "-o", str(out), *extra]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -47,25 +47,25 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, warm_forker: Forker) -> None:
     """In the first steps, behind another state, and while the result is written."""
-    whole, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
-    ended = warm_forker.run(command(place, whole))
-    assert ended["code"] == 0, ended["err"]
+    uninterrupted, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
+    result = warm_forker.run(command(place, uninterrupted))
+    assert result["code"] == 0, result["err"]
     training = partial / "training"
-    moments = [
+    kill_files = [
         training / "checkpoint-2",
         training / "checkpoint-8",
         partial / "model-00001-of-00003.safetensors",
     ]
-    for number, moment in enumerate(moments):
-        asked = ["--resume"] if number == 1 else []  # which is not needed any more
-        ended = warm_forker.run(command(place, out, *asked), kill_after=0.0, kill_when=moment)
-        assert ended["code"] == -9, ended["err"]
+    for number, kill_file in enumerate(kill_files):
+        resume = ["--resume"] if number == 1 else []  # which is not needed any more
+        result = warm_forker.run(command(place, out, *resume), kill_after=0.0, kill_when=kill_file)
+        assert result["code"] == -9, result["err"]
         assert not out.exists()
-        left = sorted(path.name for path in training.glob("checkpoint-*"))
-        assert left, "something to go on from"
-    ended = warm_forker.run(command(place, out))
-    assert ended["code"] == 0, ended["err"]
-    assert contents(out) == contents(whole)
+        states = sorted(path.name for path in training.glob("checkpoint-*"))
+        assert states, "something to go on from"
+    result = warm_forker.run(command(place, out))
+    assert result["code"] == 0, result["err"]
+    assert contents(out) == contents(uninterrupted)
     assert not partial.exists()
     curve = json.loads((out / "statetrim" / "recover.json").read_text())["curve"]
     assert [line["step"] for line in curve] == list(range(1, 13))
@@ -79,8 +79,8 @@ def test_an_interrupted_run_is_not_resumed_by_another(
     assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
     before = fingerprint(tmp_path)
     for change in (["--rank", "8"], ["--learning-rate", "3e-3"], ["--seed", "1"], ["--skip", "9"]):
-        ended = warm_forker.run(command(place, out, "--resume", *change))
-        check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "another job")
+        result = warm_forker.run(command(place, out, "--resume", *change))
+        check_refusal(result["code"], last_line(result["err"]), result["out"], "another job")
         assert fingerprint(tmp_path) == before
 
 
@@ -88,15 +88,15 @@ def test_a_result_of_another_run_is_left_alone(
     place: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
     out = tmp_path / "out"
-    ended = warm_forker.run(command(place, out, "--json"))
-    assert ended["code"] == 0, ended["err"]
-    shown = json.loads(ended["out"])
-    assert shown["output"] == str(out) and len(shown["curve"]) == 12
-    assert "training 10 of 10 projections and 6 convolutions of 2" in ended["err"]
-    assert re.search(r"step 12 of 12, loss \d\.\d+, [\d,]+ tokens/s", ended["err"])
+    result = warm_forker.run(command(place, out, "--json"))
+    assert result["code"] == 0, result["err"]
+    output = json.loads(result["out"])
+    assert output["output"] == str(out) and len(output["curve"]) == 12
+    assert "training 10 of 10 projections and 6 convolutions of 2" in result["err"]
+    assert re.search(r"step 12 of 12, loss \d\.\d+, [\d,]+ tokens/s", result["err"])
     before = fingerprint(tmp_path)
-    ended = warm_forker.run(command(place, out, "--rank", "8"))
-    check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "exists already")
+    result = warm_forker.run(command(place, out, "--rank", "8"))
+    check_refusal(result["code"], last_line(result["err"]), result["out"], "exists already")
     assert warm_forker.run(command(place, out))["code"] == 0, "the same run again changes nothing"
     assert fingerprint(tmp_path) == before
 
@@ -107,8 +107,8 @@ def test_a_damaged_state_is_refused(place: Path, tmp_path: Path, warm_forker: Fo
     assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
     last = max((tmp_path / "out.partial" / "training").glob("checkpoint-?"))
     (last / "training.safetensors").write_bytes(b"\x80\x04pickle")
-    ended = warm_forker.run(command(place, out, "--resume"))
-    check_refusal(ended["code"], last_line(ended["err"]), ended["out"], "cannot be read")
+    result = warm_forker.run(command(place, out, "--resume"))
+    check_refusal(result["code"], last_line(result["err"]), result["out"], "cannot be read")
 
 
 def last_line(text: str) -> str:

@@ -14,25 +14,29 @@ POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
 
 
 def plain_loss(
-    hidden: Tensor, targets: Tensor, head: LogitHead, taught: Tensor | None, teacher: LogitHead,
+    hidden: Tensor, targets: Tensor, head: LogitHead, teacher_hidden: Tensor | None, teacher: LogitHead,
     temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """Cross-entropy + T² KL by the definition, float64, all logits at once."""
 
-    def logits(x: Tensor, of: LogitHead) -> Tensor:
-        y = (x.double() @ of.module.weight.detach().double().T) * of.scale
-        if of.module.bias is not None:
-            y = y + of.module.bias.detach().double() * of.scale
-        return y if of.cap is None else of.cap * torch.tanh(y / of.cap)
+    def logits(x: Tensor, logit_head: LogitHead) -> Tensor:
+        y = (x.double() @ logit_head.module.weight.detach().double().T) * logit_head.scale
+        if logit_head.module.bias is not None:
+            y = y + logit_head.module.bias.detach().double() * logit_head.scale
+        return y if logit_head.cap is None else logit_head.cap * torch.tanh(y / logit_head.cap)
 
     student = logits(hidden, head)
     log_q = student - student.logsumexp(-1, keepdim=True)
     ce = -log_q.gather(1, targets[:, None]).mean()
     kl = torch.zeros((), dtype=torch.float64)
-    if taught is not None:
-        warm = student / temperature
-        p = (logits(taught, teacher) / temperature).softmax(-1)
-        kl = (p * (p.log() - (warm - warm.logsumexp(-1, keepdim=True)))).sum(-1).mean()
+    if teacher_hidden is not None:
+        student_at_t = student / temperature
+        p = (logits(teacher_hidden, teacher) / temperature).softmax(-1)
+        kl = (
+            (p * (p.log() - (student_at_t - student_at_t.logsumexp(-1, keepdim=True))))
+            .sum(-1)
+            .mean()
+        )
     return ce + temperature**2 * kl, ce, kl
 
 
@@ -57,42 +61,46 @@ def test_loss_and_gradient(
     student, teacher = head(0, **kind), head(1)  # type: ignore[arg-type]
     torch.manual_seed(2)
     hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
-    taught = torch.randn(POSITIONS, HIDDEN) if with_teacher else None
+    teacher_hidden = torch.randn(POSITIONS, HIDDEN) if with_teacher else None
     targets = torch.randint(0, VOCABULARY, (POSITIONS,))
-    loss, parts = chunked_loss(hidden, targets, student, taught, teacher, temperature, chunk)
+    loss, parts = chunked_loss(
+        hidden, targets, student, teacher_hidden, teacher, temperature, chunk
+    )
     (3 * loss).backward()  # type: ignore[no-untyped-call]
-    ours, hidden.grad = hidden.grad, None
-    assert ours is not None
-    expected, ce, kl = plain_loss(hidden, targets, student, taught, teacher, temperature)
+    gradient, hidden.grad = hidden.grad, None
+    assert gradient is not None
+    expected, ce, kl = plain_loss(hidden, targets, student, teacher_hidden, teacher, temperature)
     (3 * expected).backward()  # type: ignore[no-untyped-call]
     assert hidden.grad is not None
-    for got, wanted in ((loss, expected), (parts[0], ce), (parts[1], kl)):
-        assert float(got.detach()) == pytest.approx(float(wanted.detach()), rel=2e-6, abs=1e-7)
-    torch.testing.assert_close(ours, hidden.grad, rtol=1e-4, atol=1e-6)
+    for actual, wanted in ((loss, expected), (parts[0], ce), (parts[1], kl)):
+        assert float(actual.detach()) == pytest.approx(float(wanted.detach()), rel=2e-6, abs=1e-7)
+    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-6)
 
 
 def test_positions_count_by_their_weights() -> None:
     student, teacher = head(0), head(1)
     torch.manual_seed(3)
     hidden = torch.randn(POSITIONS, HIDDEN, requires_grad=True)
-    taught = torch.randn(POSITIONS, HIDDEN)
+    teacher_hidden = torch.randn(POSITIONS, HIDDEN)
     targets = torch.randint(0, VOCABULARY, (POSITIONS,))
     weights = torch.rand(POSITIONS, 2)
-    loss, parts = chunked_loss(hidden, targets, student, taught, teacher, 2.0, 7, weights)
+    loss, parts = chunked_loss(hidden, targets, student, teacher_hidden, teacher, 2.0, 7, weights)
     loss.backward()  # type: ignore[no-untyped-call]
-    ours, hidden.grad = hidden.grad, None
+    gradient, hidden.grad = hidden.grad, None
     expected = torch.zeros(2, 2)
     total = torch.zeros(())
     for n in range(POSITIONS):
-        here = slice(n, n + 1)
-        alone, ce, kl = plain_loss(hidden[here], targets[here], student, taught[here], teacher, 2.0)
-        total = total + alone * weights[n].sum()
+        position = slice(n, n + 1)
+        position_loss, ce, kl = plain_loss(
+            hidden[position], targets[position], student, teacher_hidden[position], teacher, 2.0
+        )
+        total = total + position_loss * weights[n].sum()
         expected += torch.stack([ce.detach(), kl.detach()])[:, None] * weights[n]
     total.backward()  # type: ignore[no-untyped-call]
-    assert ours is not None and hidden.grad is not None
+    assert gradient is not None and hidden.grad is not None
     torch.testing.assert_close(parts, expected.float(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(loss.detach(), total.detach().float(), rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(ours, hidden.grad, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(gradient, hidden.grad, rtol=1e-4, atol=1e-5)
 
 
 def test_without_a_gradient_nothing_is_differentiated() -> None:
@@ -126,5 +134,5 @@ def test_memory_does_not_grow_with_the_sequence() -> None:
         int(subprocess.check_output([sys.executable, "-c", MEASURE, str(count)], text=True))
         for count in (short, long)
     ]
-    states = (long - short) * 64 * 4  # one set of hidden states
-    assert peaks[1] - peaks[0] < 8 * states + 16 * 2**20, peaks
+    hidden_bytes = (long - short) * 64 * 4  # one set of hidden states
+    assert peaks[1] - peaks[0] < 8 * hidden_bytes + 16 * 2**20, peaks

@@ -41,21 +41,21 @@ def test_the_curve_is_that_of_one_process(run: str, runs: Path) -> None:
     """To 1e-4; sums over two halves of a batch differ from one sum in the last digits."""
     torch.testing.assert_close(losses(runs / run), losses(runs / "one"), rtol=0, atol=1e-4)
     for file in sorted((runs / "one").glob("*.safetensors")):
-        ours, theirs = load_file(runs / run / file.name), load_file(file)
-        for name, value in theirs.items():
-            torch.testing.assert_close(ours[name], value, rtol=1e-3, atol=1e-3)
+        tensors, expected = load_file(runs / run / file.name), load_file(file)
+        for name, value in expected.items():
+            torch.testing.assert_close(tensors[name], value, rtol=1e-3, atol=1e-3)
 
 
 def test_held_out_recall_is_that_of_one_process(runs: Path) -> None:
-    one, *others = (
+    expected, *curves = (
         json.loads((runs / run / "statetrim" / "recover.json").read_text())["held_out"]
         for run in ("one", "ddp", "fsdp", "resumed")
     )
-    assert [line["step"] for line in one] == list(range(recovery_runs.STEPS + 1))
-    for other in others:
-        assert [line["step"] for line in other] == [line["step"] for line in one]
-        for ours, theirs in zip(other, one, strict=True):  # a tie may fall otherwise
-            assert ours["recall"] == pytest.approx(theirs["recall"], abs=2e-3)
+    assert [line["step"] for line in expected] == list(range(recovery_runs.STEPS + 1))
+    for curve in curves:
+        assert [line["step"] for line in curve] == [line["step"] for line in expected]
+        for line_, expected_line in zip(curve, expected, strict=True):  # a tie may fall otherwise
+            assert line_["recall"] == pytest.approx(expected_line["recall"], abs=2e-3)
 
 
 def test_models_and_optimizer_are_really_sharded(runs: Path) -> None:
@@ -76,11 +76,11 @@ def test_no_process_holds_more_than_a_layer_while_models_are_read(
     sizes: dict[str, int] = {}
     for name, (_, tensor) in st.open(checkpoint("qwen3_5_text")).tensors.items():
         layer = re.search(r"layers\.(\d+)\.", name)
-        part = layer.group(1) if layer else "rest"
-        sizes[part] = sizes.get(part, 0) + math.prod(tensor.shape)
+        group = layer.group(1) if layer else "rest"
+        sizes[group] = sizes.get(group, 0) + math.prod(tensor.shape)
     for rank in (0, 1):
-        held = json.loads((runs / f"counts-{rank}.json").read_text())["whole"]
-        assert 0 < held <= max(sizes.values()) < sum(sizes.values()) / 2
+        unsharded = json.loads((runs / f"counts-{rank}.json").read_text())["whole"]
+        assert 0 < unsharded <= max(sizes.values()) < sum(sizes.values()) / 2
 
 
 def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
@@ -90,9 +90,9 @@ def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, check
     for rank in (0, 1):
         report = json.loads((tmp_path / f"report-{rank}.json").read_text())
         assert len(report) == len(models)
-        for path, found in report.items():
-            assert found["hidden"] < 1e-5 and found["head"] == 0 and found["whole"] == 0, path
-        assert {found["tied"] for found in report.values()} == {True, False}
+        for path, errors in report.items():
+            assert errors["hidden"] < 1e-5 and errors["head"] == 0 and errors["whole"] == 0, path
+        assert {errors["tied"] for errors in report.values()} == {True, False}
 
 
 def test_processes_must_divide_the_batch(runs: Path, checkpoint: Any) -> None:

@@ -62,65 +62,66 @@ def tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def record(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
+    return content
 
 
-def rows_of(small: st.Checkpoint, text: Path, **changed: Any) -> TrainingRows:
+def load_rows(small: st.Checkpoint, text: Path, **changed: Any) -> TrainingRows:
     return load_training_rows(small, None, text, RecoverOptions(**OPTIONS | changed))
 
 
 def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) -> None:
-    data = rows_of(small, text)
+    data = load_rows(small, text)
     recall = data.recall
     assert data.ids.shape == (16, LENGTH) and recall is not None
-    assert [int(made.sum()) for _, made in data.batches(4)] == [2, 2, 2, 2]
-    made = data.ids[recall.is_recall].tolist()
-    for row in made:  # 15 pairs, all asked again, and four tokens besides
+    assert [int(recall_ids.sum()) for _, recall_ids in data.batches(4)] == [2, 2, 2, 2]
+    recall_ids = data.ids[recall.is_recall].tolist()
+    for row in recall_ids:  # 15 pairs, all asked again, and four tokens besides
         pairs = dict(zip(row[:30:2], row[1:30:2], strict=True))
         assert all(
-            row[place + 1] == pairs[row[place]] for place in recall.answer_positions.tolist()
+            row[position + 1] == pairs[row[position]]
+            for position in recall.answer_positions.tolist()
         )
     assert len(recall.answer_positions) == 15
-    plain = rows_of(small, text, recall=0.0)
+    plain = load_rows(small, text, recall=0.0)
     assert plain.recall is None and data.ids[~recall.is_recall].equal(plain.ids[:8])
 
 
 def test_trained_held_out_calibrated_and_tested_sequences_differ(
     small: st.Checkpoint, text: Path
 ) -> None:
-    recall = rows_of(small, text, tokens=2**12).recall
-    trained = rows_of(small, text, tokens=2**12).ids
+    recall = load_rows(small, text, tokens=2**12).recall
+    trained = load_rows(small, text, tokens=2**12).ids
     assert recall is not None
     tokenizer = load_tokenizer(small)
     pairs = len(recall.answer_positions)
-    places, _ = associations(len(plain_tokens(tokenizer)), pairs, 256)
-    tested = plain_tokens(tokenizer)[places]
+    positions, _ = associations(len(plain_tokens(tokenizer)), pairs, 256)
+    tested = plain_tokens(tokenizer)[positions]
     calibrated = recall_sequences(tokenizer, 4 * pairs * 256, length=4 * pairs).ids
-    kinds = [trained[recall.is_recall], recall.held_out, calibrated, tested]
-    seen = [{tuple(row[: 2 * pairs]) for row in ids.tolist()} for ids in kinds]
-    assert [len(rows) for rows in seen] == [32, 4, 256, 256]
-    assert len(set.union(*seen)) == 32 + 4 + 256 + 256
+    id_sets = [trained[recall.is_recall], recall.held_out, calibrated, tested]
+    prefixes = [{tuple(row[: 2 * pairs]) for row in ids.tolist()} for ids in id_sets]
+    assert [len(rows) for rows in prefixes] == [32, 4, 256, 256]
+    assert len(set.union(*prefixes)) == 32 + 4 + 256 + 256
 
 
 def test_long_rows_hold_several_sequences(small: st.Checkpoint, text: Path) -> None:
-    data = rows_of(small, text, length=200, tokens=4000)
+    data = load_rows(small, text, length=200, tokens=4000)
     assert data.recall is not None and len(data.recall.answer_positions) == 3 * 15
     for row in data.ids[data.recall.is_recall].tolist():
         for start in (0, 60, 120):
-            here = row[start : start + 60]
-            pairs = dict(zip(here[:30:2], here[1:30:2], strict=True))
-            assert all(here[n + 1] == pairs[here[n]] for n in range(30, 60, 2))
+            sequence = row[start : start + 60]
+            pairs = dict(zip(sequence[:30:2], sequence[1:30:2], strict=True))
+            assert all(sequence[n + 1] == pairs[sequence[n]] for n in range(30, 60, 2))
 
 
 def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     model: st.Checkpoint, small: st.Checkpoint, text: Path
 ) -> None:
-    data = rows_of(small, text)
+    data = load_rows(small, text)
     student, teacher = load_live(small), load_live(model)
     assert data.recall is not None
-    ids, made = data.ids[:3].long(), data.recall.is_recall[:3]
-    assert made.tolist() == [False, True, False]
+    ids, is_recall = data.ids[:3].long(), data.recall.is_recall[:3]
+    assert is_recall.tolist() == [False, True, False]
     heads = get_logit_head(student), get_logit_head(teacher)
     distillation = Distillation(
         student.module,
@@ -132,29 +133,36 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
     )
     student.module.requires_grad_(True)
     embedding = student.module.get_input_embeddings().weight  # its head is a copy, as heads are
-    found = distillation(ids, made)
-    found["loss"].backward()
+    output = distillation(ids, is_recall)
+    output["loss"].backward()
     gradient, embedding.grad = embedding.grad, None
 
-    hidden, taught = (live.hidden_states(ids) for live in (student, teacher))
-    ours, theirs = (
+    hidden, teacher_hidden = (live.hidden_states(ids) for live in (student, teacher))
+    student_logits, teacher_logits = (
         functional.linear(h, head.weight.detach(), head.bias)
-        for h, head in zip((hidden, taught), heads, strict=True)
+        for h, head in zip((hidden, teacher_hidden), heads, strict=True)
     )
     expected = torch.zeros(2, 3, dtype=torch.float64)
     total: Any = 0.0
     for row in range(3):
-        places = data.recall.answer_positions.tolist() if made[row] else list(range(LENGTH - 1))
-        for place in places:
-            q, p = (functional.log_softmax(x[row, place] / 2.0, -1) for x in (ours, theirs))
-            answer = -functional.log_softmax(ours[row, place], -1)[ids[row, place + 1]]
+        positions = (
+            data.recall.answer_positions.tolist() if is_recall[row] else list(range(LENGTH - 1))
+        )
+        for position in positions:
+            q, p = (
+                functional.log_softmax(x[row, position] / 2.0, -1)
+                for x in (student_logits, teacher_logits)
+            )
+            cross_entropy = -functional.log_softmax(student_logits[row, position], -1)[
+                ids[row, position + 1]
+            ]
             divergence = (p.exp() * (p - q)).sum()
-            total = total + (answer + 4 * divergence) / len(places) / 3
-            parts = torch.stack([torch.ones(()), answer.detach(), divergence.detach()])
-            expected[int(made[row])] += parts.double() / len(places)
+            total = total + (cross_entropy + 4 * divergence) / len(positions) / 3
+            parts = torch.stack([torch.ones(()), cross_entropy.detach(), divergence.detach()])
+            expected[int(is_recall[row])] += parts.double() / len(positions)
     total.backward()
-    torch.testing.assert_close(found["sums"], expected.float(), rtol=1e-4, atol=1e-6)
-    assert found["loss"].item() == pytest.approx(total.item(), rel=1e-5)
+    torch.testing.assert_close(output["sums"], expected.float(), rtol=1e-4, atol=1e-6)
+    assert output["loss"].item() == pytest.approx(total.item(), rel=1e-5)
     torch.testing.assert_close(gradient, embedding.grad, rtol=1e-3, atol=1e-6)
 
 
@@ -162,23 +170,25 @@ def test_end_to_end_on_recall_is_recorded_and_stock(
     model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
 ) -> None:
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **OPTIONS)
-    found = record(out.path)
-    assert found["options"]["recall"] == 0.5 and found["data"]["recall"]["pairs"] == 15
-    assert len(found["curve"]) == 4
-    for line in found["curve"]:  # half of the rows each
+    content = record(out.path)
+    assert content["options"]["recall"] == 0.5 and content["data"]["recall"]["pairs"] == 15
+    assert len(content["curve"]) == 4
+    for line in content["curve"]:  # half of the rows each
         for part in ("ce", "kl"):
             halves = (line[f"text_{part}"] + line[f"recall_{part}"]) / 2
             assert line[part] == pytest.approx(halves, rel=1e-6)
-    assert [line["tokens"] for line in found["held_out"]] == [0, 256, 512, 768, 1024]
-    ids, asked = (
-        rows_of(small, text).recall.held_out.long(),
-        rows_of(small, text).recall.answer_positions,
+    assert [line["tokens"] for line in content["held_out"]] == [0, 256, 512, 768, 1024]
+    ids, answer_positions = (
+        load_rows(small, text).recall.held_out.long(),
+        load_rows(small, text).recall.answer_positions,
     )
-    for place, checkpoint in ((0, small), (-1, out)):
+    for index, checkpoint in ((0, small), (-1, out)):
         with torch.no_grad():
-            best = st.load(checkpoint)(ids).logits.argmax(-1)
-        right = (best[:, asked] == ids[:, asked + 1]).double().mean()
-        assert found["held_out"][place]["recall"] == pytest.approx(float(right), abs=1e-3)
+            predictions = st.load(checkpoint)(ids).logits.argmax(-1)
+        accuracy = (
+            (predictions[:, answer_positions] == ids[:, answer_positions + 1]).double().mean()
+        )
+        assert content["held_out"][index]["recall"] == pytest.approx(float(accuracy), abs=1e-3)
     plain = RecoverOptions(**OPTIONS | {"recall": 0.0})
     assert not {"recall", "patience", "layers", "whole"} & set(plain.result_options)  # as in 0.1
 
@@ -201,12 +211,12 @@ def test_recall_that_gains_no_more_ends_the_run(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    figures = iter([0.1, 0.3, 0.2, 0.3, 0.9])  # of all four rows at once
-    monkeypatch.setattr(Distillation, "recall", lambda self, ids: next(figures))
+    accuracies = iter([0.1, 0.3, 0.2, 0.3, 0.9])  # of all four rows at once
+    monkeypatch.setattr(Distillation, "recall", lambda self, ids: next(accuracies))
     options = OPTIONS | {"patience": 2, "tokens": 2048}
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
     assert [line["recall"] for line in record(out.path)["held_out"]] == [0.1, 0.3, 0.2, 0.3]
-    assert len(record(out.path)["curve"]) == 3 and next(figures) == 0.9
+    assert len(record(out.path)["curve"]) == 3 and next(accuracies) == 0.9
 
 
 def test_a_mixer_that_gains_no_more_is_left_as_it_is(
@@ -237,12 +247,12 @@ def test_whole_mixers_of_every_family_can_be_written_back(
 ) -> None:
     live = load_live(st.open(checkpoint(model_type)))
     layer = max(live.mixers)
-    found = attach_adapters(live, rank=1, alpha=1, layers=[layer], whole=True)
+    adapters = attach_adapters(live, rank=1, alpha=1, layers=[layer], whole=True)
     trained = {name for name, value in live.module.named_parameters() if value.requires_grad}
-    mixer = {id(value) for value in live.mixers[layer].parameters()}
+    mixer_ids = {id(value) for value in live.mixers[layer].parameters()}
     named = dict(live.module.named_parameters())
-    assert {id(named[name]) for name in trained} == mixer
-    assert {name for update in found.updates for name in update.parameters} == trained
+    assert {id(named[name]) for name in trained} == mixer_ids
+    assert {name for update in adapters.updates for name in update.parameters} == trained
 
 
 @pytest.mark.parametrize("layerwise", [True, False])
@@ -277,28 +287,33 @@ def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
     """The first step's loss, before anything is learned, by a plain recomputation."""
     options = OPTIONS | {"layerwise": True, "layers": [0]}
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
-    data = rows_of(small, text)
+    data = load_rows(small, text)
     assert data.recall is not None
-    (ids, made), asked = data.batches(4)[0], data.recall.answer_positions
-    held = data.recall.held_out.long()
+    (ids, is_recall), answer_positions = data.batches(4)[0], data.recall.answer_positions
+    held_out_ids = data.recall.held_out.long()
     original, cut = st.load(model), st.load(small)
     with torch.no_grad():
-        before = [
-            original.model.layers[0].attn_norm(original.model.embeddings(x)) for x in (ids, held)
+        mixer_inputs = [
+            original.model.layers[0].attn_norm(original.model.embeddings(x))
+            for x in (ids, held_out_ids)
         ]
-        (theirs, ours), (wanted, given) = (
-            [live.model.layers[0].attn(x) for live in (original, cut)] for x in before
+        (original_output, cut_output), (original_held_out, cut_held_out) = (
+            [live.model.layers[0].attn(x) for live in (original, cut)] for x in mixer_inputs
         )
 
-    def missed(answer: Tensor, target: Tensor) -> float:
+    def relative_error(answer: Tensor, target: Tensor) -> float:
         return float((answer - target).square().sum() / target.square().sum())
 
-    text_part = missed(ours[~made], theirs[~made])
-    recall_part = missed(ours[made][:, asked], theirs[made][:, asked])
-    found = record(out.path)
-    assert found["curve"][0]["loss"] == pytest.approx((text_part + recall_part) / 2, rel=1e-4)
-    error = missed(given[:, asked], wanted[:, asked])
-    assert found["held_out"][0] == {
+    text_error = relative_error(cut_output[~is_recall], original_output[~is_recall])
+    recall_error = relative_error(
+        cut_output[is_recall][:, answer_positions], original_output[is_recall][:, answer_positions]
+    )
+    content = record(out.path)
+    assert content["curve"][0]["loss"] == pytest.approx((text_error + recall_error) / 2, rel=1e-4)
+    error = relative_error(
+        cut_held_out[:, answer_positions], original_held_out[:, answer_positions]
+    )
+    assert content["held_out"][0] == {
         "layer": 0,
         "tokens": 0,
         "recall_error": pytest.approx(error, rel=1e-4),
@@ -332,14 +347,14 @@ def test_the_report_shows_held_out_recall() -> None:
     from statetrim.reporting.findings import Findings
     from statetrim.reporting.sections.recovery import blocks
 
-    whole = [{"step": n, "tokens": 64 * n, "recall": 0.2 * n} for n in range(4)]
+    recall_checks = [{"step": n, "tokens": 64 * n, "recall": 0.2 * n} for n in range(4)]
     errors = [
         {"layer": m, "tokens": 64 * n, "recall_error": 0.5 / (1 + n)}
         for m in (0, 3)
         for n in range(3)
     ]
-    for checks, words in ((whole, "answers"), (errors, "missed")):
-        found = blocks(Findings(recovery={"held_out": checks}))
-        pictures = [block for block in found if isinstance(block, Picture)]
+    for checks, words in ((recall_checks, "answers"), (errors, "missed")):
+        report_blocks = blocks(Findings(recovery={"held_out": checks}))
+        pictures = [block for block in report_blocks if isinstance(block, Picture)]
         assert len(pictures) == 1 and words in pictures[0].caption
     assert not [b for b in blocks(Findings(recovery={"held_out": "?"})) if isinstance(b, Picture)]

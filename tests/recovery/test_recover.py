@@ -44,19 +44,19 @@ def quiet() -> Iterator[None]:
 def pair(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     """A tiny model and its pruned form."""
     root = tmp_path_factory.mktemp("pruned")
-    known: dict[str, tuple[st.Checkpoint, st.Checkpoint]] = {}
+    built: dict[str, tuple[st.Checkpoint, st.Checkpoint]] = {}
 
     def get(model_type: str) -> tuple[st.Checkpoint, st.Checkpoint]:
-        if model_type not in known:
+        if model_type not in built:
             model = st.open(checkpoint(model_type))
             plan = st.select(model, "l1", KEEP)
-            known[model_type] = model, st.prune(model, plan, out=root / model_type)
-        return known[model_type]
+            built[model_type] = model, st.prune(model, plan, out=root / model_type)
+        return built[model_type]
 
     return get
 
 
-def rehearsal(steps: int = 6, batch: int = 4, length: int = 24) -> Sequences:
+def repeated_batch(steps: int = 6, batch: int = 4, length: int = 24) -> Sequences:
     """The same batch again and again, so that a loss must fall."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, tiny.VOCABULARY, (batch, length), generator=generator).int()
@@ -69,8 +69,8 @@ def tensors(directory: Path) -> dict[str, Tensor]:
 
 
 def record(directory: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
-    return found
+    content: dict[str, Any] = json.loads((directory / "statetrim" / "recover.json").read_text())
+    return content
 
 
 # --- every family --------------------------------------------------------------------------------
@@ -83,18 +83,18 @@ def test_recovery_ends_in_a_stock_checkpoint(
     model, small = pair(model_type)
     ids = torch.randint(1, tiny.VOCABULARY, (2, 20), generator=torch.Generator().manual_seed(1))
     unmerged: list[Tensor] = []
-    real = training.RecoveryTrainer.gather_trained
+    real_gather = training.RecoveryTrainer.gather_trained
 
-    def listen(self: Any) -> dict[str, Tensor]:
+    def capture_logits(self: Any) -> dict[str, Tensor]:
         student = precise(copy.deepcopy(self.model.student))
         with torch.no_grad():
             unmerged.append(student(input_ids=ids, use_cache=False).logits)
-        return real(self)
+        return real_gather(self)
 
-    monkeypatch.setattr(training.RecoveryTrainer, "trained", listen)
+    monkeypatch.setattr(training.RecoveryTrainer, "trained", capture_logits)
     steps = 3 if model_type.startswith("qwen4") else 6  # its hyper-connections are slow here
     out = tmp_path / "out"
-    st.recover(small, teacher=model, text=rehearsal(steps), out=out, **QUICK)
+    st.recover(small, teacher=model, text=repeated_batch(steps), out=out, **QUICK)
 
     curve = record(out)["curve"]
     assert curve[-1]["loss"] < curve[0]["loss"]
@@ -120,27 +120,27 @@ def test_recovery_ends_in_a_stock_checkpoint(
 
 def precise(live: Any) -> Any:
     """In float64, so that only the rounding of the merged weights is left; experts run in less."""
-    experts = any(name.endswith("experts") for name, _ in live.named_modules())
-    return live.eval() if experts else live.double().eval()
+    has_experts = any(name.endswith("experts") for name, _ in live.named_modules())
+    return live.eval() if has_experts else live.double().eval()
 
 
 def expected_changes(small: st.Checkpoint) -> set[str]:
     """By name alone: matrices and convolutions under a mixer's prefix, not its norms and decays."""
     leaves = {template.rpartition(".")[2] for template in small.family.mixer_prefixes}
-    found = set()
+    names = set()
     for name in small.tensors:
         parts = name.split(".")
-        home = next((i for i, part in enumerate(parts) if part in leaves), None)
-        if home is None or "layers" not in parts or "visual" in parts:
+        mixer_index = next((i for i, part in enumerate(parts) if part in leaves), None)
+        if mixer_index is None or "layers" not in parts or "visual" in parts:
             continue
         if int(parts[parts.index("layers") + 1]) not in small.geometry.layers:
             continue
-        leaf = ".".join(parts[home + 1 :])
+        leaf = ".".join(parts[mixer_index + 1 :])
         if (leaf.endswith("weight") and ("proj" in leaf or "conv" in leaf)) or (
             "conv" in leaf and leaf.endswith("bias")
         ):
-            found.add(name)
-    return found
+            names.add(name)
+    return names
 
 
 # --- what is trained -----------------------------------------------------------------------------
@@ -149,14 +149,14 @@ def expected_changes(small: st.Checkpoint) -> set[str]:
 @pytest.mark.parametrize("model_type", ["delta_net", "kda", "qwen3_next", "olmo_hybrid", "bamba"])
 def test_coverage_counts_what_is_there(model_type: str, checkpoint: Any) -> None:
     model = st.open(checkpoint(model_type))
-    opened = load_live(model)
-    live = opened.module
-    coverage = attach_adapters(opened, rank=4, alpha=8, also=("softmax", "mlp")).coverage
+    live_model = load_live(model)
+    module = live_model.module
+    coverage = attach_adapters(live_model, rank=4, alpha=8, also=("softmax", "mlp")).coverage
     assert coverage.layers == len(model.geometry.layers)
-    adapted = [name for name, _ in live.named_modules() if name.endswith("lora_A")]
+    adapted = [name for name, _ in module.named_modules() if name.endswith("lora_A")]
     assert len(adapted) == coverage.projections + coverage.softmax[0] + coverage.mlp[0]
     assert coverage.softmax[0] == coverage.softmax[1] and coverage.mlp[0] == coverage.mlp[1] > 0
-    trained = [p for p in live.parameters() if p.requires_grad]
+    trained = [p for p in module.parameters() if p.requires_grad]
     assert coverage.trained_parameters == sum(p.numel() for p in trained)
     assert all(p.dtype == torch.float32 for p in trained)
 
@@ -184,14 +184,14 @@ def test_an_adapter_that_a_kernel_reads_past_is_refused(
     monkeypatch.setattr(Mixer, "forward", forward)
     model, small = pair("delta_net")
     with pytest.raises(st.StatetrimError, match="4 trained parameters take no part in the loss"):
-        st.recover(small, teacher=model, text=rehearsal(), out=tmp_path / "out", **QUICK)
+        st.recover(small, teacher=model, text=repeated_batch(), out=tmp_path / "out", **QUICK)
 
 
 def test_softmax_and_mlp_are_adapted_when_asked(pair: Any, tmp_path: Path) -> None:
     model, small = pair("qwen3_5_text")
     out = tmp_path / "out"
     also = ("softmax", "mlp")
-    st.recover(small, teacher=model, text=rehearsal(2), out=out, also=also, **QUICK)
+    st.recover(small, teacher=model, text=repeated_batch(2), out=out, also=also, **QUICK)
     before, after = tensors(small.path), tensors(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert any("self_attn.q_proj" in name for name in changed)
@@ -203,18 +203,18 @@ def test_a_bfloat16_model_is_trained_in_float32(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, small = (stored_as_bfloat16(m, tmp_path / str(n)) for n, m in enumerate(pair("kda")))
-    seen: list[Any] = []
-    real = training.RecoveryTrainer.gather_trained
+    captured: list[Any] = []
+    real_gather = training.RecoveryTrainer.gather_trained
 
-    def listen(self: Any) -> dict[str, Tensor]:
-        seen.append(real(self))
-        return seen[-1]  # type: ignore[no-any-return]
+    def capture_tensors(self: Any) -> dict[str, Tensor]:
+        captured.append(real_gather(self))
+        return captured[-1]  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(training.RecoveryTrainer, "trained", listen)
+    monkeypatch.setattr(training.RecoveryTrainer, "trained", capture_tensors)
     out = tmp_path / "out"
-    st.recover(small, teacher=model, text=rehearsal(), out=out, **QUICK)
-    assert {value.dtype for value in seen[-1].values()} == {torch.float32}
-    assert any("conv" in name for name in seen[-1])
+    st.recover(small, teacher=model, text=repeated_batch(), out=out, **QUICK)
+    assert {value.dtype for value in captured[-1].values()} == {torch.float32}
+    assert any("conv" in name for name in captured[-1])
     curve = record(out)["curve"]
     assert curve[-1]["loss"] < curve[0]["loss"]
     assert {value.dtype for value in tensors(out).values()} == {torch.bfloat16}
@@ -238,11 +238,11 @@ def stored_as_bfloat16(model: st.Checkpoint, directory: Path) -> st.Checkpoint:
 
 def test_micro_batches_and_gradient_checkpointing_change_nothing(pair: Any, tmp_path: Path) -> None:
     model, small = pair("qwen3_5_text")
-    ways: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"gradient_checkpointing": True}]
+    variants: list[dict[str, Any]] = [{}, {"micro_batch": 1}, {"gradient_checkpointing": True}]
     curves = []
-    for number, way in enumerate(ways):
+    for number, variant in enumerate(variants):
         out = tmp_path / str(number)
-        st.recover(small, teacher=model, text=rehearsal(3), out=out, **QUICK, **way)
+        st.recover(small, teacher=model, text=repeated_batch(3), out=out, **QUICK, **variant)
         curves.append(torch.tensor([line["loss"] for line in record(out)["curve"]]))
     for curve in curves[1:]:
         torch.testing.assert_close(curve, curves[0], rtol=1e-5, atol=1e-5)
@@ -251,7 +251,7 @@ def test_micro_batches_and_gradient_checkpointing_change_nothing(pair: Any, tmp_
 def test_mixed_precision(pair: Any, tmp_path: Path) -> None:
     model, small = pair("delta_net")
     out = tmp_path / "out"
-    st.recover(small, teacher=model, text=rehearsal(), out=out, mixed_precision=True, **QUICK)
+    st.recover(small, teacher=model, text=repeated_batch(), out=out, mixed_precision=True, **QUICK)
     curve = record(out)["curve"]
     assert curve[-1]["loss"] < curve[0]["loss"]
 
@@ -259,11 +259,11 @@ def test_mixed_precision(pair: Any, tmp_path: Path) -> None:
 def test_without_a_teacher_the_loss_is_cross_entropy(pair: Any, tmp_path: Path) -> None:
     _, small = pair("delta_net")
     out = tmp_path / "out"
-    st.recover(small, text=rehearsal(), out=out, **QUICK)
+    st.recover(small, text=repeated_batch(), out=out, **QUICK)
     curve = record(out)["curve"]
     assert all(line["kl"] == 0 and line["loss"] == line["ce"] for line in curve)
     assert curve[-1]["loss"] < curve[0]["loss"]
-    ids = rehearsal().ids[:4].long()
+    ids = repeated_batch().ids[:4].long()
     with torch.no_grad():
         expected = tiny.stock_class("delta_net").from_pretrained(small.path)(ids, labels=ids).loss
     assert curve[0]["loss"] == pytest.approx(float(expected), rel=1e-5)
@@ -272,8 +272,10 @@ def test_without_a_teacher_the_loss_is_cross_entropy(pair: Any, tmp_path: Path) 
 def test_the_control_is_the_original_under_the_same_recovery(pair: Any, tmp_path: Path) -> None:
     model, small = pair("delta_net")
     out = tmp_path / "out"
-    got = st.recover(small, teacher=model, text=rehearsal(), out=out, control=True, **QUICK)
-    assert got.geometry == model.geometry
+    recovered = st.recover(
+        small, teacher=model, text=repeated_batch(), out=out, control=True, **QUICK
+    )
+    assert recovered.geometry == model.geometry
     curve = record(out)["curve"]
     assert curve[0]["kl"] == pytest.approx(0, abs=1e-6) and curve[-1]["kl"] > 1e-6
     assert record(out)["student"] == record(out)["teacher"] == model.digest
@@ -283,7 +285,7 @@ def test_the_control_is_the_original_under_the_same_recovery(pair: Any, tmp_path
 def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Path) -> None:
     model, small = pair(model_type)
     out = tmp_path / "out"
-    st.recover(small, teacher=model, text=rehearsal(), out=out, layerwise=True, **QUICK)
+    st.recover(small, teacher=model, text=repeated_batch(), out=out, layerwise=True, **QUICK)
     curve = record(out)["curve"]
     for layer in small.geometry.layers:
         losses = [line["loss"] for line in curve if line["layer"] == layer]
@@ -292,7 +294,7 @@ def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Pat
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == expected_changes(small)
     # The first loss by hand: both mixers on the original's own input, from whole models.
-    expected = mixer_error(model, small, rehearsal().ids[:4].long())
+    expected = mixer_error(model, small, repeated_batch().ids[:4].long())
     for layer, error in expected.items():
         first = next(line["loss"] for line in curve if line["layer"] == layer)
         assert first == pytest.approx(error, rel=1e-4)
@@ -302,25 +304,25 @@ def mixer_error(model: st.Checkpoint, small: st.Checkpoint, ids: Tensor) -> dict
     from statetrim.runtime.mixers import find_mixers
 
     original, pruned = st.load(model), st.load(small)
-    theirs, errors = find_mixers(pruned, small), dict[int, float]()
+    cut_mixers, errors = find_mixers(pruned, small), dict[int, float]()
 
-    def listen(layer: int) -> Any:
+    def make_hook(layer: int) -> Any:
         def hook(module: Any, args: Any, kwargs: Any, result: Any) -> None:
             with torch.no_grad():
-                ours = theirs[layer](*args, **kwargs)
-            wanted, got = (x[0] if isinstance(x, tuple) else x for x in (result, ours))
-            errors[layer] = float((got - wanted).square().mean() / wanted.square().mean())
+                cut_result = cut_mixers[layer](*args, **kwargs)
+            target, output = (x[0] if isinstance(x, tuple) else x for x in (result, cut_result))
+            errors[layer] = float((output - target).square().mean() / target.square().mean())
 
         return hook
 
     for layer, mixer in find_mixers(original, model).items():
-        mixer.register_forward_hook(listen(layer), with_kwargs=True)
+        mixer.register_forward_hook(make_hook(layer), with_kwargs=True)
     with torch.no_grad():
         original(input_ids=ids, use_cache=False)
     return errors
 
 
-def test_layerwise_goes_on_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: Path) -> None:
+def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: Path) -> None:
     model, small = pair("bamba")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     recall = {"text": text, "tokens": 576, "length": 24, "recall": 0.5, "whole": True}
@@ -363,9 +365,9 @@ def test_what_cannot_be_done_is_one_sentence(
     options: dict[str, Any], says: str, pair: Any, tmp_path: Path
 ) -> None:
     model, small = pair("delta_net")
-    whole = {"teacher": model, "text": rehearsal(), **QUICK, **options}
+    arguments = {"teacher": model, "text": repeated_batch(), **QUICK, **options}
     with pytest.raises(st.StatetrimError, match=says):
-        st.recover(small, out=tmp_path / "out", **whole)
+        st.recover(small, out=tmp_path / "out", **arguments)
     assert not list(tmp_path.iterdir())
 
 
@@ -376,7 +378,7 @@ def test_a_launch_that_asks_accelerate_to_shard_is_refused(
     model, small = pair("delta_net")
     monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
     with pytest.raises(st.StatetrimError, match="add --shard"):
-        st.recover(small, teacher=model, text=rehearsal(), out=tmp_path / "out", **QUICK)
+        st.recover(small, teacher=model, text=repeated_batch(), out=tmp_path / "out", **QUICK)
     assert not list(tmp_path.iterdir())
 
 
@@ -388,12 +390,14 @@ def test_a_size_without_a_launch_is_no_launch(
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(st.StatetrimError, match="needs several processes"):
         st.recover(
-            small, teacher=model, text=rehearsal(), out=tmp_path / "out", shard=True, **QUICK
+            small, teacher=model, text=repeated_batch(), out=tmp_path / "out", shard=True, **QUICK
         )
     assert not list(tmp_path.iterdir())
 
 
-def test_a_stranger_s_teacher_is_refused(pair: Any, checkpoint: Any, tmp_path: Path) -> None:
+def test_a_teacher_with_another_tokenizer_is_refused(
+    pair: Any, checkpoint: Any, tmp_path: Path
+) -> None:
     _, small = pair("delta_net")
     text = str(tiny.write_text(tmp_path / "words.jsonl", 400))
     teacher = shutil.copytree(checkpoint("delta_net"), tmp_path / "teacher")
@@ -411,7 +415,9 @@ def test_a_stranger_s_teacher_is_refused(pair: Any, checkpoint: Any, tmp_path: P
 def test_an_unknown_tracker_is_one_sentence(pair: Any, tmp_path: Path) -> None:
     _, small = pair("delta_net")
     with pytest.raises(st.StatetrimError, match="cannot be reported as asked: diary is not"):
-        st.recover(small, text=rehearsal(1), out=tmp_path / "out", report_to=["diary"], **QUICK)
+        st.recover(
+            small, text=repeated_batch(1), out=tmp_path / "out", report_to=["diary"], **QUICK
+        )
 
 
 def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
@@ -424,8 +430,8 @@ def test_on_a_terminal_a_bar_shows_loss_speed_and_time_left(
         for step in range(1, 5):
             update(Progress(step, 8, "steps", tokens=1000 * step, loss=1.2345))
             time.sleep(0.2)
-    shown = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
-    assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", shown), shown
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", screen.getvalue())
+    assert re.search(r"recovering .*4/8 loss 1\.2345 +\d,\d{3} tokens/s 0:00:0\d", text), text
 
 
 def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> None:
@@ -433,22 +439,22 @@ def test_records_of_earlier_recoveries_are_kept(pair: Any, tmp_path: Path) -> No
     seeds = {}
     for generation in range(3):
         out = tmp_path / f"out{generation}"
-        small = st.recover(small, text=rehearsal(1), out=out, seed=generation, **QUICK)
+        small = st.recover(small, text=repeated_batch(1), out=out, seed=generation, **QUICK)
     for name in ("recover.json", "source_recover.json", "source_source_recover.json"):
         seeds[name] = json.loads((out / "statetrim" / name).read_text())["options"]["seed"]
     assert list(seeds.values()) == [2, 1, 0]
 
 
-def test_a_tracker_is_told_every_step_and_what_it_wrote_stays(pair: Any, tmp_path: Path) -> None:
+def test_a_tracker_gets_every_step_and_its_files_stay(pair: Any, tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     _, small = pair("delta_net")
     out = tmp_path / "out"
-    st.recover(small, text=rehearsal(3), out=out, report_to=["tensorboard"], **QUICK)
+    st.recover(small, text=repeated_batch(3), out=out, report_to=["tensorboard"], **QUICK)
     (events,) = (out / "statetrim").rglob("*tfevents*")
-    told = EventAccumulator(str(events))
-    told.Reload()
-    losses = [scalar.value for scalar in told.Scalars("train/loss")]
+    accumulator = EventAccumulator(str(events))
+    accumulator.Reload()
+    losses = [scalar.value for scalar in accumulator.Scalars("train/loss")]
     assert losses == pytest.approx([line["loss"] for line in record(out)["curve"]], rel=1e-6)
     assert not (out / "training").exists() and not list((out / "statetrim").rglob("checkpoint-*"))
 
@@ -460,7 +466,7 @@ def test_a_disk_that_will_be_full_is_noticed_first(
     usage = shutil.disk_usage("/")._replace(free=1000)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(OSError, match="the result will need"):
-        st.recover(small, text=rehearsal(1), out=tmp_path / "out", **QUICK)
+        st.recover(small, text=repeated_batch(1), out=tmp_path / "out", **QUICK)
 
 
 def test_loss_that_is_not_a_number_ends_the_run(
@@ -468,24 +474,24 @@ def test_loss_that_is_not_a_number_ends_the_run(
 ) -> None:
     from statetrim.recovery import distillation
 
-    real = distillation.chunked_loss
+    real_loss = distillation.chunked_loss
 
-    def spoiled(*args: Any) -> Any:
-        loss, parts = real(*args)
+    def nan_loss(*args: Any) -> Any:
+        loss, parts = real_loss(*args)
         return loss * torch.nan, parts
 
-    monkeypatch.setattr(distillation, "chunked_loss", spoiled)
+    monkeypatch.setattr(distillation, "chunked_loss", nan_loss)
     _, small = pair("delta_net")
     with pytest.raises(st.StatetrimError, match="the loss of step 1 is not a number"):
-        st.recover(small, text=rehearsal(1), out=tmp_path / "out", **QUICK)
+        st.recover(small, text=repeated_batch(1), out=tmp_path / "out", **QUICK)
     assert not (tmp_path / "out").exists()
 
 
 def test_a_rerun_of_a_finished_run_does_nothing(pair: Any, tmp_path: Path) -> None:
     model, small = pair("delta_net")
     out = tmp_path / "out"
-    options: dict[str, Any] = {"teacher": model, "text": rehearsal(2), "out": out, **QUICK}
+    options: dict[str, Any] = {"teacher": model, "text": repeated_batch(2), "out": out, **QUICK}
     st.recover(small, **options)
-    moments: list[Any] = []
-    st.recover(small, **options, progress=moments.append)
-    assert not moments
+    updates: list[Any] = []
+    st.recover(small, **options, progress=updates.append)
+    assert not updates
