@@ -22,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 
 
 @pytest.fixture(scope="module")
-def home(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
+def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     """A directory with MODEL, a text, and OUT and SWEPT that trim made there."""
     folder = tmp_path_factory.mktemp("first")
     (folder / "my model").symlink_to(checkpoint("qwen3_5_text"))
@@ -35,35 +35,35 @@ def home(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     return folder
 
 
-def composed(home: Path, *names: str) -> Document:
-    return build_document(read_findings([home / name for name in names]))
+def document_of(folder: Path, *names: str) -> Document:
+    return build_document(read_findings([folder / name for name in names]))
 
 
-def test_the_answer_is_the_rule_s_and_stands_first(home: Path) -> None:
+def test_the_answer_is_the_rule_s_and_stands_first(folder: Path) -> None:
     """A random model recalls nothing: there is nothing to ship on."""
-    page = (home / "OUT" / "statetrim" / "report" / "report.html").read_text()
+    page = (folder / "OUT" / "statetrim" / "report" / "report.html").read_text()
     body = page[page.index("<body>") :]
     answer = re.search(
         r'class="answer (\w+)".*?<h2 id="answer">(.*?)</h2>\s*<p>(.*?)</p>', body, re.S
     )
     assert answer and answer[1] == "unknown" and answer[2] == "Not enough evidence"
     assert body.index('class="answer') < body.index("<dl") < body.index("<nav")
-    card = (home / "OUT" / "README.md").read_text()
+    card = (folder / "OUT" / "README.md").read_text()
     assert "**Not enough evidence**: " in card
-    said = answer[3].rstrip(".").lower()
-    assert said in card.lower()
-    code, err, out = run(["evaluate", str(home / "OUT"), "--baseline", str(home / "my model"),
+    reason = answer[3].rstrip(".").lower()
+    assert reason in card.lower()
+    code, err, out = run(["evaluate", str(folder / "OUT"), "--baseline", str(folder / "my model"),
                           "--tasks", "mqar", "--limit", "4", "--fail-if", "not ship",
-                          "-o", str(home / "again.json")])  # fmt: skip
+                          "-o", str(folder / "again.json")])  # fmt: skip
     assert code == 1 and "not enough evidence" in err.splitlines()[-1]
     assert "OUT: NOT ENOUGH EVIDENCE" in out
 
 
-def test_memory_stands_beside_what_is_free(home: Path) -> None:
-    before, after = st.open(home / "my model").geometry, st.open(home / "OUT").geometry
+def test_memory_stands_beside_what_is_free(folder: Path) -> None:
+    before, after = st.open(folder / "my model").geometry, st.open(folder / "OUT").geometry
     sizes = [f"{numel * width / 1024:,.1f} KiB"
              for numel in (before.state_numel, after.state_numel) for width in (4, 2)]  # fmt: skip
-    document = composed(home, "my model", "OUT")
+    document = document_of(folder, "my model", "OUT")
     (memory,) = (fact for fact in document.summary.facts if fact.name == "Memory")
     text = " ".join(memory.lines)
     assert text.startswith(f"{sizes[0]} → {sizes[2]} of state per sequence")
@@ -72,55 +72,57 @@ def test_memory_stands_beside_what_is_free(home: Path) -> None:
         int(n.replace(",", "")) for n in re.findall(r"([\d,]+) (?:→|sequences)", memory.lines[1])
     ]
     assert counts[0] < counts[1]
-    card = (home / "OUT" / "README.md").read_text()
+    card = (folder / "OUT" / "README.md").read_text()
     assert all(size in card for size in sizes)
 
 
-def test_sections_without_an_artifact_are_one_line(home: Path) -> None:
-    document = composed(home, "my model", "OUT")
+def test_sections_without_an_artifact_are_one_line(folder: Path) -> None:
+    document = document_of(folder, "my model", "OUT")
     absent = [section.title for section in document.absent]
     assert absent == ["Quality against state size", "Speed", "Which layer carries what",
                       "Effective rank of the state", "Recovery"]  # fmt: skip
-    page = (home / "OUT" / "statetrim" / "report" / "report.html").read_text()
+    page = (folder / "OUT" / "statetrim" / "report" / "report.html").read_text()
     (line,) = re.findall(r"<summary>Not in this report: (.*?)</summary>", page)
     assert line == " · ".join(absent)
     assert not set(absent) & set(re.findall(r"<h2 id=.*?>(.*?)</h2>", page))
 
 
-def verified(home: Path, engine: str, **found: Any) -> Path:
-    marks = [st.open(home / name).fingerprint for name in ("my model", "OUT")]
+def save_verification(folder: Path, engine: str, **fields: Any) -> Path:
+    fingerprints = [st.open(folder / name).fingerprint for name in ("my model", "OUT")]
     agreements = [
         Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
         for name, agreed in (("my model", 50), ("OUT", 49))
-        if name not in found.get("refusals", {})
+        if name not in fields.get("refusals", {})
     ]
-    run = st.Verification(
+    verification = st.Verification(
         engine, f"{engine} 1.0", "float32", ["my model", "OUT"], agreements,
-        lineage={"models": marks}, **found,
+        lineage={"models": fingerprints}, **fields,
     )  # fmt: skip
-    run.save(home / f"{engine}.json")
-    return home / f"{engine}.json"
+    verification.save(folder / f"{engine}.json")
+    return folder / f"{engine}.json"
 
 
-def test_a_fault_found_in_an_engine_is_the_answer(home: Path) -> None:
-    well = verified(home, "mlx")
-    bad = verified(home, "llamacpp", faults={"OUT": ["llama.cpp answers <nonsense>"]})
-    no = {"OUT": "vLLM does not run it: odd width"}
-    refused = verified(home, "vllm", refusals=no, faults={"OUT": [no["OUT"]]})
+def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
+    passing = save_verification(folder, "mlx")
+    faulty = save_verification(folder, "llamacpp", faults={"OUT": ["llama.cpp answers <nonsense>"]})
+    refusal = {"OUT": "vLLM does not run it: odd width"}
+    refused = save_verification(folder, "vllm", refusals=refusal, faults={"OUT": [refusal["OUT"]]})
 
     def answer(*files: Path) -> tuple[str, str]:
-        found = composed(home, "my model", "OUT", *(file.name for file in files)).summary
-        return found.answer, found.reason
+        summary = document_of(folder, "my model", "OUT", *(file.name for file in files)).summary
+        return summary.answer, summary.reason
 
-    assert answer(well)[0] == "Not enough evidence"
-    assert answer(well, bad) == ("Do not ship", "llama.cpp answers <nonsense>")
-    assert answer(refused) == ("Do not ship", no["OUT"])
-    assert answer(well, refused)[0] == "Not enough evidence"  # MLX-LM runs it
-    both = {"my model": "no memory", **no}  # says nothing of the cut
-    busy = verified(home, "vllm", refusals=both, faults={"OUT": [no["OUT"]]})
-    assert answer(busy)[0] == "Not enough evidence"
-    st.report([home / "my model", home / "OUT", well, bad], out=home / "verified")
-    page = (home / "verified" / "report.html").read_text()
+    assert answer(passing)[0] == "Not enough evidence"
+    assert answer(passing, faulty) == ("Do not ship", "llama.cpp answers <nonsense>")
+    assert answer(refused) == ("Do not ship", refusal["OUT"])
+    assert answer(passing, refused)[0] == "Not enough evidence"  # MLX-LM runs it
+    both = {"my model": "no memory", **refusal}  # says nothing of the cut
+    both_refused = save_verification(
+        folder, "vllm", refusals=both, faults={"OUT": [refusal["OUT"]]}
+    )
+    assert answer(both_refused)[0] == "Not enough evidence"
+    st.report([folder / "my model", folder / "OUT", passing, faulty], out=folder / "verified")
+    page = (folder / "verified" / "report.html").read_text()
     assert "98 of 100" in page and "+2.00 (+2.00 to +2.00)" in page
     assert "llama.cpp answers &lt;nonsense&gt;" in page
 
@@ -133,10 +135,10 @@ QUICK = {
 """Added to what is printed, whose defaults are those of real models."""
 
 
-def test_commands_work_as_printed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_work_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the directory in which the report was made; the model's name has a blank in it."""
-    monkeypatch.chdir(home)
-    text = (home / "OUT" / "statetrim" / "report" / "report.md").read_text()
+    monkeypatch.chdir(folder)
+    text = (folder / "OUT" / "statetrim" / "report" / "report.md").read_text()
     commands = re.findall(r"^ +(statetrim .*)$", text, re.M)
     names = {shlex.split(command)[1] for command in commands}
     assert names >= {"trim", "calibrate", "select", "prune", "analyze", "benchmark", "recover"}
@@ -148,16 +150,16 @@ def test_commands_work_as_printed(home: Path, monkeypatch: pytest.MonkeyPatch) -
     assert st.Plan.load("plan.json").kept[0].equal(st.Plan.load("OUT/statetrim/plan.json").kept[0])
 
 
-def test_a_sweep_shows_plans_frontier_and_what_it_recommends(home: Path) -> None:
-    text = (home / "SWEPT" / "report" / "report.md").read_text()
+def test_a_sweep_shows_plans_frontier_and_what_it_recommends(folder: Path) -> None:
+    text = (folder / "SWEPT" / "report" / "report.md").read_text()
     assert "**No shape recommended**: too few samples, or too few tasks, to tell." in text
     for shape in ("8x8", "6x8", "6x4"):
         assert f"SWEPT/plan-{shape}.json" in text
-        st.Plan.load(home / "SWEPT" / f"plan-{shape}.json")
+        st.Plan.load(folder / "SWEPT" / f"plan-{shape}.json")
     assert "sweep.partial" not in text and "Without a cut, a bfloat16 state takes" in text
 
 
-def sweep_of(figures: dict[str, tuple[float, float]], path: Path) -> Path:
+def write_sweep(figures: dict[str, tuple[float, float]], path: Path) -> Path:
     """Shapes of 64x64 with what they lose: points of recall, percent of perplexity."""
 
     def measured(value: float, margin: float, unit: str) -> dict[str, Any]:
@@ -186,11 +188,11 @@ def sweep_of(figures: dict[str, tuple[float, float]], path: Path) -> Path:
 def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> None:
     figures = {"48x64": (0.2, 0.3), "64x48": (2.0, 2.0), "64x32": (1.5, 1.0), "32x64": (12.0, 2.0),
                "32x32": (20.0, 5.0)}  # fmt: skip
-    document = build_document(read_findings([sweep_of(figures, tmp_path / "sweep.json")]))
-    opening = document.summary
-    assert (opening.answer, opening.tone) == ("Take 64x32", "good")
-    assert "50% of the original's" in opening.reason
-    (step,) = (fact for fact in opening.facts if fact.name == "Next")
+    document = build_document(read_findings([write_sweep(figures, tmp_path / "sweep.json")]))
+    summary = document.summary
+    assert (summary.answer, summary.tone) == ("Take 64x32", "good")
+    assert "50% of the original's" in summary.reason
+    (step,) = (fact for fact in summary.facts if fact.name == "Next")
     (command,) = step.commands
     assert "--keep 64 --keep-values 32 --text 'my text.jsonl' --tokens 4096" in command
     table = next(b for s in document.sections for b in s.blocks if b.kind == "table")
@@ -204,16 +206,16 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
 
 def test_no_shape_is_recommended_where_all_lose(tmp_path: Path) -> None:
     figures = {"32x64": (12.0, 2.0), "32x32": (20.0, 5.0)}
-    opening = build_document(read_findings([sweep_of(figures, tmp_path / "sweep.json")])).summary
-    assert (opening.answer, opening.tone) == ("No shape recommended", "bad")
-    assert "32x64 comes nearest: recall falls by 12.0 points on mqar" in opening.reason
+    summary = build_document(read_findings([write_sweep(figures, tmp_path / "sweep.json")])).summary
+    assert (summary.answer, summary.tone) == ("No shape recommended", "bad")
+    assert "32x64 comes nearest: recall falls by 12.0 points on mqar" in summary.reason
 
 
 WARNING = """<p class="note">Warning: recall falls by 31.0 points on mqar (95%: 26.2 to 35.8); keep
 more channels, or calibrate and recover on text that needs recall.</p>"""
 
 
-def test_the_fold(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_fold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a phone and on a desk the answer, its reason and every warning need no scrolling."""
     pytest.importorskip("playwright")
     monkeypatch.syspath_prepend(ROOT / "tools")
@@ -221,7 +223,7 @@ def test_the_fold(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     if screenshots.chromium() is None:
         pytest.skip("needs chromium")
-    page = home / "OUT" / "statetrim" / "report" / "report.html"
+    page = folder / "OUT" / "statetrim" / "report" / "report.html"
     lost = page.read_text().replace('<dl class="facts">', f'{2 * WARNING}<dl class="facts">')
     (tmp_path / "lost.html").write_text(lost)
     (tmp_path / "low.html").write_text(lost.replace("<header>", "<header>" + "<p>x</p>" * 40))
@@ -229,5 +231,5 @@ def test_the_fold(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         assert list(screenshots.faults(started, tmp_path / "lost.html", None)) == []
         low = list(screenshots.faults(started, tmp_path / "low.html", None))
         assert any("below the fold" in fault for fault in low), "or the check sees nothing"
-        swept = home / "SWEPT" / "report" / "report.html"
+        swept = folder / "SWEPT" / "report" / "report.html"
         assert list(screenshots.faults(started, swept, None)) == []

@@ -26,31 +26,35 @@ def shares(right: float, seed: int) -> list[float]:
     return [min(1.0, max(0.0, right + draw.uniform(-0.02, 0.02))) for _ in range(ROWS)]
 
 
-def scores(recall: dict[str, dict[int, float]], rows: int = ROWS, **lineage: Any) -> st.Scores:
+def make_scores(recall: dict[str, dict[int, float]], rows: int = ROWS, **lineage: Any) -> st.Scores:
     """Perplexity and recall by number of pairs, of models that are worse one after the other."""
-    found = []
-    for number, (name, by_load) in enumerate(recall.items()):
+    all_scores = []
+    for number, (name, by_pairs) in enumerate(recall.items()):
         draw = random.Random(number)
         text = [-100 * (3.0 + 0.2 * number + draw.uniform(-0.02, 0.02)) for _ in range(rows)]
-        found.append(Score(name, "text", "perplexity", "perplexity", False, text, [100.0] * rows))
-        loads = {f"pairs_{n}": shares(right, n)[:rows] for n, right in by_load.items()}
-        means = [sum(row) / len(row) for row in zip(*loads.values(), strict=True)]
-        for metric, samples in {"accuracy": means, **loads}.items():
-            found.append(Score(name, "mqar", metric, "share", True, samples))
+        all_scores.append(
+            Score(name, "text", "perplexity", "perplexity", False, text, [100.0] * rows)
+        )
+        pair_samples = {f"pairs_{n}": shares(right, n)[:rows] for n, right in by_pairs.items()}
+        means = [sum(row) / len(row) for row in zip(*pair_samples.values(), strict=True)]
+        for metric, samples in {"accuracy": means, **pair_samples}.items():
+            all_scores.append(Score(name, "mqar", metric, "share", True, samples))
         squad = [float(row < (0.9 - 0.2 * number) * rows) for row in range(rows)]
-        found.append(Score(name, "squad", "contains", "share", True, squad))
-    return st.Scores(list(recall), found, dict(lineage))
+        all_scores.append(Score(name, "squad", "contains", "share", True, squad))
+    return st.Scores(list(recall), all_scores, dict(lineage))
 
 
-def told(found: st.Scores, folder: Path, *more: Path) -> str:
-    found.save(folder / "scores.json")
+def report_text(model_scores: st.Scores, folder: Path, *more: Path) -> str:
+    model_scores.save(folder / "scores.json")
     st.report([folder / "scores.json", *more], out=folder / "page")
     return (folder / "page" / "report.md").read_text()
 
 
 def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
     """On the first screen, in the tables, in the means, in the choice of a shape, in an engine."""
-    found = scores({"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}})
+    model_scores = make_scores(
+        {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
+    )
     lost, recall = Interval(0.2, 0.1, 0.3), Interval(-16.0, -18.0, -14.0)
     prediction = Prediction({"32x32": {"text": {0: 0.1}}})
     decide([Candidate("32x32", 0.25, lost, recall)], prediction, {}).save(tmp_path / "choice.json")
@@ -58,9 +62,9 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
         Agreement(name, "texts", [50] * 2, [agreed] * 2, [agreed] * 2, [50] * 2, 0.3, None, 40)
         for name, agreed in (("whole", 50), ("cut", 49))
     ]
-    run = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreements)
-    run.save(tmp_path / "run.json")
-    text = told(found, tmp_path, tmp_path / "choice.json", tmp_path / "run.json")
+    verification = st.Verification("mlx", "mlx 1.0", "float32", ["whole", "cut"], agreements)
+    verification.save(tmp_path / "run.json")
+    text = report_text(model_scores, tmp_path, tmp_path / "choice.json", tmp_path / "run.json")
     shown = text[: text.index("## Not in this report")]
     assert "loss 17.5 points" in shown and "a random cut loses 67.5 points" in shown
     assert re.search(r"Mean recall of cut: loss of \d+\.\d+ ± \d+\.\d+ points over 2 tasks", shown)
@@ -72,7 +76,9 @@ def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
 
 def test_a_mean_names_its_settings_next_to_them(tmp_path: Path) -> None:
     cut = {4: 0.5, 8: 0.4, 16: 0.05}
-    text = told(scores({"whole": {4: 0.95, 8: 0.9, 16: 0.05}, "cut": cut, "rand": cut}), tmp_path)
+    text = report_text(
+        make_scores({"whole": {4: 0.95, 8: 0.9, 16: 0.05}, "cut": cut, "rand": cut}), tmp_path
+    )
     name = r"mqar, accuracy (mean of 2 of 3 settings: pairs\_4, pairs\_8)"
     assert f"| {name} | cut | 64 | 92.4% | 44.9% |" in text
     assert "rand is a random cut" in text
@@ -85,28 +91,30 @@ def test_a_mean_names_its_settings_next_to_them(tmp_path: Path) -> None:
 def test_chance_is_no_certainty(rows: int, says: str, tmp_path: Path) -> None:
     """A guess is right at a quarter of four pairs; six sequences near that cannot tell."""
     recall = {4: 0.31} if rows < ROWS else {4: 0.25}
-    text = told(scores({"whole": recall, "cut": recall, "rand": recall}, rows), tmp_path)
+    text = report_text(
+        make_scores({"whole": recall, "cut": recall, "rand": recall}, rows), tmp_path
+    )
     assert f"not informative: {says} |" in text
     assert "at chance" not in text
 
 
 def test_a_sweep_doubts_what_the_verdict_doubts() -> None:
     """All loads at chance: their mean, which is above zero, is no recall."""
-    guessed = {4: 0.25, 8: 0.125}
-    found = scores({"whole": guessed, "cut": guessed})
-    for name in found.models:
-        assert _measured_score(found, found.find(name, "mqar", "accuracy")).floor
-        assert not _measured_score(found, found.find(name, "squad", "contains")).floor
+    chance = {4: 0.25, 8: 0.125}
+    model_scores = make_scores({"whole": chance, "cut": chance})
+    for name in model_scores.models:
+        assert _measured_score(model_scores, model_scores.find(name, "mqar", "accuracy")).floor
+        assert not _measured_score(model_scores, model_scores.find(name, "squad", "contains")).floor
 
 
 def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> None:
     def facts(lost: float) -> dict[str, list[str]]:
         right, worse = {4: 0.9}, {4: 0.9 - lost}
-        found = scores({"whole": right, "cut": worse, "rand": {4: 0.2}})
-        kept = [x for x in found.scores if x.task == "mqar"]
-        st.Scores(found.models, kept).save(tmp_path / "scores.json")
-        opening = build_document(read_findings([tmp_path / "scores.json"])).summary
-        return {opening.answer: [], **{fact.name: list(fact.commands) for fact in opening.facts}}
+        model_scores = make_scores({"whole": right, "cut": worse, "rand": {4: 0.2}})
+        mqar_scores = [x for x in model_scores.scores if x.task == "mqar"]
+        st.Scores(model_scores.models, mqar_scores).save(tmp_path / "scores.json")
+        summary = build_document(read_findings([tmp_path / "scores.json"])).summary
+        return {summary.answer: [], **{fact.name: list(fact.commands) for fact in summary.facts}}
 
     (command,) = facts(0.06)["Next"]
     assert command.startswith("statetrim recover SMALL --teacher MODEL --text TEXT --tokens ")
@@ -116,8 +124,8 @@ def test_what_recovery_may_restore_comes_with_its_command(tmp_path: Path) -> Non
 
 def test_every_model_of_trim_is_explained() -> None:
     right = {4: 0.9}
-    found = scores({name: right for name in ("whole", "refitted", "pruned", "rand")})
-    (first, *_) = quality._score_blocks(found, "refitted")
+    model_scores = make_scores({name: right for name in ("whole", "refitted", "pruned", "rand")})
+    (first, *_) = quality._score_blocks(model_scores, "refitted")
     assert isinstance(first, Text) and first.text.startswith(
         "The original is whole, this checkpoint is refitted, pruned is the same cut before it was "
         "refitted or trained, rand is a random cut. "

@@ -25,7 +25,9 @@ from statetrim.reporting.markdown import render_markdown
 from statetrim.reporting.report import build_document
 
 TOOLS = Path(__file__).parents[2] / "tools"
-NASTY = "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
+HOSTILE_TEXT = (
+    "</style><script>alert(1)</script><img src=http://x.test/a.png onerror=alert(1)>|`$x`\n# a"
+)
 VOID = {"meta", "img"}
 ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.json",
        "timings.json", "recover.json", "refit.json", "trim.json")  # fmt: skip
@@ -66,10 +68,10 @@ def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
     plan = st.select(model, "rand", keep=6)
     plan.save(folder / "plan.json")
     small = st.prune(model, plan, folder / "SMALL")
-    heard = st.analyze(
+    analysis = st.analyze(
         small, folder / "text.jsonl", tokens=256, length=128, burn_in=64, baseline=model
     )
-    heard.save(folder / "analysis.json")
+    analysis.save(folder / "analysis.json")
     write_scores(folder / "scores.json")
     sweep = {
         "format": "statetrim sweep",
@@ -104,12 +106,12 @@ def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
     """What benchmark, recover and trim write, with `text` wherever there is text."""
     timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
     timing |= {"spread": None, "ratio": 0.7, "ratio_spread": None}
-    whole = timing | {"model": "whole", "value": 5.0, "ratio": None}
+    original_timing = timing | {"model": "whole", "value": 5.0, "ratio": None}
     infinite = timing | {"value": "inf", "ratio": "nan"}
     records = {
         "timings": {
             "models": ["whole", text],
-            "records": [whole, timing, infinite],
+            "records": [original_timing, timing, infinite],
             "lineage": {"x": text},
         },
         "recover": {
@@ -240,7 +242,7 @@ def test_a_picture_of_kept_channels_has_their_bits() -> None:
     assert len(rows) % width == 0
 
 
-def drawn(chart: Drawing | None) -> str:
+def svg_shapes(chart: Drawing | None) -> str:
     """The shapes as SVG, without the style sheet that stands before them."""
     return "" if chart is None else html.standalone_svg(chart).partition("</style>")[2]
 
@@ -251,34 +253,46 @@ def test_charts_stand_any_number(value: float) -> None:
         chart = line_chart(
             [Series("a", [Point(value, value), Point(1.0, 1e-12)])], "t", x="x", y="y", log=log
         )
-        assert "nan" not in drawn(chart) and "inf" not in drawn(chart)
-    assert "nan" not in drawn(interval_chart([("a", value, value, value)], "t", "x"))
+        assert "nan" not in svg_shapes(chart) and "inf" not in svg_shapes(chart)
+    assert "nan" not in svg_shapes(interval_chart([("a", value, value, value)], "t", "x"))
 
 
-def hostile(artifacts: Path, folder: Path) -> list[Path]:
+def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:
     """The same artifacts with something to run in every text field."""
     plan = json.loads((artifacts / "plan.json").read_text())
-    plan |= {"method": NASTY, "requested": NASTY, "options": {NASTY: NASTY}}
+    plan |= {
+        "method": HOSTILE_TEXT,
+        "requested": HOSTILE_TEXT,
+        "options": {HOSTILE_TEXT: HOSTILE_TEXT},
+    }
     plan["lineage"] |= {
-        "statetrim": NASTY,
-        "source": NASTY,
-        "statistics": {"data": [{"text": NASTY, "count": 1, "length": 2, "skip": NASTY}]},
+        "statetrim": HOSTILE_TEXT,
+        "source": HOSTILE_TEXT,
+        "statistics": {
+            "data": [{"text": HOSTILE_TEXT, "count": 1, "length": 2, "skip": HOSTILE_TEXT}]
+        },
     }
     (folder / "plan.json").write_text(json.dumps(plan))
-    write_scores(folder / "scores.json", name=NASTY, task=NASTY)
-    point = {"keep": 1, "keep_values": 1, "method": NASTY, "state_bytes": 10}
+    write_scores(folder / "scores.json", name=HOSTILE_TEXT, task=HOSTILE_TEXT)
+    point = {"keep": 1, "keep_values": 1, "method": HOSTILE_TEXT, "state_bytes": 10}
     points = [
-        point | {"scores": {NASTY: measured(1.0, 0.5, 2.0, NASTY), "x": measured(1.0, 0, 1, "")}},
+        point
+        | {
+            "scores": {
+                HOSTILE_TEXT: measured(1.0, 0.5, 2.0, HOSTILE_TEXT),
+                "x": measured(1.0, 0, 1, ""),
+            }
+        },
         point | {"state_bytes": 5, "scores": {}},
     ]
-    sweep = {"format": "statetrim sweep", "version": 1, "model": NASTY, "points": points}
+    sweep = {"format": "statetrim sweep", "version": 1, "model": HOSTILE_TEXT, "points": points}
     (folder / "sweep.json").write_text(json.dumps(sweep | {"lineage": {}}))
-    write_records(folder, NASTY, 10**400)
+    write_records(folder, HOSTILE_TEXT, 10**400)
     return sorted(folder.glob("*.json"))
 
 
 def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
-    page = st.report(hostile(artifacts, tmp_path), tmp_path / "out")
+    page = st.report(write_hostile_artifacts(artifacts, tmp_path), tmp_path / "out")
     html = page.read_text()
     check_page(html)
     assert "alert(1)" in html  # shown, as text
@@ -301,12 +315,12 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
     ],
 )
 def test_spoiled_artifacts_end_in_a_sentence(
-    change: dict[str, Any], said: str, tmp_path: Path
+    change: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     write_scores(tmp_path / "scores.json")
     content = json.loads((tmp_path / "scores.json").read_text()) | change
     (tmp_path / "scores.json").write_text(json.dumps(content))
-    with pytest.raises(st.StatetrimError, match=said):
+    with pytest.raises(st.StatetrimError, match=message):
         st.report([tmp_path / "scores.json"], tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -332,8 +346,8 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
         read_findings([artifacts / "plan.json", tmp_path / "plan.json"])
     other["lineage"]["source"] = "0" * 64
     (tmp_path / "plan.json").write_text(json.dumps(other))
-    found = read_findings([artifacts / "MODEL", tmp_path / "plan.json"])
-    assert "do not belong together" in render_markdown(build_document(found))
+    findings = read_findings([artifacts / "MODEL", tmp_path / "plan.json"])
+    assert "do not belong together" in render_markdown(build_document(findings))
 
 
 def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
@@ -344,15 +358,15 @@ def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path)
         json.loads((artifacts / "scores.json").read_text()),
     )
     inner = tmp_path / "SMALL" / "statetrim" / "scores.json"
-    for scored, said in (([small.fingerprint], False), (["0" * 64], True)):
+    for scored, is_other in (([small.fingerprint], False), (["0" * 64], True)):
         inner.write_text(json.dumps(content | {"lineage": {"models": scored}}))
-        within = render_markdown(build_document(read_findings([tmp_path / "SMALL"])))
-        assert ("Quality was not measured" in within) is said  # left out when not its own
+        without_file = render_markdown(build_document(read_findings([tmp_path / "SMALL"])))
+        assert ("Quality was not measured" in without_file) is is_other  # left out when not its own
         shutil.copy(inner, tmp_path / "scores.json")
-        given = render_markdown(
+        with_file = render_markdown(
             build_document(read_findings([tmp_path / "SMALL", tmp_path / "scores.json"]))
         )
-        assert ("scores are of other weights" in given) is said  # shown, with a warning
+        assert ("scores are of other weights" in with_file) is is_other  # shown, with a warning
 
 
 def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
@@ -369,10 +383,10 @@ def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
 
 def test_nothing_is_overwritten(artifacts: Path, tmp_path: Path) -> None:
     page = st.report([artifacts / "plan.json"], tmp_path / "out")
-    stood = page.read_bytes()
+    before = page.read_bytes()
     with pytest.raises(st.StatetrimError, match="not overwritten"):
         st.report([artifacts / "SMALL"], tmp_path / "out")
-    assert page.read_bytes() == stood
+    assert page.read_bytes() == before
 
 
 def test_a_link_out_of_the_checkpoint_is_not_read(artifacts: Path, tmp_path: Path) -> None:
@@ -415,7 +429,7 @@ def test_in_a_browser(
 
     if screenshots.chromium() is None:
         pytest.skip("needs chromium")
-    nasty = st.report(hostile(artifacts, tmp_path), tmp_path / "out")
-    with screenshots.browser() as started:
-        assert list(screenshots.faults(started, full, None)) == []
-        assert list(screenshots.faults(started, nasty, None)) == []
+    hostile_page = st.report(write_hostile_artifacts(artifacts, tmp_path), tmp_path / "out")
+    with screenshots.browser() as browser:
+        assert list(screenshots.faults(browser, full, None)) == []
+        assert list(screenshots.faults(browser, hostile_page, None)) == []

@@ -22,59 +22,59 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: Any) -> Path:
     """A model of 128x128, cut to 64x64, which most engines serve."""
-    home: Path = tmp_path_factory.mktemp("served")
+    folder: Path = tmp_path_factory.mktemp("served")
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    model = st.open(tiny.build("qwen3_5_text", home / "model", **wide))
+    model = st.open(tiny.build("qwen3_5_text", folder / "model", **wide))
     plan = st.select(model, square=64, method="rand", value_method="rand")
-    st.prune(model, plan, home / "my cut")
-    return home / "my cut"
+    st.prune(model, plan, folder / "my cut")
+    return folder / "my cut"
 
 
-def reported(cut: Path, recipe: Any = None) -> Document:
+def document_of(cut: Path, recipe: Any = None) -> Document:
     record = {"format": "statetrim trim", "statetrim": "0", "recipe": recipe}
     (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
     return build_document(read_findings([cut]))
 
 
-def first(document: Document) -> tuple[str, str]:
+def first_command(document: Document) -> tuple[str, str]:
     """The comment and the command on the first screen."""
     (engines,) = (fact for fact in document.summary.facts if fact.name == "Engines")
     comment, command = engines.commands
     return comment, command
 
 
-def listed(document: Document) -> list[tuple[str, str]]:
+def listed_commands(document: Document) -> list[tuple[str, str]]:
     (section,) = (section for section in document.sections if section.title == "Where it runs")
     (block,) = (block for block in section.blocks if isinstance(block, Command))
     return list(zip(block.lines[::2], block.lines[1::2], strict=True))
 
 
 @pytest.mark.parametrize("asked", ["vllm", "vllm-cpu", "sglang", "transformers", "llama.cpp"])
-def test_the_engine_that_was_asked_for_comes_first(cut: Path, asked: str) -> None:
-    document = reported(cut, {"for_": asked})
-    engine = ENGINE_NAMES[asked.replace(".", "")]
-    assert first(document) == listed(document)[0]
-    assert first(document)[0].split(";")[0] == f"# {engine}"
+def test_the_engine_that_was_asked_for_comes_first(cut: Path, requested: str) -> None:
+    document = document_of(cut, {"for_": requested})
+    engine = ENGINE_NAMES[requested.replace(".", "")]
+    assert first_command(document) == listed_commands(document)[0]
+    assert first_command(document)[0].split(";")[0] == f"# {engine}"
     lines = next(fact.lines for fact in document.summary.facts if fact.name == "Engines")
     assert lines[0].startswith(f"served by {engine}, ")
 
 
 @pytest.mark.parametrize("recipe", [None, {}, {"for_": None}, {"for_": 7}, {"for_": "<b>"}, "vllm"])
 def test_without_an_engine_it_is_the_first_that_serves(cut: Path, recipe: Any) -> None:
-    assert first(reported(cut, recipe))[0] == "# vLLM"
+    assert first_command(document_of(cut, recipe))[0] == "# vLLM"
 
 
 def test_an_engine_that_refuses_the_shape_is_not_first(cut: Path) -> None:
-    document = reported(cut, {"for_": "mlx"})  # takes no text model by itself
-    assert first(document)[0] == "# vLLM"
+    document = document_of(cut, {"for_": "mlx"})  # takes no text model by itself
+    assert first_command(document)[0] == "# vLLM"
 
 
 def test_they_are_those_of_inspect_with_names_flags_and_hints(cut: Path) -> None:
-    found = st.inspect(cut.parent / "model", square=64).deployment.commands
-    assert "--gdn-prefill-backend" in found["vLLM"] and "triton" in found["SGLang"]
-    lines = listed(reported(cut))
-    assert len(lines) == len(found) > 4
-    for (comment, line), (engine, command) in zip(lines, found.items(), strict=True):
+    commands = st.inspect(cut.parent / "model", square=64).deployment.commands
+    assert "--gdn-prefill-backend" in commands["vLLM"] and "triton" in commands["SGLang"]
+    lines = listed_commands(document_of(cut))
+    assert len(lines) == len(commands) > 4
+    for (comment, line), (engine, command) in zip(lines, commands.items(), strict=True):
         assert line == command.replace("SMALL", f"'{cut}'")
         hint = f"; {HINTS[engine]}" if engine in HINTS else ""
         assert comment == f"# {engine}{hint}"
@@ -84,7 +84,8 @@ def test_trim_prints_them_in_the_same_order(cut: Path) -> None:
     printed = _serving_lines(st.open(cut), "vllm-cpu")
     commands = [line.removeprefix("serve it:  ") for line in printed if "serve it" in line]
     expected = [
-        f"{line}   {comment}" for comment, line in listed(reported(cut, {"for_": "vllm-cpu"}))
+        f"{line}   {comment}"
+        for comment, line in listed_commands(document_of(cut, {"for_": "vllm-cpu"}))
     ]
     assert commands == expected and f"'{cut}'" in commands[0]
 
@@ -94,18 +95,18 @@ def test_older_versions_have_the_hint_of_their_engine(tmp_path: Path) -> None:
     wide = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
     model = st.open(tiny.build("qwen3_5_text", tmp_path / "model", **wide))
     st.prune(model, st.select(model, "rand", 32), tmp_path / "cut")
-    comments = [comment for comment, _ in listed(reported(tmp_path / "cut"))]
+    comments = [comment for comment, _ in listed_commands(document_of(tmp_path / "cut"))]
     assert f"# vllm-cpu 0.21-0.26; {HINTS['vllm-cpu']}" in comments
 
 
 def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> None:
     """A browser breaks lines after hyphens: options stay whole, and the text is what it was."""
-    reported(cut)
+    document_of(cut)
     page = st.report([cut], out=tmp_path / "page").read_text()
     (first_block, *_) = re.findall(r"<pre.*?</pre>", page, re.S)
     assert "<i>--gdn-prefill-backend</i> triton" in first_block
     text = html.unescape(re.sub(r"<[^>]*>", "", first_block))
-    assert text == "\n".join([*first(build_document(read_findings([cut]))), ""])
+    assert text == "\n".join([*first_command(build_document(read_findings([cut]))), ""])
     hyphens = re.sub(r"<i>[^<]*</i>|<[^>]*>", "", first_block)
     assert "-" not in hyphens
     assert re.search(r"pre i \{ display: inline-block;", page)
@@ -113,7 +114,7 @@ def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> Non
 
 def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_path: Path) -> None:
     """Their scores are dropped as those of other weights, and the checks with them."""
-    reported(cut, {"for_": "vllm-cpu"})
+    document_of(cut, {"for_": "vllm-cpu"})
     record = json.loads((cut / "statetrim" / "trim.json").read_text())
     record |= {"warnings": ["old warning"], "checks": {"prefill_against_decode": 0.5}}
     (cut / "statetrim" / "trim.json").write_text(json.dumps(record))
@@ -122,6 +123,6 @@ def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_pat
     scores.save(cut / "statetrim" / "scores.json")
     document = build_document(read_findings([cut]))
     (cut / "statetrim" / "scores.json").unlink()
-    assert first(document)[0].startswith("# vllm-cpu")
+    assert first_command(document)[0].startswith("# vllm-cpu")
     assert document.summary.notes == []
     assert not any(section.title == "Quality" for section in document.shown)
