@@ -49,8 +49,8 @@ every_mode = pytest.mark.parametrize("mode", MODES)
 def options(mode: str, model: st.Checkpoint) -> dict[str, Any]:
     size = sum(tensor.nbytes for _, tensor in model.tensors.values())
     memory = {0: int(0.6 * size), 1: 2 * size}
-    spread = {"device_map": "auto", "max_memory": memory}
-    return {"one card": {}, "layerwise": {"layerwise": True}, "two cards": spread}[mode]
+    two_gpus = {"device_map": "auto", "max_memory": memory}
+    return {"one card": {}, "layerwise": {"layerwise": True}, "two cards": two_gpus}[mode]
 
 
 @contextmanager
@@ -58,8 +58,8 @@ def cards_for(mode: str) -> Iterator[Cards]:
     """Two of them; afterwards those of the mode have worked, and no other."""
     with torch.no_grad(), pretended_cuda(2) as cards:
         yield cards
-    wanted = {"cuda:0", "cuda:1"} if mode == "two cards" else {"cuda:0"}
-    assert cards.used - {"meta"} == wanted
+    expected_devices = {"cuda:0", "cuda:1"} if mode == "two cards" else {"cuda:0"}
+    assert cards.used - {"meta"} == expected_devices
 
 
 def data() -> Sequences:
@@ -74,12 +74,12 @@ class Shared:
     def __init__(self, checkpoint: Load, root: Path) -> None:
         self.checkpoint, self.root = checkpoint, root
         self.text = tiny.write_text(root / "words.jsonl", 3000)
-        self._made: dict[tuple[str, str], Any] = {}
+        self._cache: dict[tuple[str, str], Any] = {}
 
-    def once(self, model_type: str, what: str, make: Callable[[], Any]) -> Any:
-        if (model_type, what) not in self._made:
-            self._made[model_type, what] = make()
-        return self._made[model_type, what]
+    def once(self, model_type: str, key: str, make: Callable[[], Any]) -> Any:
+        if (model_type, key) not in self._cache:
+            self._cache[model_type, key] = make()
+        return self._cache[model_type, key]
 
     def cut(self, model_type: str) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
         def make() -> Any:
@@ -87,8 +87,8 @@ class Shared:
             plan = st.select(model, "rand", 0.5)
             return model, plan, st.prune(model, plan, self.root / model_type, progress=False)
 
-        found: tuple[st.Checkpoint, st.Plan, st.Checkpoint] = self.once(model_type, "cut", make)
-        return found
+        cut: tuple[st.Checkpoint, st.Plan, st.Checkpoint] = self.once(model_type, "cut", make)
+        return cut
 
 
 @pytest.fixture(scope="module")
@@ -96,11 +96,11 @@ def shared(checkpoint: Load, tmp_path_factory: pytest.TempPathFactory) -> Shared
     return Shared(checkpoint, tmp_path_factory.mktemp("shared"))
 
 
-def copies_of_its_own(model: st.Checkpoint, cards: Cards, where: dict[str, Any]) -> int:
+def baseline_copies(model: st.Checkpoint, cards: Cards, placement: dict[str, Any]) -> int:
     """Those that loading makes, which compares weights with files, and the bare model on all
     batches."""
     before = cards.copies
-    live = load_live(model, Placement(**where))
+    live = load_live(model, Placement(**placement))
     for batch in data().batches(BATCH):
         live.hidden_states(batch)
     return cards.copies - before
@@ -108,16 +108,21 @@ def copies_of_its_own(model: st.Checkpoint, cards: Cards, where: dict[str, Any])
 
 def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
     with pretended_cuda() as cards:
-        a, b, here = torch.ones(3, device="cuda"), torch.ones(3, device="cuda:1"), torch.ones(3)
-        for mixed in (lambda: a + b, lambda: a * here, lambda: here[a.long()], lambda: a[b.long()]):
+        a, b, on_host = torch.ones(3, device="cuda"), torch.ones(3, device="cuda:1"), torch.ones(3)
+        for mixed in (
+            lambda: a + b,
+            lambda: a * on_host,
+            lambda: on_host[a.long()],
+            lambda: a[b.long()],
+        ):
             with pytest.raises(DevicesMixed):
                 mixed()
         with pytest.raises(TypeError):
             a.numpy()
         assert cards.copies == 0
-        assert float((a + a.to("cuda:0")).sum()) == 6 and (a + here.cuda()).device.index == 0
+        assert float((a + a.to("cuda:0")).sum()) == 6 and (a + on_host.cuda()).device.index == 0
         assert cards.copies == 1
-        assert torch.equal(b.cpu(), here) and torch.equal(on_the_host(b), here)
+        assert torch.equal(b.cpu(), on_host) and torch.equal(on_the_host(b), on_host)
         assert cards.copies == 2 and cards.bytes == 4 + 12
     assert not torch.cuda.is_available()
 
@@ -129,23 +134,23 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
 ) -> None:
     """Spread or streamed, the sums are those of one card; on the CPU some kernels are others."""
     model, _, _ = shared.cut(model_type)
-    asked: Any = {"methods": METHODS, "batch_size": BATCH, "progress": False}
-    where = options(mode, model)
+    arguments: Any = {"methods": METHODS, "batch_size": BATCH, "progress": False}
+    placement = options(mode, model)
 
     def on_one_card() -> st.Statistics:
         with cards_for("one card"):
-            return st.calibrate(model, data(), **asked)
+            return st.calibrate(model, data(), **arguments)
 
     if mode == "one card":
-        expected, tolerance = st.calibrate(model, data(), **asked), ROUNDING
+        expected, tolerance = st.calibrate(model, data(), **arguments), ROUNDING
     else:
         expected, tolerance = shared.once(model_type, "calibrated", on_one_card), 1e-12
     with cards_for(mode) as cards:
-        own = copies_of_its_own(model, cards, where)
+        own = baseline_copies(model, cards, placement)
         before = cards.copies
-        found = st.calibrate(model, data(), **asked, **where)
+        statistics = st.calibrate(model, data(), **arguments, **placement)
         copies = cards.copies - before
-    assert_statistics_close(expected, found, tolerance)
+    assert_statistics_close(expected, statistics, tolerance)
     layers, depth = len(model.geometry.layers), max(model.geometry.layers) + 1
     if mode == "layerwise":  # a forward pass begins for every layer, whose output goes to the host
         assert copies <= depth * (own + BATCHES) + layers
@@ -171,31 +176,33 @@ def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("own_tokenizer")
 def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Shared) -> None:
     model, plan, small = shared.cut(model_type)
-    where, quiet = options(mode, model), {"batch_size": BATCH, "progress": False}
+    placement, quiet = options(mode, model), {"batch_size": BATCH, "progress": False}
     spans: Any = {"tokens": 256, "length": 128, "burn_in": 32}
     pairs = shared.once(
         model_type, "pairs", lambda: st.calibrate(small, data(), original=model, **quiet)
     )
-    looked = shared.once(
+    analysis = shared.once(
         model_type, "looked", lambda: st.analyze(model, shared.text, **spans, **quiet)
     )
     with cards_for(mode) as cards:
         own = 0
         if mode != "layerwise":
-            own = sum(copies_of_its_own(each, cards, where) for each in (model, small))
+            own = sum(
+                baseline_copies(checkpoint, cards, placement) for checkpoint in (model, small)
+            )
         before = cards.copies
         assert_statistics_close(
-            pairs, st.calibrate(small, data(), original=model, **quiet, **where), ROUNDING
+            pairs, st.calibrate(small, data(), original=model, **quiet, **placement), ROUNDING
         )
         if mode != "layerwise":
             assert cards.copies - before - own <= len(model.geometry.layers)
-        found = compare_cut(model, plan, small, placement=Placement(**where))
-        assert found.sliced_against_masked < 1e-4
-        again = st.analyze(model, shared.text, **spans, **quiet, **where)
-    for layer, expected in looked.layers.items():
-        for part in ("effective_rank", "spectrum", "key_condition"):
-            got = getattr(again.layers[layer], part)
-            assert torch.allclose(got, getattr(expected, part), rtol=ROUNDING)
+        cut_check = compare_cut(model, plan, small, placement=Placement(**placement))
+        assert cut_check.sliced_against_masked < 1e-4
+        analysis_on_cards = st.analyze(model, shared.text, **spans, **quiet, **placement)
+    for layer, expected in analysis.layers.items():
+        for field in ("effective_rank", "spectrum", "key_condition"):
+            actual = getattr(analysis_on_cards.layers[layer], field)
+            assert torch.allclose(actual, getattr(expected, field), rtol=ROUNDING)
 
 
 @every_type
@@ -203,18 +210,18 @@ def test_refit_sums_check_and_analysis(model_type: str, mode: str, shared: Share
 @pytest.mark.usefixtures("own_tokenizer")
 def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
     model, _, small = shared.cut(model_type)
-    asked: Any = {"tasks": ["text", "mqar"], "text": shared.text, "limit": 3, "batch_size": 4}
-    where = options(mode, model)
-    whole = shared.once(
+    arguments: Any = {"tasks": ["text", "mqar"], "text": shared.text, "limit": 3, "batch_size": 4}
+    placement = options(mode, model)
+    on_cpu = shared.once(
         model_type,
         "evaluated",
-        lambda: st.evaluate([small], baseline=model, progress=False, **asked),
+        lambda: st.evaluate([small], baseline=model, progress=False, **arguments),
     )
     with cards_for(mode):
-        found = st.evaluate([small], baseline=model, progress=False, **asked, **where)
-    for expected, got in zip(whole.scores, found.scores, strict=True):
-        assert (expected.model, expected.metric) == (got.model, got.metric)
-        assert got.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
+        on_cards = st.evaluate([small], baseline=model, progress=False, **arguments, **placement)
+    for expected, actual in zip(on_cpu.scores, on_cards.scores, strict=True):
+        assert (expected.model, expected.metric) == (actual.model, actual.metric)
+        assert actual.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
 
 
 @pytest.mark.parametrize("mode", ["one card", "two cards"])
@@ -228,7 +235,7 @@ def test_evaluation(model_type: str, mode: str, shared: Shared) -> None:
 def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
     model, _, small = shared.cut(model_type)
     with cards_for(mode):
-        found = st.benchmark(
+        timings = st.benchmark(
             [small],
             baseline=model,
             batches=[1],
@@ -237,7 +244,7 @@ def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
             progress=False,
             **options(mode, model),
         )
-    assert found.lineage["device"] == "pretended" and found.lineage["clock"] == "CUDA events"
+    assert timings.lineage["device"] == "pretended" and timings.lineage["clock"] == "CUDA events"
 
 
 @pytest.mark.slow
@@ -251,6 +258,6 @@ def test_the_demo_where_fla_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(demo_model, "train", train)
     monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
     with cards_for("one card"):
-        code, said, _ = run(["demo", "-o", str(tmp_path / "demo")])
-    assert code is None, said
+        code, output, _ = run(["demo", "-o", str(tmp_path / "demo")])
+    assert code is None, output
     assert (tmp_path / "demo" / "report" / "report.html").is_file()

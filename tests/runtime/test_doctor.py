@@ -35,8 +35,8 @@ def bare(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(sys.modules, name, None)
 
 
-def use_of(found: st.Environment, model_type: str) -> tuple[str | None, str, str]:
-    use = next(use for use in found.uses if model_type in use.model_types)
+def use_of(environment: st.Environment, model_type: str) -> tuple[str | None, str, str]:
+    use = next(use for use in environment.uses if model_type in use.model_types)
     return use.runtime, use.recurrence, use.convolution
 
 
@@ -51,18 +51,18 @@ def stub(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
 @without_gpu
 @pytest.mark.usefixtures("bare")
 def test_this_machine() -> None:
-    found = st.doctor()
-    assert found.python == platform.python_version()
-    assert found.device == "cpu" and found.gpus == ()
-    versions = {one.name: one.version for one in found.packages}
+    environment = st.doctor()
+    assert environment.python == platform.python_version()
+    assert environment.device == "cpu" and environment.gpus == ()
+    versions = {package.name: package.version for package in environment.packages}
     for name in ("torch", "transformers", "safetensors", "peft"):
         assert versions[name] == importlib.metadata.version(name)
-    assert {one.name for one in found.kernels if one.version} <= {"triton"}
-    assert not any(one.used for one in found.kernels)
-    assert use_of(found, "qwen3_next") == ("transformers", "PyTorch", "PyTorch")
-    assert use_of(found, "delta_net") == ("portable", "PyTorch", "PyTorch")
-    assert use_of(found, "gla") == (None, "", "")
-    listed = [name for use in found.uses for name in use.model_types]
+    assert {package.name for package in environment.kernels if package.version} <= {"triton"}
+    assert not any(package.used for package in environment.kernels)
+    assert use_of(environment, "qwen3_next") == ("transformers", "PyTorch", "PyTorch")
+    assert use_of(environment, "delta_net") == ("portable", "PyTorch", "PyTorch")
+    assert use_of(environment, "gla") == (None, "", "")
+    listed = [name for use in environment.uses for name in use.model_types]
     assert sorted(listed) == sorted(families()), "every model type, once"
 
 
@@ -73,15 +73,15 @@ def test_text_and_json_say_the_same_and_nothing_private() -> None:
     assert code is None
     code, _, printed = run(["doctor", "--json"])
     assert code is None
-    found = json.loads(printed)
-    assert found == json.loads(json.dumps(st.doctor().as_json()))
-    for one in found["packages"]:
-        assert one["name"] in text and (one["version"] or "no") in text
-    for problem in found["problems"]:
+    fields = json.loads(printed)
+    assert fields == json.loads(json.dumps(st.doctor().as_json()))
+    for package in fields["packages"]:
+        assert package["name"] in text and (package["version"] or "no") in text
+    for problem in fields["problems"]:
         assert f"problem: {problem}" in text
-    for option in found["optional"]:
+    for option in fields["optional"]:
         assert f"optional: {option}" in text
-    assert bool(found["problems"]) == ("no problem found" not in text)
+    assert bool(fields["problems"]) == ("no problem found" not in text)
     for private in (socket.gethostname(), str(Path.home()), sys.prefix, str(ROOT)):
         assert private not in text + printed
 
@@ -90,12 +90,12 @@ def test_text_and_json_say_the_same_and_nothing_private() -> None:
 @pytest.mark.usefixtures("bare")
 def test_pretended_gpus() -> None:
     with pretended_cuda(2):
-        found = st.doctor()
-    assert found.device == "cuda:0"
-    assert [gpu.memory for gpu in found.gpus] == [80 * 2**30] * 2
-    assert found.gpus[0].capability == "9.0"
+        environment = st.doctor()
+    assert environment.device == "cuda:0"
+    assert [gpu.memory for gpu in environment.gpus] == [80 * 2**30] * 2
+    assert environment.gpus[0].capability == "9.0"
     for name in KERNELS:
-        assert any(text.startswith(f"{name} is not installed, so") for text in found.problems)
+        assert any(text.startswith(f"{name} is not installed, so") for text in environment.problems)
 
 
 @without_gpu
@@ -104,13 +104,17 @@ def test_pretended_gpus() -> None:
 def test_each_kernel_alone_on_a_gpu(stubbed: str, monkeypatch: pytest.MonkeyPatch) -> None:
     stub(monkeypatch, stubbed)
     with pretended_cuda(1):
-        found = st.doctor()
-    assert {one.name for one in found.kernels if one.used} - {"triton"} == {stubbed}
+        environment = st.doctor()
+    assert {package.name for package in environment.kernels if package.used} - {"triton"} == {
+        stubbed
+    }
     convolution = stubbed if stubbed == "causal_conv1d" else "PyTorch"
     for model_type, wanted in (("qwen3_next", "fla"), ("mamba2", "mamba_ssm")):
         recurrence = stubbed if stubbed == wanted else "PyTorch"
-        assert use_of(found, model_type) == ("transformers", recurrence, convolution)
-    named = [name for name in KERNELS for text in found.problems if text.startswith(f"{name} is")]
+        assert use_of(environment, model_type) == ("transformers", recurrence, convolution)
+    named = [
+        name for name in KERNELS for text in environment.problems if text.startswith(f"{name} is")
+    ]
     assert named == [name for name in KERNELS if name != stubbed]
 
 
@@ -121,8 +125,10 @@ def test_the_kernels_package_is_found_and_not_asked_for(monkeypatch: pytest.Monk
     package.__spec__ = ModuleSpec("kernels", None)
     monkeypatch.setitem(sys.modules, "kernels", package)
     with pretended_cuda(1):
-        found = next(one for one in st.doctor().kernels if one.name == "kernels")
-    assert found.version and not found.used
+        kernel_package = next(
+            candidate for candidate in st.doctor().kernels if candidate.name == "kernels"
+        )
+    assert kernel_package.version and not kernel_package.used
 
 
 @without_gpu
@@ -132,13 +138,15 @@ def test_a_kernel_that_does_not_import(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "causal_conv1d")
-    assert not [one for one in st.doctor().kernels if one.broken], "not tried without a GPU"
+    assert not [package for package in st.doctor().kernels if package.broken], (
+        "not tried without a GPU"
+    )
     with pretended_cuda(1):
-        found = st.doctor()
-    (problem,) = (text for text in found.problems if "does not import" in text)
+        environment = st.doctor()
+    (problem,) = (text for text in environment.problems if "does not import" in text)
     assert "causal_conv1d" in problem and "undefined symbol: _ZN3c10" in problem
     assert torch.__version__ in problem
-    assert use_of(found, "mamba2")[2] == "PyTorch"
+    assert use_of(environment, "mamba2")[2] == "PyTorch"
 
 
 @without_gpu
@@ -201,12 +209,12 @@ def test_versions_out_of_range_and_missing_packages_are_problems() -> None:
 
 
 def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = (
+    installed = (
         Package("torch", None, ">=2.8"),
         Package("peft", None, ">=0.18", "recover"),
         Package("lm-eval", "0.1", ">=0.4.12", "evaluate"),
     )
-    monkeypatch.setattr("statetrim.runtime.environment.doctor.packages", lambda: found)
+    monkeypatch.setattr("statetrim.runtime.environment.doctor.packages", lambda: installed)
     environment = st.doctor()
     (option,) = environment.optional
     assert option.startswith("peft is not installed")
@@ -218,7 +226,7 @@ def test_the_ranges_are_those_of_the_project() -> None:
     assert {"torch", "transformers", "lm-eval", "peft", "matplotlib"} <= {
         p.name for p in required_packages()
     }
-    assert all(one.problem is None for one in required_packages()), (
+    assert all(package.problem is None for package in required_packages()), (
         "this environment is a sound one"
     )
 
@@ -240,8 +248,8 @@ def foreign_python(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_engines_of_other_environments(foreign_python: Path, tmp_path: Path) -> None:
-    found = st.doctor([foreign_python])
-    assert found.engines["vLLM"] == "9.9.9"
+    environment = st.doctor([foreign_python])
+    assert environment.engines["vLLM"] == "9.9.9"
     broken = tmp_path / "broken"
     broken.write_text("#!/bin/sh\necho 'Error: no such library'; exit 3\n")
     broken.chmod(0o755)

@@ -66,9 +66,9 @@ class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
         moves = func in (_aten.copy_.default, _aten._to_copy.default)
         moves |= func in INDEXED and args[0].is_meta  # whose indices may be on the host
         tensors = [x for x in tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
-        found = {str(x.device) for x in tensors if x.dim()}
-        if len(found) > 1 and not moves:
-            raise DevicesMixed(f"tensors on {sorted(found)} in {func}")
+        devices = {str(x.device) for x in tensors if x.dim()}
+        if len(devices) > 1 and not moves:
+            raise DevicesMixed(f"tensors on {sorted(devices)} in {func}")
         return func(*args, **kwargs)
 
 
@@ -83,7 +83,7 @@ def masks_keep_everything() -> Iterator[None]:
         yield
 
 
-def moved(live: LiveModel) -> LiveModel:
+def move_to_meta(live: LiveModel) -> LiveModel:
     live.module.to(META)
     return replace(live, device=META)
 
@@ -110,7 +110,7 @@ def test_gradients_of_a_calibration(model_type: str, checkpoint: Load) -> None:
     live = load_live(checkpoint(model_type), BF16)
     sums = Sums(live.checkpoint, ["query_gradient", "key_gradient", "output_square"])
     _enable_projection_gradients(live)
-    live = moved(live)
+    live = move_to_meta(live)
     batch = torch.arange(40).reshape(2, 20) % tiny.VOCABULARY
     with OneDevice():
         reader = LogitReader(live)
@@ -127,13 +127,15 @@ def test_a_step_of_recovery(model_type: str, checkpoint: Load, tmp_path: Path) -
     small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
     student, teacher = load_live(small, BF16), load_live(model, BF16)
     attach_adapters(student, rank=4, alpha=8, also=())
-    heads = [get_logit_head(each) for each in (student, teacher)]
-    student, teacher = moved(student), moved(teacher)
+    heads = [get_logit_head(live) for live in (student, teacher)]
+    student, teacher = move_to_meta(student), move_to_meta(teacher)
     learned = [p for p in student.module.parameters() if p.requires_grad]
-    asked, made = torch.arange(3), torch.zeros(2, dtype=torch.bool, device=META)
-    loss = Distillation(student.module, heads[0], teacher.module, heads[1], answer_positions=asked)
+    answer_positions, generated = torch.arange(3), torch.zeros(2, dtype=torch.bool, device=META)
+    loss = Distillation(
+        student.module, heads[0], teacher.module, heads[1], answer_positions=answer_positions
+    )
     with OneDevice():
-        loss(torch.ones(2, 12, dtype=torch.long, device=META), made)["loss"].backward()
+        loss(torch.ones(2, 12, dtype=torch.long, device=META), generated)["loss"].backward()
     assert learned and all(p.grad is not None and p.grad.is_meta for p in learned)
 
 
@@ -144,17 +146,17 @@ def test_a_step_of_a_mixer_alone(
     monkeypatch.setattr(torch, "autocast", lambda *args, **kwargs: nullcontext())  # not for meta
     model = st.open(checkpoint(model_type))
     small = st.prune(model, st.select(model, "rand", 0.5), tmp_path / "small", progress=False)
-    student, teacher = load_live(small, BF16), moved(load_live(model, BF16))
+    student, teacher = load_live(small, BF16), move_to_meta(load_live(model, BF16))
     student.module.requires_grad_(False)
     layer, mixer = next(iter(student.mixers.items()))
     name = next(name for name, part in student.module.named_modules() if part is mixer)
-    adapt_mixer(mixer, name, small, found := Adapters(), rank=4, alpha=8)
-    moved(student)
+    adapt_mixer(mixer, name, small, adapters := Adapters(), rank=4, alpha=8)
+    move_to_meta(student)
     calls: list[MixerCall] = []
     with OneDevice():
         with torch.no_grad(), hook_mixers({layer: teacher.mixers[layer]}, calls.append):
             teacher.hidden_states(torch.ones(2, 12, dtype=torch.long))
-        asked, made = torch.arange(3), torch.tensor([False, True])
-        training = _MixerTraining(layer, name, mixer, found, RECIPE, 4, asked)
-        training.step(calls[0], made, 24)
+        answer_positions, generated = torch.arange(3), torch.tensor([False, True])
+        training = _MixerTraining(layer, name, mixer, adapters, RECIPE, 4, answer_positions)
+        training.step(calls[0], generated, 24)
     assert all(p.grad is not None and p.grad.is_meta for p in training.trained.values())

@@ -26,10 +26,10 @@ TRANSFORMERS_TYPES = ("qwen3_next", "olmo_hybrid", "mamba2", "bamba", "nemotron_
 class KernelModule(nn.Module):
     """What the `kernels` package makes of a function: `forward` keeps its signature."""
 
-    def __init__(self, function: Callable[..., Any], told: bool) -> None:
+    def __init__(self, function: Callable[..., Any], has_signature: bool) -> None:
         super().__init__()
         self.function = function
-        if told:
+        if has_signature:
             forward = lambda *args, **kwargs: function(*args, **kwargs)  # noqa: E731
             forward.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]
             self.forward = forward
@@ -38,7 +38,7 @@ class KernelModule(nn.Module):
         return self.function(*args, **kwargs)
 
 
-def home_of(live: LiveModel) -> Any:
+def modeling_module(live: LiveModel) -> Any:
     return sys.modules[type(next(iter(live.mixers.values()))).__module__]
 
 
@@ -57,16 +57,16 @@ def test_a_kernel_that_is_a_module_is_bound_by_name(
 ) -> None:
     live = load_live(checkpoint(model_type))
     expected = calls_of(live)
-    home = home_of(live)
+    modeling = modeling_module(live)
     for name in live.checkpoint.family.kernels:
-        monkeypatch.setattr(home, name, KernelModule(getattr(home, name), told))
-    found = calls_of(live)
-    assert [call.layer for call in found] == [call.layer for call in expected]
-    for ours, theirs in zip(found, expected, strict=True):
-        assert torch.equal(ours.query, theirs.query) and torch.equal(ours.key, theirs.key)
-        assert torch.equal(ours.output, theirs.output)
+        monkeypatch.setattr(modeling, name, KernelModule(getattr(modeling, name), told))
+    calls = calls_of(live)
+    assert [call.layer for call in calls] == [call.layer for call in expected]
+    for actual, reference in zip(calls, expected, strict=True):
+        assert torch.equal(actual.query, reference.query) and torch.equal(actual.key, reference.key)
+        assert torch.equal(actual.output, reference.output)
         if told:
-            assert set(ours.arguments) == set(theirs.arguments)
+            assert set(actual.arguments) == set(reference.arguments)
 
 
 def reordered(kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -76,11 +76,11 @@ def reordered(kernel: Callable[..., Any]) -> Callable[..., Any]:
     optional = [p.name for p in parameters if p.default is not p.empty]
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        behind = dict(zip([p.name for p in required] + optional[::-1], args, strict=False))
-        twice = set(behind) & set(kwargs)
-        if twice:
-            raise TypeError(f"got multiple values for argument {min(twice)!r}")
-        return kernel(**behind, **kwargs)
+        positional = dict(zip([p.name for p in required] + optional[::-1], args, strict=False))
+        duplicates = set(positional) & set(kwargs)
+        if duplicates:
+            raise TypeError(f"got multiple values for argument {min(duplicates)!r}")
+        return kernel(**positional, **kwargs)
 
     wrapped.__signature__ = inspect.signature(kernel)  # type: ignore[attr-defined]
     return wrapped
@@ -95,9 +95,9 @@ def test_check_hands_keywords_on_as_keywords(
     model = st.open(checkpoint(model_type))
     plan = st.select(model, "l1", 7)
     small = st.prune(model, plan, tmp_path / "small")
-    home = home_of(load_live(model))
-    scan = home.mamba2_chunk_scan
-    monkeypatch.setattr(home, "mamba2_chunk_scan", reordered(scan))
+    modeling = modeling_module(load_live(model))
+    scan = modeling.mamba2_chunk_scan
+    monkeypatch.setattr(modeling, "mamba2_chunk_scan", reordered(scan))
     assert compare_cut(model, plan, small).sliced_against_masked < 1e-5
 
 

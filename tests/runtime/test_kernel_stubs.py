@@ -45,22 +45,24 @@ def test_calibrate_and_check_pass_with_the_real_signatures(
     assert result.returncode == 0, result.stderr[-3000:]
     report = json.loads(result.stdout.splitlines()[-1])
     for model_type in model_types:
-        found = report[model_type]
+        result_of_type = report[model_type]
         mamba = st.open(checkpoint(model_type)).family.kernels[0].startswith("mamba2")
         scan = "mamba_chunk_scan_combined" if mamba else "chunk_gated_delta_rule"
         step = "selective_state_update" if mamba else "fused_recurrent_gated_delta_rule"
-        assert {scan, step, "causal_conv1d_fn", "causal_conv1d_update"} <= set(found["calls"])
-        assert found["sliced"] < 1e-5
+        assert {scan, step, "causal_conv1d_fn", "causal_conv1d_update"} <= set(
+            result_of_type["calls"]
+        )
+        assert result_of_type["sliced"] < 1e-5
         stored = load_file(tmp_path / f"{model_type}-stored.safetensors")["logits"]
         expected = stored_logits(checkpoint(model_type))
         assert (stored - expected).abs().max() < 1e-2 * expected.abs().max(), "of bfloat16"
-        ours = calibrated(checkpoint(model_type))
-        theirs = st.Statistics.load(tmp_path / f"{model_type}.safetensors")
-        for layer, expected in ours.layers.items():
+        reference = calibrated(checkpoint(model_type))
+        with_stubs = st.Statistics.load(tmp_path / f"{model_type}.safetensors")
+        for layer, expected in reference.layers.items():
             for name, value in vars(expected).items():
                 if isinstance(value, torch.Tensor):  # layers below differ by rounding
-                    found_value = getattr(theirs.layers[layer], name)
-                    torch.testing.assert_close(found_value, value, rtol=1e-3, atol=1e-3)
+                    actual = getattr(with_stubs.layers[layer], name)
+                    torch.testing.assert_close(actual, value, rtol=1e-3, atol=1e-3)
 
 
 @pytest.mark.skipif(not tiny.FLA_INSTALLED, reason="fla is not installed")
@@ -73,16 +75,18 @@ def test_calibrate_and_check_pass_with_the_real_signatures(
 )
 def test_the_stand_ins_have_flas_signatures(file: str, function: Callable[..., object]) -> None:
     tree = ast.parse((_fla() / "ops" / "gated_delta_rule" / file).read_text())
-    theirs = next(
+    fla_arguments = next(
         node.args
         for node in tree.body
         if isinstance(node, ast.FunctionDef) and node.name == function.__name__
     )
-    ours = list(inspect.signature(function).parameters)[:-1]
-    assert [arg.arg for arg in theirs.args][: len(ours)] == ours
-    assert theirs.kwarg is not None
+    stub_names = list(inspect.signature(function).parameters)[:-1]
+    assert [arg.arg for arg in fla_arguments.args][: len(stub_names)] == stub_names
+    assert fla_arguments.kwarg is not None
 
 
 def _fla() -> Path:
     """Where fla is; its name is blocked here, since importing it would change transformers."""
-    return next(place for place in (Path(p) / "fla" for p in sys.path) if place.is_dir())
+    return next(
+        directory for directory in (Path(p) / "fla" for p in sys.path) if directory.is_dir()
+    )

@@ -35,17 +35,17 @@ def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
 @torch.no_grad()
 def test_a_step_is_the_stock_models_with_its_cache(model_type: str, checkpoint: Load) -> None:
     live, other = (load_live(checkpoint(model_type)) for _ in range(2))
-    takes = inspect.signature(other.module.forward).parameters
-    name = "cache_params" if "cache_params" in takes else "past_key_values"
+    parameters = inspect.signature(other.module.forward).parameters
+    name = "cache_params" if "cache_params" in parameters else "past_key_values"
     ids = live.random_ids(2, 12)
     cache = stock = None
-    for part in (ids[:, :9], ids[:, 9:10], ids[:, 10:11]):
-        logits, cache = live.forward_with_cache(part, cache)
-        answer = other.module(input_ids=part, use_cache=True, **{name: stock} if stock else {})
-        stock = answer[name]
-        torch.testing.assert_close(logits, answer.logits[:, -1:], rtol=0, atol=1e-5)
-    forgetful, _ = live.forward_with_cache(ids[:, 10:11])
-    assert (forgetful - logits).abs().max() > 1e-2, "the cache must matter"
+    for tokens in (ids[:, :9], ids[:, 9:10], ids[:, 10:11]):
+        logits, cache = live.forward_with_cache(tokens, cache)
+        outputs = other.module(input_ids=tokens, use_cache=True, **{name: stock} if stock else {})
+        stock = outputs[name]
+        torch.testing.assert_close(logits, outputs.logits[:, -1:], rtol=0, atol=1e-5)
+    without_cache, _ = live.forward_with_cache(ids[:, 10:11])
+    assert (without_cache - logits).abs().max() > 1e-2, "the cache must matter"
 
 
 @torch.no_grad()

@@ -39,8 +39,8 @@ def test_the_runtime_is_chosen_and_said(
     live = st.load(checkpoint(model_type))
     assert live.statetrim_runtime.name == runtime
     assert f"{model_type} runs in {runtime}" in caplog.text
-    home = "statetrim.portable" if runtime == "portable" else "transformers."
-    assert type(live).__module__.startswith(home)
+    package = "statetrim.portable" if runtime == "portable" else "transformers."
+    assert type(live).__module__.startswith(package)
     ids = torch.randint(1, tiny.VOCABULARY, (1, 12))
     with torch.no_grad():
         assert live(input_ids=ids).logits.shape == (1, 12, tiny.VOCABULARY)
@@ -67,9 +67,9 @@ def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
 ) -> None:
     """fla's chunked delta rule and delta product assert that they are not given float32."""
     monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
-    found = loading.choose_runtime(families()[config["model_type"]], config, dtype)
-    assert found.name == runtime
-    assert runtime == "fla" or found.reason == "fla's kernel takes no float32"
+    chosen = loading.choose_runtime(families()[config["model_type"]], config, dtype)
+    assert chosen.name == runtime
+    assert runtime == "fla" or chosen.reason == "fla's kernel takes no float32"
 
 
 def test_a_float32_delta_net_runs_and_says_how_where_fla_is(

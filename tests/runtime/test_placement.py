@@ -69,8 +69,8 @@ def test_memory_is_that_of_the_cards_that_are_used() -> None:
         )
         assert free_memory(Placement("cpu")) != 10 * 2**30
         assert Setting("vllm", placement=two).vllm_options == {"tensor_parallel_size": 4}
-        given = {"tensor_parallel_size": 2}
-        assert Setting("vllm", given, placement=two).vllm_options == given
+        engine_options = {"tensor_parallel_size": 2}
+        assert Setting("vllm", engine_options, placement=two).vllm_options == engine_options
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def test_an_evaluation_has_one_model_in_memory(
 
     def load(*arguments: Any) -> LiveModel:
         gc.collect()
-        others = [live for live in (there() for there in loaded) if live is not None]
+        others = [live for live in (reference() for reference in loaded) if live is not None]
         weights = [w for live in others for w in live.decoder_layers.parameters()]
         assert all(weight.is_meta for weight in weights)
         live = load_live(*arguments)
@@ -106,8 +106,8 @@ def test_an_evaluation_has_one_model_in_memory(
         return live
 
     monkeypatch.setattr("statetrim.evaluation.runner.load_live", load)
-    asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2, "layerwise": layerwise}
-    st.evaluate([small], baseline=model, progress=False, **asked)
+    options: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2, "layerwise": layerwise}
+    st.evaluate([small], baseline=model, progress=False, **options)
     assert len(loaded) >= 2
 
 
@@ -118,23 +118,23 @@ def launched(*arguments: object) -> subprocess.CompletedProcess[str]:
         port = str(listener.getsockname()[1])
     launch = ["torch.distributed.run", "--nproc-per-node", "2", "--master-addr", "127.0.0.1"]
     command = [sys.executable, "-m", *launch, "--master-port", port, *map(str, arguments)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
-    assert ended.returncode == 0, ended.stderr[-2000:]
-    return ended
+    process = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
+    assert process.returncode == 0, process.stderr[-2000:]
+    return process
 
 
 def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path) -> None:
     model = st.open(checkpoint("delta_net"))
     small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
     text, out = tiny.write_text(tmp_path / "words.jsonl", 2000), tmp_path / "scores.json"
-    asked: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
-    alone = st.evaluate([small], baseline=model, progress=False, **asked)
-    ended = launched(
+    arguments: Any = {"tasks": ["text", "mqar"], "text": text, "limit": 2}
+    expected = st.evaluate([small], baseline=model, progress=False, **arguments)
+    process = launched(
         "-m", "statetrim", "evaluate", small.path, "--baseline", model.path,
         "--tasks", "text,mqar", "--text", text, "--limit", "2", "--json", "-o", out,
     )  # fmt: skip
-    assert Scores.load(out).scores == alone.scores
-    assert len(json.loads(ended.stdout)), "one process speaks"
+    assert Scores.load(out).scores == expected.scores
+    assert len(json.loads(process.stdout)), "one process speaks"
 
 
 @pytest.mark.slow
@@ -147,23 +147,27 @@ def test_two_torchrun_processes_use_a_card_each(checkpoint: Load, tmp_path: Path
     for rank in (0, 1):
         used = json.loads((tmp_path / f"cards-{rank}.json").read_text())
         assert used == {"calibrate": [f"cuda:{rank}"], "evaluate": [f"cuda:{rank}"]}
-    alone = st.calibrate(model, text, progress=False, **launched_worker.CALIBRATION)
+    expected_statistics = st.calibrate(model, text, progress=False, **launched_worker.CALIBRATION)
     assert_statistics_close(
-        alone, st.Statistics.load(tmp_path / "sums.safetensors"), 1e-4
+        expected_statistics, st.Statistics.load(tmp_path / "sums.safetensors"), 1e-4
     )  # of a float32 model
     scores = st.evaluate(
         [small], baseline=model, text=text, progress=False, **launched_worker.EVALUATION
     )
-    for expected, got in zip(
+    for expected, actual in zip(
         scores.scores, Scores.load(tmp_path / "scores.json").scores, strict=True
     ):
-        assert got.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
+        assert actual.samples == pytest.approx(expected.samples, rel=1e-4, abs=1e-5)
 
 
 def test_the_bytes_of_flas_cache_are_counted() -> None:
     """In its own layer class, which is read from its file: the package needs triton."""
-    found = importlib.util.find_spec("fla")
-    sources = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    fla_spec = importlib.util.find_spec("fla")
+    sources = (
+        [Path(location) for location in (fla_spec.submodule_search_locations or ())]
+        if fla_spec
+        else []
+    )
     sources += [Path(entry) / "fla" for entry in sys.path]
     file = next((s / "models/cache_utils.py" for s in sources if (s / "models").is_dir()), None)
     if file is None or not file.exists():

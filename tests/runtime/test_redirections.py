@@ -44,12 +44,12 @@ def edit(path: Path, **fields: Any) -> None:
 def config_field(name: str, value: Any, part: str | None = None) -> Redirect:
     def spoil(model: Path, outside: Path) -> None:
         config = model / "config.json"
-        told = value(outside) if callable(value) else value
+        new_value = value(outside) if callable(value) else value
         if part is None:
-            edit(config, **{name: told})
+            edit(config, **{name: new_value})
         else:
             inner = json.loads(config.read_text()).get(part) or {}
-            edit(config, **{part: {**inner, name: told}})
+            edit(config, **{part: {**inner, name: new_value}})
 
     return spoil
 
@@ -215,19 +215,19 @@ def _fifos(model: Path, outside: Path) -> None:
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
     """A sound checkpoint of a type, and another one whose numbers and words are all different."""
-    home = tmp_path_factory.mktemp("redirections")
+    root = tmp_path_factory.mktemp("redirections")
 
     def get(model_type: str) -> tuple[Path, Path]:
-        sound, other = home / model_type / "sound", home / model_type / "other"
+        sound, other = root / model_type / "sound", root / model_type / "other"
         if not sound.exists():
             tiny.build(model_type, sound)
             shutil.copytree(sound, other)
-            whole = {}
+            all_tensors = {}
             for path in sorted(other.glob("*.safetensors")):
                 tensors = {name: value + 1 for name, value in load_file(path).items()}
                 save_file(tensors, path, metadata={"format": "pt"})
-                whole |= tensors
-            save_file(whole, other / "other.safetensors", metadata={"format": "pt"})
+                all_tensors |= tensors
+            save_file(all_tensors, other / "other.safetensors", metadata={"format": "pt"})
             words = (other / "tokenizer.json").read_text()
             (other / "tokenizer.json").write_text(words.replace('"w1"', '"z1"'))
         return sound, other
@@ -240,14 +240,14 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """As if `kernels` were installed: what it would be asked for is written down."""
     import transformers.modeling_utils as modeling
 
-    asked: list[str] = []
+    requested: list[str] = []
 
     def load(name: str, *args: Any, **kwargs: Any) -> None:
-        asked.append(name)
+        requested.append(name)
 
     monkeypatch.setattr(modeling, "is_kernels_available", lambda: True)
     monkeypatch.setattr(modeling, "lazy_import_flash_attention", load)
-    yield asked
+    yield requested
 
 
 @pytest.mark.parametrize("model_type", TYPES)
@@ -272,13 +272,13 @@ def test_no_file_of_a_checkpoint_redirects(
         except st.StatetrimError as error:
             assert "\n" not in str(error) and len(str(error)) < 1000
         else:
-            own = load_tokenizer(st.open(sound))
-            assert tokenizer("w1 w2 z1")["input_ids"] == own("w1 w2 z1")["input_ids"]
-            assert tokenizer.get_vocab() == own.get_vocab()
-            mine = load_live(sound).module.state_dict()
-            found = live.module.state_dict()
-            assert found.keys() == mine.keys()
-            assert all(torch.equal(found[key], mine[key]) for key in mine)
+            expected_tokenizer = load_tokenizer(st.open(sound))
+            assert tokenizer("w1 w2 z1")["input_ids"] == expected_tokenizer("w1 w2 z1")["input_ids"]
+            assert tokenizer.get_vocab() == expected_tokenizer.get_vocab()
+            expected = load_live(sound).module.state_dict()
+            actual = live.module.state_dict()
+            assert actual.keys() == expected.keys()
+            assert all(torch.equal(actual[key], expected[key]) for key in expected)
     assert not seen.network and not kernels
     inner = [path for path in seen.files if path.resolve().is_relative_to(outside.resolve())]
     assert not inner, inner

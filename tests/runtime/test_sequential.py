@@ -51,11 +51,13 @@ def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) 
     batches = [whole.random_ids(2, 24), whole.random_ids(3, 17)]
     walk = LayerWalk(walked, batches)
     layer_names = {f"layers.{number}." for number in range(len(walked.decoder_layers))}
-    for turn in walk.layers():
-        assert list(turn.run()) == [0, 1]
-        here = [n for n in layer_names if any(n in name for name in in_memory(walked))]
-        assert f"layers.{turn.number}." in here
-        assert len(here) == 1 or model_type == "zamba2", "its layers share a block, which stays"
+    for layer_pass in walk.layers():
+        assert list(layer_pass.run()) == [0, 1]
+        loaded_layers = [n for n in layer_names if any(n in name for name in in_memory(walked))]
+        assert f"layers.{layer_pass.number}." in loaded_layers
+        assert len(loaded_layers) == 1 or model_type == "zamba2", (
+            "its layers share a block, which stays"
+        )
     for step, ids in enumerate(batches):
         expected = whole.logits(ids)
         assert torch.equal(streamed.logits(ids), expected)
@@ -70,57 +72,59 @@ def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
     model = st.open(checkpoint(model_type))
     model.digest  # noqa: B018  (reads all files, to know the model again)
     with record_tensor_reads(model) as read:
-        found = st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)
-    assert_statistics_close(st.calibrate(model, data(), methods=METHODS, **QUIET), found, 1e-12)
+        statistics = st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)
+    assert_statistics_close(
+        st.calibrate(model, data(), methods=METHODS, **QUIET), statistics, 1e-12
+    )
     assert len(set(read)) == len(read), "no tensor was read twice"
     last = max(model.geometry.layers)
     live = load_live(model, FROM_DISK)
     assert live.weights is not None
-    wanted = live.weights.checkpoint_names(*live.decoder_layers[: last + 1])
-    assert wanted <= set(read)
-    rest = set(read) - wanted
-    assert all("embed" in name or "ple" in name for name in rest), rest
+    layer_tensors = live.weights.checkpoint_names(*live.decoder_layers[: last + 1])
+    assert layer_tensors <= set(read)
+    others = set(read) - layer_tensors
+    assert all("embed" in name or "ple" in name for name in others), others
 
 
 def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) -> None:
     """By SIGKILL: within the first layer, and twice within the third."""
     model = st.open(checkpoint("qwen3_next"))
-    asked: Any = {"methods": METHODS, "layerwise": True, **QUIET}
-    whole = st.calibrate(model, data(), **asked)
-    out, told = tmp_path / "out" / "s.safetensors", tmp_path / "layer"
+    arguments: Any = {"methods": METHODS, "layerwise": True, **QUIET}
+    expected = st.calibrate(model, data(), **arguments)
+    out, layer_file = tmp_path / "out" / "s.safetensors", tmp_path / "layer"
     out.parent.mkdir()
 
     def work() -> None:
-        st.calibrate(model, data(), out=out, **asked)
+        st.calibrate(model, data(), out=out, **arguments)
 
-    for passes, begins in ((2, 0), (7, 0), (2, 2)):
-        assert layers_begun(work, passes, told) == begins
+    for passes, first_layer in ((2, 0), (7, 0), (2, 2)):
+        assert first_layer_of_killed_walk(work, passes, layer_file) == first_layer
         assert not out.exists()
     work()
-    assert_statistics_close(whole, Statistics.load(out), 0.0)
+    assert_statistics_close(expected, Statistics.load(out), 0.0)
     assert [path.name for path in out.parent.iterdir()] == ["s.safetensors"]
 
 
-def layers_begun(work: Callable[[], object], passes: int, told: Path) -> int:
+def first_layer_of_killed_walk(work: Callable[[], object], passes: int, layer_file: Path) -> int:
     """In a process that is killed after so many passes of a batch through a layer; the first layer
     that it walked."""
     real, count = LayerWalk.run_batch, 0
 
-    def counted(self: LayerWalk, turn: Any, step: int) -> None:
+    def counted(self: LayerWalk, layer_pass: Any, step: int) -> None:
         nonlocal count
         if not count:
-            told.write_text(str(turn.number))
+            layer_file.write_text(str(layer_pass.number))
         if count == passes:
             os.kill(os.getpid(), signal.SIGKILL)
         count += 1
-        real(self, turn, step)
+        real(self, layer_pass, step)
 
     def killed() -> None:
         LayerWalk.run_batch = counted  # type: ignore[method-assign]
         work()
 
     assert run_in_child(killed) == -signal.SIGKILL
-    return int(told.read_text())
+    return int(layer_file.read_text())
 
 
 def test_no_weight_is_copied_to_a_temporary_folder(
@@ -130,8 +134,8 @@ def test_no_weight_is_copied_to_a_temporary_folder(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     real, seen = LayerWalk.run_batch, list[Path]()
 
-    def watched(self: LayerWalk, turn: Any, step: int) -> None:
-        real(self, turn, step)
+    def watched(self: LayerWalk, layer_pass: Any, step: int) -> None:
+        real(self, layer_pass, step)
         seen.extend(tmp_path.iterdir())
 
     monkeypatch.setattr(LayerWalk, "pass_through", watched)

@@ -23,19 +23,19 @@ TIME, PIECE = 41, 16
 
 def e4m3_values() -> np.ndarray:
     """Every finite number of float8_e4m3fn, by its definition: sign, 4 bits, 3 bits, bias 7."""
-    found = [0.0]
+    values = [0.0]
     for exponent in range(16):
         for digits in range(8):
             if (exponent, digits) == (15, 7):
                 continue  # not a number
             if exponent:
-                found.append((1 + digits / 8) * 2.0 ** (exponent - 7))
+                values.append((1 + digits / 8) * 2.0 ** (exponent - 7))
             else:
-                found.append(digits / 8 * 2.0**-6)
-    return np.unique([*found, *(-x for x in found)])
+                values.append(digits / 8 * 2.0**-6)
+    return np.unique([*values, *(-x for x in values)])
 
 
-def by_hand(x: np.ndarray, dtype: str) -> np.ndarray:
+def reference_rounding(x: np.ndarray, dtype: str) -> np.ndarray:
     """x [..., keys, values] float64, stored; scales per value channel."""
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float64)
@@ -53,49 +53,51 @@ def by_hand(x: np.ndarray, dtype: str) -> np.ndarray:
     return values[np.searchsorted(middles, x / scale)] * scale
 
 
-def walk(call: KernelCall, live: LiveModel, dtype: str, piece: int) -> np.ndarray:
+def reference_output(call: KernelCall, live: LiveModel, dtype: str, piece: int) -> np.ndarray:
     """The output [batch, time, value heads, value channels] of the kernel's call."""
-    return walked(call, live, dtype, piece)[0]
+    return reference_walk(call, live, dtype, piece)[0]
 
 
-def walked(
+def reference_walk(
     call: KernelCall, live: LiveModel, dtype: str, piece: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
     """The same, and the state after every token, as it is then kept."""
     family = live.checkpoint.family
     recurrence = family.recurrence(call.kernel)
     assert recurrence is not None
-    given = call.arguments
-    new = recurrence(given, slice(None))
+    arguments = call.arguments
+    writes = recurrence(arguments, slice(None))
     q, k = call.query.double(), call.key.double()
-    if given.get("use_qk_l2norm_in_kernel"):
+    if arguments.get("use_qk_l2norm_in_kernel"):
         q, k = (x / (x.square().sum(-1, keepdim=True) + 1e-6).sqrt() for x in (q, k))
     if family.scales_queries:
         q = q * q.shape[-1] ** -0.5
-    heads = new.value.shape[2]
+    heads = writes.value.shape[2]
     q, k = (x.repeat_interleave(heads // x.shape[2], dim=2).numpy() for x in (q, k))
-    v = new.value.numpy()
+    v = writes.value.numpy()
     batch, time = v.shape[:2]
     state = np.zeros((batch, heads, k.shape[-1], v.shape[-1]))
     output, states = np.zeros(v.shape), []
     for t in range(time):
-        if new.log_decay is not None:
-            state = state * np.exp(new.log_decay[:, t].numpy())[..., None]
+        if writes.log_decay is not None:
+            state = state * np.exp(writes.log_decay[:, t].numpy())[..., None]
         write = v[:, t]
-        if new.beta is not None:
+        if writes.beta is not None:
             recalled = np.einsum("bhk,bhkv->bhv", k[:, t], state)
-            write = new.beta[:, t].numpy()[..., None] * (write - recalled)
+            write = writes.beta[:, t].numpy()[..., None] * (write - recalled)
         state = state + k[:, t][..., None] * write[..., None, :]
         output[:, t] = np.einsum("bhk,bhkv->bhv", q[:, t], state)
         if (t + 1) % piece == 0:
-            state = by_hand(state, dtype)
+            state = reference_rounding(state, dtype)
         states.append(state)
-    if given.get("D") is not None:
-        output = output + given["D"].double().numpy()[:, None] * given["hidden_states"].numpy()
+    if arguments.get("D") is not None:
+        output = (
+            output + arguments["D"].double().numpy()[:, None] * arguments["hidden_states"].numpy()
+        )
     return output, states
 
 
-def slow(path: Path) -> LiveModel:
+def slowly_forgetting(path: Path) -> LiveModel:
     """A model that forgets slowly, so that what was rounded is read again."""
     live = load_live(path)
     for mixer in live.mixers.values():
@@ -104,11 +106,11 @@ def slow(path: Path) -> LiveModel:
     return live
 
 
-def calls(live: LiveModel, ids: Tensor, storage: StateStorage) -> list[KernelCall]:
-    found: list[KernelCall] = []
-    with torch.inference_mode(), stored_states(live, storage), hook_kernels(live, found.append):
+def record_calls(live: LiveModel, ids: Tensor, storage: StateStorage) -> list[KernelCall]:
+    recorded: list[KernelCall] = []
+    with torch.inference_mode(), stored_states(live, storage), hook_kernels(live, recorded.append):
         live.logits(ids)
-    return found
+    return recorded
 
 
 @pytest.mark.parametrize("piece", [1, PIECE])
@@ -119,15 +121,18 @@ def test_rounding_equals_a_walk_by_hand(
 ) -> None:
     """A float32 sum may fall on the other side of a border than the float64 one, and is a whole
     step of the dtype off then; such places are few, and all others agree as without rounding."""
-    live = slow(checkpoint(model_type))
+    live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, TIME)
-    for call in calls(live, ids, StateStorage(dtype, piece)):
-        right, plain = walk(call, live, dtype, piece), walk(call, live, dtype, 10**6)
-        error = np.abs(call.output.double().numpy() - right)
-        effect = np.abs(plain - right)
-        assert effect.max() > 2e-5 * np.abs(right).max()  # rounding shows
-        assert error[:, :piece].max() < 1e-5 * np.abs(right).max()
-        assert np.median(error) < 1e-4 * np.abs(right).max()
+    for call in record_calls(live, ids, StateStorage(dtype, piece)):
+        expected, plain = (
+            reference_output(call, live, dtype, piece),
+            reference_output(call, live, dtype, 10**6),
+        )
+        error = np.abs(call.output.double().numpy() - expected)
+        effect = np.abs(plain - expected)
+        assert effect.max() > 2e-5 * np.abs(expected).max()  # rounding shows
+        assert error[:, :piece].max() < 1e-5 * np.abs(expected).max()
+        assert np.median(error) < 1e-4 * np.abs(expected).max()
         assert error.mean() < 0.05 * effect.mean()
 
 
@@ -136,42 +141,42 @@ def test_rounding_equals_a_walk_by_hand(
 def test_the_analysis_looks_at_stored_states(
     model_type: str, dtype: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    live = slow(checkpoint(model_type))
+    live = slowly_forgetting(checkpoint(model_type))
     time, every = 3 * PIECE, PIECE // 2
-    for call in calls(live, live.random_ids(2, time), StateStorage(dtype, PIECE)):
+    for call in record_calls(live, live.random_ids(2, time), StateStorage(dtype, PIECE)):
         blocks = analysed(call, live.checkpoint.family, every, dtype, PIECE)
-        found = torch.cat([block.states for block in blocks], 1).numpy()
-        right = np.stack(walked(call, live, dtype, PIECE)[1][every - 1 :: every], 1)
-        plain = np.stack(walked(call, live, dtype, 10**6)[1][every - 1 :: every], 1)
-        off = np.abs(found - right) > 1e-6 * np.abs(right).max()
+        states = torch.cat([block.states for block in blocks], 1).numpy()
+        expected = np.stack(reference_walk(call, live, dtype, PIECE)[1][every - 1 :: every], 1)
+        plain = np.stack(reference_walk(call, live, dtype, 10**6)[1][every - 1 :: every], 1)
+        off = np.abs(states - expected) > 1e-6 * np.abs(expected).max()
         assert off.mean() < 1e-3, "only where a sum falls on a border"
-        assert np.abs(plain - right)[:, 1::2].max() > 1e-4 * np.abs(right).max()
+        assert np.abs(plain - expected)[:, 1::2].max() > 1e-4 * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_decoded_tokens_are_rounded_as_a_prompt_in_pieces_of_one(
     model_type: str, checkpoint: Callable[[str], Path]
 ) -> None:
-    live = slow(checkpoint(model_type))
+    live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, 24)
     with torch.inference_mode():
         with stored_states(live, StateStorage("bfloat16", 1)):
-            whole = live.logits(ids)
+            prompt_logits = live.logits(ids)
         plain = live.logits(ids)
-        found, cache = [], None
+        decoded_logits, cache = [], None
         with stored_states(
             live, StateStorage("bfloat16", 8)
         ):  # 8 tokens in one piece, then one each
             for token in ids.split(1, dim=1):
                 logits, cache = live.forward_with_cache(token, cache)
-                found.append(logits[:, -1])
-    decoded = torch.stack(found, dim=1)
-    assert (decoded - whole).abs().mean() < 0.1 * (plain - whole).abs().mean()
+                decoded_logits.append(logits[:, -1])
+    decoded = torch.stack(decoded_logits, dim=1)
+    assert (decoded - prompt_logits).abs().mean() < 0.1 * (plain - prompt_logits).abs().mean()
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_float32_changes_nothing(model_type: str, checkpoint: Callable[[str], Path]) -> None:
-    live = slow(checkpoint(model_type))
+    live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, 24)
     with torch.inference_mode():
         before = live.logits(ids)
@@ -191,12 +196,12 @@ def test_stochastic_rounding_keeps_the_mean_and_takes_neighbours(dtype: str) -> 
     drawn = fake_quantize(x.expand(20000, 6, 5), dtype, -2, generator)
     nearest = fake_quantize(x, dtype, -2)
     allowed = [set(drawn[:, i, j].tolist()) for i in range(6) for j in range(5)]
-    assert max(map(len, allowed)) == 2 and any(len(one) == 2 for one in allowed)
+    assert max(map(len, allowed)) == 2 and any(len(candidate) == 2 for candidate in allowed)
     assert (drawn.double().mean(0) - x).abs().max() < 0.02 * (drawn.amax(0) - drawn.amin(0)).max()
     # what is stored stays as it is when it is stored again
     assert torch.allclose(fake_quantize(nearest, dtype, -2), nearest, rtol=1e-6)
     for value, both in zip(nearest.flatten().tolist(), allowed, strict=True):
-        assert any(abs(value - one) <= 1e-6 * abs(value) for one in both)
+        assert any(abs(value - candidate) <= 1e-6 * abs(value) for candidate in both)
 
 
 def test_bytes_count_scales() -> None:
