@@ -25,16 +25,16 @@ def random_costs(layers: int, seed: int) -> dict[int, dict[tuple[int, int], floa
 @pytest.mark.parametrize("share", [0.5, 0.3, 0.25])
 def test_no_other_choice_costs_less(seed: int, share: float) -> None:
     costs = random_costs(4, seed)
-    found = cheapest_allocation(costs, share, 16 * 16)
+    allocation = cheapest_allocation(costs, share, 16 * 16)
     budget = share * 4 * 16 * 16
-    every = (
+    all_costs = (
         sum(costs[layer][shape] for layer, shape in enumerate(choice))
         for choice in product(SHAPES, repeat=4)
         if sum(k * v for k, v in choice) <= budget
     )
-    assert found.cost == pytest.approx(min(every))
-    assert found.share <= share
-    assert found.share * 4 * 256 == sum(k * v for k, v in found.shapes.values())
+    assert allocation.cost == pytest.approx(min(all_costs))
+    assert allocation.share <= share
+    assert allocation.share * 4 * 256 == sum(k * v for k, v in allocation.shapes.values())
 
 
 def cut(layer: int, axis: Axis, keep: int, nll: float, recall: float) -> LayerCut:
@@ -55,9 +55,9 @@ def measured() -> Sensitivity:
 
 
 def test_the_layer_that_recalls_stays_whole() -> None:
-    found = allocate(measured(), 0.5)
-    assert found.shapes[0] == (16, 16)
-    assert str(found).startswith("0=16x16,1=")
+    allocation = allocate(measured(), 0.5)
+    assert allocation.shapes[0] == (16, 16)
+    assert str(allocation).startswith("0=16x16,1=")
     squares = allocate(measured(), 0.5, squares=True)
     assert squares.shapes == {0: (16, 16), 1: (8, 8), 2: (8, 8)}
     assert squares.cost == pytest.approx(2 * 0.01 + 2 * 0.02)
@@ -68,8 +68,8 @@ def test_what_cannot_be_allocated() -> None:
         allocate(measured(), 0.01)
     with pytest.raises(st.StatetrimError, match="between 0 and 1"):
         allocate(measured(), 1.5)
-    keys = [one for one in measured().cuts if one.axis == "key"]
-    only = Sensitivity(measured().original, keys, {"key": 16, "value": 16})
-    assert all(v == 16 for _, v in allocate(only, 0.5).shapes.values())
+    keys = [layer_cut for layer_cut in measured().cuts if layer_cut.axis == "key"]
+    keys_only = Sensitivity(measured().original, keys, {"key": 16, "value": 16})
+    assert all(v == 16 for _, v in allocate(keys_only, 0.5).shapes.values())
     with pytest.raises(st.StatetrimError, match="was not measured on both axes"):
-        allocate(only, 0.5, squares=True)
+        allocate(keys_only, 0.5, squares=True)

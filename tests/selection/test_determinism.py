@@ -36,13 +36,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def plans(directory: Path, text: Path) -> list[Kept]:
     """What every method keeps of keys, then of values, calibrated anew."""
     model = st.open(directory)
-    heard = st.calibrate(model, text, methods=CALIBRATED, tokens=640, length=32)
-    found = [st.select(model, m, KEEP, seed=SEED, statistics=heard, **o) for m, o in CASES]
-    on_values = [
-        st.select(model, keep_values=KEEP, value_method=m, seed=SEED, statistics=heard)
+    statistics = st.calibrate(model, text, methods=CALIBRATED, tokens=640, length=32)
+    key_plans = [st.select(model, m, KEEP, seed=SEED, statistics=statistics, **o) for m, o in CASES]
+    value_plans = [
+        st.select(model, keep_values=KEEP, value_method=m, seed=SEED, statistics=statistics)
         for m in method_names("value")
     ]
-    tables = [plan.kept for plan in found] + [plan.kept_values or {} for plan in on_values]
+    tables = [plan.kept for plan in key_plans] + [plan.kept_values or {} for plan in value_plans]
     return [[kept.tolist() for kept in layers.values()] for layers in tables]
 
 
@@ -60,8 +60,8 @@ def test_every_run_gives_the_same_plans(checkpoint: Any, text: Path) -> None:
     command = [sys.executable, "-c", ANOTHER_RUN, *Path(__file__).parents[:2], text, *models]
     other = subprocess.run(list(map(str, command)), check=False, capture_output=True, text=True)
     assert other.returncode == 0, other.stderr[-2000:]
-    here = [plans(model, text) for model in models]
-    assert json.loads(other.stdout.splitlines()[-1]) == here
+    in_this_process = [plans(model, text) for model in models]
+    assert json.loads(other.stdout.splitlines()[-1]) == in_this_process
 
 
 def test_rand_repeats_from_the_seed_that_its_plan_saved(checkpoint: Any, tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def permuted(source: Path, out: Path) -> dict[tuple[int, int], Tensor]:
     for path in out.glob("*.safetensors"):
         tensors = load_file(path)
         for name, tensor in tensors.items():
-            _, _, rest = name.partition("layers.")
-            if any(part in rest for part in ("q_proj.", "k_proj.", "q_conv1d.", "k_conv1d.")):
-                layer = int(rest.partition(".")[0])
+            _, _, layer_part = name.partition("layers.")
+            if any(part in layer_part for part in ("q_proj.", "k_proj.", "q_conv1d.", "k_conv1d.")):
+                layer = int(layer_part.partition(".")[0])
                 by_head = tensor.unflatten(0, (heads, channels))
                 rows = [by_head[head][orders[layer, head]] for head in range(heads)]
                 tensors[name] = torch.cat(rows)

@@ -49,11 +49,11 @@ def evidence(
     values = torch.randn(64, n, generator=generator, dtype=torch.float64) @ mixing
     weight = torch.randn(hidden, n, generator=generator, dtype=torch.float64)
     sums = LayerStatistics(64, readout_moment=values.mT @ values)
-    shown = HeadEvidence(weight.mT.reshape(groups, heads, width, hidden), generator, sums)
-    return shown, values, weight
+    head_evidence = HeadEvidence(weight.mT.reshape(groups, heads, width, hidden), generator, sums)
+    return head_evidence, values, weight
 
 
-def missed(values: torch.Tensor, weight: torch.Tensor, columns: list[int]) -> float:
+def least_squares_error(values: torch.Tensor, weight: torch.Tensor, columns: list[int]) -> float:
     """By least squares on the tokens themselves."""
     target = values @ weight.mT
     return float(torch.linalg.lstsq(values[:, columns], target, driver="gelsd").residuals.sum())
@@ -65,21 +65,23 @@ def test_heads_go_in_the_order_of_what_least_squares_misses_without_them(
     groups: int, heads: int, keep: int, seed: int
 ) -> None:
     width = 2
-    shown, values, weight = evidence(groups, heads, width, seed=seed)
-    left = list(range(groups * heads))
-    while len(left) > groups * keep:
-        may_go = [h for h in left if sum(o // heads == h // heads for o in left) > keep]
+    head_evidence, values, weight = evidence(groups, heads, width, seed=seed)
+    remaining = list(range(groups * heads))
+    while len(remaining) > groups * keep:
+        may_go = [h for h in remaining if sum(o // heads == h // heads for o in remaining) > keep]
         errors = {
-            gone: missed(values, weight, [h * width + c for h in left if h != gone for c in (0, 1)])
+            gone: least_squares_error(
+                values, weight, [h * width + c for h in remaining if h != gone for c in (0, 1)]
+            )
             for gone in may_go
         }
-        left.remove(min(errors, key=lambda gone: errors[gone]))
-    kept = by_refit(shown, keep) + heads * torch.arange(groups).unsqueeze(1)
-    assert kept.flatten().tolist() == left
+        remaining.remove(min(errors, key=lambda gone: errors[gone]))
+    kept = by_refit(head_evidence, keep) + heads * torch.arange(groups).unsqueeze(1)
+    assert kept.flatten().tolist() == remaining
 
 
 def test_energy_is_the_square_of_what_a_head_puts_out() -> None:
-    shown, values, weight = evidence(2, 3, 2)
+    head_evidence, values, weight = evidence(2, 3, 2)
     energy = torch.stack(
         [
             (values[:, 2 * head : 2 * head + 2] @ weight[:, 2 * head : 2 * head + 2].mT)
@@ -88,7 +90,7 @@ def test_energy_is_the_square_of_what_a_head_puts_out() -> None:
             for head in range(6)
         ]
     ).reshape(2, 3)
-    assert torch.equal(by_energy(shown, 2), energy.topk(2).indices.sort().values)
+    assert torch.equal(by_energy(head_evidence, 2), energy.topk(2).indices.sort().values)
 
 
 @pytest.mark.parametrize("keep", [2, 3, 4])
@@ -106,10 +108,10 @@ def test_the_refit_needs_no_second_pass(
         assert not torch.equal(once.tensor(name), small.tensor(name))
     before, after = (layer_errors(m, again) for m in (small, once))
     assert all(after[layer] < before[layer] for layer in before)
-    own = load_carried_plan(once)
-    assert own is not None
-    assert not [*config_faults(model, once, own), *weight_faults(model, once, own)]
-    assert not [*weight_faults(model, small, own)]
+    stored_plan = load_carried_plan(once)
+    assert stored_plan is not None
+    assert not [*config_faults(model, once, stored_plan), *weight_faults(model, once, stored_plan)]
+    assert not [*weight_faults(model, small, stored_plan)]
 
 
 def test_a_model_that_was_trained_since_is_not_refitted_from_the_original(
@@ -201,5 +203,5 @@ def test_what_devices_can_share_is_said(model: st.Checkpoint, tmp_path: Path) ->
     assert resolve_heads("0.6", geometry).tensor_parallel == [1, 2]
     plan = tmp_path / "plan.json"
     command = ["select", str(model.path), "--keep-heads", "4", "--head-method", "rand"]
-    code, _, said = run([*command, "-o", str(plan), "--json"])
-    assert code is None and json.loads(said)["tensor_parallel"] == [1, 2]
+    code, _, printed = run([*command, "-o", str(plan), "--json"])
+    assert code is None and json.loads(printed)["tensor_parallel"] == [1, 2]
