@@ -47,17 +47,17 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
     with torch.no_grad():
         output = model(input_ids=ids, use_cache=True)
     cache = output.get("past_key_values", output.get("cache_params"))
-    held = tensors(cache.layers, set())
-    kept = softmax_cache(opened.config, opened.geometry)
-    assert kept is not None
-    ours = concurrency.sequence_bytes(
-        opened.geometry, kept, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
+    cache_tensors = tensors(cache.layers, set())
+    softmax = softmax_cache(opened.config, opened.geometry)
+    assert softmax is not None
+    counted = concurrency.sequence_bytes(
+        opened.geometry, softmax, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
     )
     # Qwen4-Exp's first softmax layer also keeps the positions, three to a token.
-    positions = [tensor for tensor in held if tensor.dtype == torch.int64]
+    positions = [tensor for tensor in cache_tensors if tensor.dtype == torch.int64]
     assert len(positions) == model_type.startswith("qwen4_exp")
     assert all(tensor.nbytes == BATCH * TOKENS * 3 * 8 for tensor in positions)
-    assert sum(t.nbytes for t in held if t.is_floating_point()) == BATCH * ours.total
+    assert sum(t.nbytes for t in cache_tensors if t.is_floating_point()) == BATCH * counted.total
 
 
 RECORDED = json.loads((Path(__file__).parents[1] / "data" / "vllm-startup.json").read_text())
@@ -74,42 +74,42 @@ def test_the_record_covers_shapes_with_and_without_prefix_caching() -> None:
 
 @pytest.mark.parametrize("record", RECORDED, ids=lambda record: str(record["case"].values()))
 def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any]) -> None:
-    case, said = record["case"], record["vllm"]
+    case, vllm = record["case"], record["vllm"]
     every, layers = case["softmax_every"], case["layers"]
     linear = tuple(layer for layer in range(layers) if (layer + 1) % every)
     geometry = st.Geometry(linear, 16, 32, case["head_k_dim"], case["head_v_dim"], 32, 32, 4)
-    kept = KVCacheSize(layers=layers - len(linear), numel=2 * 2 * 256)
-    found = concurrency.vllm_pages(
+    softmax = KVCacheSize(layers=layers - len(linear), numel=2 * 2 * 256)
+    layout = concurrency.vllm_pages(
         geometry,
-        kept,
-        dtype=said["state_dtypes"][0],
-        state_dtype=said["state_dtypes"][1],
+        softmax,
+        dtype=vllm["state_dtypes"][0],
+        state_dtype=vllm["state_dtypes"][1],
         alignment=case["block_size"] or 128,  # vLLM's default on a CPU
     )
-    assert found is not None
-    convolution, state = (math.prod(shape) for shape in said["state_shapes"])
-    assert found.state_bytes == 2 * convolution + 4 * state
-    assert found.block_size == said["block_size"]
-    assert found.page_bytes == said["page_bytes"]
-    assert found.softmax_groups + found.linear_groups == said["groups"]
-    assert found.blocks(case["memory"]) == said["blocks"]
-    concurrent = found.concurrency(
+    assert layout is not None
+    convolution, state = (math.prod(shape) for shape in vllm["state_shapes"])
+    assert layout.state_bytes == 2 * convolution + 4 * state
+    assert layout.block_size == vllm["block_size"]
+    assert layout.page_bytes == vllm["page_bytes"]
+    assert layout.softmax_groups + layout.linear_groups == vllm["groups"]
+    assert layout.blocks(case["memory"]) == vllm["blocks"]
+    concurrent = layout.concurrency(
         case["memory"], case["context"], prefix_caching=case["prefix_caching"]
     )
-    assert concurrent == said["concurrency"]
+    assert concurrent == vllm["concurrency"]
     assert f"{concurrent:.2f}" == record["log"]["concurrency"]
-    assert found.block_size == int(record["log"]["block_size"])
+    assert layout.block_size == int(record["log"]["block_size"])
 
 
 def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
     """The bf16 state a user can have without a cut is the baseline to beat."""
     geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
-    kept = KVCacheSize(layers=12, numel=2 * 2 * 256)
+    softmax = KVCacheSize(layers=12, numel=2 * 2 * 256)
     common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}
-    now = concurrency.capacity(geometry, kept, **common)
-    rounded = concurrency.capacity(geometry, kept, **common, state_dtype="bfloat16")
-    cut = concurrency.capacity(geometry.resized(64), kept, **common)
-    both = concurrency.capacity(geometry.resized(64), kept, **common, state_dtype="bfloat16")
+    now = concurrency.capacity(geometry, softmax, **common)
+    rounded = concurrency.capacity(geometry, softmax, **common, state_dtype="bfloat16")
+    cut = concurrency.capacity(geometry.resized(64), softmax, **common)
+    both = concurrency.capacity(geometry.resized(64), softmax, **common, state_dtype="bfloat16")
     assert now.vllm and rounded.vllm and cut.vllm and both.vllm
     assert rounded.state_bytes == cut.state_bytes == now.state_bytes // 2
     assert rounded.vllm == cut.vllm
@@ -123,18 +123,18 @@ def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> No
 )
 def test_sizes_out_of_bounds_are_refused(change: dict[str, int], sentence: str) -> None:
     geometry = st.Geometry((0,), 1, 1, 16, 16)
-    given: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
+    arguments: dict[str, Any] = {"memory": 2**30, "context": 1024, "dtype": "float32", **change}
     with pytest.raises(st.StatetrimError, match=sentence):
-        concurrency.capacity(geometry, KVCacheSize(0, 0), **given)
+        concurrency.capacity(geometry, KVCacheSize(0, 0), **arguments)
 
 
 def test_a_model_without_softmax_layers_has_no_blocks_and_still_a_bound() -> None:
     geometry = st.Geometry((0, 1), 2, 2, 16, 16)
-    found = concurrency.capacity(
+    result = concurrency.capacity(
         geometry, KVCacheSize(0, 0), memory=2**20, context=64, dtype="float32"
     )
-    assert found.vllm is None
-    assert found.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
+    assert result.vllm is None
+    assert result.sequences_unpaged == 2**20 // (2 * 2 * 16 * 16 * 4)
 
 
 @pytest.mark.parametrize(
@@ -156,11 +156,16 @@ def test_a_silent_config_means_what_the_stock_class_takes_it_for(model_type: str
 
     config = AutoConfig.for_model(model_type)
     stock = config.to_dict() | {"num_hidden_layers": config.num_hidden_layers}
-    told = ("num_hidden_layers", "layers_block_type", "layer_types", "hybrid_override_pattern")
-    silent = {name: stock[name] for name in ("model_type", *told) if name in stock}
+    layer_fields = (
+        "num_hidden_layers",
+        "layers_block_type",
+        "layer_types",
+        "hybrid_override_pattern",
+    )
+    silent = {name: stock[name] for name in ("model_type", *layer_fields) if name in stock}
     geometry = st.Geometry(tuple(range(config.num_hidden_layers // 2)), 1, 1, 1, 1)
-    known, said = softmax_cache(silent, geometry), softmax_cache(stock, geometry)
-    assert known is not None and known == said
+    from_silent, from_stock = softmax_cache(silent, geometry), softmax_cache(stock, geometry)
+    assert from_silent is not None and from_silent == from_stock
 
 
 def test_what_is_not_known_is_not_guessed() -> None:

@@ -68,9 +68,9 @@ def test_which_shape_of_qwen3_next_loads_where(shape: tuple[int, int], serving: 
     lines = [
         line for line in engines.compatibility_of_shape("qwen3_next", Shape(*shape)) if line.current
     ]
-    known = [line for line in lines if line.verdict != "unknown"]
-    refusing = {line.engine for line in known if not line.serves}
-    assert {line.engine for line in known} - refusing == set(serving.split())
+    known_lines = [line for line in lines if line.verdict != "unknown"]
+    refusing = {line.engine for line in known_lines if not line.serves}
+    assert {line.engine for line in known_lines} - refusing == set(serving.split())
 
 
 def test_refusals_and_flags_are_told() -> None:
@@ -166,14 +166,14 @@ def test_the_table_in_the_docs_says_what_the_matrix_says() -> None:
         keys, values = map(int, label.split()[0].split("x"))
         share = re.search(r"\((\d+)%\)", label)
         assert share and int(share.group(1)) == round(100 * keys * values / 128**2)
-        found = [
+        current = [
             line
             for line in engines.compatibility_of_shape("qwen3_next", Shape(keys, values))
             if line.current
         ]
         for name, cell in zip(names, cells, strict=True):
-            mine = [line for line in found if line.engine == name]
-            serves = all(line.serves for line in mine)
-            flagged = any(line.flag for line in mine)
+            engine_lines = [line for line in current if line.engine == name]
+            serves = all(line.serves for line in engine_lines)
+            flagged = any(line.flag for line in engine_lines)
             assert cell == ("no" if not serves else "flag" if flagged else "yes"), (label, name)
             assert cell == answers_by_engine("qwen3_next", Shape(keys, values))[name]

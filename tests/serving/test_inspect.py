@@ -148,13 +148,13 @@ def test_the_stored_dtype_counts_before_the_config_and_small_sizes_stay_readable
 def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) -> None:
     """vLLM and SGLang convert a float32 checkpoint to 16 bits, by a flag or by default."""
     path = tmp_path / "config.json"
-    found = {}
+    capacities = {}
     for dtype in ("float32", "bfloat16", "float16"):
         path.write_text(json.dumps(PUBLIC["Qwen3.5-27B"][0] | {"dtype": dtype}))
-        found[dtype] = st.inspect(st.open(path), memory_gib=16).deployment.capacity
-    assert found["float32"] == found["bfloat16"]
-    assert {one.dtype for one in found["float32"]} == {"bfloat16"}
-    assert {one.dtype for one in found["float16"]} == {"float16"}
+        capacities[dtype] = st.inspect(st.open(path), memory_gib=16).deployment.capacity
+    assert capacities["float32"] == capacities["bfloat16"]
+    assert {capacity.dtype for capacity in capacities["float32"]} == {"bfloat16"}
+    assert {capacity.dtype for capacity in capacities["float16"]} == {"float16"}
     path.write_text(json.dumps(PUBLIC["Qwen3.5-27B"][0] | {"dtype": "float32"}))
     shown = " ".join(run("inspect", path, "--memory-gib", 16).stdout.split())
     assert "64.0 KiB a token in bfloat16, in which engines serve this model" in shown
@@ -207,7 +207,7 @@ def test_without_a_size_it_shows_which_engine_serves_which_shape(tmp_path: Path)
     config = PUBLIC["Qwen3-Next-80B-A3B"][0]
     (tmp_path / "config.json").write_text(json.dumps(config))
     report = st.inspect(tmp_path)
-    served = {one.shape: one.engines for one in report.shapes}
+    served = {served_shape.shape: served_shape.engines for served_shape in report.shapes}
     assert next(iter(served)) == "128x128" and served["64x128"]["vLLM"] == "no"
     assert set(served["64x64"].values()) <= {"yes", "flag", "unknown"}
     assert not st.inspect(tmp_path, keep=64).shapes

@@ -32,7 +32,7 @@ def test_a_release_makes_rows_old(tool: Any) -> None:
     behind = tool.outdated(ask)
     assert [line.split(":")[0] for line in behind] == ["llama.cpp"]  # CUDA, Vulkan, Metal: August
     assert "are of 2026-08, and xllamacpp 2026.10.11549 is out" in behind[0]
-    found = tool.outdated(lambda package: None if package == "sglang" else Version("9999.1"))
-    assert [line.split(":")[0] for line in found] == list(tool.PACKAGES)
-    assert found[2] == "SGLang: the registry has no sglang"
-    assert any("rows are of 0.20-0.32, 0.32, 0.32.0, and vllm 9999.1 is out" in x for x in found)
+    messages = tool.outdated(lambda package: None if package == "sglang" else Version("9999.1"))
+    assert [line.split(":")[0] for line in messages] == list(tool.PACKAGES)
+    assert messages[2] == "SGLang: the registry has no sglang"
+    assert any("rows are of 0.20-0.32, 0.32, 0.32.0, and vllm 9999.1 is out" in x for x in messages)

@@ -20,33 +20,37 @@ def refusing(model_type: str, shape: Shape) -> set[str]:
 def test_every_candidate_fits_and_is_served(
     model_type: str, engine: str | None, share: float
 ) -> None:
-    found = candidate_shapes(model_type, QWEN, share, engine)
-    assert len({one.shape for one in found}) == len(found) > 0
-    for one in found:
-        assert one.shape.numel <= share * 128 * 128
-        assert one.share == one.shape.numel / 128**2
-        assert set(one.refused) == refusing(model_type, one.shape)
-        assert engine not in one.refused
+    result = candidate_shapes(model_type, QWEN, share, engine)
+    assert len({candidate.shape for candidate in result}) == len(result) > 0
+    for candidate in result:
+        assert candidate.shape.numel <= share * 128 * 128
+        assert candidate.share == candidate.shape.numel / 128**2
+        assert set(candidate.refused) == refusing(model_type, candidate.shape)
+        assert engine not in candidate.refused
 
 
 def test_a_half_that_vllm_serves_is_no_key_cut() -> None:
     """64x128, which the paper cuts to, is refused by vLLM's kernels."""
-    shapes = [str(one.shape) for one in candidate_shapes("qwen3_next", QWEN, 0.5, "vLLM")]
+    shapes = [
+        str(candidate.shape) for candidate in candidate_shapes("qwen3_next", QWEN, 0.5, "vLLM")
+    ]
     assert "64x128" not in shapes and {"80x96", "96x80"} <= set(shapes)
 
 
 def test_shapes_that_every_engine_serves_come_first() -> None:
     first, *others = candidate_shapes("qwen3_next", QWEN, 0.5)
     assert str(first.shape) == "64x64" and first.is_served_everywhere
-    assert {"64x128", "128x64"} <= {str(one.shape) for one in others}
+    assert {"64x128", "128x64"} <= {str(candidate.shape) for candidate in others}
 
 
 def test_no_candidate_contains_another_of_its_group() -> None:
     others = candidate_shapes("qwen3_next", QWEN, 0.5)[1:]
-    for one in others:
-        for two in others:
-            wider = one.shape.head_k_dim >= two.shape.head_k_dim
-            assert one is two or not (wider and one.shape.head_v_dim >= two.shape.head_v_dim)
+    for first in others:
+        for second in others:
+            wider = first.shape.head_k_dim >= second.shape.head_k_dim
+            assert first is second or not (
+                wider and first.shape.head_v_dim >= second.shape.head_v_dim
+            )
 
 
 def test_an_engine_that_does_not_serve_the_model_type_is_named() -> None:

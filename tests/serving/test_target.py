@@ -44,13 +44,13 @@ def shape(target: Target) -> tuple[int, int]:
 def test_channels_or_fractions(
     asked: dict[str, Any], expected: tuple[int, int], words: tuple[Any, Any], qwen: st.Checkpoint
 ) -> None:
-    found = target_from_amounts(qwen, **asked)
-    assert shape(found) == expected and (found.keep, found.keep_values) == words
-    assert target_from_options(qwen, **asked) == found
-    assert found.after == qwen.geometry.resized(*expected)
+    target = target_from_amounts(qwen, **asked)
+    assert shape(target) == expected and (target.keep, target.keep_values) == words
+    assert target_from_options(qwen, **asked) == target
+    assert target.after == qwen.geometry.resized(*expected)
 
 
-def sequence(geometry: st.Geometry) -> float:
+def sequence_bytes(geometry: st.Geometry) -> float:
     """Bytes of one sequence, counted by hand: float32 states, bfloat16 convolutions of width 4."""
     state = 36 * 32 * geometry.head_k_dim * geometry.head_v_dim * 4
     channels = 2 * 16 * geometry.head_k_dim + 32 * geometry.head_v_dim
@@ -58,15 +58,17 @@ def sequence(geometry: st.Geometry) -> float:
 
 
 @pytest.mark.parametrize("most", [71.0, 40.0, 18.0])
-def test_a_budget_is_kept_and_used(most: float, qwen: st.Checkpoint) -> None:
-    found = target_from_options(qwen, state_mib_per_sequence=most)
-    assert sequence(found.after) <= most * MIB
-    wider = qwen.geometry.resized(found.after.head_k_dim + 16)
-    assert sequence(wider) > most * MIB
-    assert found.after.head_v_dim == 128 and found.keep_values is None
+def test_a_budget_is_kept_and_used(max_mib: float, qwen: st.Checkpoint) -> None:
+    target = target_from_options(qwen, state_mib_per_sequence=max_mib)
+    assert sequence_bytes(target.after) <= max_mib * MIB
+    wider = qwen.geometry.resized(target.after.head_k_dim + 16)
+    assert sequence_bytes(wider) > max_mib * MIB
+    assert target.after.head_v_dim == 128 and target.keep_values is None
     sequences = 100
-    same = target_from_options(qwen, sequences=sequences, memory_gib=most * sequences * MIB / GIB)
-    assert same == found
+    same = target_from_options(
+        qwen, sequences=sequences, memory_gib=max_mib * sequences * MIB / GIB
+    )
+    assert same == target
 
 
 @pytest.mark.parametrize(
@@ -83,10 +85,10 @@ def test_a_budget_is_kept_and_used(most: float, qwen: st.Checkpoint) -> None:
 def test_an_engine_gets_a_shape_it_serves(
     asked: dict[str, Any], engine: str, expected: tuple[int, int], qwen: st.Checkpoint
 ) -> None:
-    found = target_from_options(qwen, for_=engine, **asked)
-    assert shape(found) == expected
-    assert (found.keep is None) == (expected[0] == 128)
-    assert (found.keep_values is None) == (expected[1] == 128)
+    target = target_from_options(qwen, for_=engine, **asked)
+    assert shape(target) == expected
+    assert (target.keep is None) == (expected[0] == 128)
+    assert (target.keep_values is None) == (expected[1] == 128)
 
 
 @pytest.mark.parametrize(
