@@ -19,13 +19,13 @@ from statetrim.storage import digests
 def flip(model: st.Checkpoint, name: str, number: int) -> None:
     """Change one number of one tensor, and nothing else that can be seen from outside."""
     shard, info = model.tensors[name]
-    state, width = shard.path.stat(), info.nbytes // max(1, torch.Size(info.shape).numel())
+    status, width = shard.path.stat(), info.nbytes // max(1, torch.Size(info.shape).numel())
     with shard.path.open("r+b") as file:
         file.seek(info.start + number * width)
         byte = file.read(1)[0]
         file.seek(info.start + number * width)
         file.write(bytes([byte ^ 1]))
-    os.utime(shard.path, ns=(state.st_atime_ns, state.st_mtime_ns))
+    os.utime(shard.path, ns=(status.st_atime_ns, status.st_mtime_ns))
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "delta_net", "mamba2"])
@@ -77,22 +77,22 @@ def test_a_student_that_changed_far_inside_is_another_job(
 
 
 def test_other_shards_do_not_make_another_model(tmp_path: Path) -> None:
-    one = tiny.build("delta_net", tmp_path / "one", shard_size="40KB")
-    two = tiny.build("delta_net", tmp_path / "two", shard_size="1MB")
-    assert len(st.open(one).shards) > len(st.open(two).shards)
-    assert st.open(one).digest == st.open(two).digest
+    many_shards = tiny.build("delta_net", tmp_path / "one", shard_size="40KB")
+    few_shards = tiny.build("delta_net", tmp_path / "two", shard_size="1MB")
+    assert len(st.open(many_shards).shards) > len(st.open(few_shards).shards)
+    assert st.open(many_shards).digest == st.open(few_shards).digest
 
 
 def sampled(model: st.Checkpoint, names: Any) -> str:
     """As versions before this one named a model, from their source."""
-    hashed = hashlib.sha256(json.dumps(model.config, sort_keys=True).encode())
+    model_hash = hashlib.sha256(json.dumps(model.config, sort_keys=True).encode())
     for name in sorted(model.tensors):
         shard, tensor = model.tensors[name]
-        hashed.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
+        model_hash.update(f"{name} {tensor.dtype} {tensor.shape}\n".encode())
     for name in sorted(names):
         shard, tensor = model.tensors[name]
-        hashed.update(shard.path.read_bytes()[tensor.start :][: min(4096, tensor.nbytes)])
-    return hashed.hexdigest()
+        model_hash.update(shard.path.read_bytes()[tensor.start :][: min(4096, tensor.nbytes)])
+    return model_hash.hexdigest()
 
 
 def test_artifacts_of_earlier_versions_are_still_accepted(tmp_path: Path) -> None:

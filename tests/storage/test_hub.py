@@ -27,13 +27,13 @@ REPO = "someone/tiny"
 @pytest.fixture
 def hub(checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
     """`someone/tiny`, with what a hub repository may hold besides; and an older revision of it."""
-    home = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "main")
-    (home / "README.md").write_text("# Tiny\n")
-    (home / "modeling_tiny.py").write_text("raise SystemExit\n")
-    (home / "pytorch_model.bin").write_bytes(b"pickled")
-    (home / "consolidated.safetensors").write_bytes(b"the same weights again")
-    (home / "original").mkdir()
-    (home / "original" / "model.safetensors").write_bytes(b"and again")
+    main = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "main")
+    (main / "README.md").write_text("# Tiny\n")
+    (main / "modeling_tiny.py").write_text("raise SystemExit\n")
+    (main / "pytorch_model.bin").write_bytes(b"pickled")
+    (main / "consolidated.safetensors").write_bytes(b"the same weights again")
+    (main / "original").mkdir()
+    (main / "original" / "model.safetensors").write_bytes(b"and again")
     old = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "v1")
     config = json.loads((old / "config.json").read_text())
     (old / "config.json").write_text(json.dumps(config | {"comment": "old"}))
@@ -79,8 +79,8 @@ def test_a_hub_model_is_called_by_its_id(
 ) -> None:
     model = open_checkpoint(REPO)
     assert model.name == REPO
-    twin = open_checkpoint(shutil.copytree(checkpoint("delta_net"), tmp_path / "tiny"))
-    assert short_names([model, twin]) == [REPO, "tiny"]
+    local_copy = open_checkpoint(shutil.copytree(checkpoint("delta_net"), tmp_path / "tiny"))
+    assert short_names([model, local_copy]) == [REPO, "tiny"]
 
     small = st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
     page = st.report([REPO, small.path], tmp_path / "report").read_text()
@@ -108,9 +108,17 @@ def test_a_dry_run_fetches_headers_and_no_weights(
     kept = {path.name for path in (tmp_path / "cache").rglob("snapshots/*/*")}
     assert kept == {"config.json", index}, "no weights in the cache"
     local = str(checkpoint("delta_net"))
-    remote, here = json.loads(out), json.loads(run([local if w == REPO else w for w in command])[2])
-    assert remote["download_bytes"] == 4 * st.open(local).parameters and not here["download_bytes"]
-    assert [step["disk"] for step in remote["steps"]] == [step["disk"] for step in here["steps"]]
+    hub_estimate, local_estimate = (
+        json.loads(out),
+        json.loads(run([local if w == REPO else w for w in command])[2]),
+    )
+    assert (
+        hub_estimate["download_bytes"] == 4 * st.open(local).parameters
+        and not local_estimate["download_bytes"]
+    )
+    assert [step["disk"] for step in hub_estimate["steps"]] == [
+        step["disk"] for step in local_estimate["steps"]
+    ]
 
     for words in (["--sweep", "6,4"], ["--state", "0.5"]):
         code, err, _ = run([*command[:2], *words, *command[4:]])
@@ -128,17 +136,17 @@ def test_the_cache_is_enough_for_a_dry_run(hub: LoopbackHub) -> None:
 
 
 def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:
-    home = hub.root / REPO / "main"
+    main = hub.root / REPO / "main"
     name = sorted(weights(hub))[0]
-    whole = (home / name).read_bytes()
+    intact = (main / name).read_bytes()
     for damaged, says in (
-        (whole.replace(b'"shape":[', b'"shape":[9,', 1)[:-2], "gives .* bytes, which do not fit"),
+        (intact.replace(b'"shape":[', b'"shape":[9,', 1)[:-2], "gives .* bytes, which do not fit"),
         (b"\x00" * 7, "is not one of safetensors"),
         ((2**40).to_bytes(8, "little"), "is not one of safetensors"),
         ((2).to_bytes(8, "little") + b"[]", "is not one of safetensors"),
         ((7).to_bytes(8, "little") + b'{"a":1}', "is not one of safetensors"),
     ):
-        (home / name).write_bytes(damaged)
+        (main / name).write_bytes(damaged)
         with pytest.raises(st.StatetrimError, match=says):
             open_checkpoint(REPO, weights="headers")
 
@@ -236,9 +244,9 @@ class Usage(tuple[int, int, int]):
 
 
 def test_what_cannot_be_cut_is_not_downloaded(hub: LoopbackHub) -> None:
-    home = hub.root / REPO / "main"
-    config = json.loads((home / "config.json").read_text())
-    (home / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
+    main = hub.root / REPO / "main"
+    config = json.loads((main / "config.json").read_text())
+    (main / "config.json").write_text(json.dumps(config | {"quantization_config": {}}))
     with pytest.raises(st.StatetrimError, match="the checkpoint is quantised"):
         st.select(REPO, "l1", 0.5)
     (hub.root / REPO / "v1" / "config.json").write_text(json.dumps({"model_type": "llama"}))
@@ -264,8 +272,8 @@ def test_a_repository_without_safetensors_is_refused(hub: LoopbackHub) -> None:
         ("a/b@", None), ("a/b@../x", None), ("a/b@-x", None), ("a\n/b", None),
     ],
 )  # fmt: skip
-def test_what_is_a_hub_id(text: str, found: HubModel | None) -> None:
-    assert HubModel.parse(text) == found
+def test_what_is_a_hub_id(text: str, expected: HubModel | None) -> None:
+    assert HubModel.parse(text) == expected
 
 
 def test_an_index_of_nonsense_in_the_cache_is_one_sentence(

@@ -79,9 +79,9 @@ def test_a_picture_of_yours_stays(checkpoint: Any, tmp_path: Path) -> None:
     text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
     (tmp_path / "figures").mkdir()
     (tmp_path / "figures" / "sensitivity.png").write_text("mine")
-    places = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
+    paths = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
     with pytest.raises(st.StatetrimError, match="not overwritten"):
-        st.sensitivity(model, text, **places, **SENSITIVITY)
+        st.sensitivity(model, text, **paths, **SENSITIVITY)
     assert (tmp_path / "figures" / "sensitivity.png").read_text() == "mine"
 
 
@@ -96,11 +96,11 @@ def test_pictures_come_with_a_result_that_was_interrupted(
         raise KeyboardInterrupt
 
     text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
-    places = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
+    paths = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
     monkeypatch.setattr(figure_files, "write_text", stop)  # the PNG is there, the SVG is not
     with pytest.raises(KeyboardInterrupt):
-        st.sensitivity(model, text, **places, **SENSITIVITY)
+        st.sensitivity(model, text, **paths, **SENSITIVITY)
     monkeypatch.undo()
-    st.sensitivity(model, text, **places, **SENSITIVITY)
-    left = {path.name for path in tmp_path.rglob("*") if path.is_file()}
-    assert left == {"text.jsonl", "found.json", "sensitivity.png", "sensitivity.svg"}
+    st.sensitivity(model, text, **paths, **SENSITIVITY)
+    file_names = {path.name for path in tmp_path.rglob("*") if path.is_file()}
+    assert file_names == {"text.jsonl", "found.json", "sensitivity.png", "sensitivity.svg"}

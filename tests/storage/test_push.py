@@ -66,10 +66,10 @@ def test_what_was_pushed_opens_again(
 ) -> None:
     st.push(small, REPO, private=False)
     assert hub.repos == {REPO: False}
-    home = tmp_path / "again" / REPO / "main"
+    main = tmp_path / "again" / REPO / "main"
     for name, content in hub.pushed[REPO].items():
-        (home / name).parent.mkdir(parents=True, exist_ok=True)
-        (home / name).write_bytes(content)
+        (main / name).parent.mkdir(parents=True, exist_ok=True)
+        (main / name).write_bytes(content)
     with serving(tmp_path / "again") as other:
         use_hub(monkeypatch, other.url, tmp_path / "other-cache")
         assert st.open(REPO).fingerprint == st.open(small).fingerprint

@@ -210,12 +210,12 @@ def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
     place=any_.integers(0, 10**6), byte=any_.integers(0, 255), cut=any_.integers(0, 3)
 )
 def test_any_damaged_byte_is_harmless_or_refused(
-    sound: Callable[[str], Path], scratch: Path, place: int, byte: int, cut: int
+    sound: Callable[[str], Path], scratch: Path, offset: int, byte: int, cut: int
 ) -> None:
     """What is accepted still describes exactly the bytes of the file, each once."""
     content = bytearray((sound(BASE) / "model" / FIRST).read_bytes())
     (length,) = struct.unpack("<Q", content[:8])
-    content[place % (8 + length)] = byte
+    content[offset % (8 + length)] = byte
     path = scratch / "damaged.safetensors"
     path.write_bytes(content[: len(content) - cut])
     try:
