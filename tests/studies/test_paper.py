@@ -61,9 +61,9 @@ def claims_and_findings(script: Any) -> Iterator[tuple[Any, str, str]]:
 
 
 def test_every_verdict_has_an_interval_and_says_what_would_have_changed_it(script: Any) -> None:
-    for claim, ours, verdict in claims_and_findings(script):
+    for claim, figure, verdict in claims_and_findings(script):
         assert claim.otherwise and claim.theirs and verdict != "not run", claim.says
-        assert re.search(r"\([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", ours), claim.says
+        assert re.search(r"\([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", figure), claim.says
 
 
 HEADLINES = {  # what the first paragraph says, by the beginning of the claim
@@ -91,21 +91,25 @@ HEADLINES = {  # what the first paragraph says, by the beginning of the claim
 
 
 def test_the_first_paragraph_says_what_the_verdicts_say(script: Any) -> None:
-    found = {claim.says: verdict for claim, _, verdict in claims_and_findings(script)}
+    verdict_by_claim = {claim.says: verdict for claim, _, verdict in claims_and_findings(script)}
     for claim, verdict in HEADLINES.items():
-        assert {v for says, v in found.items() if says.startswith(claim)} == {verdict}, claim
+        assert {v for says, v in verdict_by_claim.items() if says.startswith(claim)} == {verdict}, (
+            claim
+        )
 
 
 def test_a_wrong_number_in_any_place_is_put_right(script: Any) -> None:
     """So that the comparison with the rows fails for it."""
     text = LEDGER.read_text()
-    places = list(re.finditer(r"<!-- (?:claims|table) (\S+) -->(.*?)<!-- end -->", text, re.DOTALL))
-    assert len(places) > 15
+    sections = list(
+        re.finditer(r"<!-- (?:claims|table) (\S+) -->(.*?)<!-- end -->", text, re.DOTALL)
+    )
+    assert len(sections) > 15
     wrong = list(text)
-    for place in places:
-        digit = re.search(r"\d(?=\D*$)", place[2])
-        assert digit, place[1]
-        at = place.start(2) + digit.start()
+    for section in sections:
+        digit = re.search(r"\d(?=\D*$)", section[2])
+        assert digit, section[1]
+        at = section.start(2) + digit.start()
         wrong[at] = str((int(text[at]) + 1) % 10)
     assert script("ledger").filled("".join(wrong), script("claims").Evidence()) == text
 
@@ -167,9 +171,9 @@ def test_the_verdict_is_that_of_the_interval(script: Any) -> None:
     assert figures.verdict(rise, "higher") == "confirmed here"
     assert figures.verdict(rise, "lower") == "contradicted"
     assert figures.verdict(rise, "higher", than=0.5) == "not confirmed"
-    both = figures.change([rows[1], rows[0]], rows[:1])  # the samples disagree
-    assert both.estimate == pytest.approx(0.25) and both.low == 0
-    assert figures.verdict(both, "higher") == "not confirmed"
+    mixed_change = figures.change([rows[1], rows[0]], rows[:1])  # the samples disagree
+    assert mixed_change.estimate == pytest.approx(0.25) and mixed_change.low == 0
+    assert figures.verdict(mixed_change, "higher") == "not confirmed"
     assert figures.worst(["confirmed here", "not confirmed"]) == "not confirmed"
 
 
@@ -192,26 +196,28 @@ def test_a_projection_onto_channels_is_their_selection(
         cut = load_live(st.prune(model, plan, tmp_path / "cut")).logits(ids)
         folded = load_live(pca.folded(model, bases, tmp_path / "folded")).logits(ids)
         live = load_live(model)
-        whole = live.logits(ids)
+        original_logits = live.logits(ids)
         with pca.projected(live, bases):
             projected = live.logits(ids)
-        again = live.logits(ids)
+        unhooked_logits = live.logits(ids)
     torch.testing.assert_close(folded, cut, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(projected, cut, atol=1e-4, rtol=1e-4)
-    assert torch.equal(whole, again) and not torch.allclose(whole, cut, atol=1e-2)
+    assert torch.equal(original_logits, unhooked_logits) and not torch.allclose(
+        original_logits, cut, atol=1e-2
+    )
 
 
 def test_a_rotated_residual_stream_changes_nothing(
     script: Any, checkpoint: Path, tmp_path: Path
 ) -> None:
     rotation, model = script("rotation"), st.open(checkpoint)
-    turned = rotation.rotated(model, 0, tmp_path / "turned")
-    apart, spread = rotation.apart(
-        load_live(model), load_live(turned), torch.arange(1, 41).view(2, -1)
+    rotated = rotation.rotated(model, 0, tmp_path / "turned")
+    difference, spread = rotation.apart(
+        load_live(model), load_live(rotated), torch.arange(1, 41).view(2, -1)
     )
-    assert apart < 1e-4 * spread
+    assert difference < 1e-4 * spread
     name = "model.layers.0.attn.q_proj.weight"
-    assert not torch.allclose(model.tensor(name), turned.tensor(name), atol=0.1)
+    assert not torch.allclose(model.tensor(name), rotated.tensor(name), atol=0.1)
 
 
 def test_shared_filters_stay_equal_while_they_train(
@@ -274,17 +280,24 @@ def test_every_other_script_runs_to_the_end(
     quality += ["--recovery-length", 32, "--recovery-skip", 1024, "--results", rows]
     run(script, monkeypatch, "quality", *quality)
     run(script, monkeypatch, "quality", *quality, "--scores", "q", "k", "--stages", "cut")
-    found = [json.loads(line) for line in rows.read_text().splitlines()]
-    assert {row["stage"] for row in found} == {"cut", "recovered"}
-    assert {row["method"] for row in found} == {"none", "rand", "l1", "s_wanda", "grad", "drrqr"}
+    quality_rows = [json.loads(line) for line in rows.read_text().splitlines()]
+    assert {row["stage"] for row in quality_rows} == {"cut", "recovered"}
+    assert {row["method"] for row in quality_rows} == {
+        "none",
+        "rand",
+        "l1",
+        "s_wanda",
+        "grad",
+        "drrqr",
+    }
 
     small = ["--samples", 1, "--sizes", 512, "--results", tmp_path / "calibration.jsonl"]
     run(script, monkeypatch, "calibration", *common, *small)
     cut = next(work.glob("*-drrqr-qk-0.5-0"))
-    looked = ["--tokens", 512, "--length", 256, "--results", tmp_path / "spectra.jsonl"]
+    spectra_options = ["--tokens", 512, "--length", 256, "--results", tmp_path / "spectra.jsonl"]
     text = tmp_path / "train.jsonl"
     also = ["--also", f"drrqr={cut}"]
-    run(script, monkeypatch, "spectra", common[0], "--text", text, *also, *looked)
+    run(script, monkeypatch, "spectra", common[0], "--text", text, *also, *spectra_options)
     assert len((tmp_path / "spectra.jsonl").read_text().splitlines()) == 2
     run(script, monkeypatch, "filters", tmp_path / "filters.png", common[0], "--layers", 1)
     kind = json.loads((Path(str(common[0])) / "config.json").read_text())["model_type"]

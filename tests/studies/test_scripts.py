@@ -28,7 +28,7 @@ def test_every_script_starts() -> None:
     """In one process of its own, since some set threads and the environment for themselves."""
     names = [str(path) for path in SCRIPTS]
     assert len(names) > 20
-    done = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", START, *names], capture_output=True, text=True, check=False
     )
-    assert done.returncode == 0, done.stdout.splitlines()[-1:] + done.stderr.splitlines()[-3:]
+    assert result.returncode == 0, result.stdout.splitlines()[-1:] + result.stderr.splitlines()[-3:]

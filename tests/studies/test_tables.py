@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILLED = {  # a page, and the script with its rows that fills it
+FILL_COMMANDS = {  # a page, and the script with its rows that fills it
     "methods.md": [("plot_methods", "methods.jsonl")],
     "precision.md": [("plot_precision", "precision.jsonl")],
     "recall.md": [("tables", "recall")],
@@ -22,7 +22,7 @@ FILLED = {  # a page, and the script with its rows that fills it
 }
 
 
-@pytest.mark.parametrize("page", FILLED)
+@pytest.mark.parametrize("page", FILL_COMMANDS)
 def test_tables_follow_from_the_rows(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -30,7 +30,7 @@ def test_tables_follow_from_the_rows(
     shutil.copy(ROOT / "docs" / page, copy)
     monkeypatch.syspath_prepend(ROOT / "studies")
     monkeypatch.syspath_prepend(ROOT / "studies" / "recall")
-    for name, *rows in FILLED[page]:
+    for name, *rows in FILL_COMMANDS[page]:
         script = importlib.import_module(name)
         if name.startswith("plot_"):
             monkeypatch.setattr(script, "draw", lambda *_: None)

@@ -42,9 +42,9 @@ def test_fixture_recalls_sixteen_pairs(
 
 def test_recall_batches_repeat_every_pair_once(scripts: tuple[Any, Any]) -> None:
     mqar, _ = scripts
-    ids, asked = mqar.batch(4096, 5, 7, torch.Generator().manual_seed(0))
+    ids, query_positions = mqar.batch(4096, 5, 7, torch.Generator().manual_seed(0))
     assert ids.shape == (7, 20)
-    assert asked.tolist() == [10, 12, 14, 16, 18]
+    assert query_positions.tolist() == [10, 12, 14, 16, 18]
     for row in ids:
         first, second = (half.view(5, 2).tolist() for half in row.split(10))
         assert sorted(first) == sorted(second)
@@ -61,8 +61,8 @@ def test_interrupted_run_ends_as_if_it_never_stopped(
     _, script = scripts
     quick = {**script.PRESETS["fixture"], "steps": 6, "recall_tokens": 64}
     recipe = script.Recipe(kind, **quick)
-    whole = script.Run(recipe, tmp_path / "whole", None)
-    script.train(whole)
+    uninterrupted = script.Run(recipe, tmp_path / "whole", None)
+    script.train(uninterrupted)
     first = script.Run(recipe, tmp_path / "parts", None)
     for _ in range(3):
         first.advance()
@@ -71,8 +71,10 @@ def test_interrupted_run_ends_as_if_it_never_stopped(
     second = script.Run(recipe, tmp_path / "parts", None)
     script.train(second)
     assert second.step == 6
-    for one, other in zip(whole.model.parameters(), second.model.parameters(), strict=True):
-        assert torch.equal(one, other)
+    for expected, actual in zip(
+        uninterrupted.model.parameters(), second.model.parameters(), strict=True
+    ):
+        assert torch.equal(expected, actual)
 
     changed = script.Run(script.Recipe(kind, **{**quick, "seed": 1}), tmp_path / "parts", None)
     with pytest.raises(ValueError, match="another seed"):
@@ -81,17 +83,17 @@ def test_interrupted_run_ends_as_if_it_never_stopped(
 
 def test_text_and_tokenizer_are_used(tmp_path: Path, warm_forker: Forker) -> None:
     tokenizers = pytest.importorskip("tokenizers")
-    made = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, "?"))
-    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.WordLevel({"?": 0, "a": 1, "b": 2}, "?"))
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
     (tmp_path / "tokenizer").mkdir()
-    made.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
+    tokenizer.save(str(tmp_path / "tokenizer" / "tokenizer.json"))
     (tmp_path / "text.jsonl").write_text(json.dumps({"text": "a b " * 500}) + "\n")
-    said = train_tiny(
+    printed = train_tiny(
         warm_forker, "gated_deltanet", tmp_path / "out", *QUICK, "--set", "text_rows=2", "--set",
         "text_length=16", "--text", str(tmp_path / "text.jsonl"), "--tokenizer",
         str(tmp_path / "tokenizer"),
     )  # fmt: skip
-    assert "parameters" in said
+    assert "parameters" in printed
     assert (tmp_path / "out" / "tokenizer.json").exists()
     assert json.loads((tmp_path / "out" / "config.json").read_text())["model_type"] == (
         "gated_deltanet"
