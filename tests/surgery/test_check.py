@@ -24,15 +24,17 @@ def cut(path: Path, out: Path) -> tuple[st.Checkpoint, st.Plan, st.Checkpoint]:
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
 def test_every_family_passes(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
-    found = compare_cut(*cut(checkpoint(model_type), tmp_path / "small"))
-    assert found.sliced_against_masked < TOLERANCE / 10
+    comparison = compare_cut(*cut(checkpoint(model_type), tmp_path / "small"))
+    assert comparison.sliced_against_masked < TOLERANCE / 10
 
 
 @pytest.mark.filterwarnings("ignore")
 def test_weights_streamed_from_disk_give_the_same(checkpoint: Load, tmp_path: Path) -> None:
     job = cut(checkpoint("qwen3_next"), tmp_path / "small")
-    whole, streamed = compare_cut(*job), compare_cut(*job, placement=Placement(layerwise=True))
-    assert whole.sliced_against_masked == pytest.approx(streamed.sliced_against_masked, abs=1e-6)
+    in_memory, streamed = compare_cut(*job), compare_cut(*job, placement=Placement(layerwise=True))
+    assert in_memory.sliced_against_masked == pytest.approx(
+        streamed.sliced_against_masked, abs=1e-6
+    )
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -55,9 +57,15 @@ def test_another_plan_is_noticed(checkpoint: Load, tmp_path: Path) -> None:
         compare_cut(model, st.select(model, "rand", 0.5, seed=1), small)
 
 
-def tensors(held: object) -> list[torch.Tensor]:
-    inner = held.values() if isinstance(held, dict) else held if isinstance(held, list) else [held]
-    return [each for each in inner if isinstance(each, torch.Tensor)]
+def tensors(cached: object) -> list[torch.Tensor]:
+    inner = (
+        cached.values()
+        if isinstance(cached, dict)
+        else cached
+        if isinstance(cached, list)
+        else [cached]
+    )
+    return [value for value in inner if isinstance(value, torch.Tensor)]
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -53,13 +53,13 @@ def command(root: Path, out: Path, plan: str = "plan.json") -> list[str]:
 
 
 def digests(directory: Path) -> dict[str, str]:
-    found = {}
+    by_file = {}
     for path in sorted(directory.rglob("*")):
         if path.is_file():
             with path.open("rb") as file:
                 digest = hashlib.file_digest(file, "sha256").hexdigest()
-            found[str(path.relative_to(directory))] = digest
-    return found
+            by_file[str(path.relative_to(directory))] = digest
+    return by_file
 
 
 def finished_shards(partial: Path) -> int:
@@ -75,10 +75,10 @@ def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> No
     assert undisturbed["code"] == 0, undisturbed["err"]
     # Until the record of the job is written, a kill can spoil nothing: few of them come so early.
     # The others wait for bytes, not for seconds, which a busy disk stretches.
-    whole = tmp_path / "whole"
-    first = (whole / "statetrim" / "prune.json").stat().st_mtime
-    before = undisturbed["seconds"] - ((whole / "config.json").stat().st_mtime - first)
-    size = sum(path.stat().st_size for path in whole.rglob("*") if path.is_file())
+    undisturbed_out = tmp_path / "whole"
+    first = (undisturbed_out / "statetrim" / "prune.json").stat().st_mtime
+    before = undisturbed["seconds"] - ((undisturbed_out / "config.json").stat().st_mtime - first)
+    size = sum(path.stat().st_size for path in undisturbed_out.rglob("*") if path.is_file())
     assert before > 0
     expected = digests(tmp_path / "whole")
     assert digests(tmp_path / "warm") == expected
@@ -89,11 +89,11 @@ def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> No
         out = tmp_path / f"out{number}"
         partial = out.with_name(out.name + ".partial")
         # Stratified, so that few kills reach every part of the run.
-        part = (number + chance.random()) / KILLS
-        if part < 0.2:
-            ended = forker.run(command(big, out), kill_after=before * part * 5)
+        fraction = (number + chance.random()) / KILLS
+        if fraction < 0.2:
+            ended = forker.run(command(big, out), kill_after=before * fraction * 5)
         else:
-            so_far = round(size * (part - 0.2) / 0.8)
+            so_far = round(size * (fraction - 0.2) / 0.8)
             ended = forker.run(
                 command(big, out), kill_after=0.0, kill_when=partial, kill_size=so_far
             )
@@ -148,18 +148,18 @@ def stopped_after(model: st.Checkpoint, plan: st.Plan, out: Path, shards: int) -
 @pytest.fixture
 def little_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 8 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    mount_point = tmp_path / "disk"
+    mount_point.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(mount_point)]
     if shutil.which("mount") is None or subprocess.run(mount, capture_output=True).returncode:
         pytest.skip("this user may not mount a tmpfs")
-    yield place
-    subprocess.run(["umount", str(place)], check=True)
+    yield mount_point
+    subprocess.run(["umount", str(mount_point)], check=True)
 
 
 @pytest.mark.parametrize("claimed", [None, 2**40], ids=["seen before", "found while writing"])
 def test_a_full_disk(
-    tmp_path: Path, little_disk: Path, forker: Forker, claimed: int | None
+    tmp_path: Path, little_disk: Path, forker: Forker, reported_free: int | None
 ) -> None:
     """4 MiB onto a disk of 8 of which 5 are taken; `claimed` is what the disk says is free."""
     root = build(tmp_path / "root", 2**19)
@@ -167,14 +167,14 @@ def test_a_full_disk(
     ballast.write_bytes(b"\1" * (5 * 2**20))
     assert forker.run(command(root, tmp_path / "whole"))["code"] == 0
     for _ in range(2):  # failing again makes it no worse
-        ended = forker.run(command(root, out), free=claimed)
+        ended = forker.run(command(root, out), free=reported_free)
         assert ended["code"] == 1
         assert ended["err"].startswith("statetrim: ") and ended["err"].count("\n") == 1
-        says = "MiB more, and its disk has" if claimed is None else "full; free some space"
+        says = "MiB more, and its disk has" if reported_free is None else "full; free some space"
         assert says in ended["err"]
         assert not out.exists()
         reached = finished_shards(little_disk / "out.partial")
-        assert reached == 0 if claimed is None else 0 < reached < SHARDS
+        assert reached == 0 if reported_free is None else 0 < reached < SHARDS
     os.truncate(ballast, 3 * 2**20)  # just enough, counting what is written already
     again = forker.run(command(root, out))
     assert again["code"] == 0, again["err"]
@@ -321,9 +321,9 @@ def test_a_source_that_changed_where_the_plan_does_not_look(
     )
     shard, info = model.tensors[name]
 
-    def spoil(place: int) -> None:
+    def spoil(offset: int) -> None:
         with shard.path.open("r+b") as target:
-            target.seek(place)
+            target.seek(offset)
             target.write(b"\7\7\7\7")
         newer = (partial / shard.path.name).stat().st_mtime_ns + 1
         os.utime(shard.path, ns=(newer, newer))

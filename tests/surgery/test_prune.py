@@ -117,19 +117,19 @@ def test_rows_are_picked_and_never_cast(
     assert before.keys() == after.keys()
     cut = 0
     for name, (entry, data) in before.items():
-        owner = opened.channel_rows.get(name)
-        if owner is None:
+        layer_rows = opened.channel_rows.get(name)
+        if layer_rows is None:
             assert after[name] == (entry, data)
             continue
         dropped: set[int] = set()
-        if not any(claim.axis == "key" for claim in owner.channel_rows):
+        if not any(channel_rows.axis == "key" for channel_rows in layer_rows.channel_rows):
             assert after[name] == (entry, data), "values are not cut unasked"
             continue
-        for claim in owner.channel_rows:
-            if claim.axis == "value":
+        for channel_rows in layer_rows.channel_rows:
+            if channel_rows.axis == "value":
                 continue
-            for head, rows in enumerate(claim.rows.tolist()):
-                kept = set(plan.kept[owner.layer][head].tolist())
+            for head, rows in enumerate(channel_rows.rows.tolist()):
+                kept = set(plan.kept[layer_rows.layer][head].tolist())
                 dropped |= {row for channel, row in enumerate(rows) if channel not in kept}
         survivors = [row for row in range(entry["shape"][0]) if row not in dropped]
         table = np.frombuffer(data, np.uint8).reshape(entry["shape"][0], -1)
@@ -143,61 +143,67 @@ def test_rows_are_picked_and_never_cast(
 
 def test_one_shard_or_many_give_the_same_tensors(tmp_path: Path) -> None:
     settings = raw.CONFIGS[MODEL_TYPE]
-    found = []
+    results = []
     for shards in (1, 2, 5):
         source = raw.save(tmp_path / f"{shards}", settings, raw.tensors(settings), shards)
         pruned(source, tmp_path / f"out{shards}")
         assert len(list((tmp_path / f"out{shards}").glob("*.safetensors"))) == shards
-        found.append(contents(tmp_path / f"out{shards}"))
-    assert found[0] == found[1] == found[2]
+        results.append(contents(tmp_path / f"out{shards}"))
+    assert results[0] == results[1] == results[2]
 
 
 def test_a_plan_serves_the_same_model_in_other_shards(tmp_path: Path) -> None:
     settings = raw.CONFIGS[MODEL_TYPE]
-    one = st.open(raw.save(tmp_path / "one", settings, raw.tensors(settings), 1))
-    two = st.open(raw.save(tmp_path / "two", settings, raw.tensors(settings), 2))
-    st.prune(two, st.select(one, "l1", 8), tmp_path / "out")
+    one_shard = st.open(raw.save(tmp_path / "one", settings, raw.tensors(settings), 1))
+    two_shards = st.open(raw.save(tmp_path / "two", settings, raw.tensors(settings), 2))
+    st.prune(two_shards, st.select(one_shard, "l1", 8), tmp_path / "out")
 
 
 def test_index_counts_the_bytes_and_places_the_tensors(model: Path, tmp_path: Path) -> None:
     edit(model / raw.INDEX, metadata={"total_size": 1, "total_parameters": 1, "other": "stays"})
     pruned(model, tmp_path / "out")
     index = json.loads((tmp_path / "out" / raw.INDEX).read_text())
-    found = contents(tmp_path / "out")
-    assert index["metadata"]["total_size"] == sum(len(data) for _, data in found.values())
+    tensors = contents(tmp_path / "out")
+    assert index["metadata"]["total_size"] == sum(len(data) for _, data in tensors.values())
     assert index["metadata"]["total_parameters"] == index["metadata"]["total_size"] // 4
     assert index["metadata"]["other"] == "stays"
     for name, file in index["weight_map"].items():
         assert name in raw.read(tmp_path / "out" / file)[0]
-    assert set(index["weight_map"]) == set(found)
+    assert set(index["weight_map"]) == set(tensors)
 
 
 def test_what_stands_beside_the_weights_comes_along(model: Path, tmp_path: Path) -> None:
-    along = {
+    copied = {
         "tokenizer.json": b'{"\xc3\xa9": 1}', "tokenizer_config.json": b"{}", "vocab.txt": b"a\r\n",
         "tokenizer.model": b"\0\1\2", "generation_config.json": b"{}", "LICENSE": b"Apache",
         "chat_template.jinja": b"{{ x }}", "preprocessor_config.json": b"{}", "merges.txt": b"",
         "additional_chat_templates/tools.jinja": b"{{ y }}",
     }  # fmt: skip
-    behind = {
+    left_out = {
         "pytorch_model.bin", "model.gguf", "tf_model.h5", "flax_model.msgpack", "other.safetensors",
         "consolidated.00.pth", "model.ONNX", "pytorch_model.bin.index.json", ".gitattributes",
         "statetrim",
     }  # fmt: skip
     (model / "additional_chat_templates").mkdir()
-    for name, data in along.items():
+    for name, data in copied.items():
         (model / name).write_bytes(data)
-    for name in behind:
+    for name in left_out:
         (model / name).write_bytes(b"x")
     (model / "onnx").mkdir()
     (model / "onnx" / "model.onnx").write_bytes(b"x")
     pruned(model, tmp_path / "out")
     out = tmp_path / "out"
-    assert {name: (out / name).read_bytes() for name in along} == along
+    assert {name: (out / name).read_bytes() for name in copied} == copied
     written = {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
     shards = {path.name for path in model.glob("model-*.safetensors")}
-    own = {"config.json", "README.md", raw.INDEX, "statetrim/plan.json", "statetrim/prune.json"}
-    assert written == set(along) | shards | own
+    own_files = {
+        "config.json",
+        "README.md",
+        raw.INDEX,
+        "statetrim/plan.json",
+        "statetrim/prune.json",
+    }
+    assert written == set(copied) | shards | own_files
 
 
 def test_the_card_keeps_the_licence_and_the_original(model: Path, tmp_path: Path) -> None:
@@ -307,8 +313,8 @@ def test_a_plan_for_another_config_is_refused(model: Path, tmp_path: Path) -> No
 def test_a_plan_that_keeps_all_is_refused(model: Path, tmp_path: Path) -> None:
     plan = st.select(st.open(model), "l1", 8)
     everything = {layer: torch.arange(12).repeat(2, 1) for layer in plan.kept}
-    whole = st.Plan(everything, "12", "l1", lineage=plan.lineage)
-    refused(model, whole, tmp_path / "out", "nothing would change")
+    keep_all = st.Plan(everything, "12", "l1", lineage=plan.lineage)
+    refused(model, keep_all, tmp_path / "out", "nothing would change")
 
 
 def test_values_are_refused_with_the_reason_where_a_family_cannot_cut_them(tmp_path: Path) -> None:
@@ -337,5 +343,5 @@ def test_a_tensor_of_no_bytes_and_a_scalar_are_tensors_too(tmp_path: Path) -> No
     raw.write(source, header, b"\1" * 8)
     with target.open("wb") as file:
         rewrite_shard(read_shard(source), file, {}, lambda count: None)
-    found = raw.read(target)
-    assert found == (header, b"\1" * 8)
+    rewritten = raw.read(target)
+    assert rewritten == (header, b"\1" * 8)

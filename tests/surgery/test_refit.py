@@ -44,8 +44,8 @@ def captured(
     bias: found by running each cut mixer alone on the inputs that were recorded."""
     original, pruned = load(model), load(small)
     inputs: dict[int, tuple[Any, Any]] = {}
-    seen: dict[str, Tensor] = {}
-    found: dict[int, tuple[Tensor, Tensor]] = {}
+    readout: dict[str, Tensor] = {}
+    pairs: dict[int, tuple[Tensor, Tensor]] = {}
     targets: dict[int, Tensor] = {}
     for layer, mixer in find_mixers(original, model).items():
         mixer.register_forward_pre_hook(
@@ -59,13 +59,13 @@ def captured(
         original.base_model(input_ids=ids, use_cache=False)
         for layer, mixer in find_mixers(pruned, small).items():
             hook = projection_of(mixer).register_forward_pre_hook(
-                lambda _, args: seen.update(a=args[0])
+                lambda _, args: readout.update(a=args[0])
             )
             args, kwargs = inputs[layer]
             mixer(*args, **kwargs)
             hook.remove()
-            found[layer] = seen["a"].flatten(0, 1).double(), targets[layer].flatten(0, 1)
-    return found
+            pairs[layer] = readout["a"].flatten(0, 1).double(), targets[layer].flatten(0, 1)
+    return pairs
 
 
 def projection_of(mixer: torch.nn.Module) -> Any:
@@ -74,9 +74,9 @@ def projection_of(mixer: torch.nn.Module) -> Any:
 
 def stored(model: st.Checkpoint, layer: int) -> Tensor:
     name = next(
-        n
-        for n, o in model.channel_rows.items()
-        if o.layer == layer and o.channel_rows[0].role == "o_proj"
+        tensor_name
+        for tensor_name, layer_rows in model.channel_rows.items()
+        if layer_rows.layer == layer and layer_rows.channel_rows[0].role == "o_proj"
     )
     return model.tensor(name)
 
@@ -87,10 +87,10 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
 ) -> None:
     model = st.open(checkpoint(model_type))
     small = cut(model, tmp_path / "small")
-    heard = st.calibrate(small, text, original=model, **SETTINGS)
-    assert heard.sum_names == set(REFIT_SUM_NAMES)
+    statistics = st.calibrate(small, text, original=model, **SETTINGS)
+    assert statistics.sum_names == set(REFIT_SUM_NAMES)
     damping = 1e-8
-    refitted = st.refit(small, heard, out=tmp_path / "refitted", damping=damping)
+    refitted = st.refit(small, statistics, out=tmp_path / "refitted", damping=damping)
     ids = read_sequences(text, load_tokenizer(model), tokens=640, length=20).ids.long()
     for layer, (features, target) in captured(model, small, ids).items():
         ridge = (damping * features.square().sum(0).mean()).sqrt() * torch.eye(features.shape[1])
@@ -104,12 +104,12 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
         after = (features @ weight.mT - target).square().sum()
         best = (features @ oracle.mT - target).square().sum()
         assert best <= after * (1 + 1e-9) and after <= best * 1.001 < before
-        told = json.loads((refitted.path / "statetrim" / "refit.json").read_text())["layers"]
-        part = target.square().sum()
-        assert told[str(layer)]["before"] == pytest.approx(float(before / part), rel=1e-4)
-        assert told[str(layer)]["after"] == pytest.approx(float(after / part), rel=1e-3)
-    assert layer_errors(refitted, heard) == pytest.approx(
-        {int(i): error["after"] for i, error in told.items()}
+        errors = json.loads((refitted.path / "statetrim" / "refit.json").read_text())["layers"]
+        total = target.square().sum()
+        assert errors[str(layer)]["before"] == pytest.approx(float(before / total), rel=1e-4)
+        assert errors[str(layer)]["after"] == pytest.approx(float(after / total), rel=1e-3)
+    assert layer_errors(refitted, statistics) == pytest.approx(
+        {int(i): error["after"] for i, error in errors.items()}
     )
 
 
@@ -155,9 +155,9 @@ def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
     alive = {layer: (~dead).nonzero().squeeze(1).repeat(4, 1) for layer in everything}
     plan = st.Plan(everything, "all", "none", kept_values=alive, lineage={"source": model.digest})
     small = st.prune(model, plan, tmp_path / "small")
-    heard = st.calibrate(small, text, original=model, **SETTINGS)
-    before = layer_errors(small, heard)
-    after = layer_errors(st.refit(small, heard, out=tmp_path / "out", damping=0.0), heard)
+    statistics = st.calibrate(small, text, original=model, **SETTINGS)
+    before = layer_errors(small, statistics)
+    after = layer_errors(st.refit(small, statistics, out=tmp_path / "out", damping=0.0), statistics)
     # The scale falls by the root of 2 for every token, so (1 - 1/sqrt(2))^2 of the squares is
     # missed before, and nothing after; but for tokens whose read-out is so small that eps counts.
     assert all(error == pytest.approx(0.0858, rel=0.02) for error in before.values())
@@ -167,8 +167,8 @@ def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
 def test_only_output_projections_change(checkpoint: Any, text: Path, tmp_path: Path) -> None:
     model = st.open(checkpoint("qwen3_next"))
     small = cut(model, tmp_path / "small")
-    heard = st.calibrate(small, text, original=model, **SETTINGS)
-    refitted = st.refit(small, heard, out=tmp_path / "out")
+    statistics = st.calibrate(small, text, original=model, **SETTINGS)
+    refitted = st.refit(small, statistics, out=tmp_path / "out")
     for path in sorted(small.path.rglob("*")):
         other = refitted.path / path.relative_to(small.path)
         if path.suffix == ".safetensors":
@@ -180,14 +180,16 @@ def test_only_output_projections_change(checkpoint: Any, text: Path, tmp_path: P
             assert path.read_bytes() == other.read_bytes()
     card = (refitted.path / "README.md").read_text()
     # What was measured of other weights goes; the rest of the card stays, and the refit is added.
-    about, _, rest = (
+    opening, _, after_quality = (
         (small.path / "README.md").read_text().partition("Its quality was not measured")
     )
-    made = rest[rest.index("## How it was made") :].rstrip()
-    made, unchanged, _ = made.partition("All other tensors are the original's")  # as they were
+    how_made = after_quality[after_quality.index("## How it was made") :].rstrip()
+    how_made, unchanged, _ = how_made.partition(
+        "All other tensors are the original's"
+    )  # as they were
     assert unchanged and unchanged not in card
-    assert card.startswith(about) and made in card and "## Refit" in card
-    assert st.refit(small, heard, out=tmp_path / "out").path == refitted.path, "done already"
+    assert card.startswith(opening) and how_made in card and "## Refit" in card
+    assert st.refit(small, statistics, out=tmp_path / "out").path == refitted.path, "done already"
     cls = tiny.stock_class("qwen3_next")
     _, info = cls.from_pretrained(refitted.path, output_loading_info=True)
     assert not any(info.values())
@@ -198,14 +200,14 @@ def test_halves_merge_and_layerwise_and_resumed_runs_are_the_same(
 ) -> None:
     model = st.open(checkpoint("qwen3_next"))
     small = cut(model, tmp_path / "small")
-    whole = st.calibrate(small, text, original=model, **SETTINGS)
+    at_once = st.calibrate(small, text, original=model, **SETTINGS)
     half = {**SETTINGS, "tokens": 320}
     halves = [st.calibrate(small, text, original=model, skip=skip, **half) for skip in (0, 320)]
-    assert_statistics_close(whole, st.merge(halves), 1e-12)
+    assert_statistics_close(at_once, st.merge(halves), 1e-12)
     out = tmp_path / "s.safetensors"
     layerwise = st.calibrate(small, text, original=model, layerwise=True, out=out, **SETTINGS)
-    assert_statistics_close(whole, layerwise, 1e-12)
-    assert_statistics_close(whole, Statistics.load(out), 1e-12)
+    assert_statistics_close(at_once, layerwise, 1e-12)
+    assert_statistics_close(at_once, Statistics.load(out), 1e-12)
 
 
 def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_path: Path) -> None:
@@ -227,9 +229,9 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
         (few, small, "12 tokens do not determine the 16 columns"),
         (enough, other, "another model"),
         *(
-            (spoiled(enough, first, part, value), small, f"no usable '{part}'")
-            for part in REFIT_SUM_NAMES
-            for value in (getattr(sums, part)[:-1], getattr(sums, part) * float("nan"))
+            (spoiled(enough, first, name, value), small, f"no usable '{name}'")
+            for name in REFIT_SUM_NAMES
+            for value in (getattr(sums, name)[:-1], getattr(sums, name) * float("nan"))
         ),
     ):
         with pytest.raises(st.StatetrimError, match=says):
@@ -241,11 +243,11 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
     assert {k: v for k, v in fingerprint(tmp_path).items() if not k.startswith("other")} == before
 
 
-def spoiled(heard: Statistics, layer: int, part: str, value: Tensor) -> Statistics:
+def spoiled(statistics: Statistics, layer: int, name: str, value: Tensor) -> Statistics:
     from dataclasses import replace
 
-    changed = replace(heard.layers[layer], **{part: value})
-    return Statistics({**heard.layers, layer: changed}, heard.lineage)
+    changed = replace(statistics.layers[layer], **{name: value})
+    return Statistics({**statistics.layers, layer: changed}, statistics.lineage)
 
 
 def test_a_model_that_was_not_cut_from_the_original_is_refused(
@@ -283,21 +285,21 @@ def test_a_killed_refit_goes_on_and_is_not_mixed_with_another(
 ) -> None:
     model = st.open(checkpoint("delta_net"))
     small = cut(model, tmp_path / "small")
-    heard = st.calibrate(small, text, original=model, **SETTINGS)
+    statistics = st.calibrate(small, text, original=model, **SETTINGS)
 
     def die(progress: Progress) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        st.refit(small, heard, out=tmp_path / "out", progress=die)
+        st.refit(small, statistics, out=tmp_path / "out", progress=die)
     assert (tmp_path / "out.partial").is_dir() and not (tmp_path / "out").exists()
     with pytest.raises(st.StatetrimError, match="'damping' differs"):
-        st.refit(small, heard, out=tmp_path / "out", damping=1e-3)
-    st.refit(small, heard, out=tmp_path / "out")
-    st.refit(small, heard, out=tmp_path / "whole")
+        st.refit(small, statistics, out=tmp_path / "out", damping=1e-3)
+    st.refit(small, statistics, out=tmp_path / "out")
+    st.refit(small, statistics, out=tmp_path / "whole")
     for path in (tmp_path / "whole").rglob("*"):
         if path.is_file():
             same = tmp_path / "out" / path.relative_to(tmp_path / "whole")
             assert path.read_bytes() == same.read_bytes()
     with pytest.raises(st.StatetrimError, match="not overwritten"):
-        st.refit(small, heard, out=tmp_path / "out", damping=1e-3)
+        st.refit(small, statistics, out=tmp_path / "out", damping=1e-3)

@@ -31,9 +31,11 @@ def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
 def test_every_family_is_cut_and_runs(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
     model, plan = uneven_plan(checkpoint(model_type))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
-    found = compare_cut(model, plan, small)
-    assert found.sliced_against_masked < 1e-4
-    assert found.prefill_against_decode <= max(1e-4, 2 * found.prefill_against_decode_before)
+    comparison = compare_cut(model, plan, small)
+    assert comparison.sliced_against_masked < 1e-4
+    assert comparison.prefill_against_decode <= max(
+        1e-4, 2 * comparison.prefill_against_decode_before
+    )
     first, *others = small.geometry.layers
     assert small.geometry.shapes[first] == model.geometry.shapes[first]
     assert all(small.geometry.shapes[layer] == plan_shape(plan, layer) for layer in others)
