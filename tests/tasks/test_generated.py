@@ -24,7 +24,7 @@ from statetrim.tasks.generated import (
 )
 
 
-class Words:
+class WordTokenizer:
     """A tokenizer, as far as the generators look at it: its first word ends a text."""
 
     def __init__(self, count: int = 4096, *added: int) -> None:
@@ -41,13 +41,16 @@ def halves(*sequences: Tensor) -> set[tuple[int, ...]]:
 
 
 def test_recall_asks_for_what_stood_in_the_first_half() -> None:
-    made = recall_sequences(Words(), 8000, seed=3)
-    assert made.ids.shape == (31, 252) and made.answer_positions is not None
-    assert made.answer_positions.tolist() == list(range(126, 252, 2))
-    for row in made.ids.tolist():
+    generated = recall_sequences(WordTokenizer(), 8000, seed=3)
+    assert generated.ids.shape == (31, 252) and generated.answer_positions is not None
+    assert generated.answer_positions.tolist() == list(range(126, 252, 2))
+    for row in generated.ids.tolist():
         pairs = dict(zip(row[:126:2], row[1:126:2], strict=True))
         assert len(pairs) == 63
-        assert all(row[place + 1] == pairs[row[place]] for place in made.answer_positions.tolist())
+        assert all(
+            row[position + 1] == pairs[row[position]]
+            for position in generated.answer_positions.tolist()
+        )
 
 
 def test_no_generated_sequence_is_ever_tested() -> None:
@@ -56,20 +59,20 @@ def test_no_generated_sequence_is_ever_tested() -> None:
     tested.append(recall.associations(4096, rows=MQAR_ROWS, **LONG_MQAR)[0])
     seen = halves(*tested)
     for seed in range(20):
-        made = halves(recall_sequences(Words(), 63 * 4 * MQAR_ROWS, seed=seed).ids)
-        assert len(made) == MQAR_ROWS and not made & seen
-        seen |= made
+        generated = halves(recall_sequences(WordTokenizer(), 63 * 4 * MQAR_ROWS, seed=seed).ids)
+        assert len(generated) == MQAR_ROWS and not generated & seen
+        seen |= generated
 
 
 @pytest.mark.parametrize("use", ["calibration", "recovery", "held out"])
 def test_no_generated_sequence_is_tested_on_the_same_tokens(use: str) -> None:
     """Also where the tested vocabulary is that of the plain tokens, so that only seeds differ."""
-    plain = plain_tokens(Words())
+    plain = plain_tokens(WordTokenizer())
     seen = halves(*(plain[recall.associations(len(plain), 63, 256, seed=s)[0]] for s in range(20)))
     for seed in range(20):
-        made = halves(recall_sequences(Words(), 63 * 4 * 256, seed, use=use).ids)
-        assert len(made) == 256 and not made & seen
-        seen |= made
+        generated = halves(recall_sequences(WordTokenizer(), 63 * 4 * 256, seed, use=use).ids)
+        assert len(generated) == 256 and not generated & seen
+        seen |= generated
 
 
 def test_seeds_are_told_apart_by_the_generator() -> None:
@@ -85,20 +88,20 @@ def test_seeds_are_told_apart_by_the_generator() -> None:
 
 
 def test_more_rows_than_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = recall_sequences(Words(), 63 * 4 * 8).ids
+    whole = recall_sequences(WordTokenizer(), 63 * 4 * 8).ids
     monkeypatch.setattr("statetrim.tasks.generated.MOST_AT_ONCE", 8)
-    parts = recall_sequences(Words(), 63 * 4 * 20).ids
+    parts = recall_sequences(WordTokenizer(), 63 * 4 * 20).ids
     assert parts[:8].equal(whole) and len(halves(parts)) == 20
 
 
 def test_generated_tokens_are_plain_ones() -> None:
-    words = Words(4096, 4095)
+    words = WordTokenizer(4096, 4095)
     assert plain_tokens(words).tolist() == list(range(1, 4095))
-    for made in (recall_sequences(words, 4096), random_sequences(words, 4096, 256)):
-        assert int(made.ids.min()) >= 1 and int(made.ids.max()) <= 4094
-    drawn = random_sequences(Words(), 2**16, 256)
+    for generated in (recall_sequences(words, 4096), random_sequences(words, 4096, 256)):
+        assert int(generated.ids.min()) >= 1 and int(generated.ids.max()) <= 4094
+    drawn = random_sequences(WordTokenizer(), 2**16, 256)
     assert len(drawn.ids.unique()) > 4000 and drawn.answer_positions is None
-    assert not drawn.ids.equal(random_sequences(Words(), 2**16, 256, seed=1).ids)
+    assert not drawn.ids.equal(random_sequences(WordTokenizer(), 2**16, 256, seed=1).ids)
 
 
 def test_echo_repeats_passages_of_the_text(
@@ -106,28 +109,30 @@ def test_echo_repeats_passages_of_the_text(
 ) -> None:
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
     tokenizer = load_tokenizer(st.open(checkpoint("delta_net")))
-    made = echo_sequences(text, tokenizer, 512, 64, skip=100)
-    assert made.ids.shape == (8, 64) and made.answer_positions is not None
-    assert made.ids[:, :32].equal(made.ids[:, 32:])
-    assert made.answer_positions.tolist() == list(range(32, 63))
-    once = read_sequences(text, tokenizer, tokens=256, length=32, skip=100)
-    assert made.ids[:, :32].equal(once.ids)
+    echoed = echo_sequences(text, tokenizer, 512, 64, skip=100)
+    assert echoed.ids.shape == (8, 64) and echoed.answer_positions is not None
+    assert echoed.ids[:, :32].equal(echoed.ids[:, 32:])
+    assert echoed.answer_positions.tolist() == list(range(32, 63))
+    passages = read_sequences(text, tokenizer, tokens=256, length=32, skip=100)
+    assert echoed.ids[:, :32].equal(passages.ids)
 
 
 @pytest.mark.parametrize("words", [3, 7, 64])
 def test_small_vocabularies_make_shorter_sequences_or_none(words: int) -> None:
     if words == 3:
         with pytest.raises(st.StatetrimError, match="too few"):
-            recall_sequences(Words(words), 4096)
+            recall_sequences(WordTokenizer(words), 4096)
         return
-    made = recall_sequences(Words(words), 4096)
-    assert made.ids.shape[1] == 4 * ((words - 1) // 4)
+    generated = recall_sequences(WordTokenizer(words), 4096)
+    assert generated.ids.shape[1] == 4 * ((words - 1) // 4)
     with pytest.raises(st.StatetrimError, match="do not fill"):
-        recall_sequences(Words(words), 2)
+        recall_sequences(WordTokenizer(words), 2)
 
 
 def test_what_was_made_stands_in_the_lineage() -> None:
-    made: dict[str, Any] = recall_sequences(Words(), 4096, seed=5).lineage
-    assert (made["generated"], made["pairs"], made["seed"]) == ("recall", 63, 5)
-    again = recall_sequences(Words(), 4096, seed=5)
-    assert again.lineage == made and torch.equal(again.ids, recall_sequences(Words(), 4096, 5).ids)
+    lineage: dict[str, Any] = recall_sequences(WordTokenizer(), 4096, seed=5).lineage
+    assert (lineage["generated"], lineage["pairs"], lineage["seed"]) == ("recall", 63, 5)
+    again = recall_sequences(WordTokenizer(), 4096, seed=5)
+    assert again.lineage == lineage and torch.equal(
+        again.ids, recall_sequences(WordTokenizer(), 4096, 5).ids
+    )

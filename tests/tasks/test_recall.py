@@ -171,32 +171,32 @@ def test_key_value_retrieval_keeps_the_pair_asked_for() -> None:
 
 
 def test_associations_ask_for_what_was_stored() -> None:
-    ids, asked = recall.associations(4096, pairs=5, rows=3, seed=7)
-    assert ids.shape == (3, 20) and asked.tolist() == [10, 12, 14, 16, 18]
+    ids, positions = recall.associations(4096, pairs=5, rows=3, seed=7)
+    assert ids.shape == (3, 20) and positions.tolist() == [10, 12, 14, 16, 18]
     for row in ids.tolist():
         stored = dict(zip(row[0:10:2], row[1:10:2], strict=True))
         assert len(stored) == 5 and all(1024 <= key < 2048 for key in stored)
         assert all(2048 <= value < 3072 for value in stored.values())
         assert sorted(row[10::2]) == sorted(stored), "every key is asked for once"
-        assert all(stored[row[place]] == row[place + 1] for place in asked.tolist())
-    far, later = recall.associations(4096, pairs=5, rows=3, length=64, seed=7)
-    assert far.shape == (3, 64) and later.tolist() == [54, 56, 58, 60, 62]
+        assert all(stored[row[position]] == row[position + 1] for position in positions.tolist())
+    far, later_positions = recall.associations(4096, pairs=5, rows=3, length=64, seed=7)
+    assert far.shape == (3, 64) and later_positions.tolist() == [54, 56, 58, 60, 62]
     assert torch.equal(far[:, :10], ids[:, :10]) and bool((far[:, 10:54] >= 3072).all())
 
 
 def test_recalled_counts_values_ranked_first() -> None:
-    ids, asked = recall.associations(64, pairs=4, rows=2)
+    ids, positions = recall.associations(64, pairs=4, rows=2)
     logits = torch.zeros(2, 4, 64)
-    logits.scatter_(2, ids[:, asked + 1].unsqueeze(-1), 1.0)
+    logits.scatter_(2, ids[:, positions + 1].unsqueeze(-1), 1.0)
     logits[1, 0, 3] = 2.0
-    assert recall.recalled_share(ids, asked, logits).tolist() == [1.0, 0.75]
+    assert recall.recalled_share(ids, positions, logits).tolist() == [1.0, 0.75]
 
 
 def test_wikitext_is_split_at_titles(tmp_path: Path) -> None:
     path = tmp_path / "wiki.raw"
     path.write_text(" \n = One = \n \n text \n = = Part = = \n more \n = Two = \n \n end \n")
-    found = list(wikitext_pages(path))
-    assert found == [" = One = \n \n text \n = = Part = = \n more ", " = Two = \n \n end \n"]
+    documents = list(wikitext_pages(path))
+    assert documents == [" = One = \n \n text \n = = Part = = \n more ", " = Two = \n \n end \n"]
 
 
 def test_rows_that_do_not_fit_are_refused(tmp_path: Path) -> None:
