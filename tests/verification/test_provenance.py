@@ -57,18 +57,18 @@ def test_every_cut_tensor_is_compared(
             continue
         broken = tmp_path / "broken"
         shutil.copytree(small.path, broken)
-        two = claim.rows[-1, :2]
+        pair = claim.rows[-1, :2]
 
         def swapped(
-            tensor: torch.Tensor, dim: int = claim.dim, two: torch.Tensor = two
+            tensor: torch.Tensor, dim: int = claim.dim, two: torch.Tensor = pair
         ) -> torch.Tensor:
             order = torch.arange(tensor.shape[dim])
             order[two] = two.flip(0)
             return tensor.index_select(dim, order)
 
         rewrite(broken, name, swapped)
-        found = faults(model, st.open(broken))
-        assert len(found) == 1 and f"layer {last}: 2 of" in found[0] and name in found[0]
+        messages = faults(model, st.open(broken))
+        assert len(messages) == 1 and f"layer {last}: 2 of" in messages[0] and name in messages[0]
         shutil.rmtree(broken)
 
 
@@ -110,8 +110,8 @@ def test_a_changed_config_is_named(checkpoint: Callable[[str], Path], tmp_path: 
     (small.path / "config.json").write_text(json.dumps(config))
     plan = provenance.load_carried_plan(small)
     assert plan is not None
-    found = list(provenance.config_faults(model, st.open(small.path), plan))
-    assert found == [
+    messages = list(provenance.config_faults(model, st.open(small.path), plan))
+    assert messages == [
         "config field 'linear_key_head_dim' is 8, and this cut needs 6",
         "config field 'rms_norm_eps' is 1e-05, and this cut needs 1e-06",
     ]

@@ -33,7 +33,7 @@ def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: P
     plan = st.select(original, "rand", 64, keep_values=64, value_method="rand")
     small = st.prune(original, plan, tmp_path / "small")
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
-    found = st.verify(
+    verification = st.verify(
         small,
         baseline=original,
         engine=ENGINE,
@@ -43,5 +43,5 @@ def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: P
         length=24,
         generate=5,
     )
-    assert found.faults == {} and found.refusals == {}
-    assert all(one.share() > 0.9 for one in found.agreements)
+    assert verification.faults == {} and verification.refusals == {}
+    assert all(agreement.share() > 0.9 for agreement in verification.agreements)

@@ -52,9 +52,9 @@ def broken(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcess:
     """An engine in this process, which errs as the test's parameter says."""
-    found = InProcess(getattr(request, "param", ""))
-    monkeypatch.setattr("statetrim.verification.verify.ask", found)
-    return found
+    in_process = InProcess(getattr(request, "param", ""))
+    monkeypatch.setattr("statetrim.verification.verify.ask", in_process)
+    return in_process
 
 
 def verify(pair: tuple[Path, Path], text: Path, **changed: Any) -> st.Verification:
@@ -62,38 +62,40 @@ def verify(pair: tuple[Path, Path], text: Path, **changed: Any) -> st.Verificati
     return st.verify(pair[1], baseline=pair[0], text=text, **options)
 
 
-def check_agreement(found: st.Verification, dtype: str) -> None:
-    assert found.faults == {} and found.refusals == {} and found.notes == {}
-    assert [(one.model, one.kind) for one in found.agreements] == [
-        (name, kind) for name in found.models for kind in ("texts", "continuations")
+def check_agreement(verification: st.Verification, dtype: str) -> None:
+    assert verification.faults == {} and verification.refusals == {} and verification.notes == {}
+    assert [(agreement.model, agreement.kind) for agreement in verification.agreements] == [
+        (name, kind) for name in verification.models for kind in ("texts", "continuations")
     ]
-    for one in found.agreements:
-        assert sum(one.places) == PLACES[one.kind]
-        assert one.share() > (0.999 if dtype == "float32" else 0.9)
-        assert one.different_tokens > 10
-        if one.kind == "texts":
-            assert one.largest_difference is not None
-            assert one.largest_difference < (1e-4 if dtype == "float32" else 0.1)
-        assert one.share("own") == 1.0 or dtype == "bfloat16"
+    for agreement in verification.agreements:
+        assert sum(agreement.places) == PLACES[agreement.kind]
+        assert agreement.share() > (0.999 if dtype == "float32" else 0.9)
+        assert agreement.different_tokens > 10
+        if agreement.kind == "texts":
+            assert agreement.largest_difference is not None
+            assert agreement.largest_difference < (1e-4 if dtype == "float32" else 0.1)
+        assert agreement.share("own") == 1.0 or dtype == "bfloat16"
 
 
 def test_an_engine_of_another_environment_agrees(
     pair: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:
     python, pids = write_stand_in(tmp_path)
-    found = verify(pair, text, python=python)
-    check_agreement(found, "float32")
-    assert found.version == "mlx-lm 0.1, mlx 0.1, stand-in" and found.dtype == "float32"
+    verification = verify(pair, text, python=python)
+    check_agreement(verification, "float32")
+    assert (
+        verification.version == "mlx-lm 0.1, mlx 0.1, stand-in" and verification.dtype == "float32"
+    )
     assert len(list(pids.iterdir())) == 2 and have_ended(pids)
 
 
 def test_an_engine_that_computes_in_half_precision_agrees(
     engine: InProcess, pair: tuple[Path, Path], text: Path, tmp_path: Path
 ) -> None:
-    found = verify(pair, text, dtype="bfloat16")
-    check_agreement(found, "bfloat16")
-    found.save(tmp_path / "verification.json")
-    assert st.Verification.load(tmp_path / "verification.json") == found
+    verification = verify(pair, text, dtype="bfloat16")
+    check_agreement(verification, "bfloat16")
+    verification.save(tmp_path / "verification.json")
+    assert st.Verification.load(tmp_path / "verification.json") == verification
 
 
 def test_channels_permuted_in_one_layer_are_found(
@@ -107,10 +109,10 @@ def test_channels_permuted_in_one_layer_are_found(
             keys = slice(16, 32)  # 2 heads of 8 keys, after as many queries
             tensors[name][keys] = tensors[name][keys].reshape(2, 8, -1).flip(1).reshape(16, -1)
             save_file(tensors, path, metadata={"format": "pt"})
-    found = verify(broken, text)
-    (fault,) = found.faults["broken"]
+    verification = verify(broken, text)
+    (fault,) = verification.faults["broken"]
     assert "layer 2: 16 of 56 rows" in fault and name in fault
-    assert {one.model for one in found.agreements} == {"qwen3_5_text"}
+    assert {agreement.model for agreement in verification.agreements} == {"qwen3_5_text"}
     assert engine.requested_models == ["qwen3_5_text"]
 
 
@@ -123,10 +125,10 @@ def test_a_wrong_width_in_the_config_is_found(
     path = broken[1] / "config.json"
     config = json.loads(path.read_text())
     path.write_text(json.dumps(config | {field: wrong}))
-    found = verify(broken, text)
+    verification = verify(broken, text)
     assert any(
         f"config field {field!r} is {wrong}, and this cut needs" in f
-        for f in found.faults["broken"]
+        for f in verification.faults["broken"]
     )
 
 
@@ -135,43 +137,43 @@ def test_a_stale_tokenizer_is_found(
 ) -> None:
     path = broken[1] / "tokenizer.json"
     tokenizer = json.loads(path.read_text())
-    words = tokenizer["model"]["vocab"]
-    words["w5"], words["w6"] = words["w6"], words["w5"]
+    vocabulary = tokenizer["model"]["vocab"]
+    vocabulary["w5"], vocabulary["w6"] = vocabulary["w6"], vocabulary["w5"]
     path.write_text(json.dumps(tokenizer))
     documents = [json.loads(line)["text"].split() for line in text.read_text().splitlines()[:6]]
     changed = sum("w5" in document or "w6" in document for document in documents)
     assert changed > 2
-    found = verify(broken, text)
-    assert found.faults["broken"] == [
+    verification = verify(broken, text)
+    assert verification.faults["broken"] == [
         f"its tokenizer gives other tokens than the original's for {changed} of 6 texts"
     ]
     # the same ids: nothing else shows it
-    assert all(one.share() == 1.0 for one in found.agreements)
+    assert all(agreement.share() == 1.0 for agreement in verification.agreements)
 
 
 @pytest.mark.parametrize("engine", ["refuses narrow heads"], indirect=True)
 def test_an_engine_that_runs_one_and_not_the_other(
     engine: InProcess, pair: tuple[Path, Path], text: Path
 ) -> None:
-    found = verify(pair, text)
-    assert found.refusals == {"small": "ValueError: heads of 12 or more only"}
-    assert found.faults == {
+    verification = verify(pair, text)
+    assert verification.refusals == {"small": "ValueError: heads of 12 or more only"}
+    assert verification.faults == {
         "small": ["MLX-LM does not run it: ValueError: heads of 12 or more only"]
     }
-    assert {one.model for one in found.agreements} == {"qwen3_5_text"}
+    assert {agreement.model for agreement in verification.agreements} == {"qwen3_5_text"}
 
 
 @pytest.mark.parametrize("engine", ["worse for narrow heads"], indirect=True)
 def test_an_engine_that_answers_the_cut_worse(
     engine: InProcess, pair: tuple[Path, Path], text: Path
 ) -> None:
-    found = verify(pair, text, count=24, length=40)
-    texts = found.find("small", "texts")
+    verification = verify(pair, text, count=24, length=40)
+    texts = verification.find("small", "texts")
     assert texts is not None and 0.9 < texts.share() < 0.99
-    moved = found.agreement_change("small", "texts")
-    assert moved is not None and moved.high < 0
-    assert list(found.faults) == ["small"]
-    assert "agrees with transformers less than on the original" in found.faults["small"][0]
+    change = verification.agreement_change("small", "texts")
+    assert change is not None and change.high < 0
+    assert list(verification.faults) == ["small"]
+    assert "agrees with transformers less than on the original" in verification.faults["small"][0]
 
 
 @pytest.mark.parametrize("engine", ["noise"], indirect=True)
@@ -179,29 +181,29 @@ def test_an_engine_that_serves_noise(
     engine: InProcess, pair: tuple[Path, Path], text: Path
 ) -> None:
     """Both models alike, so that the cut is no worse than the original."""
-    found = verify(pair, text)
-    for name in found.models:
-        assert "chooses as transformers in float32 at only" in found.faults[name][0]
+    verification = verify(pair, text)
+    for name in verification.models:
+        assert "chooses as transformers in float32 at only" in verification.faults[name][0]
 
 
 def test_without_a_plan_weights_are_not_compared(
     engine: InProcess, broken: tuple[Path, Path], text: Path
 ) -> None:
     shutil.rmtree(broken[1] / "statetrim")
-    found = verify(broken, text)
-    assert found.faults == {}
-    (note,) = found.notes["broken"]
+    verification = verify(broken, text)
+    assert verification.faults == {}
+    (note,) = verification.notes["broken"]
     assert note == "it carries no plan, so its weights were not compared with the original's"
 
 
-def request(pair: tuple[Path, Path]) -> Request:
+def make_request(pair: tuple[Path, Path]) -> Request:
     return Request(str(pair[1]), "float32", ["w1 w2"], [[1, 2, 3]], [[1, 2]], 1, {})
 
 
 def test_an_engine_that_hangs_is_ended(pair: tuple[Path, Path], tmp_path: Path) -> None:
     python, pids = write_stand_in(tmp_path, "hangs")
     with pytest.raises(EngineError, match="no answer within 4 seconds"):
-        run_engine("mlx", python, request(pair), 4.0)
+        run_engine("mlx", python, make_request(pair), 4.0)
     assert list(pids.iterdir()) and have_ended(pids)
 
 
@@ -224,7 +226,7 @@ def test_an_answer_that_does_not_fit_is_refused(
     python.write_text(f"#!/bin/sh\ncat > $3 <<'END'\n{answer}\nEND\n")
     python.chmod(0o755)
     with pytest.raises((EngineError, st.StatetrimError), match=r"does not fit|JSON"):
-        run_engine("mlx", python, request(pair), 20.0)
+        run_engine("mlx", python, make_request(pair), 20.0)
 
 
 def test_an_engine_ends_with_the_command_that_started_it(
@@ -247,9 +249,9 @@ def wait_until(true: Callable[[], bool]) -> None:
 
 
 def arguments(pair: tuple[Path, Path], python: Path, text: Path, folder: Path) -> list[str]:
-    found = ["verify", pair[1], "--baseline", pair[0], "--engine", "mlx", "--engine-python", python]
-    found += ["--text", text, "--count", 6, "--length", 24, "--generate", 5]
-    return [str(one) for one in [*found, "-o", folder / "verification.json"]]
+    words = ["verify", pair[1], "--baseline", pair[0], "--engine", "mlx", "--engine-python", python]
+    words += ["--text", text, "--count", 6, "--length", 24, "--generate", 5]
+    return [str(word) for word in [*words, "-o", folder / "verification.json"]]
 
 
 def test_the_command_writes_shows_and_ends_with_1_at_a_fault(
@@ -293,16 +295,18 @@ def agreement(model: str, agreed: list[int]) -> Agreement:
 
 def test_the_change_is_paired_by_sequence() -> None:
     before, after = agreement("a", [10, 8, 9]), agreement("b", [9, 7, 8])
-    found = st.Verification("mlx", "x", "float32", ["a", "b"], [before, after])
-    moved = found.agreement_change("b", "texts")
-    assert moved is not None
+    verification = st.Verification("mlx", "x", "float32", ["a", "b"], [before, after])
+    change = verification.agreement_change("b", "texts")
+    assert change is not None
     # every sequence loses one place of ten: no spread, whatever the sequences
-    assert (moved.estimate, moved.low, moved.high) == pytest.approx((-10.0, -10.0, -10.0))
-    same = st.Verification("mlx", "x", "float32", ["a", "b"], [before, agreement("b", [10, 8, 9])])
-    moved = same.agreement_change("b", "texts")
-    assert moved is not None and moved.estimate == 0.0
-    assert moved.high == pytest.approx(100 * (1 - 0.05 ** (1 / 30)))  # the rule of three, exactly
-    assert found.agreement_change("b", "continuations") is None
+    assert (change.estimate, change.low, change.high) == pytest.approx((-10.0, -10.0, -10.0))
+    unchanged = st.Verification(
+        "mlx", "x", "float32", ["a", "b"], [before, agreement("b", [10, 8, 9])]
+    )
+    change = unchanged.agreement_change("b", "texts")
+    assert change is not None and change.estimate == 0.0
+    assert change.high == pytest.approx(100 * (1 - 0.05 ** (1 / 30)))  # the rule of three, exactly
+    assert verification.agreement_change("b", "continuations") is None
 
 
 @pytest.mark.parametrize(
@@ -322,14 +326,17 @@ def test_the_change_is_paired_by_sequence() -> None:
     ],
 )
 def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path) -> None:
-    found = st.Verification("mlx", "x", "float32", ["a", "b"], [agreement("a", [1])])
+    verification = st.Verification("mlx", "x", "float32", ["a", "b"], [agreement("a", [1])])
     path = tmp_path / "verification.json"
-    path.write_text(json.dumps(found.as_json() | spoil))
+    path.write_text(json.dumps(verification.as_json() | spoil))
     with pytest.raises(st.StatetrimError, match="verif"):
         st.Verification.load(path)
     shape = {"places": [0]} | {name: [1] for name in ("agreed", "agreed_float32", "own")}
     path.write_text(
-        json.dumps(found.as_json() | {"agreements": [found.as_json()["agreements"][0] | shape]})
+        json.dumps(
+            verification.as_json()
+            | {"agreements": [verification.as_json()["agreements"][0] | shape]}
+        )
     )
     with pytest.raises(st.StatetrimError, match="not what statetrim verify writes"):
         st.Verification.load(path)
@@ -338,9 +345,11 @@ def test_spoiled_verifications_are_refused(spoil: dict[str, Any], tmp_path: Path
 def test_the_judge_counts_a_shared_best_logit_as_agreement() -> None:
     from statetrim.verification.judge import EngineChoices, _agreement, _Reading
 
-    read = _Reading(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
-    found = _agreement("m", EngineChoices("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [read], [read])
-    assert found.agreed == [1] and found.largest_difference == 0.5
+    reading = _Reading(torch.tensor([4]), torch.zeros(2, 1), torch.zeros(2, 1))
+    agreement = _agreement(
+        "m", EngineChoices("texts", [[1, 2]], 1, [[7]], [[-0.5]]), [reading], [reading]
+    )
+    assert agreement.agreed == [1] and agreement.largest_difference == 0.5
 
 
 def test_its_output_is_that_of_one_process_and_asked_for_first(
