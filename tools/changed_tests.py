@@ -40,8 +40,8 @@ PLACES = {
 
 def tests_of(path: str) -> str:
     """Where the tests of a file are: "" where the guards are enough, "tests" where all may fail."""
-    for place, tests in PLACES.items():
-        if PurePosixPath(path).is_relative_to(place):
+    for prefix, tests in PLACES.items():
+        if PurePosixPath(path).is_relative_to(prefix):
             return tests
     parts = PurePosixPath(path).parts
     if parts[:2] == ("src", "statetrim"):
@@ -53,11 +53,11 @@ def tests_of(path: str) -> str:
 
 
 def select(changed: Iterable[str]) -> list[str]:
-    found = {tests for path in changed if (tests := tests_of(path))}
-    if "tests" in found:
+    selected = {tests for path in changed if (tests := tests_of(path))}
+    if "tests" in selected:
         return ["tests"]
-    inside = {one for one in found for other in found if one.startswith(f"{other}/")}
-    return sorted((found - inside) | set(GUARDS))
+    inside = {inner for inner in selected for outer in selected if inner.startswith(f"{outer}/")}
+    return sorted((selected - inside) | set(GUARDS))
 
 
 def git(*words: str) -> list[str]:

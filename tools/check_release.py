@@ -45,7 +45,10 @@ def wheel_faults(path: Path) -> Iterator[str]:
 
 
 def main(tag: str, wheels: list[str]) -> int:
-    faults = [*tree_faults(tag), *(fault for one in wheels for fault in wheel_faults(Path(one)))]
+    faults = [
+        *tree_faults(tag),
+        *(fault for wheel in wheels for fault in wheel_faults(Path(wheel))),
+    ]
     for fault in faults:
         print(f"check_release: {fault}", file=sys.stderr)
     return int(bool(faults))

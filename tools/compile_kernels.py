@@ -29,7 +29,7 @@ SHAPES = (
     (96, 96), (80, 96), (64, 64), (48, 48), (32, 32),
 )  # fmt: skip
 ARCHITECTURES = {"Hopper": 90, "Ampere": 80, "Blackwell": 100}
-ELSEWHERE = ((128, 128), (96, 128), (64, 128), (64, 64))  # what is compiled beside Hopper's
+OTHER_SHAPES = ((128, 128), (96, 128), (64, 128), (64, 64))  # what is compiled beside Hopper's
 FAMILIES = {
     "vllm": ["Qwen3-Next", "Qwen3.5"],
     "sglang-next": ["Qwen3-Next"],
@@ -236,7 +236,7 @@ def inputs(keys: int, values: int) -> dict[str, Any]:
     }
 
 
-def attempt(engine: str, architecture: int, shapes: list[list[int]]) -> None:
+def compile_shapes(engine: str, architecture: int, shapes: list[list[int]]) -> None:
     """In a process of its own: one line of JSON for every shape."""
     compiled = pretend_gpu(architecture)
     for keys, values in shapes:
@@ -250,11 +250,11 @@ def attempt(engine: str, architecture: int, shapes: list[list[int]]) -> None:
         except Exception as problem:
             error = root_cause(problem)
             traceback.print_exc()
-        found = {"shape": [keys, values], "kernels": sorted(set(compiled)), "error": error}
-        print("FOUND " + json.dumps(found), flush=True)
+        compilation = {"shape": [keys, values], "kernels": sorted(set(compiled)), "error": error}
+        print("FOUND " + json.dumps(compilation), flush=True)
 
 
-def compile_apart(
+def compile_in_subprocess(
     engine: str, architecture: int, shapes: tuple[tuple[int, int], ...], cache: str
 ) -> list[dict[str, Any]]:
     """In a fresh process, because Triton and the engines are patched before they are imported."""
@@ -283,7 +283,7 @@ def root_cause(problem: BaseException) -> str:
     return f"{type(problem).__name__}: {(mentions or lines or [''])[-1]}"[:200]
 
 
-def usual_path(engine: str, hardware: str, shape: list[int]) -> dict[str, str]:
+def default_outcome(engine: str, hardware: str, shape: list[int]) -> dict[str, str]:
     """What becomes of a shape that compiles: other kernels than Triton's may be the default."""
     if shape == [128, 128] or hardware == "Ampere":
         return {"verdict": "fast"}
@@ -295,24 +295,26 @@ def usual_path(engine: str, hardware: str, shape: list[int]) -> dict[str, str]:
     return {"verdict": "fast"}
 
 
-def row(engine: str, hardware: str, found: dict[str, Any], triton: str) -> dict[str, Any]:
+def matrix_row(
+    engine: str, hardware: str, compilation: dict[str, Any], triton: str
+) -> dict[str, Any]:
     package = "vllm" if engine == "vllm" else "sglang"
     version = importlib.metadata.version(package)
     architecture = ARCHITECTURES[hardware]
-    if found["error"]:
-        outcome = {"verdict": "refused", "error": found["error"]}
+    if compilation["error"]:
+        outcome = {"verdict": "refused", "error": compilation["error"]}
         if engine == "sglang-3.5":  # the kernel that fails is not on every path
             outcome |= {"verdict": "unknown", "note": SPLIT_SKIPPED}
         result = "does not compile"
     else:
-        outcome = usual_path(engine, hardware, found["shape"])
-        result = f"compiles, {len(found['kernels'])} kernels"
+        outcome = default_outcome(engine, hardware, compilation["shape"])
+        result = f"compiles, {len(compilation['kernels'])} kernels"
     return {
         "engine": "vLLM" if engine == "vllm" else "SGLang",
         "versions": version,
         "hardware": [hardware],
         "families": FAMILIES[engine],
-        "shape": ["x".join(map(str, found["shape"]))],
+        "shape": ["x".join(map(str, compilation["shape"]))],
         **outcome,
         "source": f"{package} {version} {result} for sm_{architecture} with triton {triton}: "
         "tools/compile_kernels.py",
@@ -328,17 +330,17 @@ def main() -> None:
     parser.add_argument("--attempt", type=json.loads, help="compile here (used internally)")
     arguments = parser.parse_args()
     if arguments.attempt is not None:
-        attempt(**arguments.attempt)
+        compile_shapes(**arguments.attempt)
         return
     rows = []
     triton = importlib.metadata.version("triton")
     with tempfile.TemporaryDirectory() as cache:
         for engine in arguments.engines:
             for hardware, architecture in ARCHITECTURES.items():
-                shapes = SHAPES if hardware == "Hopper" else ELSEWHERE
-                for found in compile_apart(engine, architecture, shapes, cache):
-                    rows.append(row(engine, hardware, found, triton))
-                    print(engine, hardware, found, flush=True)
+                shapes = SHAPES if hardware == "Hopper" else OTHER_SHAPES
+                for compilation in compile_in_subprocess(engine, architecture, shapes, cache):
+                    rows.append(matrix_row(engine, hardware, compilation, triton))
+                    print(engine, hardware, compilation, flush=True)
     arguments.out.write_text(json.dumps({"rows": rows}, indent=2) + "\n")
 
 

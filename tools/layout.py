@@ -28,20 +28,20 @@ class Layout:
 
 
 def layout(source: Path) -> Layout:
-    found = Layout(Counter(), Counter(), Counter())
+    sizes = Layout(Counter(), Counter(), Counter())
     for path in sorted(source.rglob("*")):
         name = path.relative_to(source).as_posix()
         if path.is_dir() or "__pycache__" in name:
             continue
-        found.folders[path.parent.relative_to(source).as_posix()] += 1
+        sizes.folders[path.parent.relative_to(source).as_posix()] += 1
         if path.suffix == ".py":
             text = path.read_text(encoding="utf-8")
-            found.files[name] = len(text.splitlines())
+            sizes.files[name] = len(text.splitlines())
             for node in ast.walk(ast.parse(text)):
                 if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                     lines = (node.end_lineno or node.lineno) - node.lineno + 1
-                    found.functions[f"{name}:{node.lineno} {node.name}"] = lines
-    return found
+                    sizes.functions[f"{name}:{node.lineno} {node.name}"] = lines
+    return sizes
 
 
 ROWS: dict[str, Callable[[Layout], str]] = {

@@ -27,12 +27,12 @@ OVERFLOW = """() => {
     e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.wide, pre'));
   return wide > 0 || free.length ? [wide, ...free.map(e => e.outerHTML.slice(0, 120))] : [];
 }"""
-UNSEEN = """() => [...document.querySelectorAll('img')].filter(i => !i.complete || !i.naturalWidth)
+NOT_SHOWN = """() => [...document.querySelectorAll('img')].filter(i => !i.complete || !i.naturalWidth)
   .map(i => i.alt).concat([...document.querySelectorAll('svg')].filter(s =>
   !s.getBoundingClientRect().height).map(s => s.getAttribute('aria-label')))"""
 
 
-FOLD = """() => [...document.querySelectorAll('.answer, header .note')].filter(e =>
+BELOW_FOLD = """() => [...document.querySelectorAll('.answer, header .note')].filter(e =>
   e.getBoundingClientRect().bottom > innerHeight).map(e => e.textContent.trim().slice(0, 80))"""
 
 
@@ -50,49 +50,56 @@ def browser() -> Iterator[Any]:
         started.close()
 
 
-def faults(started: Any, page_file: Path, pictures: Path | None) -> Iterator[str]:
+def faults(chromium_browser: Any, page_file: Path, pictures: Path | None) -> Iterator[str]:
     """A sentence for whatever is wrong with the page, in any of the four views."""
     for size, (width, height) in SIZES.items():
         for scheme in SCHEMES:
-            where = f"{size}, {scheme}"
-            context = started.new_context(
+            view = f"{size}, {scheme}"
+            context = chromium_browser.new_context(
                 viewport={"width": width, "height": height}, color_scheme=scheme
             )
             page = context.new_page()
-            asked: list[str] = []
-            said: list[str] = []
-            page.on("request", lambda request, asked=asked: asked.append(request.url))
-            page.on("console", lambda line, said=said: said.append(line.text))
+            requested_urls: list[str] = []
+            console_lines: list[str] = []
+            page.on(
+                "request",
+                lambda request, requested_urls=requested_urls: requested_urls.append(request.url),
+            )
+            page.on(
+                "console", lambda line, console_lines=console_lines: console_lines.append(line.text)
+            )
             page.goto(page_file.resolve().as_uri())
-            for url in asked[1:]:
+            for url in requested_urls[1:]:
                 if not url.startswith("data:"):
-                    yield f"{where}: requests {url[:120]}"
-            yield from (f"{where}: the console says {line[:200]}" for line in said)
-            yield from (f"{where}: overflows, {it}" for it in page.evaluate(OVERFLOW))
-            yield from (f"{where}: below the fold, {it}" for it in page.evaluate(FOLD))
-            yield from (f"{where}: not shown, {it}" for it in page.evaluate(UNSEEN))
+                    yield f"{view}: requests {url[:120]}"
+            yield from (f"{view}: the console says {line[:200]}" for line in console_lines)
+            yield from (f"{view}: overflows, {element}" for element in page.evaluate(OVERFLOW))
+            yield from (
+                f"{view}: below the fold, {element}" for element in page.evaluate(BELOW_FOLD)
+            )
+            yield from (f"{view}: not shown, {element}" for element in page.evaluate(NOT_SHOWN))
             if pictures is not None:
                 page.screenshot(path=pictures / f"{size}-{scheme}.png", full_page=True)
-                if where == "desktop, light":
+                if view == "desktop, light":
                     page.pdf(path=pictures / "print.pdf", format="A4")
             context.close()
-            yield from _inaccessible(started, page_file, width, height, scheme, where)
+            yield from _inaccessible(chromium_browser, page_file, width, height, scheme, view)
 
 
 def _inaccessible(
-    started: Any, page_file: Path, width: int, height: int, scheme: str, where: str
+    chromium_browser: Any, page_file: Path, width: int, height: int, scheme: str, view: str
 ) -> Iterator[str]:
     """axe-core is a script, so the page's own policy is set aside for it."""
     from axe_playwright_python.sync_playwright import Axe
 
-    context = started.new_context(
+    context = chromium_browser.new_context(
         viewport={"width": width, "height": height}, color_scheme=scheme, bypass_csp=True
     )
     page = context.new_page()
     page.goto(page_file.resolve().as_uri())
     for violation in Axe().run(page).response["violations"]:
         if violation["impact"] in SERIOUS:
-            yield f"{where}: {violation['id']}, {violation['nodes'][0]['html'][:160]}"
+            yield f"{view}: {violation['id']}, {violation['nodes'][0]['html'][:160]}"
     context.close()
 
 
@@ -102,12 +109,12 @@ def main() -> None:
     parser.add_argument("pictures", type=Path)
     arguments = parser.parse_args()
     arguments.pictures.mkdir(parents=True, exist_ok=True)
-    with browser() as started:
-        found = list(faults(started, arguments.page, arguments.pictures))
-    for sentence in found:
+    with browser() as chromium_browser:
+        sentences = list(faults(chromium_browser, arguments.page, arguments.pictures))
+    for sentence in sentences:
         print(sentence)
-    print(f"{len(found)} faults; screenshots in {arguments.pictures}")
-    sys.exit(1 if found else 0)
+    print(f"{len(sentences)} faults; screenshots in {arguments.pictures}")
+    sys.exit(1 if sentences else 0)
 
 
 if __name__ == "__main__":

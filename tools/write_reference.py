@@ -20,8 +20,8 @@ from statetrim.cli import app
 
 def commands() -> str:
     """Every command with its arguments and options."""
-    found = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    return "\n\n".join("\n".join(_command(name, found[name])) for name in sorted(found))
+    by_name = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    return "\n\n".join("\n".join(_command(name, by_name[name])) for name in sorted(by_name))
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
@@ -51,14 +51,14 @@ def _default(parameter: Any) -> str:
 def names() -> str:
     """Every public name with the first sentence about it."""
     public = [name for name in statetrim.__all__ if name != "__version__"]
-    parts = []
-    for title, chosen in (
+    tables = []
+    for title, members in (
         ("Functions", [name for name in public if name[0].islower()]),
         ("Classes", [name for name in public if not name[0].islower()]),
     ):
-        rows = [f"| `{name}` | {_summary(getattr(statetrim, name))} |" for name in chosen]
-        parts.append("\n".join([f"## {title}", "", "| | |", "|---|---|", *rows]))
-    return "\n\n".join(parts)
+        rows = [f"| `{name}` | {_summary(getattr(statetrim, name))} |" for name in members]
+        tables.append("\n".join([f"## {title}", "", "| | |", "|---|---|", *rows]))
+    return "\n\n".join(tables)
 
 
 def _summary(value: Any) -> str:
@@ -71,8 +71,10 @@ def _cell(text: str) -> str:
 
 def filled(page: str, name: str, content: str) -> str:
     """`page` with `content` between `<!-- name -->` and `<!-- end -->`."""
-    place = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
-    return re.sub(place, lambda at: f"{at[1]}\n{content}\n\n{at[2]}", page, flags=re.DOTALL)
+    pattern = rf"(<!-- {name} -->\n).*?(<!-- end -->)"
+    return re.sub(
+        pattern, lambda match: f"{match[1]}\n{content}\n\n{match[2]}", page, flags=re.DOTALL
+    )
 
 
 def main(docs: Path) -> None:
