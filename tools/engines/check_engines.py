@@ -44,39 +44,41 @@ RUNS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         for layout in LAYOUTS
     },
 }
-PLACES = {"vllm": 48, "llamacpp": 6}  # sequences: llama.cpp is asked token by token
+SEQUENCES = {"vllm": 48, "llamacpp": 6}  # sequences: llama.cpp is asked token by token
 
 
-def lines(found: Verification) -> Iterator[str]:
+def report_lines(verification: Verification) -> Iterator[str]:
     """All that was found, a line a figure."""
-    yield f"# {found.models[0]} and its cuts: {found.version or found.engine}, {found.dtype}"
-    for one in found.agreements:
-        moved = (
-            found.agreement_change(one.model, one.kind) if one.model != found.models[0] else None
+    yield f"# {verification.models[0]} and its cuts: {verification.version or verification.engine}, {verification.dtype}"
+    for agreement in verification.agreements:
+        change = (
+            verification.agreement_change(agreement.model, agreement.kind)
+            if agreement.model != verification.models[0]
+            else None
         )
-        off = one.largest_difference
+        difference = agreement.largest_difference
         yield (
-            f"{one.model}, {one.kind}: {sum(one.agreed)} of {sum(one.places)} choices as "
-            f"transformers, largest gap {one.largest_gap:.2g}, {one.different_tokens} different "
-            f"tokens; by float32 {100 * one.share('agreed_float32'):.2f} %, the dtype itself "
-            f"{100 * one.share('own'):.2f} %"
-            + (f"; log-probability within {off:.2g}" if off is not None else "")
-            + (f"; beside the original {moved.estimate:+.2f} points "
-               f"({moved.low:+.2f} to {moved.high:+.2f})" if moved else "")
+            f"{agreement.model}, {agreement.kind}: {sum(agreement.agreed)} of {sum(agreement.places)} choices as "
+            f"transformers, largest gap {agreement.largest_gap:.2g}, {agreement.different_tokens} different "
+            f"tokens; by float32 {100 * agreement.share('agreed_float32'):.2f} %, the dtype itself "
+            f"{100 * agreement.share('own'):.2f} %"
+            + (f"; log-probability within {difference:.2g}" if difference is not None else "")
+            + (f"; beside the original {change.estimate:+.2f} points "
+               f"({change.low:+.2f} to {change.high:+.2f})" if change else "")
         )  # fmt: skip
-    for name, refusal in found.refusals.items():
+    for name, refusal in verification.refusals.items():
         yield f"{name}: refused: {refusal}"
-    for kind in (found.faults, found.notes):
+    for kind in (verification.faults, verification.notes):
         yield from (f"{name}: {text}" for name, texts in kind.items() for text in texts)
 
 
-def unexpected(found: Verification, refused: list[str]) -> list[str]:
+def unexpected(verification: Verification, refused: list[str]) -> list[str]:
     """Models that run and should not, or have a fault that is not a known refusal."""
     return [
         name
-        for name in found.models
-        if (name in found.refusals) != (name in refused)
-        or (name in found.faults) != (name in refused)
+        for name in verification.models
+        if (name in verification.refusals) != (name in refused)
+        or (name in verification.faults) != (name in refused)
     ]
 
 
@@ -93,19 +95,19 @@ def main() -> None:
         if not (options.models / original).exists():
             print(f"{original} is not among the models, so it was not run", flush=True)
             continue
-        found = st.verify(
+        verification = st.verify(
             [options.models / name for name in (*cuts, *refused)],
             baseline=options.models / original,
             engine=options.engine,
             python=options.engines / options.engine / "bin" / "python",
             text=options.text,
-            count=options.count or PLACES.get(options.engine, 24),
+            count=options.count or SEQUENCES.get(options.engine, 24),
             options={"kv_cache_memory_bytes": 2**28} if options.engine == "vllm" else None,
         )
         path = options.models / f"{options.engine}-{original}.json"
-        found.save(path)
-        print("\n".join(lines(found)), flush=True)
-        wrong += unexpected(found, refused)
+        verification.save(path)
+        print("\n".join(report_lines(verification)), flush=True)
+        wrong += unexpected(verification, refused)
     if wrong:
         print("not as known:", *wrong)
     sys.exit(bool(wrong))

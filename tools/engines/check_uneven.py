@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from check_engines import lines
+from check_engines import report_lines
 
 import statetrim as st
 
@@ -30,7 +30,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 }
 
 
-def uneven(model: st.Checkpoint, text: Path, out: Path) -> st.Checkpoint:
+def make_uneven(model: st.Checkpoint, text: Path, out: Path) -> st.Checkpoint:
     if out.exists():
         return st.open(out)
     first = model.geometry.layers[0]
@@ -63,12 +63,12 @@ def main() -> None:
     for name in options.names:
         original = st.open(options.models / f"{name}-128")
         uniform = st.open(options.models / f"{name}-64x64-refitted")
-        small = uneven(original, options.text, options.work / f"{name}-uneven")
+        small = make_uneven(original, options.text, options.work / f"{name}-uneven")
         for engine in OPTIONS:
             models = [original, uniform, small]
             if engine == "mlx":
                 models = [with_model_file(model, options.work / "mlx") for model in models]
-            found = st.verify(
+            verification = st.verify(
                 models[1:],
                 baseline=models[0],
                 engine=engine,
@@ -76,12 +76,12 @@ def main() -> None:
                 text=options.text,
                 options=OPTIONS[engine],
             )
-            print(*lines(found), sep="\n", flush=True)
-        counting = Path(__file__).with_name("in_vllm") / "vllm_cache.py"
+            print(*report_lines(verification), sep="\n", flush=True)
+        script = Path(__file__).with_name("in_vllm") / "vllm_cache.py"
         for model in (original, uniform, small):
-            said = subprocess.run([python, counting, model.path], capture_output=True, text=True)
-            counts = [line for line in said.stdout.splitlines() if line.startswith("{")]
-            print(counts[-1] if counts else said.stderr[-300:], flush=True)
+            completed = subprocess.run([python, script, model.path], capture_output=True, text=True)
+            counts = [line for line in completed.stdout.splitlines() if line.startswith("{")]
+            print(counts[-1] if counts else completed.stderr[-300:], flush=True)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,7 @@ from statetrim.artifacts.scores import Score, Scores, pair_samples
 from statetrim.maths.paired import difference_interval
 
 
-def first(score: Score, count: int) -> Score:
+def first_samples(score: Score, count: int) -> Score:
     weights = None if score.weights is None else score.weights[:count]
     return replace(score, samples=score.samples[:count], weights=weights)
 
@@ -29,25 +29,25 @@ def main() -> int:
     parser.add_argument("transformers", type=Path)
     parser.add_argument("engine", type=Path)
     options = parser.parse_args()
-    one, other = Scores.load(options.transformers), Scores.load(options.engine)
+    reference, engine = Scores.load(options.transformers), Scores.load(options.engine)
     print(
-        f"# {options.engine.stem} beside {options.transformers.stem}, {one.models[0]} and its cut"
+        f"# {options.engine.stem} beside {options.transformers.stem}, {reference.models[0]} and its cut"
     )
-    apart = False
-    for model in other.models:
-        for task in other.tasks:
-            for metric in other.metrics(task):
-                both = [x.find(model, task, metric) for x in (one, other)]
-                before, after = (first(x, min(len(y.samples) for y in both)) for x in both)
-                found = difference_interval([pair_samples(before, after)])
-                beyond = max(found.low, -found.high) > 0
-                apart |= beyond
+    any_differs = False
+    for model in engine.models:
+        for task in engine.tasks:
+            for metric in engine.metrics(task):
+                pair = [x.find(model, task, metric) for x in (reference, engine)]
+                before, after = (first_samples(x, min(len(y.samples) for y in pair)) for x in pair)
+                difference = difference_interval([pair_samples(before, after)])
+                differs = max(difference.low, -difference.high) > 0
+                any_differs |= differs
                 print(
                     f"{model}, {task} {metric}, {len(before.samples)} samples: {before.value:.4g} "
-                    f"and {after.value:.4g}, {found.estimate:+.4f} ({found.low:+.4f} to "
-                    f"{found.high:+.4f}){', APART' if beyond else ''}"
+                    f"and {after.value:.4g}, {difference.estimate:+.4f} ({difference.low:+.4f} to "
+                    f"{difference.high:+.4f}){', APART' if differs else ''}"
                 )
-    return int(apart)
+    return int(any_differs)
 
 
 if __name__ == "__main__":

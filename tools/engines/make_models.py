@@ -51,11 +51,13 @@ def with_experts(
     layer. And with a head of its own: vLLM does not read `tie_word_embeddings` in this
     architecture, and serves an empty one."""
     hidden, width = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
-    found = {name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in tensors.items()}
-    found["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
+    converted = {
+        name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in tensors.items()
+    }
+    converted["lm_head.weight"] = tensors["model.embed_tokens.weight"].clone()
     for layer in range(int(str(config["num_hidden_layers"]))):
         mlp = f"model.layers.{layer}.mlp."
-        found |= {
+        converted |= {
             f"{mlp}gate.weight": torch.zeros(1, hidden),
             f"{mlp}shared_expert.gate_proj.weight": torch.zeros(16, hidden),
             f"{mlp}shared_expert.up_proj.weight": torch.zeros(16, hidden),
@@ -64,7 +66,7 @@ def with_experts(
         }
     fields = {"num_experts": 1, "num_experts_per_tok": 1, "moe_intermediate_size": width}
     fields |= {"tie_word_embeddings": False, "shared_expert_intermediate_size": 16}
-    return config | fields, found
+    return config | fields, converted
 
 
 def qwen3_5_tensors(tensors: dict[str, Tensor], config: dict[str, object]) -> dict[str, Tensor]:
@@ -72,7 +74,7 @@ def qwen3_5_tensors(tensors: dict[str, Tensor], config: dict[str, object]) -> di
     heads = int(str(config["linear_num_key_heads"]))
     group = int(str(config["linear_num_value_heads"])) // heads
     keys, values = (int(str(config[f"linear_{kind}_head_dim"])) for kind in ("key", "value"))
-    found = {}
+    converted = {}
     for name, tensor in tensors.items():
         by_head = (
             tensor.unflatten(0, (heads, -1))
@@ -81,27 +83,27 @@ def qwen3_5_tensors(tensors: dict[str, Tensor], config: dict[str, object]) -> di
         )
         if name.endswith("in_proj_qkvz.weight"):
             q, k, v, z = by_head.split([keys, keys, group * values, group * values], dim=1)
-            joined = torch.cat([part.flatten(0, 1) for part in (q, k, v)])
-            found[name.replace("qkvz", "qkv")] = joined.contiguous()
-            found[name.replace("qkvz", "z")] = z.flatten(0, 1).contiguous()
+            joined = torch.cat([rows.flatten(0, 1) for rows in (q, k, v)])
+            converted[name.replace("qkvz", "qkv")] = joined.contiguous()
+            converted[name.replace("qkvz", "z")] = z.flatten(0, 1).contiguous()
         elif name.endswith("in_proj_ba.weight"):
             b, a = by_head.split([group, group], dim=1)
-            found[name.replace("_ba.", "_b.")] = b.flatten(0, 1).contiguous()
-            found[name.replace("_ba.", "_a.")] = a.flatten(0, 1).contiguous()
+            converted[name.replace("_ba.", "_b.")] = b.flatten(0, 1).contiguous()
+            converted[name.replace("_ba.", "_a.")] = a.flatten(0, 1).contiguous()
         else:
-            found[name] = tensor
-    return found
+            converted[name] = tensor
+    return converted
 
 
-def write(
-    folder: Path, config: dict[str, object], tensors: dict[str, Tensor], beside: Path
+def write_checkpoint(
+    folder: Path, config: dict[str, object], tensors: dict[str, Tensor], source: Path
 ) -> Path:
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps(config, indent=2))
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     for name in COPIED:
-        if (beside / name).exists():
-            shutil.copy(beside / name, folder / name)
+        if (source / name).exists():
+            shutil.copy(source / name, folder / name)
     return folder
 
 
@@ -118,7 +120,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
     }
 
 
-def whole_config(text: dict[str, object]) -> dict[str, object]:
+def nested_config(text: dict[str, object]) -> dict[str, object]:
     """Qwen3.5 as it is published: the text model inside."""
     return {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
@@ -129,7 +131,7 @@ def whole_config(text: dict[str, object]) -> dict[str, object]:
     }
 
 
-def wide(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Tensor]]:
+def wide_model(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Tensor]]:
     """Qwen3-Next's heads; hidden size and vocabulary stay small."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -146,7 +148,7 @@ def wide(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Tensor]]
     }
 
 
-def cut(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int, int]]) -> None:
+def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int, int]]) -> None:
     """Every shape of keys x values, by drrqr and readout_greedy; squares refitted too."""
     opened = st.open(model)
     statistics = st.calibrate(opened, text, tokens=8192, methods=["drrqr", "readout_greedy"])
@@ -166,7 +168,7 @@ def cut(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int, int]]
             st.refit(small, target, out=out.with_name(f"{out.name}-refitted"))
 
 
-def halved(model: Path) -> None:
+def write_half(model: Path) -> None:
     """Half of both axes, by weights alone."""
     opened = st.open(model)
     plan = st.select(opened, "l1", keep=WIDTH // 2, keep_values=WIDTH // 2)
@@ -184,21 +186,22 @@ def main() -> None:
     arguments = parser.parse_args()
     trained, out, text = arguments.trained, arguments.out, arguments.text
     config, tensors = hub_config(trained), load_file(trained / "model.safetensors")
-    other = qwen3_5_tensors(tensors, config)
-    inner = text_config(config)
-    nested = {
-        name.replace("model.", "model.language_model.", 1): tensor for name, tensor in other.items()
+    qwen3_5 = qwen3_5_tensors(tensors, config)
+    text_fields = text_config(config)
+    nested_tensors = {
+        name.replace("model.", "model.language_model.", 1): tensor
+        for name, tensor in qwen3_5.items()
     }
-    write(out / "qwen3_next-128", *with_experts(config, tensors), trained)
-    write(out / "qwen3_5-128", whole_config(inner), nested, trained)
-    write(out / "qwen3_5_text-128", inner, other, trained)
+    write_checkpoint(out / "qwen3_next-128", *with_experts(config, tensors), trained)
+    write_checkpoint(out / "qwen3_5-128", nested_config(text_fields), nested_tensors, trained)
+    write_checkpoint(out / "qwen3_5_text-128", text_fields, qwen3_5, trained)
     for name in ("qwen3_next", "qwen3_5", "qwen3_5_text"):
-        cut(out / f"{name}-{WIDTH}", out, text, SHAPES)
+        write_cuts(out / f"{name}-{WIDTH}", out, text, SHAPES)
     if arguments.squares:
         shutil.copytree(arguments.squares, out / "hybrid")
-        cut(out / "hybrid", out, text, SQUARES)
-    write(out / "wide-128", *wide(inner | {"dtype": "bfloat16"}), trained)
-    halved(out / "wide-128")
+        write_cuts(out / "hybrid", out, text, SQUARES)
+    write_checkpoint(out / "wide-128", *wide_model(text_fields | {"dtype": "bfloat16"}), trained)
+    write_half(out / "wide-128")
     print(*sorted(path.name for path in out.iterdir() if path.is_dir()))
 
 

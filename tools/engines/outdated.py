@@ -28,12 +28,12 @@ PACKAGES = {
 }
 
 
-def newest(package: str) -> Version | None:
+def newest_version(package: str) -> Version | None:
     """On the registry that pip is set up for; None where it has none."""
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    found = re.match(rf"{re.escape(package)} \(([^)]+)\)", done.stdout)
-    return Version(found.group(1)) if found else None
+    match = re.match(rf"{re.escape(package)} \(([^)]+)\)", done.stdout)
+    return Version(match.group(1)) if match else None
 
 
 def covers(row: Row, version: Version) -> bool:
@@ -43,27 +43,27 @@ def covers(row: Row, version: Version) -> bool:
     return release == version.release[: len(release)] or Version(last) > version
 
 
-def outdated(ask: Callable[[str], Version | None] = newest) -> list[str]:
+def outdated(get_newest: Callable[[str], Version | None] = newest_version) -> list[str]:
     """A sentence for every engine that has rows behind its newest release."""
-    found = []
+    sentences = []
     for engine, package in PACKAGES.items():
         rows = [row for row in matrix().rows if row.engine == engine and row.current]
-        version = ask(package)
+        version = get_newest(package)
         if version is None:
-            found.append(f"{engine}: the registry has no {package}")
+            sentences.append(f"{engine}: the registry has no {package}")
             continue
         behind = [row for row in rows if not covers(row, version)]
         if behind:
             named = ", ".join(sorted({row.versions for row in behind}))
-            found.append(f"{engine}: {len(behind)} of {len(rows)} rows are of {named}, "
+            sentences.append(f"{engine}: {len(behind)} of {len(rows)} rows are of {named}, "
                          f"and {package} {version} is out")  # fmt: skip
-    return found
+    return sentences
 
 
 def main() -> None:
-    found = outdated()
-    print("\n".join(found) or "every row is of the newest release")
-    sys.exit(bool(found))
+    sentences = outdated()
+    print("\n".join(sentences) or "every row is of the newest release")
+    sys.exit(bool(sentences))
 
 
 if __name__ == "__main__":

@@ -28,20 +28,20 @@ LOG = re.compile(
 
 
 def cases() -> list[dict[str, object]]:
-    usual = {"layers": 4, "softmax_every": 4, "memory": 2 * GIB}
-    found: list[dict[str, object]] = []
+    common = {"layers": 4, "softmax_every": 4, "memory": 2 * GIB}
+    all_cases: list[dict[str, object]] = []
     for caching in (False, True):
         for k, v in SHAPES:
             shape = {"head_k_dim": k, "head_v_dim": v, "prefix_caching": caching}
-            found.append({**shape, **usual, "context": 1024, "block_size": None})
+            all_cases.append({**shape, **common, "context": 1024, "block_size": None})
             if k == v:  # a long context in small blocks
-                found.append({**shape, **usual, "context": 32768, "block_size": 32})
+                all_cases.append({**shape, **common, "context": 32768, "block_size": 32})
         # Groups of layers that do not come out even, or are of one size.
         for layers, every in ((7, 4), (6, 2), (5, 3), (7, 2)):
             pattern = {"layers": layers, "softmax_every": every, "memory": GIB}
             shape = {"head_k_dim": 64, "head_v_dim": 64, "prefix_caching": caching}
-            found.append({**shape, **pattern, "context": 4096, "block_size": None})
-    return found
+            all_cases.append({**shape, **pattern, "context": 4096, "block_size": None})
+    return all_cases
 
 
 def config(case: dict[str, int]) -> dict[str, object]:
@@ -99,7 +99,7 @@ def start(case: dict[str, int]) -> None:
     states = [spec for spec in specs if hasattr(spec, "shapes")]
     softmax = [spec for spec in specs if not hasattr(spec, "shapes")]
     cache = llm.llm_engine.vllm_config.cache_config
-    said = {
+    figures = {
         "version": __version__,
         "state_shapes": [list(shape) for shape in states[0].shapes],
         "state_dtypes": [str(dtype).removeprefix("torch.") for dtype in states[0].dtypes],
@@ -109,7 +109,7 @@ def start(case: dict[str, int]) -> None:
         "concurrency": cache.kv_cache_max_concurrency,
         "groups": len(groups),
     }
-    print("\n" + json.dumps(said), flush=True)
+    print("\n" + json.dumps(figures), flush=True)
 
 
 def record(case: dict[str, object]) -> dict[str, object]:
@@ -144,7 +144,7 @@ def main() -> None:
     for case in cases():
         records.append(record(case))
         print(json.dumps(records[-1]), flush=True)
-    lines = ",\n ".join(json.dumps(found) for found in records)
+    lines = ",\n ".join(json.dumps(entry) for entry in records)
     arguments.out.write_text(f"[{lines}]\n")
 
 

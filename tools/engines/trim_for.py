@@ -26,24 +26,22 @@ RUN_BY = {"mlx": "mlx", "llamacpp": "llamacpp", "vllm-cpu": "vllm"}  # --for -> 
 OPTIONS = {"vllm": {"kv_cache_memory_bytes": 2**28}}
 
 
-def trimmed(model: Path, engine: str, out: Path, text: Path, tokens: str) -> str:
+def trim_output(model: Path, engine: str, out: Path, text: Path, tokens: str) -> str:
     """What `statetrim trim` prints."""
-    said = io.StringIO()
+    printed = io.StringIO()
     command = ["trim", str(model), "--for", engine, "--text", str(text), "--tokens", tokens]
     command += ["--limit", "4", "--no-benchmark", "--no-control", "-o", str(out)]
-    with contextlib.redirect_stdout(said):
+    with contextlib.redirect_stdout(printed):
         app(command, standalone_mode=False)
-    return said.getvalue()
+    return printed.getvalue()
 
 
 def refusals(out: Path, engine: str) -> list[str]:
     """What the matrix says against the shape, on any hardware."""
-    made = st.open(out)
-    lines = compatibility_of_shape(
-        str(made.config["model_type"]), Shape.from_geometry(made.geometry)
-    )
-    own = [line for line in lines if line.engine == ENGINE_NAMES[engine] and line.current]
-    return [f"{line.hardware}: {line.verdict}" for line in own if not line.serves]
+    cut = st.open(out)
+    lines = compatibility_of_shape(str(cut.config["model_type"]), Shape.from_geometry(cut.geometry))
+    rows = [line for line in lines if line.engine == ENGINE_NAMES[engine] and line.current]
+    return [f"{line.hardware}: {line.verdict}" for line in rows if not line.serves]
 
 
 def main() -> None:
@@ -57,22 +55,25 @@ def main() -> None:
     parser.add_argument("--layouts", nargs="+", default=LAYOUTS, choices=LAYOUTS)
     parser.add_argument("--only", nargs="+", default=list(ENGINE_NAMES), choices=ENGINE_NAMES)
     options = parser.parse_args()
-    wrong = False
+    failed = False
     for layout in options.layouts:
         for engine in options.only:
             model, out = options.models / layout, options.out / f"{layout}-{engine}"
-            said = trimmed(model, engine, out, options.text, options.tokens)
-            against = refusals(out, engine)
-            told = [line.strip() for line in said.splitlines() if "refuse" in line]
-            about = [line for line in told if ENGINE_NAMES[engine] in line]
+            printed = trim_output(model, engine, out, options.text, options.tokens)
+            matrix_refusals = refusals(out, engine)
+            warnings = [line.strip() for line in printed.splitlines() if "refuse" in line]
+            own_warnings = [line for line in warnings if ENGINE_NAMES[engine] in line]
             shape = Shape.from_geometry(st.open(out).geometry)
-            matrix, spoken = against or "no refusal", about or "no refusal"
-            print(f"{layout} --for {engine}: {shape}; matrix: {matrix}; trim: {spoken}", flush=True)
-            wrong |= bool(against or about)
+            matrix_text, trim_text = matrix_refusals or "no refusal", own_warnings or "no refusal"
+            print(
+                f"{layout} --for {engine}: {shape}; matrix: {matrix_text}; trim: {trim_text}",
+                flush=True,
+            )
+            failed |= bool(matrix_refusals or own_warnings)
             if engine not in RUN_BY:
                 continue
             environment = RUN_BY[engine]
-            found = st.verify(
+            verification = st.verify(
                 out,
                 baseline=model,
                 engine=environment,
@@ -82,19 +83,19 @@ def main() -> None:
                 length=120,
                 options=OPTIONS.get(environment),
             )
-            found.save(options.out / f"{layout}-{engine}.json")
-            for one in found.agreements:
-                moved = found.agreement_change(one.model, one.kind)
-                beside = "" if one.model == layout or moved is None else (
-                    f"; beside the original {moved.estimate:+.2f} points "
-                    f"({moved.low:+.2f} to {moved.high:+.2f})")  # fmt: skip
-                share = f"{sum(one.agreed)} of {sum(one.places)} as transformers"
-                where = f"{found.version}, {found.dtype}: {one.model}, {one.kind}"
-                print(f"  {where}: {share}{beside}", flush=True)
-            for name, faults in found.faults.items():
+            verification.save(options.out / f"{layout}-{engine}.json")
+            for agreement in verification.agreements:
+                change = verification.agreement_change(agreement.model, agreement.kind)
+                change_text = "" if agreement.model == layout or change is None else (
+                    f"; beside the original {change.estimate:+.2f} points "
+                    f"({change.low:+.2f} to {change.high:+.2f})")  # fmt: skip
+                share = f"{sum(agreement.agreed)} of {sum(agreement.places)} as transformers"
+                where = f"{verification.version}, {verification.dtype}: {agreement.model}, {agreement.kind}"
+                print(f"  {where}: {share}{change_text}", flush=True)
+            for name, faults in verification.faults.items():
                 print(f"  fault of {name}: {'; '.join(faults)}")
-            wrong |= bool(found.faults)
-    sys.exit(wrong)
+            failed |= bool(verification.faults)
+    sys.exit(failed)
 
 
 if __name__ == "__main__":

@@ -36,15 +36,15 @@ def widths(config: dict[str, Any], kind: str) -> dict[int, int]:
     """Layer -> keys and values per head, of every linear layer."""
     interval = config.get("full_attention_interval", 4)
     linear = [i for i in range(config["num_hidden_layers"]) if (i + 1) % interval]
-    whole = config["linear_key_head_dim"]
+    full = config["linear_key_head_dim"]
     if kind == "original":
-        return dict.fromkeys(linear, whole)
-    whole_layers = {"uniform": 0, "first layer whole": 1, "a third whole": round(len(linear) / 3)}
-    kept = linear[: whole_layers[kind]]
-    return {i: whole if i in kept else whole // 2 for i in linear}
+        return dict.fromkeys(linear, full)
+    full_counts = {"uniform": 0, "first layer whole": 1, "a third whole": round(len(linear) / 3)}
+    full_layers = linear[: full_counts[kind]]
+    return {i: full if i in full_layers else full // 2 for i in linear}
 
 
-def specs(config: dict[str, Any], sides: dict[int, int], *, packed: bool) -> dict[str, Any]:
+def layer_specs(config: dict[str, Any], sides: dict[int, int], *, packed: bool) -> dict[str, Any]:
     """What each layer keeps, as vLLM's layers say it, page sizes aligned as its platform does."""
     token = FullAttentionSpec(
         block_size=1,
@@ -52,21 +52,21 @@ def specs(config: dict[str, Any], sides: dict[int, int], *, packed: bool) -> dic
         head_size=config["head_dim"],
         dtype=torch.bfloat16,
     )
-    states = {i: state(config, side) for i, side in sides.items()}
+    states = {i: state_spec(config, side) for i, side in sides.items()}
     widest = max(spec.page_size_bytes for spec in states.values())
     block = ALIGNMENT * cdiv(widest, ALIGNMENT * token.page_size_bytes)
     page = block * token.page_size_bytes
-    found: dict[str, Any] = {}
+    by_layer: dict[str, Any] = {}
     for i in range(config["num_hidden_layers"]):
         if i not in states:
-            found[f"layers.{i}"] = replace(token, block_size=block)
+            by_layer[f"layers.{i}"] = replace(token, block_size=block)
         else:
             narrow = packed and states[i].page_size_bytes < widest
-            found[f"layers.{i}"] = replace(states[i], page_size_padded=None if narrow else page)
-    return found
+            by_layer[f"layers.{i}"] = replace(states[i], page_size_padded=None if narrow else page)
+    return by_layer
 
 
-def state(config: dict[str, Any], side: int) -> MambaSpec:
+def state_spec(config: dict[str, Any], side: int) -> MambaSpec:
     shapes = MambaStateShapeCalculator.gated_delta_net_state_shape(
         1,
         config["linear_num_key_heads"],
@@ -87,10 +87,10 @@ def state(config: dict[str, Any], side: int) -> MambaSpec:
 def capacity(config: dict[str, Any], kind: str, layout: str) -> dict[str, Any]:
     """Groups, blocks and sequences, by vLLM's functions."""
     packed = layout == "BLHNC"
-    found = specs(config, widths(config, kind), packed=packed)
+    by_layer = layer_specs(config, widths(config, kind), packed=packed)
     cache = CacheConfig(block_size=16)
     cache.kv_cache_layout = layout
-    asked: Any = SimpleNamespace(
+    vllm_config: Any = SimpleNamespace(
         cache_config=cache,
         scheduler_config=SimpleNamespace(disable_hybrid_kv_cache_manager=False),
         parallel_config=SimpleNamespace(
@@ -100,18 +100,20 @@ def capacity(config: dict[str, Any], kind: str, layout: str) -> dict[str, Any]:
         attention_config=SimpleNamespace(hisparse_config=None),
         model_config=SimpleNamespace(max_model_len=max(CONTEXTS), hf_config=None),
     )
-    groups = kv_cache_utils.get_kv_cache_groups(asked, found)
-    laid = kv_cache_utils.get_kv_cache_config_from_groups(asked, groups, MEMORY)
+    groups = kv_cache_utils.get_kv_cache_groups(vllm_config, by_layer)
+    cache_config = kv_cache_utils.get_kv_cache_config_from_groups(vllm_config, groups, MEMORY)
     sequences = {}
     for context in CONTEXTS:
-        asked.model_config.max_model_len = context
-        most = kv_cache_utils.get_max_concurrency_for_kv_cache_config(asked, laid)
-        sequences[str(context)] = round(most, 1)
+        vllm_config.model_config.max_model_len = context
+        concurrency = kv_cache_utils.get_max_concurrency_for_kv_cache_config(
+            vllm_config, cache_config
+        )
+        sequences[str(context)] = round(concurrency, 1)
     return {
         "kind": kind,
         "layout": layout,
         "groups": len(groups),
-        "blocks": laid.num_blocks,
+        "blocks": cache_config.num_blocks,
         "sequences": sequences,
     }
 
@@ -123,16 +125,16 @@ def main() -> None:
     options = parser.parse_args()
     models = {}
     for path in options.configs:
-        read = json.loads(path.read_text())
-        config = read.get("text_config", read)
+        content = json.loads(path.read_text())
+        config = content.get("text_config", content)
         models[path.stem.removesuffix("_config")] = [
             capacity(config, kind, layout)
             for layout in ("LBHNC", "BLHNC")
             for kind in ("original", "uniform", "a third whole", "first layer whole")
         ]
-    about = {"vllm": vllm.__version__, "memory_gib": MEMORY / 2**30, "models": models}
-    options.output.write_text(json.dumps(about, indent=1) + "\n")
-    print(json.dumps(about, indent=1))
+    result = {"vllm": vllm.__version__, "memory_gib": MEMORY / 2**30, "models": models}
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
 
 
 if __name__ == "__main__":

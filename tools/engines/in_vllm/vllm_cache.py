@@ -33,15 +33,17 @@ def main() -> None:
         kv_cache_memory_bytes=MEMORY,
         hf_overrides={"max_position_embeddings": max(CONTEXTS)},
     )
-    asked: Any = llm.llm_engine.vllm_config
-    found = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
+    vllm_config: Any = llm.llm_engine.vllm_config
+    cache_config = llm.llm_engine.engine_core.engine_core.scheduler.kv_cache_config
     sequences = {}
     for context in CONTEXTS:
-        asked.model_config.max_model_len = context
-        sequences[str(context)] = round(get_max_concurrency_for_kv_cache_config(asked, found), 1)
-    about = {"model": path.name, "vllm": __version__, "memory_mib": MEMORY / 2**20}
-    about |= {"groups": len(found.kv_cache_groups), "blocks": found.num_blocks}
-    print(json.dumps(about | {"sequences": sequences}), flush=True)
+        vllm_config.model_config.max_model_len = context
+        sequences[str(context)] = round(
+            get_max_concurrency_for_kv_cache_config(vllm_config, cache_config), 1
+        )
+    result = {"model": path.name, "vllm": __version__, "memory_mib": MEMORY / 2**20}
+    result |= {"groups": len(cache_config.kv_cache_groups), "blocks": cache_config.num_blocks}
+    print(json.dumps(result | {"sequences": sequences}), flush=True)
 
 
 if __name__ == "__main__":
