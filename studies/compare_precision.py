@@ -22,7 +22,7 @@ from torch.nn import functional
 
 import statetrim as st
 from statetrim.maths.paired import Pairs, difference_interval
-from statetrim.maths.stored import FORMATS, stored_bytes
+from statetrim.maths.quantization import FORMATS, stored_bytes
 from statetrim.runtime.loading import load_live, load_tokenizer
 from statetrim.runtime.states.stored import StoredStateReader
 from statetrim.storage.text import read_sequences

@@ -18,8 +18,8 @@ import statetrim as st
 from statetrim.benchmarking import stopwatch
 from statetrim.benchmarking.benchmark import DECODE_CYCLE
 from statetrim.benchmarking.peak_memory import measure_peak_memory
-from statetrim.benchmarking.served import benchmark_vllm
 from statetrim.benchmarking.stopwatch import RoundTimes, time_in_turns
+from statetrim.benchmarking.vllm_benchmark import benchmark_vllm
 from statetrim.benchmarking.vllm_server import ServerLoad
 from statetrim.cli import app
 from statetrim.portable.deferred import DeferredState

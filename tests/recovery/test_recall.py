@@ -13,7 +13,7 @@ from torch.nn import functional
 
 import statetrim as st
 from helpers import tiny
-from statetrim.recovery import held_out
+from statetrim.recovery import early_stopping
 from statetrim.recovery.adapters import attach_adapters
 from statetrim.recovery.data import TrainingRows, load_training_rows
 from statetrim.recovery.distillation import Distillation
@@ -230,11 +230,11 @@ def test_a_mixer_that_gains_no_more_is_left_as_it_is(
 
 
 def test_stalled() -> None:
-    assert not held_out.has_stalled([0.5, 0.4, 0.4], 0)
-    assert not held_out.has_stalled([0.4, 0.5], 2)
-    assert not held_out.has_stalled([0.4, 0.3, 0.5], 2)
-    assert held_out.has_stalled([0.4, 0.3, 0.4], 2)
-    assert [step for step in range(1, 104) if held_out.is_check_due(step, 103)][-3:] == [
+    assert not early_stopping.has_stalled([0.5, 0.4, 0.4], 0)
+    assert not early_stopping.has_stalled([0.4, 0.5], 2)
+    assert not early_stopping.has_stalled([0.4, 0.3, 0.5], 2)
+    assert early_stopping.has_stalled([0.4, 0.3, 0.4], 2)
+    assert [step for step in range(1, 104) if early_stopping.is_check_due(step, 103)][-3:] == [
         95,
         100,
         103,

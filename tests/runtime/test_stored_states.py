@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import statetrim as st
-from statetrim.maths.stored import FORMATS, fake_quantize, stored_bytes
+from statetrim.maths.quantization import FORMATS, fake_quantize, stored_bytes
 from statetrim.runtime.kernel_hooks import KernelCall, hook_kernels
 from statetrim.runtime.live import LiveModel
 from statetrim.runtime.loading import load_live

@@ -21,12 +21,12 @@ from ..errors import StatetrimError, warn_deprecated_resume
 from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore_progress
+from ..runtime.final_hidden import FinalHiddenStates
 from ..runtime.kernel_hooks import hook_kernels
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import compare_logits
 from ..runtime.placement import Placement
-from ..runtime.reading import FinalHiddenStates
 from ..runtime.sequential import mixer_calls
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json

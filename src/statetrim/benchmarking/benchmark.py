@@ -28,8 +28,8 @@ from ..storage.models import ModelLike, as_checkpoint, as_checkpoints
 from ..storage.output import run_and_save
 from ..version import __version__
 from .peak_memory import measure_peak_memory
-from .served import benchmark_vllm
 from .stopwatch import RoundTimes, Work, clock_name, time_in_turns
+from .vllm_benchmark import benchmark_vllm
 from .vllm_server import ServerLoad
 
 MAX_BATCH = 4096

@@ -16,7 +16,7 @@ from random import Random
 from typing import Any
 
 from ..errors import StatetrimError
-from ..runtime.children import Process, last_error, python_process
+from ..runtime.child_process import Process, last_error, python_process
 
 MAX_REQUESTS = 4096
 _HOST = "127.0.0.1"

@@ -18,11 +18,11 @@ from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import parse_token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ..runtime.distributed import DistributedContext
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live, load_tokenizer
 from ..runtime.logits import LogitReader
 from ..runtime.placement import Dtype, MaxMemory, Placement
-from ..runtime.processes import DistributedContext
 from ..storage.checkpoint import Checkpoint, check_values_prunable, require_prunable
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.space import check_writable
@@ -30,10 +30,10 @@ from ..storage.text import Sequences, read_sequences
 from ..tasks.generated import Kind, echo_sequences, random_sequences, recall_sequences
 from ..version import __version__
 from .hooks import calibration_hooks
+from .layerwise import calibrate_layerwise
 from .pair_hooks import check_cut_from
 from .saved_sums import SavedSums, open_saved_sums
 from .sums import Sums, to_statistics
-from .walk import calibrate_layerwise
 
 GRADIENT_SUMS = {"query_gradient", "key_gradient"}
 

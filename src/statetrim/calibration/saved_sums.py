@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.statistics import TEXT, Statistics
-from ..runtime.processes import DistributedContext
+from ..runtime.distributed import DistributedContext
 from ..storage.output import Output, open_output, partial_path
 from ..storage.space import check_space
 from .sums import Sums, to_statistics

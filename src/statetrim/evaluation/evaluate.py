@@ -16,9 +16,9 @@ from ..artifacts.scores import Score, Scores
 from ..errors import StatetrimError, warn_deprecated_resume
 from ..maths.units import parse_token_count
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
+from ..runtime.distributed import DistributedContext
 from ..runtime.loading import load_tokenizer
 from ..runtime.placement import Dtype, MaxMemory, Placement
-from ..runtime.processes import DistributedContext
 from ..runtime.states.stored import StateStorage
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_names

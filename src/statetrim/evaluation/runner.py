@@ -12,11 +12,11 @@ from torch import Tensor
 from ..artifacts.scores import Score
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
+from ..runtime.final_hidden import FinalHiddenStates
 from ..runtime.live import LiveModel
 from ..runtime.loading import load_live
 from ..runtime.logits import LogitsAt, compare_logits
 from ..runtime.placement import Placement
-from ..runtime.reading import FinalHiddenStates
 from ..runtime.states.stored import StateStorage, StoredStateReader, stored_states
 from ..storage.checkpoint import Checkpoint
 from ..tasks import WITHOUT_HARNESS, Task, recall

@@ -10,8 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from ..errors import StatetrimError
+from ..runtime.distributed import launched_world_size
 from ..runtime.live import LiveModel
-from ..runtime.processes import launched_world_size
 from ..runtime.stored_weights import StoredWeights
 
 

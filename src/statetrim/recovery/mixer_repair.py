@@ -24,7 +24,7 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import save_tensors
 from .adapters import Adapters, Update, adapt_mixer, select_mixers, unfreeze_mixer
 from .data import Batch, RecallRows, TrainingRows
-from .held_out import has_stalled, is_check_due
+from .early_stopping import has_stalled, is_check_due
 
 Curve = list[dict[str, Any]]
 

@@ -23,8 +23,8 @@ from ..progress import OnProgress, ShowProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, default_device
 from ..storage.atomic import atomic_write
+from ..storage.auxiliary_files import copy_all_but_weights, is_newer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.companions import copy_all_but_weights, is_newer
 from ..storage.json_file import read_json, write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.output import (

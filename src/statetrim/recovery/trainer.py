@@ -26,8 +26,8 @@ from ..storage.json_file import read_json
 from ..storage.safetensors_file import write_tensors
 from .data import TrainingRows
 from .distillation import Distillation
+from .early_stopping import has_stalled, is_check_due
 from .fsdp import check_sharded, gather_full, shard_like
-from .held_out import has_stalled, is_check_due
 
 STATE_FILE = "trainer_state.json"  # the name the Trainer looks for
 TENSORS_FILE = "training.safetensors"

@@ -13,8 +13,8 @@ from . import html
 from .document import Document
 from .findings import Findings, read_findings
 from .markdown import render_markdown
-from .opening import build_summary, title_text
 from .sections import build_sections
+from .summary import build_summary, title_text
 
 MAX_PAGE_BYTES = 2_000_000
 _BAD_RECORD_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)

@@ -17,9 +17,9 @@ from ..families.contract import Config, Family, RuntimeName
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
 from ..storage.safetensors_file import DTYPES
+from .layer_widths import build_with_layer_widths, narrow_buffers
 from .live import LiveModel, Runtime
 from .loaded_weights import verify_weights
-from .own_widths import build_with_layer_widths, narrow_buffers
 from .placement import Dtype, MaxMemory, Placement, default_device
 from .staging import stage_checkpoint, staged_tokenizer
 from .stored_weights import StoredWeights, auto_class, empty_model

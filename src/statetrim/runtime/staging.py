@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from ..maths.units import MIB
+from ..storage.auxiliary_files import auxiliary_files
 from ..storage.checkpoint import Checkpoint, path_inside
-from ..storage.companions import auxiliary_files
 from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import read_json, write_json
 from ..storage.redirections import (

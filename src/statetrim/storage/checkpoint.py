@@ -17,14 +17,14 @@ from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import bytes_text, shorten
 from ..maths.table import Table
 from ..progress import ShowProgress
-from .claims import LayerRows, find_channel_rows, find_head_rows
+from .channel_rows import LayerRows, find_channel_rows, find_head_rows
 from .digests import is_sampled_digest, model_digest, sampled_digests
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
 from .hub.cache import model_name, repository_in_cache
 from .hub.download import HubModel, missing_weight_files
-from .joined import RowRange, find_resplit_tensors
 from .json_file import read_json
 from .redirections import check_no_redirections
+from .resplit_tensors import RowRange, find_resplit_tensors
 from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
 
 Weights = bool | Literal["headers"]

@@ -26,6 +26,7 @@ from ..geometry import Geometry
 from ..maths.units import MIB
 from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
+from ..storage.auxiliary_files import auxiliary_files, copy_files, is_newer
 from ..storage.checkpoint import (
     Checkpoint,
     check_heads_removable,
@@ -33,7 +34,6 @@ from ..storage.checkpoint import (
     open_checkpoint,
     require_prunable,
 )
-from ..storage.companions import auxiliary_files, copy_files, is_newer
 from ..storage.file_names import CONFIG, INDEX
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path

@@ -25,8 +25,8 @@ from ..errors import StatetrimError
 from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..storage.atomic import atomic_write
+from ..storage.auxiliary_files import copy_all_but_weights
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
-from ..storage.companions import copy_all_but_weights
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
 from ..storage.output import ARTIFACTS, CARD, open_output

@@ -11,7 +11,7 @@ from typing import Any, Literal, cast, get_args
 
 from ..errors import StatetrimError
 from ..maths.units import MIB
-from ..runtime.children import last_error, python_process
+from ..runtime.child_process import last_error, python_process
 from ..storage.json_file import read_json, write_json
 
 Engine = Literal["mlx", "vllm", "llamacpp"]

@@ -13,8 +13,8 @@ from torch import Tensor
 from ..artifacts.plan import Plan
 from ..families.contract import resized_config
 from ..geometry import ChannelRows
+from ..storage.channel_rows import LayerRows
 from ..storage.checkpoint import Checkpoint, path_inside
-from ..storage.claims import LayerRows
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 

@@ -20,8 +20,8 @@ from ..storage.models import ModelLike, as_checkpoint, as_checkpoints, short_nam
 from ..version import __version__
 from . import provenance
 from .engine import ENGINE_NAMES, Answer, Engine, EngineError, Request, parse_engine, run_engine
+from .inputs import TokenIds, VerificationInputs
 from .judge import EngineChoices, compare_choices
-from .questions import TokenIds, VerificationInputs
 
 MAX_AGREEMENT_LOSS = 1.0  # points by which a cut may agree less than its original, besides chance
 MAX_ENGINE_GAP = 5.0  # points by which an engine may agree less than its dtype explains

@@ -99,7 +99,7 @@ def calibrate(
     from ...calibration.calibrate import calibrate as run
     from ...console.progress import show_progress
     from ...console.steps.calibrate import show_statistics
-    from ...runtime.processes import DistributedContext
+    from ...runtime.distributed import DistributedContext
 
     if original and methods:
         raise StatetrimError("with --original the sums are those of a refit; leave out --for")

@@ -9,10 +9,10 @@ from ...artifacts.plan import Plan
 from ...geometry import Axis
 from ...maths.formatting import evenly_spaced
 from ..charts import channel_map
+from ..commands import command_arguments
 from ..document import Block, Gallery, Missing, Table, Text
 from ..drawing import Raster
 from ..findings import Findings
-from ..names import command_arguments
 
 TITLE = "What was cut"
 

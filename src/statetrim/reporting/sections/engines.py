@@ -7,9 +7,9 @@ from ...artifacts.verification.agreement import Kind
 from ...serving.deployment import relevant_lines
 from ...serving.engine_names import command_below_comment
 from ...serving.engines import Compatibility, compatibility_of_geometry
+from ..commands import command_arguments, serving_commands
 from ..document import Block, Command, Missing, Table, Text
 from ..findings import Findings
-from ..names import command_arguments, serving_commands
 
 TITLE = "Where it runs"
 SUPPORT_TEXT = {

@@ -16,9 +16,9 @@ from ...errors import StatetrimError
 from ...maths.formatting import score_text
 from ...maths.units import is_number
 from ..charts import interval_chart
+from ..commands import command_arguments
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import command_arguments
 from ..records import as_mapping
 
 TITLE = "Quality"

@@ -5,9 +5,9 @@ from collections.abc import Iterator
 from ...artifacts.analysis import Analysis
 from ...maths.formatting import percent_text
 from .. import rank_pictures
+from ..commands import command_arguments
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import command_arguments
 
 TITLE = "Effective rank of the state"
 

@@ -6,9 +6,9 @@ from typing import Any
 from ...maths.formatting import evenly_spaced
 from ...maths.units import is_number
 from ..charts import Point, Series, line_chart
+from ..commands import recover_command
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import recover_command
 from ..records import as_dicts, as_mapping
 
 TITLE = "Recovery"

@@ -3,9 +3,9 @@
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ..commands import command_arguments, shell_quoted
 from ..document import Block, Command, Missing, Text
 from ..findings import Findings
-from ..names import command_arguments, shell_quoted
 from ..records import as_dicts, as_mapping, truncated_text
 
 TITLE = "How to reproduce it"

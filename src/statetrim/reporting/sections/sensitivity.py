@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from ..commands import command_arguments
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import command_arguments
 from ..sensitivity_pictures import CAPTION, pictures, variant_text
 
 TITLE = "Which layer carries what"

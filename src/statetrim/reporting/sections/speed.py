@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
+from ..commands import command_arguments
 from ..document import Block, Missing, Table, Text
 from ..findings import Findings
-from ..names import command_arguments
 
 TITLE = "Speed"
 

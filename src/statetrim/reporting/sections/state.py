@@ -7,9 +7,9 @@ from ...maths.formatting import bytes_text, relative_change_text
 from ...serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ...serving.state_size import StateSize, stored_dtype
 from ..charts import bar_chart
+from ..commands import command_arguments
 from ..document import Block, Missing, Picture, Table, Text
 from ..findings import Findings
-from ..names import command_arguments
 
 TITLE = "Memory before and after"
 

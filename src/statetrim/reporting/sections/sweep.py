@@ -8,9 +8,9 @@ from ...artifacts.verdict import metric_label
 from ...maths.formatting import bytes_text, relative_change_text
 from ...maths.units import is_number
 from ...serving.engines import Shape, compatibility_of_shape
+from ..commands import command_arguments, shell_quoted, trim_command
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
 from ..findings import Findings
-from ..names import command_arguments, shell_quoted, trim_command
 from ..sweep_pictures import CAPTION, interval_bounds, method_and_axes, pictures
 
 TITLE = "Quality against state size"

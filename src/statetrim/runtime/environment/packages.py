@@ -10,7 +10,7 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 
-from ..children import last_error, python_process
+from ..child_process import last_error, python_process
 
 EXTRAS: dict[str, str | None] = {
     "": "nothing works",

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ...families.recurrences import Recurrence
-from ...maths.stored import FORMATS, fake_quantize
+from ...maths.quantization import FORMATS, fake_quantize
 from ...portable.deferred import DeferredState
 from ..kernel_hooks import kernel_signature, wrapped_kernels
 from ..live import LiveModel

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...errors import StatetrimError
 from ...families.contract import Family
-from ...maths.stored import fake_quantize
+from ...maths.quantization import fake_quantize
 from ..kernel_hooks import L2_EPS, KernelCall
 
 BLOCK = 256

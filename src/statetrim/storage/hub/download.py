@@ -20,8 +20,8 @@ from ..file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGL
 from ..json_file import read_json
 from ..safetensors_file import Shard
 from ..space import NoSpace
-from .answers import HubUnreachable, explain_hub_errors, is_offline
 from .headers import remote_shards
+from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
 
 _HUB_ID = re.compile(r"(\w[\w.-]*/[\w.-]+)(?:@(\w[\w./-]*))?")
 _OTHER_FILES = re.compile(

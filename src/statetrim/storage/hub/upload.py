@@ -13,13 +13,13 @@ from typing import Any
 from ...errors import StatetrimError
 from ...maths.formatting import bytes_text
 from ...version import __version__
+from ..auxiliary_files import auxiliary_files
 from ..checkpoint import Checkpoint, path_inside, require_prunable
-from ..companions import auxiliary_files
 from ..file_names import CONFIG, INDEX
 from ..models import ModelLike, as_checkpoint
 from ..output import ARTIFACTS, CARD
-from .answers import HubUnreachable, explain_hub_errors, is_offline
 from .download import HubModel
+from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
 
 _RECORD_SUFFIXES = {".json", ".md"}
 _PATH_PATTERN = re.compile(

@@ -11,9 +11,9 @@ from ..serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ..serving.deployment import ship_verdict
 from ..serving.engine_names import command_below_comment
 from ..serving.engines import compatibility_of_geometry
+from .commands import command_arguments, recover_command, serving_commands, trim_command
 from .document import Fact, Summary
 from .findings import Findings
-from .names import command_arguments, recover_command, serving_commands, trim_command
 from .records import as_mapping, as_strings
 
 TONES = {

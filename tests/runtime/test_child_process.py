@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from statetrim.runtime.children import last_error
+from statetrim.runtime.child_process import last_error
 
 
 def test_the_last_error_is_told_from_its_name_on(tmp_path: Path) -> None:
