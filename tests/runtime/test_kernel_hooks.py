@@ -165,7 +165,7 @@ def test_a_kernel_that_is_never_called_need_not_tell_its_arguments(tmp_path: Pat
     assert [(call.layer, call.kernel) for call in calls] == [(0, "chunk_gla"), (1, "chunk_gla")]
     assert all(call.key.shape == (1, 20, 4, 8) for call in calls)
     only = {layer: torch.arange(3).expand(4, 3) for layer in (0, 1)}
-    assert not calls_of(live, only=only)[0].key[..., 3:].any(), "a keyword is masked as well"
+    assert not calls_of(live, kept_keys=only)[0].key[..., 3:].any(), "a keyword is masked as well"
 
 
 def test_a_kernel_without_query_and_key_is_named(

@@ -202,8 +202,8 @@ def _mask_layer(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManag
     return hook_kernels(
         live,
         lambda call: None,
-        only={layer: plan.kept[layer]},
-        only_values=None if plan.kept_values is None else {layer: plan.kept_values[layer]},
+        kept_keys={layer: plan.kept[layer]},
+        kept_values=None if plan.kept_values is None else {layer: plan.kept_values[layer]},
         layers=[layer],
     )
 

@@ -245,8 +245,8 @@ class _Experiment:
         return hook_kernels(
             self.live,
             lambda call: None,
-            only=table if variant.axis == "key" else None,
-            only_values=table if variant.axis == "value" else None,
+            kept_keys=table if variant.axis == "key" else None,
+            kept_values=table if variant.axis == "value" else None,
             layers=[variant.layer],
         )
 

@@ -105,7 +105,9 @@ def open_saved_sums(
                 ["sums-*.safetensors", "walk-*"],
             )
             partial_output = stack.enter_context(
-                open_output(out, "job.json", record, files=files, ours=temporary_patterns)
+                open_output(
+                    out, "job.json", record, files=files, temporary_patterns=temporary_patterns
+                )
             )
         ranks.barrier()  # until the place is this job's
         yield SavedSums(out, partial_output, ranks, lineage, save_seconds)

@@ -105,7 +105,7 @@ def evaluate(
             record = {"format": "statetrim evaluate", **lineage}
             files = {"scores.json": Path(out)}
             partial_output = stack.enter_context(
-                open_output(out, "job.json", record, files=files, ours=task_files)
+                open_output(out, "job.json", record, files=files, temporary_patterns=task_files)
             )
             finished = FinishedTasks(partial_output.path, names)
         if any(ranks.all_gather(partial_output is not None and partial_output.done)):

@@ -234,7 +234,7 @@ class ModelRunner:
         )
         if not bool(kl.isfinite().all()):
             raise StatetrimError(f"{self.name} gives logits that are not numbers")
-        top1 = torch.cat([comparison.same for comparison in comparisons]).tolist()
+        top1 = torch.cat([comparison.same_top_token for comparison in comparisons]).tolist()
         scores = [
             Score(self.name, task.name, "kl", "nats", False, kl.tolist()),
             self._share_score(task.name, "top1", top1),

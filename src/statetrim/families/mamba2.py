@@ -75,7 +75,7 @@ FIELDS_BY_TYPE = {
     ),
     "bamba": replace(_MAMBA_FIELDS, key_value_heads=8),
     "falcon_h1": replace(_MAMBA_FIELDS, inner="mamba_d_ssm", key_value_heads=8),
-    "granitemoehybrid": replace(_MAMBA_FIELDS, kinds="layer_types"),
+    "granitemoehybrid": replace(_MAMBA_FIELDS, layer_types="layer_types"),
     "nemotron_h": ConfigFields(
         state="ssm_state_size",
         groups=("mamba_n_groups", "n_groups"),

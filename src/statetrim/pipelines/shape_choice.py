@@ -48,7 +48,7 @@ def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[st
     refit = job.options.refit is not False
     options = replace(job.options, tasks=TASKS, refit=refit)
     jobs = [
-        replace(job, options=options, target=target, candidates={}, decided_on=0)
+        replace(job, options=options, target=target, candidates={}, shape_tokens=0)
         for target in job.candidates.values()
     ]
     methods = job.calibrated_methods

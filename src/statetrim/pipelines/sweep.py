@@ -90,7 +90,7 @@ def run(
         for job in jobs.values():
             job.check()
         check_writable(out)
-    with open_output(out, RECORD, record, free=CHANGEABLE_OPTIONS) as output_dir:
+    with open_output(out, RECORD, record, may_change=CHANGEABLE_OPTIONS) as output_dir:
         if not output_dir.done:
             methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
             points = [

@@ -72,7 +72,9 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
         job.check()
         check_writable(out)
         _check_text(job)
-    with open_output(out, RECORD, record, ours=STAGE_FILES, free=CHANGEABLE_OPTIONS) as output_dir:
+    with open_output(
+        out, RECORD, record, temporary_patterns=STAGE_FILES, may_change=CHANGEABLE_OPTIONS
+    ) as output_dir:
         if not output_dir.done:
             lineage = recipe_record(job.model, job.options)
             job = job.with_fixed_layerwise(output_dir.path)

@@ -225,7 +225,9 @@ def run_and_save(
         return make(None)
     out = Path(out)
     files = {"result": out, **(extra_files or {})}
-    with open_output(out, "job.json", record, files=files, ours=temporary_patterns) as work:
+    with open_output(
+        out, "job.json", record, files=files, temporary_patterns=temporary_patterns
+    ) as work:
         if work.done:
             return load(out)
         artifact = make(work.path)

@@ -131,7 +131,7 @@ def _kernel_and_mixer_outputs(
     kernel_calls: list[KernelCall] = []
     with (
         torch.inference_mode(),
-        hook_kernels(live, kernel_calls.append, only=kept, layers=[call.layer]),
+        hook_kernels(live, kernel_calls.append, kept_keys=kept, layers=[call.layer]),
     ):
         mixer_output = call.repeat(live.mixers[call.layer])
     return {"kernel": kernel_calls[-1].output, "mixer": mixer_output}

@@ -131,10 +131,10 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
     if plan.kept_values is not None:
         edits |= _fold_norms(model, edits)
     for name in model.resplit_tensors:  # each gets its own rows again, cut or not
-        edits[name] = replace(edits.get(name, TensorEdit({})), whole=model.tensor(name))
+        edits[name] = replace(edits.get(name, TensorEdit({})), replacement=model.tensor(name))
     for name in model.flattened_heads.keys() & edits.keys():
         edits[name] = replace(
-            edits[name], whole=model.tensor(name), heads=model.flattened_heads[name]
+            edits[name], replacement=model.tensor(name), split_heads=model.flattened_heads[name]
         )
     surgery = Surgery(model, plan, new_geometry, config, edits)
     surgery.auxiliary_files  # noqa: B018  (refuses links that lead out, before anything is written)
@@ -148,13 +148,13 @@ def _fold_norms(model: Checkpoint, edits: dict[str, TensorEdit]) -> dict[str, Te
         for name, layer_rows in model.channel_rows.items()
         if layer_rows.channel_rows[0].role == "shared_norm"
     }
-    folded = {name: replace(edits[name], value=1.0) for name in norms.values()}
+    folded = {name: replace(edits[name], fill_value=1.0) for name in norms.values()}
     for name, layer_rows in model.channel_rows.items():
         if layer_rows.channel_rows[0].role == "o_proj" and layer_rows.layer in norms:
             factors = torch.ones(layer_rows.channel_rows[0].size, dtype=torch.float64)
             for rows in layer_rows.channel_rows:
                 factors[rows.rows] = model.tensor(norms[layer_rows.layer]).double()
-            folded[name] = replace(edits[name], columns=factors)
+            folded[name] = replace(edits[name], column_factors=factors)
     return folded
 
 
