@@ -3,7 +3,6 @@
 
 import re
 import shlex
-import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +10,17 @@ from typing import Any
 import pytest
 import typer
 
+from helpers.prose import ROOT, RULES, python_violations, violations
 from statetrim.cli import app
 
-ROOT = Path(__file__).parents[1]
-RULES = tomllib.loads((ROOT / "prose.toml").read_text())
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "SECURITY.md", "GOVERNANCE.md")),
     *sorted((ROOT / "docs").glob("*.md")),
+]
+PYTHON_FILES = [
+    path
+    for folder in ("src", "tests", "tools", "studies", "benchmarks")
+    for path in sorted((ROOT / folder).rglob("*.py"))
 ]
 PROGRAM: Any = typer.main.get_command(app)
 FENCE = re.compile(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
@@ -39,13 +42,8 @@ def sentences(text: str) -> Iterator[str]:
 
 
 def old_words(text: str) -> list[str]:
-    """What prose.toml names, with what to say instead; code may be called anything."""
-    text = re.sub(r"`[^`]*`", "", " ".join(text.split()))
-    return [
-        f"{old!r}: say {new!r}"
-        for old, new in RULES["instead_of"].items()
-        if re.search(rf"\b{old}\b", text, re.IGNORECASE)
-    ]
+    """The words of a text that prose.toml names."""
+    return violations(text, RULES["instead_of"])
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
@@ -66,6 +64,28 @@ def test_the_newest_changes_use_the_fields_words() -> None:
     assert old_words(newest) == []
 
 
+def test_python_files_use_the_fields_words() -> None:
+    problems = [problem for path in PYTHON_FILES for problem in python_violations(path)]
+    assert problems == []
+
+
+PLANTED = {
+    "def let_go() -> None: ...": "planted.py:2: name let_go: ",
+    'def load() -> None:\n    """The same for weights."""': "planted.py:3: ",
+    "x = 1  # what was heard": "planted.py:2: ",
+    "found = 1": "planted.py:2: name found: ",
+}
+
+
+@pytest.mark.parametrize("code", PLANTED)
+def test_a_planted_word_is_reported_with_file_and_line(code: str, tmp_path: Path) -> None:
+    path = tmp_path / "planted.py"
+    path.write_text(f'"""A module."""\n{code}\n')
+    problems = list(python_violations(path))
+    assert len(problems) == 1
+    assert PLANTED[code] in problems[0]
+
+
 def help_texts() -> Iterator[tuple[str, str]]:
     yield "statetrim", f"{PROGRAM.help} {PROGRAM.epilog}"
     for name, command in PROGRAM.commands.items():
@@ -74,9 +94,9 @@ def help_texts() -> Iterator[tuple[str, str]]:
 
 
 def test_help_follows_the_rules() -> None:
-    found = list(help_texts())
-    assert len(found) > 150
-    for place, text in found:
+    texts = list(help_texts())
+    assert len(texts) > 150
+    for place, text in texts:
         assert old_words(text) == [], place
         assert max(len(one.split()) for one in sentences(text)) <= 30, place
 
@@ -91,16 +111,16 @@ def commands() -> Iterator[tuple[str, str]]:
         for language, block in FENCE.findall(path.read_text(encoding="utf-8")):
             if language in ("", "console", "bash", "sh"):
                 for line in block.replace("\\\n", " ").splitlines():
-                    found = re.match(r"\s*(?:\$ )?(?:\w+=\S+ )*statetrim ([a-z]+.*)", line)
-                    if found:
-                        yield path.name, found[1].partition("  #")[0]
+                    match = re.match(r"\s*(?:\$ )?(?:\w+=\S+ )*statetrim ([a-z]+.*)", line)
+                    if match:
+                        yield path.name, match[1].partition("  #")[0]
 
 
 def test_every_command_in_the_docs_has_options_that_exist() -> None:
     """Those of the README and the quickstart are run too (test_readme.py)."""
-    found = list(commands())
-    assert len(found) > 40
-    for page, line in found:
+    lines = list(commands())
+    assert len(lines) > 40
+    for page, line in lines:
         name, *words = shlex.split(line)
         assert name in PROGRAM.commands, f"{page}: {line}"
         command = PROGRAM.commands[name]
