@@ -1,4 +1,4 @@
-"""Programs of other environments, started by us and never left behind."""
+"""Run the Python of another environment as a child process that never outlives this one."""
 
 import os
 import shutil
@@ -43,10 +43,10 @@ Process = subprocess.Popen[bytes]
 def python_process(
     python: Path, arguments: Sequence[str], extra_environment: Mapping[str, str]
 ) -> Iterator[tuple[Process, Path]]:
-    """Within, `python` runs with `arguments`; what it prints is in the yielded file.
+    """Within, `python` runs with `arguments`; its output goes to the yielded log file.
 
-    It sees no module of ours, asks no hub, and is ended with all it started when the block is left,
-    also when we are killed.
+    It has no PYTHONPATH and no access to the hub. On exit, or if this process is killed, it is
+    terminated with all processes it started.
     """
     program = shutil.which(python)
     if program is None:
@@ -55,7 +55,9 @@ def python_process(
         sys.executable, "-I", "-S", "-c", _SUPERVISOR_CODE,
         str(Path(program).absolute()), *arguments,
     ]  # fmt: skip
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
+    environment |= {"HF_HUB_OFFLINE": "1", **extra_environment}
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory, "log")
         with log.open("w") as file:
@@ -64,7 +66,7 @@ def python_process(
                 stdin=subprocess.PIPE,
                 stdout=file,
                 stderr=subprocess.STDOUT,
-                env={**inherited, "HF_HUB_OFFLINE": "1", **extra_environment},
+                env=environment,
                 cwd=directory,
                 start_new_session=True,
             )
@@ -76,17 +78,17 @@ def python_process(
 
 
 def last_error(log: Path) -> str:
-    """The last error that a log names, from its name on, or the last line."""
+    """The last line of a log with an error, from the error's name on; else the last line."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "Error" in line]
-    last = (errors or lines or ["no word from it"])[-1]
+    last = (errors or lines or ["it printed nothing"])[-1]
     start = last.rfind(" ", 0, max(0, last.find("Error"))) + 1
     return last[start : start + 300]
 
 
 @contextmanager
 def _signals_as_system_exit() -> Iterator[None]:
-    """Asked to end, this process ends the child first; without this it would be left running."""
+    """Within, SIGTERM and SIGHUP raise SystemExit, so that `finally` terminates the child."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -94,19 +96,18 @@ def _signals_as_system_exit() -> Iterator[None]:
     def exit_on_signal(signal_number: int, frame: Any) -> None:
         raise SystemExit(128 + signal_number)
 
-    previous_handlers = {
-        signal_number: signal.signal(signal_number, exit_on_signal)
-        for signal_number in (signal.SIGTERM, signal.SIGHUP)
-    }
+    previous_handlers = dict[int, Any]()
+    for signal_number in (signal.SIGTERM, signal.SIGHUP):
+        previous_handlers[signal_number] = signal.signal(signal_number, exit_on_signal)
     try:
         yield
     finally:
-        for signal_number, handler in previous_handlers.items():
-            signal.signal(signal_number, handler)
+        for number, handler in previous_handlers.items():
+            signal.signal(number, handler)
 
 
 def _terminate(process: Process) -> None:
-    """The child and what it started: they are a session of their own."""
+    """End the child and all it started: they are one process group."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signal_number)

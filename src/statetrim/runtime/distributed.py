@@ -1,4 +1,4 @@
-"""The processes of a torchrun launch: who takes which batch, and sums over all of them."""
+"""The processes of a torchrun launch: their shares of the batches, and sums over all of them."""
 
 import os
 from collections.abc import Sequence
@@ -13,20 +13,20 @@ T = TypeVar("T")
 
 
 def launched_world_size() -> int:
-    """How many processes torchrun started, 1 without it; joins nothing."""
+    """Number of processes that torchrun started, 1 without it; creates no process group."""
     return int(os.environ["WORLD_SIZE"]) if dist.is_torchelastic_launched() else 1
 
 
 @dataclass(frozen=True)
 class DistributedContext:
-    """This process's place in the launch; a single process is rank 0 of 1."""
+    """Rank and world size of this process; a process without torchrun is rank 0 of 1."""
 
     rank: int = 0
     world_size: int = 1
 
     @staticmethod
     def current() -> "DistributedContext":
-        """Joins the launch on first use; gloo, since the sums are float64 on the CPU."""
+        """Creates the process group on first use: gloo, since the sums are float64 on the CPU."""
         if not dist.is_torchelastic_launched():
             return DistributedContext()
         if not dist.is_initialized():
@@ -34,11 +34,11 @@ class DistributedContext:
         return DistributedContext(dist.get_rank(), dist.get_world_size())
 
     def shard(self, batches: Sequence[T]) -> list[T]:
-        """Every `world`-th batch, beginning with this rank's own."""
+        """This rank's share: every `world_size`-th batch, starting at `rank`."""
         return list(batches[self.rank :: self.world_size])
 
     def all_reduce(self, tensors: Sequence[Tensor], tokens: int) -> int:
-        """Add the tensors of all processes in place; returns the tokens of all."""
+        """Sum each tensor over all processes, in place; returns the sum of `tokens`."""
         if self.world_size == 1:
             return tokens
         for tensor in tensors:
@@ -48,7 +48,7 @@ class DistributedContext:
         return int(count)
 
     def all_gather(self, value: T) -> list[T]:
-        """What every process has, in order."""
+        """The values of all processes, in the order of their ranks."""
         if self.world_size == 1:
             return [value]
         values: list[T] = [value] * self.world_size
@@ -56,6 +56,6 @@ class DistributedContext:
         return values
 
     def barrier(self) -> None:
-        """Until every process is here."""
+        """Wait until all processes have reached this call."""
         if self.world_size > 1:
             dist.barrier()

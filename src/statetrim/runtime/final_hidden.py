@@ -1,7 +1,7 @@
-"""What a model makes of sequences, kept so that the model itself can go.
+"""Final hidden states of a model, kept in main memory so that its layers can be unloaded.
 
-The output of its last decoder layer waits in main memory; last norm and head make logits of it. So
-two models are compared on every token, though only one is in memory at a time.
+Final norm and head turn them into logits when needed. So two models are compared on every token,
+though only one is in memory at a time.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,7 +18,8 @@ from .sequential import LayerWalk, from_final_hidden
 
 
 class FinalHiddenStates:
-    """Batches of ids [rows, time] that a model has read; `report` is told of each batch."""
+    """Runs a model on batches of ids [rows, time] and keeps the output of its last layer; `report`
+    is called with the number of batches done."""
 
     def __init__(
         self,
@@ -38,12 +39,12 @@ class FinalHiddenStates:
         self._reader = LogitReader(live, lambda: self._from_final_hidden(0))
 
     def logits_at(self, batch: int) -> LogitsAt:
-        """The logits of that batch."""
+        """Function of positions that returns the logits of that batch."""
         with self._from_final_hidden(batch + 1):
             return self._reader.forward(self._batches[batch + 1])
 
     def unload_layers(self) -> None:
-        """Forget the decoder layers' weights: they are not needed any more."""
+        """Free the memory of the decoder layers' weights; logits do not need them."""
         for layer in self.live.decoder_layers:
             layer.to("meta")
 
@@ -68,10 +69,8 @@ class FinalHiddenStates:
         walk = LayerWalk(self.live, self._batches)
         depth, last_batch = len(self.live.decoder_layers), len(self._batches) - 1
         for layer_pass in walk.layers():
-            for _ in layer_pass.run():
-                pass
+            list(layer_pass.run())
             report((layer_pass.number + 1) * last_batch // depth)
-        self._final_hidden = {
-            step: walk.hidden_store.read(step) for step in range(len(self._batches))
-        }
+        for step in range(len(self._batches)):
+            self._final_hidden[step] = walk.hidden_store.read(step)
         self._tuple_size = walk.hidden_store.tuple_size

@@ -1,7 +1,7 @@
-"""Hooks where the recurrence kernel is called: our only monkeypatch.
+"""Hooks on the calls of the recurrence kernel, by replacing it in the modelling module.
 
-Hooks on modules would not do: fused convolutions bypass them, silently. The kernel call is the one
-place every family passes, with q and k after convolution and SiLU, before the L2 norm.
+Module hooks would not work: fused convolutions bypass them silently. Every family calls a kernel,
+with q and k after convolution and SiLU and before the L2 norm.
 """
 
 import functools
@@ -20,24 +20,24 @@ from ..geometry import Axis
 from ..storage.checkpoint import Checkpoint
 from .live import LiveModel
 
-L2_EPS = 1e-6  # of every kernel that normalises q and k
+L2_EPS = 1e-6  # in every kernel that normalizes q and k
 
 
 @dataclass(frozen=True, eq=False)
 class KernelCall:
-    """One layer's kernel call: what the state was written and read with."""
+    """One call of a layer's kernel: its inputs and its output."""
 
     layer: int
     query: Tensor  # [batch, time, key heads, channels]
     key: Tensor  # [batch, time, key heads, channels]
     output: Tensor  # [batch, time, value heads, value channels]
-    kernel: str = ""  # the name it was called by
-    arguments: Mapping[str, Any] = field(default_factory=dict)  # all of them, by name
+    kernel: str = ""  # name of the called function
+    arguments: Mapping[str, Any] = field(default_factory=dict)  # all, by name, with defaults
 
 
 @dataclass(frozen=True, eq=False)
 class MixerInput:
-    """What a layer's projections saw."""
+    """The input of one layer's mixer."""
 
     layer: int
     hidden: Tensor  # [batch, time, hidden]
@@ -45,12 +45,12 @@ class MixerInput:
 
 @dataclass(frozen=True, eq=False)
 class Readout:
-    """What a layer's output projection is given, the state's answer behind norm and gate, and what
-    it gives."""
+    """Input and output of one layer's output projection; the input is the kernel's output after
+    norm and gate."""
 
     layer: int
     values: Tensor  # [batch, time, value heads x value channels]
-    output: Tensor  # [batch, time, hidden], less its bias
+    output: Tensor  # [batch, time, hidden], without the bias
 
 
 @contextmanager
@@ -63,12 +63,11 @@ def hook_kernels(
     kept_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
-    """Within, every kernel call of the model is reported; on leaving, no layer may be missing.
+    """Within, every kernel call of the model is passed to `on_call`.
 
-    With `only` (kept channels [key heads, keep] for each layer) the kernels read and write as if
-    the other channels were not there; with `only_values` ([value heads, keep]) they give as if, and
-    the output norm takes its mean over the kept ones. Where `layers` are given, only those are
-    expected to run.
+    `kept_keys` (layer -> kept channels [key heads, keep]) masks all other key channels of q and k;
+    `kept_values` ([value heads, keep]) masks the kernel's output, and the output norm takes its
+    mean over the kept channels. Raises on exit if one of `layers` (default: all) called no kernel.
     """
     checkpoint = live.checkpoint
     recorder = _Recorder(checkpoint, on_call, on_input, kept_keys or {}, kept_values or {})
@@ -98,13 +97,11 @@ def wrapped_kernels(
     live: LiveModel, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
     """Within, the mixers call `wrap(name, kernel)` in place of every kernel the family names."""
+    kernels = live.checkpoint.family.kernels
+    modeling_modules = {sys.modules[type(mixer).__module__] for mixer in live.mixers.values()}
     with ExitStack() as stack:
-        for modeling_module in {
-            sys.modules[type(module).__module__] for module in live.mixers.values()
-        }:
-            names = [
-                name for name in live.checkpoint.family.kernels if hasattr(modeling_module, name)
-            ]
+        for modeling_module in modeling_modules:
+            names = [name for name in kernels if hasattr(modeling_module, name)]
             if not names:
                 raise StatetrimError(
                     f"{modeling_module.__name__} calls none of the kernels its family names"
@@ -141,17 +138,17 @@ def _hook_readouts(
 
 
 def without_bias(projection: nn.Module, output: Tensor) -> Tensor:
-    """What a linear map gives for its input alone."""
+    """The output of a linear projection minus its bias, detached."""
     bias = getattr(projection, "bias", None)
     return output.detach() if bias is None else (output - bias).detach()
 
 
 @contextmanager
 def _rescale_readouts(live: LiveModel, kept_values: Mapping[int, Tensor]) -> Iterator[None]:
-    """Undo behind the norm what `_Recorder` does before it.
+    """Within, undo after the output norm the scale that `_Recorder` applies before it.
 
-    The norm divides by the width it has. What goes in is larger by the root of that width over the
-    kept one, so that its mean square is that of the kept channels; what comes out is larger too.
+    The norm averages over the full width. Its input is scaled by sqrt(full width / kept width), so
+    that the mean square is that of the kept channels; its output must be scaled back.
     """
     with ExitStack() as stack:
         for layer, module in live.output_projections.items():
@@ -166,7 +163,7 @@ def _rescale_readouts(live: LiveModel, kept_values: Mapping[int, Tensor]) -> Ite
 
 
 class _Recorder:
-    """Knows which layer is running, and hands on what its kernel is given."""
+    """Tracks which layer is running, masks its channels, and reports its kernel calls."""
 
     def __init__(
         self,
@@ -189,6 +186,7 @@ class _Recorder:
             self.on_input(MixerInput(layer, hidden.detach()))
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """`kernel` with masked arguments and output, which reports each of its calls."""
         signature = kernel_signature(kernel)
         positional_names, defaults = _positional_and_defaults(signature)
         positional_names = positional_names or self.family.positional_arguments.get(name, ())
@@ -197,16 +195,13 @@ class _Recorder:
             arguments = dict(zip(positional_names, args, strict=False)) | kwargs
             query_name, key_name = self._argument_names(name, arguments)
             if self.layer in self.kept_keys:
-                arguments |= {
-                    argument: self._mask_channels(arguments[argument])
-                    for argument in (query_name, key_name)
-                }
-                # As they were handed over: the kernel behind a wrapper may order them otherwise.
-                args = (
-                    *(arguments[n] for n in positional_names[: len(args)]),
-                    *args[len(positional_names) :],
-                )
-                kwargs = {n: arguments[n] for n in kwargs}
+                for argument in (query_name, key_name):
+                    arguments[argument] = self._mask_channels(arguments[argument])
+                # Keywords stay keywords: a wrapped kernel may have another order of parameters.
+                positional = list(args)
+                for index, argument in enumerate(positional_names[: len(args)]):
+                    positional[index] = arguments[argument]
+                args, kwargs = tuple(positional), {n: arguments[n] for n in kwargs}
             result = kernel(*args, **kwargs)
             if self.layer in self.kept_keys and self.family.scales_queries:
                 result = _scale_output(result, self._scale(self.kept_keys, self._width("key")))
@@ -215,13 +210,8 @@ class _Recorder:
                 mask = _kept_mask(self.kept_values[self.layer], width)  # type: ignore[index]
                 result = _scale_output(result, mask * self._scale(self.kept_values, width))
             output = result[0] if isinstance(result, tuple) else result
-            self._report(
-                name,
-                _detach_tensors(defaults | arguments),
-                arguments[query_name],
-                arguments[key_name],
-                output,
-            )
+            query, key = arguments[query_name], arguments[key_name]
+            self._report(name, _detach_tensors(defaults | arguments), query, key, output)
             return result
 
         record_call.__signature__ = signature  # type: ignore[attr-defined]
@@ -241,67 +231,63 @@ class _Recorder:
     ) -> None:
         assert self.layer is not None, "a kernel ran outside every mixer"
         self.called_layers.add(self.layer)
+        query = self._unrepeat_key_heads(query.detach())
+        key = self._unrepeat_key_heads(key.detach())
         with torch.no_grad():
-            self.on_call(
-                KernelCall(
-                    self.layer,
-                    self._unrepeat_key_heads(query.detach()),
-                    self._unrepeat_key_heads(key.detach()),
-                    output.detach(),
-                    kernel,
-                    arguments,
-                )
-            )
+            call = KernelCall(self.layer, query, key, output.detach(), kernel, arguments)
+            self.on_call(call)
 
     def _mask_channels(self, x: Tensor) -> Tensor:
-        """x [..., heads, channels], in which transformers may have repeated the key heads."""
+        """Zero the pruned channels of x [..., heads, channels], whose key heads may be repeated."""
         mask = _kept_mask(self.kept_keys[self.layer], x.shape[-1]).to(x)  # type: ignore[index]
         return x * mask.repeat_interleave(x.shape[-2] // len(mask), dim=0)
 
     def _width(self, axis: Axis) -> int:
-        """Of the layer that is running."""
+        """Channels per head in the layer that is running."""
         assert self.layer is not None
         return self.geometry.for_layer(self.layer).width(axis)
 
     def _scale(self, kept: Mapping[int, Tensor], width: int) -> float:
-        """Of keys: the kernel divided by the root of the width it saw, not of the kept one. Of
-        values: see `_shrunk_readouts`."""
+        """sqrt(full width / kept width). Keys: the kernel divides queries by the root of the full
+        width. Values: see `_rescale_readouts`."""
         return float((width / kept[self.layer].shape[1]) ** 0.5)  # type: ignore[index]
 
     def _unrepeat_key_heads(self, x: Tensor) -> Tensor:
-        """transformers repeats q and k for every value head before the kernel; fla does not."""
+        """One copy of each key head: transformers repeats q and k for every value head."""
         repeat = x.shape[2] // self.geometry.num_k_heads
         return x[:, :, ::repeat]
 
 
 def _kept_mask(kept: Tensor, channels: int) -> Tensor:
-    """Ones [heads, channels] at `kept` [heads, keep]."""
+    """Mask [heads, channels] that is 1 at the indices `kept` [heads, keep]."""
     return torch.zeros(len(kept), channels).scatter_(1, kept, 1.0)
 
 
 def _scale_output(result: Any, factor: Tensor | float) -> Any:
-    """A kernel's output, alone or before its final state, times `factor`."""
+    """Multiply a kernel's output by `factor`; a final state next to it is unchanged."""
     output, *states = result if isinstance(result, tuple) else (result,)
     output = output * (factor.to(output) if isinstance(factor, Tensor) else factor)
     return (output, *states) if isinstance(result, tuple) else output
 
 
 def kernel_signature(kernel: Callable[..., Any]) -> inspect.Signature:
-    """With the `kernels` package a kernel is a module: its `__call__` says nothing, its `forward`
-    has the signature of the function it stands for."""
+    """The signature of a kernel. With the `kernels` package a kernel is a module, whose `forward`
+    has the signature of the function it replaces."""
     return inspect.signature(kernel.forward if isinstance(kernel, nn.Module) else kernel)
 
 
 def _positional_and_defaults(
     signature: inspect.Signature,
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """The names of what may be handed over by its place, and every default."""
-    parameters = signature.parameters.values()
-    positional_kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    defaults = {p.name: p.default for p in parameters if p.default is not p.empty}
-    return tuple(p.name for p in parameters if p.kind in positional_kinds), defaults
+    """The names of parameters that may be passed by position, and all default values."""
+    positional, defaults = list[str](), dict[str, Any]()
+    for name, parameter in signature.parameters.items():
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            positional.append(name)
+        if parameter.default is not parameter.empty:
+            defaults[name] = parameter.default
+    return tuple(positional), defaults
 
 
 def _detach_tensors(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Tensors without their graph."""
     return {n: x.detach() if isinstance(x, Tensor) else x for n, x in arguments.items()}

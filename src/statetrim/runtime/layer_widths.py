@@ -1,8 +1,8 @@
-"""A model whose layers differ in width: each is built from a config of its own.
+"""Build a model whose layers differ in width, each layer from its own config.
 
-Stock modelling code builds every layer from one config. While such a model is made, the class of
-its layers is given, for each layer, the config of a stock model that has this layer's shape
-throughout; nothing else of the code changes.
+Stock modelling code builds every layer from one config. While the model is built, the constructor
+of its layers gets, for each layer, the config of a stock model that has this layer's shape in all
+layers; the rest of the modelling code is unchanged.
 """
 
 import copy
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..errors import StatetrimError
 from ..families.contract import LAYER_WIDTHS_FIELD, Config
@@ -26,7 +26,7 @@ from .stored_weights import empty_model
 
 @contextmanager
 def build_with_layer_widths(checkpoint: Checkpoint, staging_directory: Path) -> Iterator[None]:
-    """Within, models made of the directory `shown` have the widths that the checkpoint says."""
+    """Within, a model built from `staging_directory` has the checkpoint's widths by layer."""
     with ExitStack() as stack:
         if checkpoint.geometry.widths:
             for builder in _mixer_builders(checkpoint, staging_directory):
@@ -37,8 +37,8 @@ def build_with_layer_widths(checkpoint: Checkpoint, staging_directory: Path) -> 
 
 
 def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Narrow what the model computed for all its mixers by the widest of them; such a buffer has
-    one number for all rows of a kind, so it does not matter which of them go."""
+    """Cut each mixer's buffers, computed for the widest layer, to the layer's width. In such a
+    buffer all rows of one role have the same value, so any of them may be kept."""
     geometry = checkpoint.geometry
     if not geometry.widths or not checkpoint.family.row_buffers:
         return
@@ -46,36 +46,34 @@ def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
     for layer, mixer in find_mixers(module, checkpoint).items():
         layer_geometry = geometry.for_layer(layer)
         axes: tuple[Axis, ...] = ("key", "value")
-        kept = {
-            axis: torch.arange(layer_geometry.width(axis)).repeat(layer_geometry.heads(axis), 1)
-            for axis in axes
-        }
-        buffers = checkpoint.family.row_buffers
-        for name, tensor in ((n, t) for n, t in buffers.items() if n in mixer._buffers):
-            rows = kept_masks([claim for claim in widest if claim.tensor == tensor], kept)[0]
-            widest_buffer = mixer.get_buffer(name)  # [1, 1, rows]
-            mixer._buffers[name] = widest_buffer[..., rows.to(widest_buffer.device)]
+        kept = dict[Axis, Tensor]()
+        for axis in axes:
+            channels = torch.arange(layer_geometry.width(axis))
+            kept[axis] = channels.repeat(layer_geometry.heads(axis), 1)
+        for name, tensor in checkpoint.family.row_buffers.items():
+            if name in mixer._buffers:
+                mask = kept_masks([entry for entry in widest if entry.tensor == tensor], kept)[0]
+                widest_buffer = mixer.get_buffer(name)  # [1, 1, rows]
+                mixer._buffers[name] = widest_buffer[..., mask.to(widest_buffer.device)]
 
 
 def _mixer_builders(checkpoint: Checkpoint, staging_directory: Path) -> set[type[nn.Module]]:
-    """The classes that make a mixer of a config and the number of a layer."""
+    """The classes whose constructor takes a config and a layer index: for every mixer its own
+    class, or else that of the closest module around it."""
     module = empty_model(checkpoint, staging_directory)
     modules = dict(module.named_modules())
     names = {id(submodule): name for name, submodule in modules.items()}
     builders = set()
     for mixer in find_mixers(module, checkpoint).values():
-        path = names[id(mixer)].split(".")
-        ancestor_names = [".".join(path[:length]) for length in range(len(path), 0, -1)]
-        classes = (type(modules[name]) for name in ancestor_names)
-        builder = next(
-            (candidate for candidate in classes if _takes_config_and_layer(candidate)), None
-        )
-        if builder is None:
+        name = names[id(mixer)]
+        while name and not _takes_config_and_layer(type(modules[name])):
+            name = name.rpartition(".")[0]
+        if not name:
             raise StatetrimError(
                 f"{type(mixer).__name__} is not made of a config and a layer's number, so its "
                 f"layers cannot differ in width"
             )
-        builders.add(builder)
+        builders.add(type(modules[name]))
     return builders
 
 
@@ -98,39 +96,28 @@ def _init_with_layer_config(original: Any, checkpoint: Checkpoint) -> Any:
 
 
 def _layer_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
-    """A copy of the live config with what a stock config of this layer's shape says otherwise.
-
-    The config's own class reads it, because some fields are computed when one is made.
-    """
-    stored = [
-        _matching_section(x, config) for x in (checkpoint.config, checkpoint.layer_config(layer))
-    ]
-    widest_fields, layer_fields = (
-        vars(type(config).from_dict(config.to_dict() | fields))
-        for fields in _differing_fields(*stored)
-    )
+    """A copy of the live config, with the fields of a stock config of this layer's shape; both are
+    parsed by the config's own class, because it computes some fields."""
+    widest = _matching_section(checkpoint.config, config)
+    own = _matching_section(checkpoint.layer_config(layer), config)
+    parse, fields = type(config).from_dict, config.to_dict()
+    parsed_widest = vars(parse(fields | _differing_fields(widest, own)))
+    parsed_own = vars(parse(fields | _differing_fields(own, widest)))
     result = copy.copy(config)
-    vars(result).update(
-        {name: x for name, x in layer_fields.items() if x != widest_fields.get(name)}
-    )
+    vars(result).update(_differing_fields(parsed_own, parsed_widest))
     return result
 
 
-def _differing_fields(widest: Config, layer_config: Config) -> tuple[Config, Config]:
-    """What two configs say of the fields in which they differ."""
-    names = {
-        name for name in widest | layer_config if widest.get(name) != layer_config.get(name)
-    } - {LAYER_WIDTHS_FIELD}
-    return {n: widest[n] for n in names & {*widest}}, {
-        n: layer_config[n] for n in names & {*layer_config}
-    }
+def _differing_fields(config: Config, other: Config) -> Config:
+    """The fields of `config` that `other` has not, or with another value; not the widths."""
+    differing = {name: value for name, value in config.items() if value != other.get(name)}
+    differing.pop(LAYER_WIDTHS_FIELD, None)
+    return differing
 
 
 def _matching_section(stored: Config, config: Any) -> Config:
-    """The part of a config.json that the live config was made of."""
+    """The section of a config.json that the live config was built from."""
     text_config = stored.get("text_config")
-    return (
-        text_config
-        if isinstance(text_config, dict) and text_config.get("model_type") == config.model_type
-        else stored
-    )
+    if isinstance(text_config, dict) and text_config.get("model_type") == config.model_type:
+        return text_config
+    return stored

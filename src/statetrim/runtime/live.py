@@ -1,4 +1,4 @@
-"""A model that runs, with the checkpoint it was loaded from."""
+"""A loaded model, with the checkpoint it was loaded from."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,42 +18,41 @@ from .stored_weights import StoredWeights
 
 @dataclass(frozen=True)
 class Runtime:
-    """Which code runs a model here, and why that one."""
+    """The code that runs a model here, and why it was chosen."""
 
     name: RuntimeName
     reason: str
 
 
 def find_decoder(module: Any) -> Any:
-    """The text model below the head of a causal LM, also where towers for other inputs stand beside
-    it."""
+    """The decoder below the head of a causal LM; in a multimodal model that of its text model."""
     base = module.base_model
     decoder = getattr(base, "language_model", base).base_model
-    return decoder if hasattr(decoder, "layers") else decoder.model  # MoM names no base
+    return decoder if hasattr(decoder, "layers") else decoder.model  # MoM sets no base_model_prefix
 
 
 @dataclass(frozen=True, eq=False)
 class LiveModel:
-    """A causal LM of transformers, fla or portable, and what is asked of it.
+    """A loaded causal LM of transformers, fla or portable.
 
-    `device` is where inputs go; weights may be elsewhere, on disk or on other cards. Token ids are
-    [rows, time], on any device.
+    Inputs go to `device`; weights may be on other GPUs or on disk. Token ids are [rows, time], on
+    any device.
     """
 
     module: Any
     checkpoint: Checkpoint
     device: torch.device
     runtime: Runtime
-    weights: StoredWeights | None = None  # where they are on disk until they are needed
+    weights: StoredWeights | None = None  # None: all in memory
 
     @cached_property
     def mixers(self) -> dict[int, nn.Module]:
-        """The mixer of every linear-attention layer."""
+        """Layer -> mixer, for every linear layer."""
         return find_mixers(self.module, self.checkpoint)
 
     @property
     def output_projections(self) -> dict[int, nn.Module]:
-        """The output projection of every mixer, by the family's claims."""
+        """Layer -> output projection of its mixer; refuses a family that names none."""
         family, layers = self.checkpoint.family, self.checkpoint.geometry.layers
         channel_rows = self.checkpoint.channels(layers[0])
         name = next((entry.tensor for entry in channel_rows if entry.role == "o_proj"), None)
@@ -78,22 +77,22 @@ class LiveModel:
 
     @property
     def lm_head(self) -> Any:
-        """What turns hidden states into logits."""
+        """The module that turns final hidden states into logits."""
         return self.model_with_head.get_output_embeddings()
 
     @property
     def vocab_size(self) -> int:
-        """Token ids that have an embedding."""
+        """Number of token ids that have an embedding."""
         return int(self.module.get_input_embeddings().weight.shape[0])
 
     def random_ids(self, rows: int, time: int) -> Tensor:
-        """The same on every call."""
+        """Random token ids [rows, time], equal on every call."""
         generator = torch.Generator().manual_seed(0)
         ids = torch.randint(self.vocab_size, (rows, time), generator=generator)
         return ids.to(self.device)
 
     def check_ids(self, ids: Tensor) -> None:
-        """Refuse tokens that have no embedding: of a tokenizer that is not the model's."""
+        """Refuse token ids without an embedding, which come from another model's tokenizer."""
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.vocab_size:
             raise StatetrimError(
                 f"the text has token {int(ids.max())}, and {self.checkpoint.path} has embeddings "
@@ -101,7 +100,7 @@ class LiveModel:
             )
 
     def hidden_states(self, ids: Tensor) -> Tensor:
-        """Final hidden states [rows, time, hidden], without the head."""
+        """Final hidden states [rows, time, hidden]; the head is not run."""
         self.check_ids(ids)
         decoder = find_decoder(self.module)
         with self._translate_errors():
@@ -110,7 +109,7 @@ class LiveModel:
         return hidden_states
 
     def logits(self, ids: Tensor) -> Tensor:
-        """[rows, time, vocabulary], as the model's own forward pass gives them."""
+        """Logits [rows, time, vocabulary] of the model's own forward pass."""
         self.check_ids(ids)
         with self._translate_errors():
             logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
@@ -118,7 +117,8 @@ class LiveModel:
 
     @contextmanager
     def _translate_errors(self) -> Iterator[None]:
-        """A field of a config that loads may still be none that the model can compute with."""
+        """Within, errors of the forward pass become StatetrimErrors, except out of memory: a
+        model may load with a config that it cannot run with."""
         try:
             yield
         except StatetrimError:
@@ -132,11 +132,11 @@ class LiveModel:
             ) from error
 
     def forward_with_cache(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Logits [rows, 1, vocabulary] of the last token, and the cache after it; `cache` is what
-        a step before gave."""
+        """Logits [rows, 1, vocabulary] of the last token, and the updated cache; `cache` is the
+        one that an earlier call returned."""
         cache_name = self.checkpoint.family.cache_argument(self.checkpoint.config)
         cache_argument = {} if cache is None else {cache_name: cache}
         outputs = self.module(
             input_ids=ids.to(self.device), use_cache=True, logits_to_keep=1, **cache_argument
         )
-        return outputs.logits[:, -1:], outputs[cache_name]  # MiniCPM-V gives all of them
+        return outputs.logits[:, -1:], outputs[cache_name]  # MiniCPM-V returns all tokens' logits

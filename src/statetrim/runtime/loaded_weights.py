@@ -1,4 +1,4 @@
-"""Whether a model that was loaded has the weights of the files that were checked."""
+"""Check that a loaded model has the weights of the checkpoint's files."""
 
 import os
 from collections.abc import Iterator
@@ -15,12 +15,12 @@ from ..maths.formatting import evenly_spaced
 from ..storage.checkpoint import Checkpoint
 from ..storage.safetensors_file import DTYPES
 
-_SAMPLES = 32  # of every tensor, spread over all of it
+_SAMPLES = 32  # values compared per tensor, evenly spaced
 
 
 def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
-    """Refuse a model whose tensors are not those of the files, by a sample of each; says how many
-    were compared. Weights that stay on disk are read from the files when they are needed."""
+    """Compare a sample of each tensor in memory with the files; returns the number of tensors
+    compared. Raises if one differs, or has NaN or infinity. Tensors on `meta` are skipped."""
     compared = 0
     with ExitStack() as stack, torch.no_grad():
         files: dict[Path, int] = {}
@@ -29,9 +29,11 @@ def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
             stack.callback(os.close, files[shard.path])
         for names, tensor in _tensors_in_memory(module, checkpoint):
             check_finite(names, tensor, checkpoint)
-            tensor_infos = [checkpoint.tensors[name][1] for name in names]
-            sizes = [prod(info.shape) for info in tensor_infos]
-            readable = all(info.dtype in DTYPES for info in tensor_infos)
+            sizes, readable = list[int](), True
+            for name in names:
+                info = checkpoint.tensors[name][1]
+                sizes.append(prod(info.shape))
+                readable = readable and info.dtype in DTYPES
             if sum(sizes) != tensor.numel() or not tensor.numel() or not readable:
                 continue
             positions = evenly_spaced(range(tensor.numel()), _SAMPLES)
@@ -47,7 +49,7 @@ def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
 
 
 def _tensors_in_memory(module: Any, checkpoint: Checkpoint) -> Iterator[tuple[list[str], Tensor]]:
-    """Every tensor in memory with the names of those it was made of, in their order."""
+    """Every tensor in memory, with the names of the stored tensors it was made from, in order."""
     from transformers.core_model_loading import revert_weight_conversion
 
     for name, tensor in module.state_dict().items():
@@ -60,16 +62,13 @@ def _tensors_in_memory(module: Any, checkpoint: Checkpoint) -> Iterator[tuple[li
             sources: dict[str, Tensor] = revert_weight_conversion(module, {name: tensor})
         except Exception:  # a conversion that has no reverse
             continue
-        source_names = [source_name for source_name in sources if source_name in checkpoint.tensors]
-        if source_names == list(sources) and all(
-            _stored_shape(checkpoint, p) == sources[p].shape for p in source_names
-        ):
-            yield from (([source_name], sources[source_name]) for source_name in source_names)
-        elif source_names == list(sources):
-            yield (
-                source_names,
-                tensor,
-            )  # one after the other, of sizes that the reversal does not know
+        if not sources.keys() <= checkpoint.tensors.keys():
+            continue
+        if all(_stored_shape(checkpoint, n) == source.shape for n, source in sources.items()):
+            for source_name, source in sources.items():
+                yield [source_name], source
+        else:  # concatenated, at sizes that the reverse conversion does not know
+            yield list(sources), tensor
 
 
 def _stored_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
@@ -77,22 +76,27 @@ def _stored_shape(checkpoint: Checkpoint, name: str) -> tuple[int, ...]:
 
 
 def check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> None:
-    """Refuse a live tensor, made of those of these names, that has NaN or infinity."""
+    """Refuse a loaded tensor, made from the stored tensors `names`, that has NaN or infinity."""
     if _is_finite(tensor):
         return
-    readable_names = [name for name in names if checkpoint.tensors[name][1].dtype in DTYPES]
-    bad_names = [name for name in readable_names if not _is_finite(checkpoint.tensor(name))]
+    culprit = names[0]
+    for name in names:
+        readable = checkpoint.tensors[name][1].dtype in DTYPES
+        if readable and not _is_finite(checkpoint.tensor(name)):
+            culprit = name
+            break
     raise StatetrimError(
-        f"{checkpoint.path} has NaN or infinity in {[*bad_names, *names][0][:200]!r}, so what it "
+        f"{checkpoint.path} has NaN or infinity in {culprit[:200]!r}, so what it "
         f"computes means nothing; use sound weights"
     )
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Without a copy of the tensor; packed formats are not asked."""
+    """Whether there is no NaN or infinity, without a copy of the tensor; True for packed dtypes."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.element_size() < 2:
         return True
-    return all(bool(bound.isfinite()) for bound in torch.aminmax(tensor))  # NaN is at both ends
+    lowest, highest = torch.aminmax(tensor)  # both are NaN if any value is
+    return bool(lowest.isfinite()) and bool(highest.isfinite())
 
 
 def _read_values(
@@ -102,7 +106,7 @@ def _read_values(
     checkpoint: Checkpoint,
     files: dict[Path, int],
 ) -> Tensor:
-    """The numbers at `places` of the tensors laid one after the other, float64."""
+    """Stored values at `positions` in the concatenation of the flattened tensors `names`."""
     values = []
     for position in positions:
         index = 0

@@ -1,4 +1,4 @@
-"""Checkpoint -> live model; the only place that chooses transformers, fla or portable."""
+"""Load a checkpoint as a running model; here transformers, fla or portable is chosen."""
 
 import importlib.util
 import logging
@@ -37,16 +37,18 @@ def choose_runtime(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Runtime:
-    """The first of the family's runtimes that works here: only fla needs more than PyTorch, and
-    some of its kernels take no float32. Portable has no softmax layers (`attn`)."""
+    """The first of the family's runtimes that works here; refuses if there is none.
+
+    fla needs a GPU and triton. Where its kernel refuses float32, portable is chosen instead, unless
+    the model has softmax layers (`attn`), which portable lacks.
+    """
     runtimes, fla_usable = family.runtimes(config), is_fla_usable(device)
     refuses_float32 = dtype == torch.float32 and family.refuses_float32(config)
     if refuses_float32 and fla_usable and "portable" in runtimes and config.get("attn") is None:
         return Runtime("portable", "fla's kernel takes no float32")
+    without_fla = "with its PyTorch kernels: fla cannot run here"
     reasons: dict[RuntimeName, str] = {
-        "transformers": "with fla's kernels"
-        if fla_usable
-        else "with its PyTorch kernels: fla cannot run here",
+        "transformers": "with fla's kernels" if fla_usable else without_fla,
         "fla": "a GPU with triton is here",
         "portable": "fla needs a GPU with triton",
     }
@@ -60,7 +62,7 @@ def choose_runtime(
 
 
 def is_fla_usable(device: torch.device | None = None) -> bool:
-    """Whether its kernels run on this device, or on the one that is taken by default."""
+    """Whether fla's kernels run on this device (default: `default_device()`)."""
     return (
         (device or default_device()).type == "cuda"
         and importlib.util.find_spec("triton") is not None
@@ -81,9 +83,9 @@ def load(
     machine.
 
     `dtype` None keeps the stored one. `device` None is the first GPU, or the CPU without one;
-    `device_map` "auto" spreads the layers over all GPUs, of each of which at most `max_memory`
-    ("0=70GiB,1=40GiB") is used. `layerwise` leaves the weights on disk and loads each layer when it
-    runs. The chosen runtime is logged, and is the model's attribute `statetrim_runtime`.
+    `device_map` "auto" spreads the layers over all GPUs, using at most `max_memory` of each
+    ("0=70GiB,1=40GiB"). `layerwise` leaves the weights on disk and loads each layer when it runs.
+    The chosen runtime is logged, and is the model's attribute `statetrim_runtime`.
     """
     live = load_live(model, Placement(device, device_map, max_memory, dtype, layerwise))
     live.module.statetrim_runtime = live.runtime
@@ -91,32 +93,32 @@ def load(
 
 
 def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel:
-    """The same, with its checkpoint and what else belongs to it."""
+    """Load a model with the runtime that fits this machine; refuses one that does not load."""
     placement = placement or Placement()
     checkpoint = as_checkpoint(model)
     model_type = checkpoint.config["model_type"]
-    runtime, dtype = _choose_runtime_and_dtype(
-        checkpoint, placement.torch_dtype, placement.input_device
-    )
+    device = placement.input_device
+    runtime, dtype = _choose_runtime_and_dtype(checkpoint, placement.torch_dtype, device)
     placement = replace(placement, dtype=dtype)
     logger.info("%s runs in %s (%s)", model_type, runtime.name, runtime.reason)
     load_model = _load_streamed if placement.layerwise else _load_in_memory
     with (
-        _hide_gpu_kernels(placement.input_device),
-        tempfile.TemporaryDirectory(prefix="statetrim-") as staging_directory,
+        _hide_gpu_kernels(device),
+        tempfile.TemporaryDirectory(prefix="statetrim-") as name,
     ):
         import transformers  # noqa: F401  (binds its kernels now)
 
+        staging_directory = Path(name)
         _register_model_types(checkpoint.family, runtime)
-        stage_checkpoint(checkpoint, Path(staging_directory))
+        stage_checkpoint(checkpoint, staging_directory)
         try:
-            with build_with_layer_widths(checkpoint, Path(staging_directory)):
-                live = load_model(checkpoint, Path(staging_directory), placement, runtime)
+            with build_with_layer_widths(checkpoint, staging_directory):
+                live = load_model(checkpoint, staging_directory, placement, runtime)
             narrow_buffers(live.module, checkpoint)
             return live
         except StatetrimError:
             raise
-        except Exception as error:  # a config may say anything
+        except Exception as error:  # anything: configs are untrusted
             if is_out_of_memory(error):
                 raise
             reason = str(error).partition("\n")[0][:300]
@@ -128,17 +130,15 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
 def _load_in_memory(
     checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
-    """All of it in memory; `shown` is the directory that transformers may see."""
-    model_class = auto_class(checkpoint)
-    arguments = placement.from_pretrained_kwargs
-    module, info = model_class.from_pretrained(
+    """Load all weights with `from_pretrained`, and compare them with the files."""
+    module, info = auto_class(checkpoint).from_pretrained(
         staging_directory,
         dtype=placement.torch_dtype or "auto",
         use_safetensors=True,
         trust_remote_code=False,
         local_files_only=True,
         output_loading_info=True,
-        **arguments,
+        **placement.from_pretrained_kwargs,
     )
     _check_loading_info(info, checkpoint.path)
     verify_weights(module, checkpoint)
@@ -149,7 +149,7 @@ def _load_in_memory(
 def _choose_runtime_and_dtype(
     checkpoint: Checkpoint, dtype: torch.dtype | None, device: torch.device
 ) -> tuple[Runtime, torch.dtype | None]:
-    """What runs the model, and the dtype it can run it in; one that is asked for stays."""
+    """The runtime, and `dtype`, where None becomes bfloat16 if the runtime needs it."""
     family, config = checkpoint.family, checkpoint.config
     target_dtype = dtype or _stored_dtype(checkpoint)
     runtime = choose_runtime(family, config, target_dtype, device)
@@ -160,27 +160,25 @@ def _choose_runtime_and_dtype(
 
 
 def _stored_dtype(checkpoint: Checkpoint) -> torch.dtype | None:
-    """That of the largest tensor; None for a dtype that is no ordinary one."""
-    tensors = [tensor for _, tensor in checkpoint.tensors.values()]
-    largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
-    return None if largest is None else DTYPES.get(largest.dtype)
+    """The dtype of the largest tensor; None for one that torch does not have."""
+    largest = max(checkpoint.tensors.values(), key=lambda entry: entry[1].nbytes, default=None)
+    return None if largest is None else DTYPES.get(largest[1].dtype)
 
 
 def _load_streamed(
     checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
-    """Its weights stay in the checkpoint's files."""
-    module = empty_model(
-        checkpoint, staging_directory, placement.torch_dtype, placement.input_device
-    )
-    weights = StoredWeights(module, checkpoint, placement.input_device)
-    live = LiveModel(module, checkpoint, placement.input_device, runtime, weights)
+    """Build the model without weights; each layer reads its own from disk when it runs."""
+    device = placement.input_device
+    module = empty_model(checkpoint, staging_directory, placement.torch_dtype, device)
+    weights = StoredWeights(module, checkpoint, device)
+    live = LiveModel(module, checkpoint, device, runtime, weights)
     weights.stream([*live.decoder_layers, *live.mixers.values()])
     return live
 
 
 def _register_model_types(family: Family, runtime: Runtime) -> None:
-    """Make transformers' Auto classes know the model types of this family and runtime."""
+    """Register the model types of this family and runtime with transformers' Auto classes."""
     family.register()
     if runtime.name == "fla":
         import fla  # noqa: F401  (registers its model types)
@@ -191,10 +189,11 @@ def _register_model_types(family: Family, runtime: Runtime) -> None:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """The model's own tokenizer; never another's, and never remote code."""
+    """Load the tokenizer from the checkpoint's own files, without remote code; refuses one that
+    does not load."""
     from transformers import AutoTokenizer
 
-    runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())  # the model's own
+    runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())
     with _hide_gpu_kernels():
         _register_model_types(checkpoint.family, runtime)
     try:
@@ -202,7 +201,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
             tokenizer = AutoTokenizer.from_pretrained(
                 directory, local_files_only=True, trust_remote_code=False
             )
-            tokenizer("a", add_special_tokens=False)  # its config may say anything
+            tokenizer("a", add_special_tokens=False)  # fails if its config is wrong
             return tokenizer
     except StatetrimError:
         raise
@@ -212,7 +211,7 @@ def load_tokenizer(checkpoint: Checkpoint) -> Any:
 
 
 def _check_loading_info(info: dict[str, Any], path: Path) -> None:
-    """A vision tower or a prediction head may stay out; nothing may be missing or misshapen."""
+    """Refuse missing tensors and wrong shapes; unused tensors (a vision tower) are allowed."""
     for problem in ("missing_keys", "mismatched_keys"):
         if info.get(problem):
             name = sorted(map(str, info[problem]))[0]
@@ -224,14 +223,14 @@ def _check_loading_info(info: dict[str, Any], path: Path) -> None:
 
 @contextmanager
 def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
-    """Where no GPU is used, hide GPU kernels from transformers while it imports modelling code.
+    """Within, hide packages with GPU kernels from transformers, unless a GPU is used.
 
-    It binds them at that moment without asking for a device, and then fails on CPU tensors.
+    It binds them when it imports modelling code, whatever the device, and fails on CPU tensors.
     """
     if (device or default_device()).type == "cuda":
         yield
         return
-    hidden_names = [name for name in _GPU_KERNELS if name not in sys.modules]
+    hidden_names = set(_GPU_KERNELS) - sys.modules.keys()
     sys.modules.update(dict.fromkeys(hidden_names))  # type: ignore[arg-type]
     try:
         yield

@@ -1,4 +1,4 @@
-"""A live model's logits at chosen positions, so that they need never be held at all of them."""
+"""Logits of a model at chosen positions, without holding those of all positions in memory."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
@@ -11,23 +11,23 @@ from torch import Tensor
 from .live import LiveModel
 
 LogitsAt = Callable[[Tensor], Tensor]
-"""Places [n] of a sequence that was read -> float32 logits [rows, n, vocabulary]."""
+"""Positions [n] of a batch -> float32 logits [rows, n, vocabulary]."""
 
-_MAX_LOGITS = 2**26  # held at a time, of all rows, while gradients are taken
-_PROBE_TOKENS = 8  # tokens on which the short way is compared with the model's own
+_MAX_LOGITS = 2**26  # in memory at once, over all rows, during backward
+_PROBE_TOKENS = 8
 
 
 def probe_ids(vocab_size: int) -> Tensor:
-    """Ids [1, time] on which a reader tries whether the short way is the model's own."""
+    """Ids [1, time] on which `LogitReader` compares the head's output with the model's logits."""
     return torch.arange(_PROBE_TOKENS).unsqueeze(0) % vocab_size
 
 
 class LogitReader:
-    """Decoder once, head where asked.
+    """Runs the decoder once, and the head only at the positions asked for.
 
-    Some models scale or cap their logits after the head; a probe tells, and then the model's own
-    forward pass is used, which holds the logits of one batch. It is run `within` a context, where
-    the model needs one for that.
+    Some models scale or cap logits after the head. Then (`applies_head` is False, from a probe) the
+    model's own forward pass is used, and the logits of a whole batch are in memory. The probe runs
+    in `context()`.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class LogitReader:
             self.applies_head = bool(excess.max() <= tolerance * expected.abs().max())
 
     def forward(self, ids: Tensor) -> LogitsAt:
-        """Run ids [rows, time]; gives float32 logits [rows, n, vocabulary] at n places."""
+        """Run ids [rows, time]; returns a function from positions to logits."""
         if self.applies_head:
             return self._head_logits(ids)
         logits = self.live.logits(ids)
@@ -55,27 +55,24 @@ class LogitReader:
     def backward(
         self, ids: Tensor, positions: Tensor, loss: Callable[[Tensor, Tensor], Tensor]
     ) -> None:
-        """Add the gradients of `loss(logits, places)`, which is a sum over places, to those of the
-        parameters; logits exist for a part of the places at a time."""
+        """Accumulate the parameters' gradients of `loss(logits, positions)`, which must be a sum
+        over positions; logits are computed for a chunk of positions at a time."""
         chunk_size = max(1, _MAX_LOGITS // (len(ids) * self.vocab_size))
         if not self.applies_head:
             chunk_size = len(positions)
         hidden = self.live.hidden_states(ids) if self.applies_head else self.live.logits(ids)
         detached = hidden.detach().requires_grad_()
         for chunk in torch.split(positions, chunk_size):
-            selected = detached[:, chunk.to(detached.device)]
-            logits = (
-                self.lm_head(selected.to(self.lm_head.weight.dtype))
-                if self.applies_head
-                else selected
-            )
+            logits = detached[:, chunk.to(detached.device)]
+            if self.applies_head:
+                logits = self.lm_head(logits.to(self.lm_head.weight.dtype))
             chunk_loss: Any = loss(logits.float(), chunk)
             chunk_loss.backward()
         hidden.backward(detached.grad)  # type: ignore[no-untyped-call]
 
     def _head_logits(self, ids: Tensor) -> LogitsAt:
         hidden = self.live.hidden_states(ids)
-        dtype = self.lm_head.weight.dtype  # Mamba-2's last norm gives float32, whatever the weights
+        dtype = self.lm_head.weight.dtype  # Mamba-2's final norm returns float32
 
         def logits_at(positions: Tensor) -> Tensor:
             logits: Tensor = self.lm_head(hidden[:, positions.to(hidden.device)].to(dtype))
@@ -86,20 +83,18 @@ class LogitReader:
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """How a model reads sequences, compared with the original; float64 [rows] each."""
+    """Agreement of a model with the original on token sequences; float64 [rows] each."""
 
     kl: Tensor  # KL(original || model) in nats, mean over the row's tokens
-    same_top_token: Tensor  # share of tokens with the same most likely successor
-    log_likelihood: Tensor  # of the row's tokens after the first, summed, by the model
+    same_top_token: Tensor  # share of tokens after which both predict the same token
+    log_likelihood: Tensor  # of the row's tokens after the first under the model, summed
 
 
 def compare_logits(
     original: LogitsAt, model: LogitsAt, ids: Tensor, chunk: int = 128
 ) -> Comparison:
-    """Two readings of ids [rows, time]; logits exist for `chunk` positions at a time.
-
-    With the same reading twice the model is only read for its likelihood.
-    """
+    """Compare two models on ids [rows, time], for `chunk` positions at a time. If `original is
+    model`, logits are computed once, for the log likelihood."""
     time, chunk_sums = ids.shape[1], list[Tensor]()
     with torch.inference_mode():
         for start in range(0, time, chunk):
@@ -109,11 +104,9 @@ def compare_logits(
             kl = (p.exp() * (p - q)).sum((-1, -2))
             same_top_token = (p.argmax(-1) == q.argmax(-1)).sum(-1)
             following = ids[:, start + 1 : start + 1 + len(positions)].to(q.device).unsqueeze(-1)
-            token_log_likelihood = (
-                q[:, : following.shape[1]].gather(-1, following).squeeze(-1).sum(-1)
-            )
-            chunk_sums.append(
-                torch.stack([kl.double(), same_top_token.double(), token_log_likelihood.double()])
-            )
+            predicted = q[:, : following.shape[1]]
+            log_likelihood = predicted.gather(-1, following).squeeze(-1).sum(-1)
+            sums = (kl.double(), same_top_token.double(), log_likelihood.double())
+            chunk_sums.append(torch.stack(sums))
         kl, same_top_token, log_likelihood = torch.stack(chunk_sums).sum(0).cpu()
     return Comparison((kl / time).clamp_min(0.0), same_top_token / time, log_likelihood)

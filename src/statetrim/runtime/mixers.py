@@ -1,4 +1,4 @@
-"""The mixers of a live model, its linear-attention modules, and the calls they get."""
+"""The mixers of a loaded model, and hooks on their calls."""
 
 import functools
 import re
@@ -15,7 +15,7 @@ from ..storage.checkpoint import Checkpoint
 
 
 def find_mixers(module: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Module]:
-    """The mixer of every linear-attention layer of a live model."""
+    """Layer -> mixer, for every linear layer; refuses a model that lacks one."""
     mixer_names = {
         template.partition("{layer}.")[2] for template in checkpoint.family.mixer_prefixes
     }
@@ -33,7 +33,7 @@ def find_mixers(module: nn.Module, checkpoint: Checkpoint) -> dict[int, nn.Modul
 
 @dataclass(frozen=True, eq=False)
 class MixerCall:
-    """One call of a mixer: what it was given, and what it gave."""
+    """Arguments and output of one call of a mixer."""
 
     layer: int
     args: tuple[Any, ...]
@@ -41,11 +41,10 @@ class MixerCall:
     output: Tensor  # [batch, time, hidden]
 
     def repeat(self, mixer: nn.Module) -> Tensor:
-        """What `mixer` gives for the same arguments, [batch, time, hidden], on its own device."""
+        """The output [batch, time, hidden] of `mixer` for these arguments, on its own device."""
         device = next(mixer.parameters()).device
-        if (
-            device.type == "meta" or device == self.output.device
-        ):  # meta: it comes when it is called
+        loaded_on_call = device.type == "meta"
+        if loaded_on_call or device == self.output.device:
             return output_hidden_states(mixer(*self.args, **self.kwargs))
         args, kwargs = tree_map(
             lambda x: x.to(device) if isinstance(x, Tensor) else x, (self.args, dict(self.kwargs))
@@ -57,7 +56,7 @@ class MixerCall:
 def hook_mixers(
     modules: Mapping[int, nn.Module], on_call: Callable[[MixerCall], None]
 ) -> Iterator[None]:
-    """Within, every call of these mixers is reported when it ends."""
+    """Within, every call of these mixers is passed to `on_call` when it returns."""
 
     def report(layer: int, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
         on_call(MixerCall(layer, args, kwargs, output_hidden_states(output)))
@@ -70,6 +69,6 @@ def hook_mixers(
 
 
 def output_hidden_states(output: Any) -> Tensor:
-    """The hidden states that a module returns, alone or first in a tuple."""
+    """The hidden states in a module's output: a bare tensor, or the first of a tuple."""
     hidden: Tensor = output[0] if isinstance(output, tuple) else output
     return hidden

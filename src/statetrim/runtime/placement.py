@@ -1,4 +1,4 @@
-"""Where a model's weights go, and in which precision: one answer for every command."""
+"""Devices and dtype of a model: the options that all commands share."""
 
 import os
 import re
@@ -12,7 +12,7 @@ from ..errors import StatetrimError
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 _UNITS = {"": 1, "mib": 2**20, "gib": 2**30, "mb": 10**6, "gb": 10**9}
-_WEIGHTS_SHARE = 0.9  # of a card's free memory that weights may take, the rest is for activations
+_WEIGHTS_SHARE = 0.9  # of a GPU's free memory for weights; activations need the rest
 
 Dtype = str | torch.dtype
 MaxMemory = str | Mapping[int | str, int | str]
@@ -20,13 +20,13 @@ MaxMemory = str | Mapping[int | str, int | str]
 
 @dataclass(frozen=True)
 class Placement:
-    """What a user may say of it; the default is the stored dtype on the first GPU, or the CPU."""
+    """Device and dtype options; the default is the stored dtype on the first GPU, or the CPU."""
 
     device: str | torch.device | None = None
     device_map: str | None = None  # "auto" spreads the layers over all GPUs
-    max_memory: MaxMemory | None = None  # of each of them: "0=70GiB,1=40GiB"
+    max_memory: MaxMemory | None = None  # per GPU: "0=70GiB,1=40GiB"
     dtype: Dtype | None = None
-    layerwise: bool = False  # weights stay on disk, and each layer's come in when it runs
+    layerwise: bool = False  # weights stay on disk; each layer is loaded when it runs
 
     def __post_init__(self) -> None:
         if self.device_map not in (None, "auto"):
@@ -38,46 +38,39 @@ class Placement:
             )
         if self.max_memory is not None and self.device_map is None:
             raise StatetrimError("--max-memory limits a device map; add --device-map auto")
-        self.max_memory_bytes  # noqa: B018  (refuses what is none)
-        self.torch_dtype  # noqa: B018
+        _parse_max_memory(self.max_memory)  # refuses other text
+        if isinstance(self.dtype, str) and self.dtype not in DTYPES:
+            raise StatetrimError(f"--dtype is {', '.join(DTYPES)}, not {self.dtype[:40]!r}")
 
     @property
     def torch_dtype(self) -> torch.dtype | None:
-        if isinstance(self.dtype, str) and self.dtype not in DTYPES:
-            raise StatetrimError(f"--dtype is {', '.join(DTYPES)}, not {self.dtype[:40]!r}")
         return DTYPES[self.dtype] if isinstance(self.dtype, str) else self.dtype
 
     @property
     def dtype_text(self) -> str:
-        """For a record."""
+        """The dtype as records store it; "stored" where none was given."""
         return str(self.torch_dtype) if self.torch_dtype else "stored"
 
     @property
     def max_memory_bytes(self) -> dict[int, int] | None:
-        """Bytes that may be used of each GPU, where any were named."""
-        if self.max_memory is None:
-            return None
-        if isinstance(self.max_memory, str):
-            pairs = [item.partition("=")[::2] for item in self.max_memory.split(",")]
-        else:
-            pairs = [(str(gpu), str(size)) for gpu, size in self.max_memory.items()]
-        return dict(_parse_memory(gpu.strip(), size.strip()) for gpu, size in pairs)
+        """Maximum bytes per GPU index; None if no maximum was given."""
+        return _parse_max_memory(self.max_memory)
 
     @property
     def input_device(self) -> torch.device:
-        """Where a model on one device is, and where inputs go."""
+        """Where inputs go, and all weights of a model that is not spread."""
         if self.device_map or self.device is None:
             return default_device()
         return _parse_device(self.device)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that one model is spread over, by an engine too."""
+        """GPUs that one model is spread over, here or in an engine."""
         return max(1, torch.cuda.device_count()) if self.device_map else 1
 
     @property
     def from_pretrained_kwargs(self) -> dict[str, Any]:
-        """For `from_pretrained`: weights go straight to their devices."""
+        """Arguments of `from_pretrained` that load weights directly onto their devices."""
         if self.device_map is None:
             return {"device_map": {"": self.input_device}}
         if not torch.cuda.is_available():
@@ -88,28 +81,29 @@ class Placement:
 
 
 def default_device() -> torch.device:
-    """The GPU of this process, which under torchrun is its own; the CPU without one."""
+    """The first GPU, under torchrun the one of this process's local rank; the CPU without one."""
     if not torch.cuda.is_available():
         return torch.device("cpu")
     return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
 
 
 def free_gpu_memory() -> dict[int, int]:
-    """Bytes that weights may take of each GPU; nothing of main memory, whose weights would travel
-    to a card for every batch."""
+    """Bytes per GPU that weights may take. Main memory is not offered: weights there would be
+    copied to a GPU for every batch."""
     gpus = range(torch.cuda.device_count())
     return {gpu: int(_WEIGHTS_SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in gpus}
 
 
 def _parse_device(requested: str | torch.device) -> torch.device:
-    """The CPU goes without a number: a parameter that is moved to cpu:0 is none any more."""
+    """The device of an option; refuses one that this machine does not have. "cpu:0" becomes "cpu":
+    moving a Parameter to cpu:0 returns a plain Tensor."""
     try:
         device = torch.device(requested)
     except RuntimeError:
         raise StatetrimError(
             f"--device is cpu, cuda or cuda:1, not {str(requested)[:40]!r}"
         ) from None
-    if device.type == "meta":  # where nothing is computed
+    if device.type == "meta":
         raise StatetrimError("--device is cpu, cuda or cuda:1, not 'meta'")
     if device.type == "cpu":
         return torch.device("cpu")
@@ -120,6 +114,22 @@ def _parse_device(requested: str | torch.device) -> torch.device:
             raise StatetrimError(f"{device} was asked for, and this machine {gpus_text}")
         return torch.device("cuda", device.index or 0)
     return device
+
+
+def _parse_max_memory(max_memory: MaxMemory | None) -> dict[int, int] | None:
+    """Bytes by GPU index, from "0=70GiB,1=40GiB" or a mapping."""
+    if max_memory is None:
+        return None
+    if isinstance(max_memory, str):
+        items = max_memory.split(",")
+    else:
+        items = [f"{gpu}={size}" for gpu, size in max_memory.items()]
+    sizes = dict[int, int]()
+    for item in items:
+        gpu, _, size = item.partition("=")
+        index, nbytes = _parse_memory(gpu.strip(), size.strip())
+        sizes[index] = nbytes
+    return sizes
 
 
 def _parse_memory(gpu: str, size: str) -> tuple[int, int]:

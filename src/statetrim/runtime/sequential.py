@@ -1,13 +1,13 @@
-"""Walk the decoder layers of a model once: all batches pass through one layer before the next.
+"""Run a model layer by layer: all batches pass through one decoder layer before the next.
 
-So every weight is read once, however much text there is, and only one layer's weights are in
-memory. Hidden states wait between two layers, in main memory or on disk; on disk, a walk that was
-killed resumes with the layer it was in.
+Every weight is read once, however many batches there are, and only one layer's weights are in
+memory. Between two layers the hidden states are kept in main memory or on disk; from disk, a walk
+that was killed resumes with the layer it was in.
 """
 
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -22,24 +22,22 @@ from .mixers import MixerCall, hook_mixers, output_hidden_states
 
 
 class LayerPass:
-    """One decoder layer, with its weights in memory, and the batches that pass through it."""
+    """One decoder layer, with its weights in memory, through which the walk's batches are run."""
 
     def __init__(self, walk: "LayerWalk", number: int) -> None:
         self.number, self.layer = number, walk.live.decoder_layers[number]
         self._walk = walk
 
     def run(self, steps: Iterable[int] | None = None) -> Iterator[int]:
-        """Pass these batches through the layer, or all; tells of each when it is through."""
+        """Run batches `steps` (default: all) through the layer; yields each number when done."""
         for step in range(len(self._walk.batches)) if steps is None else steps:
             self._walk.run_batch(self, step)
             yield step
 
 
 class LayerWalk:
-    """A model and all the batches it reads; `directory` keeps hidden states, where there is one.
-
-    The model is loaded `layerwise`. Within `turns` its layers are brought one after the other.
-    """
+    """Runs batches of ids [rows, time] through a model that was loaded `layerwise`. Hidden states
+    are kept in `directory`, or in main memory without one."""
 
     def __init__(
         self, live: LiveModel, batches: Sequence[Tensor], directory: Path | None = None
@@ -52,12 +50,12 @@ class LayerWalk:
 
     @property
     def first_layer(self) -> int:
-        """The layer at which the walk begins: 0, unless one before it was killed."""
+        """The layer at which the walk starts: 0, unless it resumes a killed one."""
         return self.hidden_store.layer
 
     def layers(self, end: int | None = None) -> Iterator[LayerPass]:
-        """Every layer from `first` on, before `stop`. The caller keeps what it learned of a
-        layer before he asks for the next one; then what went before is forgotten."""
+        """Load and yield every layer from `first_layer` to before `end`. Save a layer's results
+        before advancing: then the layer is unloaded and its inputs are deleted."""
         decoder_layers = self.live.decoder_layers
         with self.weights.paused(), ExitStack() as stack:
             for layer in decoder_layers[: self.first_layer]:
@@ -71,22 +69,18 @@ class LayerWalk:
                 stack.callback(_make_identity(layer_pass.layer, self.hidden_store.tuple_size))
 
     def run_batch(self, layer_pass: LayerPass, step: int) -> None:
-        """By the model's own forward pass, which knows its masks and positions: the layers before
-        only hand on what they are given, and those after are not reached."""
-        hidden = self.hidden_store.read(step)
-        with (
-            torch.no_grad(),
-            _replace_input(layer_pass.layer, hidden, self.live.device),
-            _stop_after(layer_pass.layer) as end,
-            suppress(end),
-        ):
-            self.live.hidden_states(self.batches[step])
-        self.hidden_store.write(step, end.hidden.cpu(), end.values)
+        """Run one batch through one layer and store the output, by the model's own forward pass,
+        which computes masks and positions: earlier layers are identities, and it stops here."""
+        layer, hidden = layer_pass.layer, self.hidden_store.read(step)
+        with torch.no_grad(), _replace_input(layer, hidden, self.live.device):
+            output = _run_until(layer, self.live, self.batches[step])
+        tuple_size = len(output) if isinstance(output, tuple) else 0
+        self.hidden_store.write(step, output_hidden_states(output).cpu(), tuple_size)
 
 
 def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCall]:
-    """How the model calls its mixers on these batches. When a call is told of, that mixer's weights
-    are in memory; those on disk are read once for all batches."""
+    """Every call of the model's mixers on these batches; while a call is yielded, its mixer's
+    weights are in memory. Weights on disk are read once for all batches."""
     calls: list[MixerCall] = []
     if live.weights is None:
         for batch in batches:
@@ -105,9 +99,8 @@ def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCal
 
 @contextmanager
 def from_final_hidden(live: LiveModel, hidden: Tensor | None, tuple_size: int) -> Iterator[None]:
-    """Within, a forward pass begins behind the last decoder layer, with what that once gave:
-    `hidden`, as the first of `values`. Final norm and head are the model's own; no layer's weights
-    are used."""
+    """Within, a forward pass skips the decoder layers: the last returns `hidden` [rows, time,
+    hidden], in a tuple of `tuple_size` (0: bare), and only final norm and head are computed."""
     layers = live.decoder_layers
     with ExitStack() as stack:
         if live.weights is not None:
@@ -119,8 +112,8 @@ def from_final_hidden(live: LiveModel, hidden: Tensor | None, tuple_size: int) -
 
 
 class HiddenStore:
-    """Those of every batch before layer `layer`; `values` is how many a layer returns in a tuple,
-    0 where it is a bare tensor."""
+    """The input of layer `layer` for every batch; `tuple_size` is the length of the tuple that a
+    layer returns, 0 if it returns a bare tensor."""
 
     layer = 0
     tuple_size = 0
@@ -130,15 +123,17 @@ class HiddenStore:
         raise NotImplementedError
 
     def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
-        """What the layer made of that batch."""
+        """Store the layer's output [rows, time, hidden] for one batch."""
         raise NotImplementedError
 
     def next_layer(self) -> None:
-        """All batches are through."""
+        """The outputs of this layer become the inputs of the next; the old inputs are deleted."""
         raise NotImplementedError
 
 
 class MemoryHiddenStore(HiddenStore):
+    """Hidden states in main memory."""
+
     def __init__(self) -> None:
         self._states: dict[int, Tensor] = {}
 
@@ -153,13 +148,13 @@ class MemoryHiddenStore(HiddenStore):
 
 
 class DiskHiddenStore(HiddenStore):
-    """In `directory`: `hidden-N` for the layer N that comes next."""
+    """Hidden states in `directory/hidden-N`, the inputs of layer N, which is the next to run."""
 
     def __init__(self, directory: Path) -> None:
         directory.mkdir(parents=True, exist_ok=True)
         self._directory, self._partial = directory, None
-        layer_numbers = (path.name.partition("-")[2] for path in directory.glob("hidden-*[0-9]"))
-        self.layer = max(map(int, layer_numbers), default=0)
+        for path in directory.glob("hidden-*[0-9]"):
+            self.layer = max(self.layer, int(path.name.partition("-")[2]))
         if self.layer:
             with safe_open(self._input_directory / "0.safetensors", framework="pt") as file:
                 self.tuple_size = int(file.metadata()["values"])
@@ -186,10 +181,8 @@ class DiskHiddenStore(HiddenStore):
         if self._partial is None:
             self._partial = scratch_path(self._output_directory)
             self._partial.mkdir()
-        metadata = {"values": str(tuple_size)}
-        write_tensors(
-            self._partial / f"{step}.safetensors", {"hidden": hidden.contiguous()}, metadata
-        )
+        path, metadata = self._partial / f"{step}.safetensors", {"values": str(tuple_size)}
+        write_tensors(path, {"hidden": hidden.contiguous()}, metadata)
 
     def next_layer(self) -> None:
         assert self._partial is not None
@@ -200,7 +193,7 @@ class DiskHiddenStore(HiddenStore):
 
 @contextmanager
 def _replace_input(layer: nn.Module, hidden: Tensor | None, device: torch.device) -> Iterator[None]:
-    """Within, the layer is given `hidden` instead of what the one before it gives."""
+    """Within, the layer's input is `hidden`, if it is not None."""
 
     def replace(module: nn.Module, args: Any, kwargs: Any) -> Any:
         assert hidden is not None
@@ -217,37 +210,38 @@ def _replace_input(layer: nn.Module, hidden: Tensor | None, device: torch.device
         hook.remove()
 
 
-@contextmanager
-def _stop_after(layer: nn.Module) -> Iterator[Any]:
-    """Within, a forward pass ends behind this layer, by the exception that is yielded; it holds
-    what the layer gave."""
+class _LayerDone(Exception):
+    """Stops a forward pass after a layer; carries the layer's output."""
 
-    class Left(Exception):
-        hidden: Tensor
-        values: int
+    def __init__(self, output: Any) -> None:
+        self.output = output
+
+
+def _run_until(layer: nn.Module, live: LiveModel, ids: Tensor) -> Any:
+    """What `layer` returns in a forward pass of the model, which is stopped there."""
 
     def stop(module: nn.Module, args: Any, output: Any) -> None:
-        Left.hidden = output_hidden_states(output)
-        Left.values = len(output) if isinstance(output, tuple) else 0
-        raise Left
+        raise _LayerDone(output)
 
     hook = layer.register_forward_hook(stop)
     try:
-        yield Left
+        live.hidden_states(ids)
+    except _LayerDone as done:
+        return done.output
     finally:
         hook.remove()
+    raise AssertionError("the forward pass did not reach the layer")
 
 
 def _make_identity(layer: nn.Module, tuple_size: int) -> Callable[[], None]:
-    """Make a layer that has had its turn return what it is given; undone by what is returned."""
+    """Make a layer return its input; returns the function that restores it."""
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         hidden = args[0] if args else kwargs["hidden_states"]
         return (hidden, *[None] * (tuple_size - 1)) if tuple_size else hidden
 
-    previous_forward = layer.__dict__.get(
-        "forward"
-    )  # accelerate's, where the model is on several cards
+    # accelerate sets its own where the model is on several GPUs.
+    previous_forward = layer.__dict__.get("forward")
     layer.forward = forward
 
     def undo() -> None:

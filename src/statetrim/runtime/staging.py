@@ -1,7 +1,7 @@
-"""A checkpoint as a library is shown it: only files that were checked, under their own names.
+"""A directory with links to the checked files of a checkpoint, for libraries to load from.
 
-Libraries look for more in a directory than was opened: adapters, code, other weights, links that
-lead elsewhere. So they are given a directory of our own, with links to exactly what may be read.
+Libraries also look for adapters, code, other weights, and links out of a directory. In a staging
+directory they find only what may be read.
 """
 
 import tempfile
@@ -29,7 +29,7 @@ _CODE_FIELDS = ("auto_map", "custom_generate")  # fields that may name code
 
 @contextmanager
 def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
-    """A directory with the tokenizer's files; a field of theirs that names a file has no effect."""
+    """Yields a directory with the tokenizer's files; config fields that name files are removed."""
     with tempfile.TemporaryDirectory(prefix="statetrim-") as name:
         directory = Path(name)
         files = auxiliary_files(checkpoint)
@@ -44,7 +44,8 @@ def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
 
 
 def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
-    """Show the weights in `directory`, with their config."""
+    """Link the weights into `directory`, and write their configs without redirections; refuses a
+    checkpoint that redirects to other files, or whose quantization cannot be run."""
     check_no_redirections(checkpoint.path, checkpoint.config)
     check_run_not_quantized(checkpoint.path, checkpoint.config)
     _write_config(checkpoint, directory)
@@ -64,7 +65,7 @@ def _write_config(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _without_file_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Files have fixed names; a path here is a leftover of where it was saved, or a trap."""
+    """A tokenizer's files have fixed names, so a path in its config is obsolete or malicious."""
     return {
         name: value
         for name, value in fields.items()

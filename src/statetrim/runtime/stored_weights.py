@@ -1,7 +1,7 @@
-"""Weights that stay in their shards, and come into memory with the module that needs them.
+"""Weights that stay on disk and are loaded for one module at a time.
 
-transformers renames and fuses tensors on loading. Its own code does that here too, for the tensors
-of one module at a time.
+transformers renames and fuses tensors on loading; its own loader is used here as well, for the
+tensors of one module.
 """
 
 import re
@@ -22,7 +22,7 @@ from .loaded_weights import check_finite
 
 
 class StoredWeights:
-    """Of one model, whose parameters are on the `meta` device until they are brought."""
+    """Loads and unloads the weights of a model whose parameters start on the `meta` device."""
 
     def __init__(self, module: Any, checkpoint: Checkpoint, device: torch.device) -> None:
         self.module, self.checkpoint, self.device = module, checkpoint, device
@@ -33,22 +33,21 @@ class StoredWeights:
         self._unloaded = set(self._names)
         self._hooks: dict[int, tuple[RemovableHandle, ...]] = {}
         self._paused = False
-        _check_complete(
-            module, checkpoint.path, (n for n in self._names if not self._stored_name(n))
-        )
+        missing = [name for name in self._names if self._stored_name(name) is None]
+        _check_complete(module, checkpoint.path, missing)
 
     def load(self, submodule: nn.Module) -> None:
-        """Read what `part` needs and does not have yet."""
+        """Load the parameters of `submodule` that are not in memory yet."""
         self._load_names(self._names_in(submodule))
 
     def load_own(self, submodule: nn.Module) -> None:
-        """The same of its own parameters, not of those of modules within it."""
+        """Load the direct parameters of `submodule`, not those of its children."""
         depth = self._prefix(submodule).count(".")
         own = [name for name in self._names_in(submodule) if name.count(".") == depth]
         self._load_names(own)
 
     def unload(self, submodule: nn.Module) -> None:
-        """Forget its parameters, except those that another module shares."""
+        """Move its parameters to `meta`, except those tied to another module."""
         for name in self._names_in(submodule):
             owner, leaf = self._owner(name)
             parameter = owner._parameters.get(leaf)
@@ -58,32 +57,34 @@ class StoredWeights:
                 self._unloaded.add(name)
 
     def stream(self, submodules: Iterable[nn.Module]) -> None:
-        """From now on each of `parts` is brought when it is called, and let go when it ends; what
-        lies outside of them stays once it was called."""
-        streamed_ids = set[int]()
+        """Load each of `submodules` when it is called and unload it afterwards, from now on; all
+        other modules are loaded on their first call and stay."""
+        streamed = set[nn.Module]()
         for submodule in submodules:
-            streamed_ids |= {id(inner) for inner in submodule.modules()}
+            streamed.update(submodule.modules())
             self._hooks[id(submodule)] = self._streaming_hooks(submodule)
         for submodule in self.module.modules():
-            if id(submodule) not in streamed_ids:
+            if submodule not in streamed:
                 submodule.register_forward_pre_hook(lambda module, args: self.load_own(module))
 
     def load_permanently(self, submodule: nn.Module) -> None:
-        """Bring `part`, to stay, with weights of its own: what another module shares is read again
-        for that."""
-        names = [name for name in self._names_in(submodule) if name in self._unloaded]
-        names = [name for name in names if self._is_empty(name)]
-        shared = [name for name in names if name not in self._sources]
-        self._load_names(sorted({*names} - {*shared}), tie=False)
-        for name in shared:
-            self._load_untied(name)
+        """Load `submodule`, no longer streamed, as a copy: tied weights are read again for it."""
+        own = list[str]()
+        for name in self._names_in(submodule):
+            if name not in self._unloaded or not self._is_empty(name):
+                continue
+            if name in self._sources:
+                own.append(name)
+            else:
+                self._load_untied(name)
+        self._load_names(own, tie=False)
         for inner in submodule.modules():
             for hook in self._hooks.pop(id(inner), ()):
                 hook.remove()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """Within, parts do not come and go by themselves."""
+        """Within, streamed modules are neither loaded nor unloaded by their calls."""
         before, self._paused = self._paused, True
         try:
             yield
@@ -91,7 +92,7 @@ class StoredWeights:
             self._paused = before
 
     def _streaming_hooks(self, submodule: nn.Module) -> tuple[RemovableHandle, ...]:
-        loaded_by_call: list[bool] = []  # of every call that has not ended
+        loaded_by_call: list[bool] = []  # a stack: calls may nest
 
         def load_before(module: nn.Module, args: Any) -> None:
             loaded_by_call.append(not self._paused and not self._is_loaded(module))
@@ -111,13 +112,12 @@ class StoredWeights:
         return self._unloaded.isdisjoint(self._names_in(submodule))
 
     def checkpoint_names(self, *submodules: nn.Module) -> set[str]:
-        """The checkpoint's names of what these parts are made of."""
-        stored_names = {
-            self._stored_name(name)
-            for submodule in submodules
-            for name in self._names_in(submodule)
-        }
-        return {source for name in stored_names if name for source in self._sources[name]}
+        """Names in the checkpoint of the tensors that these modules are loaded from."""
+        sources = set[str]()
+        for submodule in submodules:
+            for name in self._names_in(submodule):
+                sources.update(self._sources.get(self._stored_name(name) or "", ()))
+        return sources
 
     def _prefix(self, submodule: nn.Module) -> str:
         name = self._module_names[id(submodule)]
@@ -132,9 +132,11 @@ class StoredWeights:
         return self.module.get_submodule(path), leaf
 
     def _stored_name(self, name: str) -> str | None:
-        """Which of the names that share a weight the checkpoint has."""
-        names = (name, *self._tied_names.get(name, ()))
-        return next((candidate for candidate in names if candidate in self._sources), None)
+        """`name`, or the name it is tied to, whichever the checkpoint has; None if neither."""
+        for candidate in (name, *self._tied_names.get(name, [])):
+            if candidate in self._sources:
+                return candidate
+        return None
 
     def _is_empty(self, name: str) -> bool:
         owner, leaf = self._owner(name)
@@ -142,7 +144,7 @@ class StoredWeights:
         return parameter is None or parameter.is_meta
 
     def _load_untied(self, name: str) -> None:
-        """Read what `name` shares with another module, for it alone."""
+        """Load a tied parameter as a copy of its own; the other module's stays as it is."""
         owner, leaf = self._owner(name)
         stored_name = self._stored_name(name)
         assert stored_name is not None
@@ -150,23 +152,22 @@ class StoredWeights:
         previous, empty = tied_owner._parameters[tied_leaf], owner._parameters[leaf]
         tied_owner._parameters[tied_leaf] = empty
         self._read_tensors([stored_name])
-        owner._parameters[leaf], tied_owner._parameters[tied_leaf] = (
-            tied_owner._parameters[tied_leaf],
-            previous,
-        )
-        assert owner._parameters[leaf] is not None and empty is not None
-        owner._parameters[leaf].requires_grad_(empty.requires_grad)  # type: ignore[union-attr]
+        loaded = tied_owner._parameters[tied_leaf]
+        assert loaded is not None and empty is not None
+        loaded.requires_grad_(empty.requires_grad)
+        tied_owner._parameters[tied_leaf], owner._parameters[leaf] = previous, loaded
         self._unloaded.discard(name)
 
     def _load_names(self, names: Iterable[str], *, tie: bool = True) -> None:
-        stored_names = {self._stored_name(name) for name in names if name in self._unloaded} - {
-            None
-        }
-        to_load = sorted(str(name) for name in stored_names)
+        to_load = set[str]()
+        for name in self._unloaded.intersection(names):
+            stored_name = self._stored_name(name)
+            if stored_name is not None:
+                to_load.add(stored_name)
         if not to_load:
             return
         requires_grad = {name: _requires_grad(*self._owner(name)) for name in to_load}
-        self._read_tensors(to_load)
+        self._read_tensors(sorted(to_load))
         for name in to_load:
             owner, leaf = self._owner(name)
             if leaf in owner._parameters:
@@ -177,7 +178,7 @@ class StoredWeights:
                     tied_owner, leaf = self._owner(tied_name)
                     tied_owner._parameters[leaf] = value
                     self._unloaded.discard(tied_name)
-        self._unloaded -= set(to_load)
+        self._unloaded -= to_load
 
     def _read_tensors(self, names: list[str]) -> None:
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
@@ -190,17 +191,19 @@ class StoredWeights:
             dtype_plan=self.module._get_dtype_plan(dtype),
             weight_mapping=_weight_conversions(self.module),
         )
-        sources = {source for name in names for source in self._sources[name]}
-        tensors = {source: _LazyTensor(self.checkpoint, source) for source in sources}
+        tensors = dict[str, _LazyTensor]()
+        for name in names:
+            for source in self._sources[name]:
+                tensors[source] = _LazyTensor(self.checkpoint, source)
         with torch.inference_mode(False), _progress_bar_disabled():
             info, _ = convert_and_load_state_dict_in_model(self.module, tensors, config)
-        path = self.checkpoint.path
-        _check_complete(self.module, path, (n for n in names if n in info.missing_keys))
-        _check_complete(self.module, path, (n for n, *_ in info.mismatched_keys), "mismatched")
+        path, mismatched = self.checkpoint.path, [name for name, *_ in info.mismatched_keys]
+        _check_complete(self.module, path, set(names).intersection(info.missing_keys))
+        _check_complete(self.module, path, mismatched, "mismatched")
 
 
 class _LazyTensor:
-    """A stored tensor, read when transformers takes it: `tensor[...]`."""
+    """A stored tensor that is read when transformers indexes it: `tensor[...]`."""
 
     def __init__(self, checkpoint: Checkpoint, name: str) -> None:
         self.checkpoint, self.name = checkpoint, name
@@ -209,7 +212,7 @@ class _LazyTensor:
         shard, info = self.checkpoint.tensors[self.name]
         if info.dtype in DTYPES:
             stored = self.checkpoint.tensor(self.name)
-            check_finite([self.name], stored, self.checkpoint)  # here a GPU need not wait for it
+            check_finite([self.name], stored, self.checkpoint)  # before it is on a GPU
             return stored
         from safetensors import safe_open
 
@@ -219,7 +222,7 @@ class _LazyTensor:
 
 
 def auto_class(checkpoint: Checkpoint) -> Any:
-    """The class of transformers that loads a checkpoint of its type."""
+    """The Auto class of transformers that loads a checkpoint of this model type."""
     import transformers
 
     return getattr(transformers, checkpoint.family.auto_class(checkpoint.config))
@@ -231,21 +234,17 @@ def empty_model(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Any:
-    """The model as `from_pretrained` would make it of the directory `shown`, with its parameters on
-    `meta`; buffers that no checkpoint holds are there."""
+    """The model that `from_pretrained(staging_directory)` would build, with its parameters on
+    `meta`; its buffers are computed, and on `device`."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
-    config = AutoConfig.from_pretrained(
-        staging_directory, local_files_only=True, trust_remote_code=False
-    )
-    stored_dtype = getattr(config.get_text_config(), "dtype", None) or _first_stored_dtype(
-        checkpoint
-    )
+    local: Any = {"local_files_only": True, "trust_remote_code": False}
+    config = AutoConfig.from_pretrained(staging_directory, **local)
+    dtype = dtype or getattr(config.get_text_config(), "dtype", None)
+    dtype = dtype or _first_stored_dtype(checkpoint)
     with init_empty_weights(include_buffers=False):
-        module = auto_class(checkpoint).from_config(
-            config, dtype=dtype or stored_dtype, trust_remote_code=False
-        )
+        module = auto_class(checkpoint).from_config(config, dtype=dtype, trust_remote_code=False)
     for submodule in module.modules():
         for name, buffer in submodule._buffers.items():
             if buffer is not None:
@@ -254,8 +253,10 @@ def empty_model(
 
 
 def _first_stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
-    dtypes = (tensor.dtype for _, tensor in checkpoint.tensors.values())
-    return next((DTYPES[dtype] for dtype in dtypes if dtype in DTYPES), torch.float32)
+    for _, tensor in checkpoint.tensors.values():
+        if tensor.dtype in DTYPES:
+            return DTYPES[tensor.dtype]
+    return torch.float32
 
 
 def _weight_conversions(module: Any) -> list[Any]:
@@ -265,19 +266,15 @@ def _weight_conversions(module: Any) -> list[Any]:
 
 
 def _source_names(module: Any, checkpoint: Checkpoint) -> dict[str, list[str]]:
-    """For every tensor of the model, those of the checkpoint that it is made of."""
-    from transformers.core_model_loading import (
-        WeightConverter,
-        WeightRenaming,
-        rename_source_key,
-    )
+    """For every tensor of the model, the names of those in the checkpoint it is made from."""
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, rename_source_key
 
     rules, model_names = _weight_conversions(module), module.state_dict()
     renamings = [rule for rule in rules if isinstance(rule, WeightRenaming)]
     converters = [rule for rule in rules if isinstance(rule, WeightConverter)]
-    targets = {
-        pattern: rule.target_patterns for rule in converters for pattern in rule.source_patterns
-    }
+    targets = dict[str | None, list[str]]()
+    for rule in converters:
+        targets |= dict.fromkeys(rule.source_patterns, rule.target_patterns)
     sources: dict[str, list[str]] = defaultdict(list)
     for source in checkpoint.tensors:
         name, pattern = rename_source_key(
@@ -286,19 +283,24 @@ def _source_names(module: Any, checkpoint: Checkpoint) -> dict[str, list[str]]:
         if name not in model_names and source in model_names:
             name, pattern = source, None
         first, *others = targets.get(pattern, [""])
-        for target in (name, *(name.replace(first, other) for other in others)):
+        for target_pattern in (first, *others):
+            target = name.replace(first, target_pattern) if first else name
             if target in model_names:
                 sources[target].append(source)
     return sources
 
 
 def _tied_names(module: Any) -> dict[str, list[str]]:
-    """The other names of each weight that several modules share."""
+    """For every parameter that several modules share, its other names."""
     groups: dict[str, set[str]] = defaultdict(set)
     tied: Mapping[str, str] = module.get_expanded_tied_weights_keys(all_submodels=True)
     for target, source in tied.items():
         groups[source] |= {source, target}
-    return {name: sorted(group - {name}) for group in groups.values() for name in group}
+    tied_names = dict[str, list[str]]()
+    for group in groups.values():
+        for name in group:
+            tied_names[name] = sorted(group - {name})
+    return tied_names
 
 
 def _requires_grad(owner: nn.Module, leaf: str) -> bool:
@@ -306,9 +308,11 @@ def _requires_grad(owner: nn.Module, leaf: str) -> bool:
     return parameter is not None and parameter.requires_grad
 
 
-def _check_complete(module: Any, path: Any, names: Iterator[str], problem: str = "missing") -> None:
-    ignored = [*(getattr(module, "_keys_to_ignore_on_load_missing", None) or ())]
-    affected = sorted(n for n in names if not any(re.search(pattern, n) for pattern in ignored))
+def _check_complete(module: Any, path: Any, names: Iterable[str], problem: str = "missing") -> None:
+    """Refuse a checkpoint with `problem` tensors `names`, unless the model ignores all of them."""
+    affected = sorted(names)
+    for pattern in getattr(module, "_keys_to_ignore_on_load_missing", None) or ():
+        affected = [name for name in affected if not re.search(pattern, name)]
     if affected:
         raise StatetrimError(
             f"{path} does not fit its own config: {len(affected)} {problem} tensors, the first is "
@@ -318,7 +322,7 @@ def _check_complete(module: Any, path: Any, names: Iterator[str], problem: str =
 
 @contextmanager
 def _progress_bar_disabled() -> Iterator[None]:
-    """Without a bar for every layer."""
+    """Within, transformers shows no progress bar; it would show one per layer."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()

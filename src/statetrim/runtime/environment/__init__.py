@@ -1,1 +1,1 @@
-"""What is installed here, and what of it would be used."""
+"""Installed packages, devices and kernels, and which of them would be used."""

@@ -1,4 +1,4 @@
-"""What a person who helps you would ask first: versions, devices, kernels, engines."""
+"""A summary for bug reports: versions, devices, kernels, engines, and problems."""
 
 import os
 import platform
@@ -40,9 +40,9 @@ class Environment:
     system: str
     cores: int
     packages: tuple[Package, ...]
-    device: str  # where models run unless another is asked for
+    device: str  # the default device of models
     gpus: tuple[Gpu, ...]
-    cuda: str | None  # that PyTorch was built for
+    cuda: str | None  # version that PyTorch was built for
     kernels: tuple[KernelPackage, ...]
     uses: tuple[RuntimeUse, ...]
     engines: dict[str, str | None]  # None: not found
@@ -56,12 +56,13 @@ class Environment:
 
 def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
     """Describe what is installed here, and in the environments that `engine_pythons` belong to."""
-    engines, engine_problems = _engines([Path(python) for python in engine_pythons])
+    engines, engine_problems = _engines(engine_pythons)
     required, kernel_packages, gpu_list = required_packages(), find_kernel_packages(), find_gpus()
-    missing = [package.problem for package in required if package.extra and package.version is None]
-    problems = [
-        package.problem for package in required if not (package.extra and package.version is None)
-    ]
+    package_problems, missing_extras = list[str](), list[str]()
+    for package in required:
+        is_missing_extra = package.extra and package.version is None
+        if package.problem is not None:
+            (missing_extras if is_missing_extra else package_problems).append(package.problem)
     return Environment(
         statetrim=__version__,
         python=platform.python_version(),
@@ -76,22 +77,22 @@ def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
         engines=engines,
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         problems=(
-            *(package for package in problems if package),
+            *package_problems,
             *_device_problems(gpu_list),
             *kernel_problems(kernel_packages, bool(gpu_list)),
             *engine_problems,
         ),
-        optional=tuple(package for package in missing if package),
+        optional=tuple(missing_extras),
     )
 
 
-def _engines(pythons: Sequence[Path]) -> tuple[dict[str, str | None], list[str]]:
-    """Versions, and what is wrong with the environments that gave none."""
+def _engines(pythons: Sequence[str | Path]) -> tuple[dict[str, str | None], list[str]]:
+    """Versions of the engines, and problems of the environments that reported none."""
     engines, problems = installed_engines(), []
     if engines["llama.cpp"] is None and shutil.which("llama-server"):
         engines["llama.cpp"] = "llama-server"
     for number, python in enumerate(pythons, 1):
-        versions = engines_in(python)
+        versions = engines_in(Path(python))
         if isinstance(versions, str):
             problems.append(f"the Python of --engine-python {number} does not answer: {versions}")
         elif not any(versions.values()):

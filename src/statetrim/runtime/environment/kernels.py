@@ -1,4 +1,4 @@
-"""GPUs, the packages that have kernels for them, and which of those a model would run with."""
+"""GPUs, packages with GPU kernels, and which of these packages each model type would use."""
 
 import importlib
 import importlib.util
@@ -21,36 +21,35 @@ DISTRIBUTIONS = {
     "kernels": "kernels",
     "triton": "triton",
 }
-"""Where each module with kernels comes from."""
+"""Module with kernels -> its name on the package index."""
 
-_BOUND_BY_TRANSFORMERS = (
-    "fla",
-    "causal_conv1d",
-    "mamba_ssm",
-)  # by transformers, when it imports modelling code
+_BOUND_BY_TRANSFORMERS = ("fla", "causal_conv1d", "mamba_ssm")  # on import of modelling code
 _PYTORCH = "PyTorch"
 
 
 @dataclass(frozen=True)
 class Gpu:
+    """A CUDA device."""
+
     name: str
-    memory: int  # bytes in all
+    memory: int  # total bytes
     capability: str
 
 
 @dataclass(frozen=True)
 class KernelPackage:
-    """A package with kernels: `version` None where it is not installed."""
+    """A package with kernels; `version` is None if it is not installed."""
 
     name: str
     version: str | None
     used: bool
-    broken: str = ""  # what its import ends with, where it was tried
+    broken: str = ""  # error of its import, if that was tried
 
 
 @dataclass(frozen=True)
 class RuntimeUse:
-    """What runs models of these types here; without a runtime only their weights can be read."""
+    """The runtime and kernels of these model types here; without a runtime only their weights can
+    be read."""
 
     model_types: tuple[str, ...]
     runtime: str | None
@@ -59,6 +58,7 @@ class RuntimeUse:
 
 
 def find_gpus() -> tuple[Gpu, ...]:
+    """The GPUs that PyTorch can use."""
     if not torch.cuda.is_available():
         return ()
     return tuple(map(_read_gpu, range(torch.cuda.device_count())))
@@ -70,7 +70,7 @@ def _read_gpu(index: int) -> Gpu:
 
 
 def find_kernel_packages() -> tuple[KernelPackage, ...]:
-    """Each is imported only where a model would import it: with a GPU."""
+    """Packages with kernels; one is imported only where a model would import it: on a GPU."""
     return tuple(map(_inspect_kernel_package, DISTRIBUTIONS))
 
 
@@ -78,26 +78,22 @@ def _inspect_kernel_package(module: str) -> KernelPackage:
     if importlib.util.find_spec(module) is None:
         return KernelPackage(module, None, used=False)
     version = installed_version(DISTRIBUTIONS[module]) or "of unknown version"
-    imported = (
-        module in _BOUND_BY_TRANSFORMERS and module in sys.modules
-    )  # then transformers takes it anywhere
+    # transformers uses an imported package on any device.
+    imported = module in _BOUND_BY_TRANSFORMERS and module in sys.modules
     if module == "kernels" or not (imported or default_device().type == "cuda"):
-        return KernelPackage(module, version, used=False)  # kernels of the hub are never asked for
+        return KernelPackage(module, version, used=False)  # hub kernels are never requested
     try:
         importlib.import_module(module)
-    except Exception as error:  # built for another torch, say: transformers would be silent
+    except Exception as error:  # e.g. built for another torch: transformers would not warn
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         return KernelPackage(module, version, used=False, broken=reason)
     return KernelPackage(module, version, used=True)
 
 
 def runtime_uses(kernel_packages: tuple[KernelPackage, ...]) -> tuple[RuntimeUse, ...]:
-    """Model types that are run alike, together."""
-    bound = {
-        package.name
-        for package in kernel_packages
-        if package.used and package.name in _BOUND_BY_TRANSFORMERS
-    }
+    """How each model type runs here; types with the same runtime and kernels are one entry."""
+    used = {package.name for package in kernel_packages if package.used}
+    bound = used.intersection(_BOUND_BY_TRANSFORMERS)
     types_by_use: dict[tuple[str | None, str, str], list[str]] = {}
     for model_type in families():
         types_by_use.setdefault(_runtime_use(model_type, bound), []).append(model_type)
@@ -105,7 +101,7 @@ def runtime_uses(kernel_packages: tuple[KernelPackage, ...]) -> tuple[RuntimeUse
 
 
 def _runtime_use(model_type: str, bound: set[str]) -> tuple[str | None, str, str]:
-    """Runtime, and whose kernels compute the recurrence and the convolution in front of it."""
+    """Runtime, and the packages whose kernels compute the recurrence and the convolution."""
     family = families()[model_type]
     try:
         runtime = choose_runtime(family, {"model_type": model_type}).name
@@ -117,11 +113,13 @@ def _runtime_use(model_type: str, bound: set[str]) -> tuple[str | None, str, str
         kernel_source = "fla" if runtime == "fla" else _PYTORCH
         return runtime, kernel_source, kernel_source
     scan = "mamba_ssm" if family.kernels[0].startswith("mamba2") else "fla"
-    wanted = (scan, "causal_conv1d")
-    return runtime, *(name if name in bound else _PYTORCH for name in wanted)  # type: ignore[return-value]
+    recurrence = scan if scan in bound else _PYTORCH
+    convolution = "causal_conv1d" if "causal_conv1d" in bound else _PYTORCH
+    return runtime, recurrence, convolution
 
 
 def kernel_problems(kernel_packages: tuple[KernelPackage, ...], on_gpu: bool) -> Iterator[str]:
+    """Texts about packages that are broken, missing on a GPU, or imported too early."""
     consequences = {
         "fla": "Gated DeltaNet runs in PyTorch, which is slow, and gla, comba and "
         'gated_deltaproduct cannot run: pip install "statetrim[fla]"',
@@ -131,13 +129,13 @@ def kernel_problems(kernel_packages: tuple[KernelPackage, ...], on_gpu: bool) ->
     for package in kernel_packages:
         if package.broken:
             yield (
-                f"{package.name} {package.version} is installed but does not import ({package.broken}): "
-                f"install a build for PyTorch {torch.__version__}"
+                f"{package.name} {package.version} is installed but does not import "
+                f"({package.broken}): install a build for PyTorch {torch.__version__}"
             )
         elif on_gpu and package.version is None and package.name in consequences:
             yield f"{package.name} is not installed, so {consequences[package.name]}"
         elif not on_gpu and package.used and package.name in _BOUND_BY_TRANSFORMERS:
             yield (
-                f"{package.name} was imported in this process before statetrim, so transformers takes "
-                f"its kernels, which fail without a GPU: import statetrim first"
+                f"{package.name} was imported in this process before statetrim, so transformers "
+                f"takes its kernels, which fail without a GPU: import statetrim first"
             )

