@@ -1,8 +1,8 @@
-"""The tasks by name: where their rows lie, how they become prompts, which lm-eval definition runs.
+"""All tasks by name: where their rows are, how they become prompts, and their lm-eval definition.
 
-`stock.yaml` puts a stock task of lm-eval on a local file; `recall.yaml` is ours. Three more kinds
-need the model's logits rather than text, and run without lm-eval: `mqar`, `agreement` and `text`,
-which is the user's own.
+`stock.yaml` runs a stock task of lm-eval on a local file; `recall.yaml` defines our recall tasks.
+Three more kinds read the model's logits, without lm-eval: `mqar`, `agreement`, and `text`, on a
+file of the user.
 """
 
 import json
@@ -26,32 +26,32 @@ _DIRECTORY = Path(__file__).parent
 
 @dataclass(frozen=True)
 class Task:
-    """One task, and where to find it."""
+    """One task: its rows, its metric, and how it is run."""
 
     name: str
     kind: Kind
-    metric: str  # the one the verdict is about
+    metric: str  # on which the verdict is based
     group: str  # perplexity, accuracy, recall or agreement
-    files: str = ""  # pattern below the data directory
+    files: str = ""  # glob pattern below the data directory
     stock: str = ""  # YAML below lm_eval/tasks
-    hub: str = ""  # dataset with the same fields, where a hub is reachable
+    hub: str = ""  # dataset on the hub with the same fields
     question: Callable[[Row], recall.Question] | None = None
-    chance: float = 0.0  # what guessing scores
-    settings: str = ""  # how the metrics begin that `metric` is the mean of
+    chance: float = 0.0  # score of guessing
+    settings: str = ""  # prefix of the metrics of which `metric` is the mean
 
     def chance_of(self, metric: str) -> float:
-        """What guessing scores; of several pairs, a guess is one of those seen."""
+        """The score of guessing; for `pairs_N` of mqar a guess is one of the N values."""
         pairs = re.match(r"pairs_(\d+)", metric) if self.kind == "mqar" else None
         return 1 / max(1, int(pairs[1])) if pairs else self.chance
 
     def find_file(self, data: Path) -> Path:
-        """The one file below `data` that holds this task's rows."""
-        paths = sorted(path for path in data.glob(self.files) if path.is_file())  # no pipe
+        """The file below `data` with this task's rows; refuses none and several."""
+        paths = sorted(path for path in data.glob(self.files) if path.is_file())
         if len(paths) != 1:
             count_text = f"{len(paths)} files" if paths else "no file"
             raise StatetrimError(
-                f"{self.name} reads {self.files} below {data}, where {count_text} of that name can be "
-                f"found; put one there, leave the task out, or leave out --data to use the hub"
+                f"{self.name} reads {self.files} below {data}, where {count_text} of that name can "
+                f"be found; put one there, leave the task out, or leave out --data to use the hub"
             )
         return paths[0]
 
@@ -66,80 +66,71 @@ def _recall_task(name: str, files: str, hub: str = "", question: Any = None) -> 
     return Task(name, "recall", "contains", "recall", files, hub=hub, question=question)
 
 
-TASKS: dict[str, Task] = {
-    task.name: task
-    for task in (
-        _lm_eval_task("wikitext", "word_perplexity", "wikitext-2-raw/wiki.test.raw"),
-        _lm_eval_task(
-            "lambada_openai", "perplexity", "lambada_openai/*.jsonl", "lambada/lambada_openai.yaml"
-        ),
-        _lm_eval_task("arc_easy", "acc", "arc/arc_easy_test*.jsonl", "arc/arc_easy.yaml", 4),
-        _lm_eval_task(
-            "arc_challenge",
-            "acc_norm",
-            "arc/arc_challenge_test*.jsonl",
-            "arc/arc_challenge.yaml",
-            4,
-        ),
-        _lm_eval_task("hellaswag", "acc_norm", "hellaswag/hellaswag_val*.jsonl", choices=4),
-        _lm_eval_task("winogrande", "acc", "winogrande/*val*.jsonl", "winogrande/default.yaml", 2),
-        _lm_eval_task("piqa", "acc", "piqa/piqa_val*.jsonl", choices=2),
-        _recall_task("drop", "drop/*.jsonl", "hazyresearch/based_drop", recall.drop_question),
-        _recall_task("fda", "fda/*.jsonl", "hazyresearch/based-fda", recall.keyed_question),
-        _recall_task(
-            "nq",
-            "nq_with_context/*.jsonl",
-            "hazyresearch/based_nq_2048",
-            recall.natural_questions_question,
-        ),
-        _recall_task("squad", "squad/*.jsonl", "hazyresearch/based-squad", recall.squad_question),
-        _recall_task("swde", "swde/*.jsonl", "hazyresearch/based-swde-v2", recall.keyed_question),
-        _recall_task(
-            "triviaqa", "triviaqa/*.jsonl", "hazyresearch/based_triviaqa", recall.trivia_question
-        ),
-        # Documents like those of FDA, but not its rows: never to be reported as FDA.
-        _recall_task(
-            "fda_like", "fda_like_recall/fda_like_recall.jsonl", question=recall.keyed_question
-        ),
-        _recall_task(
-            "fda_like_short",
-            "fda_like_recall/fda_like_recall_short.jsonl",
-            question=recall.keyed_question,
-        ),
-        _recall_task("kv_retrieval", "kv_retrieval/*75_keys.jsonl"),
-        Task("mqar", "mqar", "accuracy", "recall", settings="pairs_"),
-        Task("agreement", "agreement", "kl", "agreement", "wikitext-2-raw/wiki.test.raw"),
-        Task("text", "text", "perplexity", "perplexity"),
-    )
-}
+_ALL_TASKS = (
+    _lm_eval_task("wikitext", "word_perplexity", "wikitext-2-raw/wiki.test.raw"),
+    _lm_eval_task(
+        "lambada_openai", "perplexity", "lambada_openai/*.jsonl", "lambada/lambada_openai.yaml"
+    ),
+    _lm_eval_task("arc_easy", "acc", "arc/arc_easy_test*.jsonl", "arc/arc_easy.yaml", 4),
+    _lm_eval_task(
+        "arc_challenge", "acc_norm", "arc/arc_challenge_test*.jsonl", "arc/arc_challenge.yaml", 4
+    ),
+    _lm_eval_task("hellaswag", "acc_norm", "hellaswag/hellaswag_val*.jsonl", choices=4),
+    _lm_eval_task("winogrande", "acc", "winogrande/*val*.jsonl", "winogrande/default.yaml", 2),
+    _lm_eval_task("piqa", "acc", "piqa/piqa_val*.jsonl", choices=2),
+    _recall_task("drop", "drop/*.jsonl", "hazyresearch/based_drop", recall.drop_question),
+    _recall_task("fda", "fda/*.jsonl", "hazyresearch/based-fda", recall.keyed_question),
+    _recall_task("nq", "nq_with_context/*.jsonl", "hazyresearch/based_nq_2048", recall.nq_question),
+    _recall_task("squad", "squad/*.jsonl", "hazyresearch/based-squad", recall.squad_question),
+    _recall_task("swde", "swde/*.jsonl", "hazyresearch/based-swde-v2", recall.keyed_question),
+    _recall_task(
+        "triviaqa", "triviaqa/*.jsonl", "hazyresearch/based_triviaqa", recall.trivia_question
+    ),
+    # Documents like those of FDA, but other rows: never report these as FDA.
+    _recall_task(
+        "fda_like", "fda_like_recall/fda_like_recall.jsonl", question=recall.keyed_question
+    ),
+    _recall_task(
+        "fda_like_short",
+        "fda_like_recall/fda_like_recall_short.jsonl",
+        question=recall.keyed_question,
+    ),
+    _recall_task("kv_retrieval", "kv_retrieval/*75_keys.jsonl"),
+    Task("mqar", "mqar", "accuracy", "recall", settings="pairs_"),
+    Task("agreement", "agreement", "kl", "agreement", "wikitext-2-raw/wiki.test.raw"),
+    Task("text", "text", "perplexity", "perplexity"),
+)
+TASKS = {task.name: task for task in _ALL_TASKS}
 SUITES = {
     "likelihood": [name for name, task in TASKS.items() if task.kind == "stock"],
     "recall": ["drop", "fda", "nq", "squad", "swde", "triviaqa"],
     "offline": [name for name in TASKS if name not in ("fda", "swde", "triviaqa", "text")],
 }
-
-
 WITHOUT_HARNESS = ("mqar", "agreement", "text")
 
 
 def find_tasks(names: Sequence[str]) -> list[Task]:
-    """Tasks by name; the name of a suite stands for its tasks, each of which runs once."""
-    selected = dict.fromkeys(inner for name in names for inner in SUITES.get(name, [name]))
-    unknown = next((name for name in selected if name not in TASKS), None)
-    if unknown is not None or not selected:
+    """Tasks by name, without duplicates; a suite's name stands for its tasks. Refuses others."""
+    selected = list[str]()
+    for name in names:
+        selected += SUITES.get(name, [name])
+    unknown = [name for name in selected if name not in TASKS]
+    if unknown or not selected:
+        name = unknown[0] if unknown else "None"
         raise StatetrimError(
-            f"no task has the name {str(unknown)[:80]!r}; there are {', '.join(TASKS)}, and the "
+            f"no task has the name {str(name)[:80]!r}; there are {', '.join(TASKS)}, and the "
             f"suites {', '.join(SUITES)}"
         )
-    return [TASKS[name] for name in selected]
+    return [TASKS[name] for name in dict.fromkeys(selected)]
 
 
 def prepare_rows(
     task: Task, source: Path | None, spans: recall.Spans, limit: int | None
 ) -> list[Row]:
-    """The rows lm-eval will read: cut prompts for recall, whole documents for wikitext."""
+    """The first `limit` rows of `source` (None: of the hub) for lm-eval, as prompts in recall
+    tasks and as documents in wikitext. Refuses rows with other fields."""
     if task.name == "wikitext" and source is not None:
-        return list(islice(({"page": page} for page in wikitext_pages(source)), limit))
+        return [{"page": page} for page in islice(wikitext_pages(source), limit)]
     rows = islice(_read_rows(task, source), limit)
     if task.kind == "stock":
         return list(rows)
@@ -151,12 +142,16 @@ def prepare_rows(
         raise StatetrimError(
             f"a row of {source or task.hub} is not what {task.name} expects: {error!r}"
         ) from None
-    answerable = [question for question in questions if any(question.answers)]
-    return [{"prompt": recall.build_prompt(q, spans), "answers": q.answers} for q in answerable]
+    prepared = list[Row]()
+    for question in questions:
+        if any(question.answers):
+            prompt = recall.build_prompt(question, spans)
+            prepared.append({"prompt": prompt, "answers": question.answers})
+    return prepared
 
 
 def wikitext_pages(path: Path) -> Iterator[str]:
-    """The documents of a WikiText file as in the document-level set: one for each ' = Title = '."""
+    """The documents of a WikiText file, each starting with ' = Title = '."""
     lines: list[str] = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         title = line.replace("= = =", "===").replace("= =", "==").strip()
@@ -170,18 +165,21 @@ def wikitext_pages(path: Path) -> Iterator[str]:
 
 
 def write_definition(task: Task, rows: list[Row], directory: Path, stock: Path) -> None:
-    """Write rows and definition to `directory`, where lm-eval finds the task by its name."""
+    """Write rows and YAML definition to `directory`; `stock` is the directory lm_eval/tasks."""
     path = directory / f"{task.name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     template = Template((_DIRECTORY / f"{task.kind}.yaml").read_text(encoding="utf-8"))
-    names = {"rows": path, "cache": directory / "cache", "stock": stock / task.stock}
-    filled = {name: json.dumps(str(value)) for name, value in names.items()}  # JSON is YAML
-    text = template.safe_substitute(filled, task=task.name)
+    text = template.safe_substitute(
+        task=task.name,
+        rows=json.dumps(str(path)),  # a JSON string is a YAML string
+        cache=json.dumps(str(directory / "cache")),
+        stock=json.dumps(str(stock / task.stock)),
+    )
     (directory / f"{task.name}.yaml").write_text(text, encoding="utf-8")
 
 
 def score(row: Row, results: list[str]) -> dict[str, int]:
-    """What lm-eval calls for each row of a recall task."""
+    """The metric of one row of a recall task; lm-eval calls it (`recall.yaml`)."""
     return {"contains": int(recall.contains(results[0], row["answers"]))}
 
 
@@ -197,7 +195,7 @@ def _read_rows(task: Task, source: Path | None) -> Iterator[Row]:
         for number, line in enumerate(file, start=1):
             try:
                 row = json.loads(line)
-                json.dumps(row, ensure_ascii=False).encode()  # half a surrogate pair cannot be
+                json.dumps(row, ensure_ascii=False).encode()  # fails on half a surrogate pair
             except (ValueError, RecursionError):
                 row = None
             if not isinstance(row, dict):

@@ -1,8 +1,8 @@
-"""Sequences that are made, not read: they test what plain text rarely needs.
+"""Generated token sequences, which use the state in ways that plain text rarely does.
 
-Three kinds: recall (pairs of tokens, then every key again), random tokens, and passages of a text
-that are repeated. Seeds are other ones than those of the tested sequences, so that no sequence that
-chooses, fits or trains anything is ever tested.
+Three kinds: recall (key-value pairs, then every key again), random tokens, and repeated passages of
+a text. Their seeds differ from those of the evaluation, so that no sequence used for calibration or
+training is ever evaluated.
 """
 
 import hashlib
@@ -17,9 +17,9 @@ from .recall import associations
 
 Kind = Literal["recall", "random", "echo"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
-PAIRS = 63  # of a recall sequence, where the vocabulary has as many keys
-FIRST_SEED = 2**31  # tested sequences take smaller ones
-MAX_ROWS_AT_ONCE = 1024  # sequences: drawing one takes memory for a quarter of the vocabulary
+PAIRS = 63  # per recall sequence, unless the vocabulary has fewer keys
+FIRST_SEED = 2**31  # evaluated sequences have smaller seeds
+MAX_ROWS_AT_ONCE = 1024  # drawing a row takes memory for a quarter of the vocabulary
 
 
 def recall_sequences(
@@ -30,10 +30,10 @@ def recall_sequences(
     length: int | None = None,
     use: str = "calibration",
 ) -> Sequences:
-    """Multi-query associative recall, over the tokenizer's plain tokens; others for another `use`.
+    """Multi-query associative recall over the tokenizer's plain tokens; at most `tokens` in all.
 
-    With `length`, rows of so many tokens: as many such sequences as fit, one after the other, and
-    random tokens where none fits any more.
+    Every `use` draws other sequences. With `length`, a row has this many tokens: as many recall
+    patterns as fit, one after the other, then random tokens.
     """
     plain = plain_tokens(tokenizer)
     if len(plain) < 4:
@@ -43,47 +43,36 @@ def recall_sequences(
     length = length or pattern_length
     if length < pattern_length:
         raise StatetrimError(f"{length} tokens do not fill one recall sequence of {pattern_length}")
-    rows, patterns_per_row = _row_count("recall", tokens, length), length // pattern_length
-    indices, answer_positions = _draw_associations(
-        len(plain), pairs, rows * patterns_per_row, f"{use} {seed}"
-    )
+    rows, patterns = _row_count("recall", tokens, length), length // pattern_length
+    indices, positions = _draw_associations(len(plain), pairs, rows * patterns, f"{use} {seed}")
     generator = torch.Generator().manual_seed(derive_seed(f"{use} {seed} rest"))
-    filler = torch.randint(
-        len(plain), (rows, length - patterns_per_row * pattern_length), generator=generator
-    )
-    ids = torch.cat(
-        [plain[indices].reshape(rows, patterns_per_row * pattern_length), plain[filler]], 1
-    )
-    answerable = torch.cat(
-        [answer_positions + pattern_length * number for number in range(patterns_per_row)]
-    )
+    filled = patterns * pattern_length
+    filler = torch.randint(len(plain), (rows, length - filled), generator=generator)
+    ids = torch.cat([plain[indices].reshape(rows, filled), plain[filler]], 1)
+    pattern_starts = pattern_length * torch.arange(patterns).unsqueeze(1)
     lineage = {"generated": "recall", "pairs": pairs, "seed": seed}
-    return _make_sequences(ids, answerable, lineage)
+    return _make_sequences(ids, (pattern_starts + positions).flatten(), lineage)
 
 
 def _draw_associations(vocabulary: int, pairs: int, rows: int, name: str) -> tuple[Tensor, Tensor]:
-    """Some at a time, each time by a seed of its own."""
-    chunks = [
-        associations(
-            vocabulary,
-            pairs,
-            min(MAX_ROWS_AT_ONCE, rows - start),
-            seed=derive_seed(f"{name} {start}"),
-        )
-        for start in range(0, rows, MAX_ROWS_AT_ONCE)
-    ]
-    return torch.cat([ids for ids, _ in chunks]), chunks[0][1]
+    """`associations`, drawn for `MAX_ROWS_AT_ONCE` rows at a time, each with its own seed."""
+    chunks = list[Tensor]()
+    for start in range(0, rows, MAX_ROWS_AT_ONCE):
+        count, seed = min(MAX_ROWS_AT_ONCE, rows - start), derive_seed(f"{name} {start}")
+        ids, positions = associations(vocabulary, pairs, count, seed=seed)
+        chunks.append(ids)
+    return torch.cat(chunks), positions
 
 
 def derive_seed(name: str) -> int:
-    """From `FIRST_SEED` to below 2**32: of a larger seed torch's generator would use the last 32
-    bits only, and could come to one that is tested."""
+    """A seed from `FIRST_SEED` to below 2**32. torch uses the last 32 bits of a seed, so a larger
+    one could equal that of an evaluated sequence."""
     drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
     return FIRST_SEED + drawn % FIRST_SEED
 
 
 def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) -> Sequences:
-    """Tokens drawn uniformly; nothing in them can be answered, but every key is new."""
+    """Rows of `length` plain tokens drawn uniformly; no position is marked as answerable."""
     plain = plain_tokens(tokenizer)
     generator = torch.Generator().manual_seed(derive_seed(f"random {seed}"))
     shape = (_row_count("random", tokens, length), length)
@@ -92,18 +81,17 @@ def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) ->
 
 
 def echo_sequences(text: Any, tokenizer: Any, tokens: int, length: int, skip: int = 0) -> Sequences:
-    """Passages of a text, each read twice; the second reading can be answered from the first."""
+    """Passages of a text, each twice in a row; the tokens of the second half are answerable."""
     half = length // 2
     _row_count("echo", tokens, 2 * half)
     passages = read_sequences(text, tokenizer, tokens=tokens // 2, length=half, skip=skip)
     lineage = {"generated": "echo", "of": passages.lineage}
-    return _make_sequences(
-        torch.cat([passages.ids, passages.ids], 1), torch.arange(half, 2 * half - 1), lineage
-    )
+    ids = torch.cat([passages.ids, passages.ids], 1)
+    return _make_sequences(ids, torch.arange(half, 2 * half - 1), lineage)
 
 
 def plain_tokens(tokenizer: Any) -> Tensor:
-    """Ids [n] of the tokens that stand for text: no special ones, none beyond the tokenizer."""
+    """Ids [n] of the tokenizer's tokens, without special and added ones."""
     special = {*tokenizer.all_special_ids, *tokenizer.added_tokens_decoder}
     return torch.tensor([i for i in range(len(tokenizer)) if i not in special])
 

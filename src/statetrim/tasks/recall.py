@@ -1,8 +1,8 @@
-"""Recall: what an answer is, how a document is cut, and multi-query associative recall.
+"""Recall tasks: prompts, answers, and multi-query associative recall.
 
-The six tasks of the paper follow its recall suite (prefix-linear-attention): a greedy continuation
-of at most 48 tokens, right when it contains the answer in any case, and a document cut to 2K tokens
-around the answer. Pure functions; a tokenizer comes in as `spans`, where each token stands.
+The six tasks of the paper follow its recall suite (prefix-linear-attention): the document is cut to
+2K tokens around the answer, and a greedy continuation of at most 48 tokens is right if it contains
+the answer, ignoring case. A tokenizer is passed as `spans`, the character span of each token.
 """
 
 import re
@@ -10,42 +10,43 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # tasks can be named before torch is imported
+if TYPE_CHECKING:  # listing tasks does not import torch
     from torch import Tensor
 
 CONTEXT_TOKENS = 2048
-ANSWER_TOKENS = 50  # of them kept free for the answer
+ANSWER_TOKENS = 50  # of these, reserved for the answer
 PAIR_COUNTS = (4, 8, 16, 32, 63, 127)
 
 Spans = Callable[[str], list[tuple[int, int]]]
-"""A text's tokens as (first character, character after the last)."""
+"""Text -> [start, end) character positions of its tokens."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A document, what is asked of it, and what counts as an answer."""
+    """A document, a question about it, and the accepted answers."""
 
     document: str
-    question: str  # what stands after the document, separator included
-    answers: list[list[str]]  # right when every part of any one of them is found
-    anchors: list[str]  # the cut keeps the first of these in view; none: it keeps the beginning
+    question: str  # text after the document, with the separator
+    answers: list[list[str]]  # right if the prediction has all parts of one of them
+    anchors: list[str]  # a long document is cut around the first of these; none: to its beginning
 
 
 def contains(prediction: str, answers: Sequence[Sequence[str]]) -> bool:
-    """Whether some answer stands in the prediction with all its parts, in any case."""
-    text = prediction.lower()
-    return any(
-        bool(parts) and all(part and part.lower() in text for part in parts) for parts in answers
-    )
+    """Whether the prediction has all parts of one of the answers, ignoring case."""
+    return any(_has_all_parts(prediction.lower(), parts) for parts in answers)
+
+
+def _has_all_parts(text: str, parts: Sequence[str]) -> bool:
+    return bool(parts) and all(part and part.lower() in text for part in parts)
 
 
 def build_prompt(
     question: Question, spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
 ) -> str:
-    """Document and question in at most `most` tokens: the document is cut, the question never."""
+    """Document and question in at most `max_tokens` tokens; only the document is cut."""
     room = max_tokens - len(spans(question.question))
     document = cut_window(question.document, question.anchors, spans, max(room, 0))
-    # Two texts may take a token more together than apart.
+    # Two texts joined may have more tokens than the sum.
     while document and len(spans(document + question.question)) > max_tokens:
         room -= 1
         document = cut_window(question.document, question.anchors, spans, room)
@@ -53,25 +54,23 @@ def build_prompt(
 
 
 def cut_window(document: str, anchors: Sequence[str], spans: Spans, max_tokens: int) -> str:
-    """At most `most` tokens of a document: half of them before the first anchor, or its beginning.
-
-    Near the end of the document the window is shorter, as in the suite.
-    """
+    """At most `max_tokens` tokens of a document, half of them before the first anchor; without an
+    anchor its beginning. Near the end of the document the window is shorter, as in the suite."""
     tokens = spans(document)
     if len(tokens) <= max_tokens:
         return document
     if max_tokens <= 0:
         return ""
-    positions = [document.lower().find(anchor.lower()) for anchor in anchors if anchor]
-    anchor_starts = [place for place in positions if place >= 0]
-    centre = sum(end <= min(anchor_starts) for _, end in tokens) if anchor_starts else 0
+    starts = [document.lower().find(anchor.lower()) for anchor in anchors if anchor]
+    first = min((start for start in starts if start >= 0), default=-1)
+    centre = sum(end <= first for _, end in tokens)
     start = max(0, centre - max_tokens // 2)
     stop = min(len(tokens), start + max_tokens)
     return document[tokens[start][0] : tokens[stop - 1][1]]
 
 
 def keyed_question(row: dict[str, Any]) -> Question:
-    """FDA and SWDE: `text` ends in the key that is asked for; the summary of SWDE goes first."""
+    """FDA and SWDE: `text` ends with the requested key; the summary of SWDE is removed."""
     key, value = str(row["key"]).strip(), str(row["value"]).strip()
     text = str(row["text"]).partition("Summary of information above...")[0].strip()
     while text.lower().endswith(f"{key}:".lower()):
@@ -81,14 +80,14 @@ def keyed_question(row: dict[str, Any]) -> Question:
 
 
 def squad_question(row: dict[str, Any]) -> Question:
-    """SQuAD: `text` is the whole prompt; any of the answers will do."""
+    """SQuAD: `text` is the whole prompt; any of the answers is accepted."""
     document, question = _split_question(str(row["text"]).strip())
     answers = row.get("answers") or [row["value"]]
     return Question(document, question, _answer_parts(answers), [str(row["value"]).strip()])
 
 
-def natural_questions_question(row: dict[str, Any]) -> Question:
-    """NQ: a passage and a question, cut around the first answer."""
+def nq_question(row: dict[str, Any]) -> Question:
+    """Natural Questions: a passage and a question; long passages are cut around the answer."""
     document, question = _document_and_question(row)
     answers = _answer_parts(row["answers"])
     return Question(document, question, answers, answers[0][:1])
@@ -101,7 +100,7 @@ def drop_question(row: dict[str, Any]) -> Question:
 
 
 def trivia_question(row: dict[str, Any]) -> Question:
-    """TriviaQA: marks of the source are taken out; long passages keep their beginning."""
+    """TriviaQA: source markers are removed; long passages keep their beginning."""
     document, question = _document_and_question(row)
     document = re.sub(r"\[(PAR|DOC|TLE)\]", "", document).strip()
     return Question(document, question, _answer_parts(row["answers"]), [])
@@ -110,10 +109,10 @@ def trivia_question(row: dict[str, Any]) -> Question:
 def key_value_prompt(
     row: dict[str, Any], spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
 ) -> str:
-    """Key-value retrieval: the pair asked for among as many others as fit, in their order."""
+    """Key-value retrieval: the requested pair among as many others as fit, in their order."""
     records: list[list[str]] = row["ordered_kv_records"]
     index = [key for key, _ in records].index(row["key"])
-    others = [number for number in range(len(records)) if number != index]
+    others = [*range(index), *range(index + 1, len(records))]
     fits, too_many = 0, len(others) + 1
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
@@ -125,11 +124,12 @@ def key_value_prompt(
 def associations(
     vocabulary: int, pairs: int, rows: int, *, length: int = 0, seed: int = 0
 ) -> "tuple[Tensor, Tensor]":
-    """Multi-query associative recall: token ids [rows, time] and the asked positions [pairs].
+    """Multi-query associative recall: token ids [rows, time] and key positions [pairs].
 
-    Distinct keys of the second quarter of the vocabulary and values of the third, `k v k v ...`
-    once, then every pair again in another order; what follows each key of the second half is asked
-    for. `length` above 4 * pairs puts tokens of the last quarter between the halves.
+    Keys are distinct tokens of the second quarter of the vocabulary, values of the third. Pairs
+    `k v k v ...` come once, then all again in another order; the model is to predict the values
+    after these later keys, whose positions are returned. With `length` above 4 * pairs, tokens of
+    the last quarter fill the gap between the halves.
     """
     import torch
 
@@ -149,7 +149,8 @@ def associations(
 
 
 def recalled_share(ids: "Tensor", positions: "Tensor", logits: "Tensor") -> "Tensor":
-    """Share of each row's values ranked first, float64 [rows]; logits [rows, pairs, vocabulary]."""
+    """Share of each row's values that are the top prediction, float64 [rows]; `logits` [rows,
+    pairs, vocabulary] are those at `positions`."""
     return (logits.argmax(-1) == ids[:, positions + 1].to(logits.device)).double().mean(-1).cpu()
 
 
@@ -163,19 +164,23 @@ def _document_and_question(row: dict[str, Any]) -> tuple[str, str]:
 
 
 def _split_question(text: str) -> tuple[str, str]:
-    """A prompt before and from its last 'Question:'; one without it is all document."""
+    """(document, question): a prompt split before its last 'Question:', if it has one."""
     document, separator, question = text.rpartition("\nQuestion:")
     return (document, separator + question) if separator else (text, "")
 
 
 def _answer_parts(answers: Sequence[Any]) -> list[list[str]]:
-    """Answers as lists of parts; a plain string is an answer of one part."""
-    parts = [[answer] if isinstance(answer, str) else list(answer) for answer in answers]
-    return [[part.strip() for part in answer if part.strip()] for answer in parts if answer]
+    """Answers as lists of non-empty parts; a string is an answer of one part."""
+    alternatives = list[list[str]]()
+    for answer in answers:
+        parts = [answer] if isinstance(answer, str) else list(answer)
+        if parts:
+            alternatives.append([part.strip() for part in parts if part.strip()])
+    return alternatives
 
 
 def _evenly_spread(numbers: list[int], count: int) -> list[int]:
-    """`count` of the numbers, evenly spread."""
+    """`count` of the numbers, evenly spaced."""
     return [numbers[i * len(numbers) // count] for i in range(count)]
 
 

@@ -1,4 +1,4 @@
-"""How a rule for scripts is written: 'recall drop > 2%', or 'not ship'."""
+"""Syntax of the rules on which scripts fail: 'recall drop > 2%', or 'not ship'."""
 
 import re
 from dataclasses import dataclass
@@ -12,7 +12,8 @@ _RULE = re.compile(r"\s*(\w+)\s+(drop|rise)\s*>\s*(\d+(?:\.\d+)?)\s*(%|points?)\
 
 @dataclass(frozen=True)
 class Rule:
-    """`name` is a task or a group; `most` is in percent of the original, or in points."""
+    """A parsed rule: task or group `name` may not drop (or rise) by more than `limit`, which is in
+    percent of the original if `relative`, else in percentage points."""
 
     text: str
     name: str
@@ -22,12 +23,13 @@ class Rule:
 
 
 def check_rule(rule: str) -> None:
-    """Refuse a rule that cannot be read, before hours of work."""
+    """Refuse a rule that cannot be parsed, before a long run starts."""
     if rule.strip() != NOT_SHIP:
         parse_rule(rule)
 
 
 def parse_rule(rule: str) -> Rule:
+    """Parse a rule such as 'recall drop > 2%'; refuses other text and unknown names."""
     match = _RULE.fullmatch(rule)
     groups = {task.group for task in TASKS.values()}
     if match is None or match[1] not in {*TASKS, *groups}:
