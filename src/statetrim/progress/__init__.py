@@ -1,4 +1,4 @@
-"""How far a run is: the one thing that every function which takes long reports."""
+"""Progress reports of long-running functions."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -11,9 +11,9 @@ Unit = Literal["bytes", "layers", "samples", "settings", "steps", "tasks", "toke
 
 @dataclass(frozen=True)
 class Progress:
-    """`done` of `total`, in `unit`; `label` names the part of the run that is counted.
+    """`done` of `total`, in `unit`; `label` names the step of the run that is counted.
 
-    A training step also says its `loss`, and how many `tokens` were read by then.
+    Training also reports its `loss`, and the number of `tokens` so far.
     """
 
     done: int
@@ -26,25 +26,25 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 ShowProgress = OnProgress | bool
-"""As functions take it: True for a bar where a person watches, False for none, or a function."""
+"""Argument `progress` of functions: True for a bar, False for none, or a callback."""
 Advance = Callable[[int], None]
-"""Called with how much was just done; `counter` adds it up."""
+"""Called with the amount done since the last call; see `counter`."""
 
 
 def ignore_progress(progress: Progress) -> None:
-    """Report to nobody."""
+    """A callback that does nothing."""
 
 
 def is_rank_zero() -> bool:
-    """Whether this process of a torchrun launch is the one that speaks; joins nothing."""
+    """Whether this process is rank 0 (or not under torchrun); creates no process group."""
     return int(os.environ.get("RANK", "0")) == 0
 
 
 @contextmanager
 def progress_reporter(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
-    """Yields what a long run reports to; `label` stands before parts that have none of their own.
+    """Yields the callback that a long run reports to; `label` is for reports that have none.
 
-    True is a bar in a terminal or a notebook, and nothing where standard error goes to a file.
+    True shows a bar in a terminal or a notebook, and nothing if standard error is a file.
     """
     if callable(progress):
         yield progress
@@ -58,7 +58,7 @@ def progress_reporter(progress: ShowProgress, label: str) -> Iterator[OnProgress
 
 
 def counter(report: OnProgress, total: int, unit: Unit) -> Advance:
-    """Reports the sum of what it is called with, out of `total`."""
+    """A function that adds up the amounts it is called with, and reports their sum of `total`."""
     done = 0
 
     def advance(count: int) -> None:

@@ -1,4 +1,4 @@
-"""A bar where a person watches: in a terminal, or in a cell of a notebook."""
+"""Progress bars for terminals and notebooks."""
 
 import sys
 import time
@@ -17,14 +17,14 @@ from ..maths.formatting import bytes_text, duration_text, shorten
 from . import OnProgress, Progress, ignore_progress
 from .plain_console import PlainConsole
 
-_LABEL_WIDTH = 28  # characters of what is at work; the bar takes what is left of the line
-_NOTEBOOK_WIDTH = 32  # of a notebook's bar
-_REDRAW_SECONDS = 0.2  # seconds between two pictures of it
+_LABEL_WIDTH = 28  # characters; the bar takes what is left of the line
+_NOTEBOOK_WIDTH = 32  # characters
+_REDRAW_SECONDS = 0.2  # of the notebook bar
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """How far the whole run is, of which a bar is one part."""
+    """Progress of the whole run, of which a bar shows one step; `share` is in [0, 1]."""
 
     share: float
     text: str
@@ -35,7 +35,7 @@ RunProgressSource = Callable[[Progress], RunProgress]
 
 
 def progress_bar(label: str) -> AbstractContextManager[OnProgress]:
-    """The bar that fits where this runs; none where nobody would see it."""
+    """A bar for the notebook or terminal that this process runs in; none without either."""
     if _in_notebook():
         return notebook_bar(label)
     if sys.stderr.isatty():
@@ -47,7 +47,7 @@ def progress_bar(label: str) -> AbstractContextManager[OnProgress]:
 def terminal_bar(
     label: str, console: Console, run_progress: RunProgressSource | None = None
 ) -> Iterator[OnProgress]:
-    """A line with a bar, and one below for the whole run; they are gone when it is done."""
+    """A line with a bar, and one below for the whole run; both are erased on exit."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -60,7 +60,7 @@ def terminal_bar(
 
 @contextmanager
 def notebook_bar(label: str) -> Iterator[OnProgress]:
-    """Plain text, which any notebook shows without widgets, and which needs no escaping."""
+    """A bar in plain text, which any notebook shows without widgets and without escaping."""
     from IPython.display import display
 
     handle = display({"text/plain": ""}, raw=True, display_id=True)
@@ -72,7 +72,8 @@ def notebook_bar(label: str) -> Iterator[OnProgress]:
         if time.monotonic() - drawn >= _REDRAW_SECONDS or progress.done == progress.total:
             drawn = time.monotonic()
             filled = _NOTEBOOK_WIDTH * progress.done // max(1, progress.total)
-            text = f"{progress.label or label} {'█' * filled}{'░' * (_NOTEBOOK_WIDTH - filled)} {amount_done}"
+            cells = "█" * filled + "░" * (_NOTEBOOK_WIDTH - filled)
+            text = f"{progress.label or label} {cells} {amount_done}"
             handle.update({"text/plain": text}, raw=True)
 
     try:
@@ -82,7 +83,7 @@ def notebook_bar(label: str) -> Iterator[OnProgress]:
 
 
 class _TerminalBar:
-    """One bar at a time: a new part takes the place of the one before."""
+    """One bar at a time: a report with a new label replaces the bar."""
 
     def __init__(self, label: str, bars: Bars, run_progress: RunProgressSource | None) -> None:
         self.label, self.bars, self.run_progress = label, bars, run_progress
@@ -114,7 +115,7 @@ class _TerminalBar:
 
 
 def amount_text(progress: Progress, speed: float) -> str:
-    """How much is done, next to the bar, with a speed when there is one."""
+    """The text next to a bar: the amount done, and the speed if there is one."""
     if progress.unit == "bytes":
         text = f"{bytes_text(progress.done)} of {bytes_text(progress.total)}"
         return f"{text} {bytes_text(speed)}/s" if speed else text
@@ -130,7 +131,7 @@ def time_left_text(seconds: float) -> str:
 
 
 class Speed:
-    """What is done a second, since the first report; tokens, where they are told."""
+    """Tokens (or units, in reports without tokens) per second since the first report."""
 
     def __init__(self) -> None:
         self.start: tuple[float, int, int] | None = None
@@ -143,7 +144,7 @@ class Speed:
         return (counted - self.start[1]) / max(now - self.start[0], 1e-9)
 
     def seconds_left(self, progress: Progress) -> float | None:
-        """None before anything was done."""
+        """Estimate from the speed so far; None before anything was done."""
         if self.start is None or progress.done <= self.start[2]:
             return None
         elapsed = time.monotonic() - self.start[0]
@@ -151,7 +152,7 @@ class Speed:
 
 
 def _in_notebook() -> bool:
-    """Jupyter's shell, and those of Colab and Databricks, which are made from it."""
+    """Whether this runs in Jupyter, Colab or Databricks, whose shells are subclasses of one."""
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython else None
     return any(kind.__name__ == "ZMQInteractiveShell" for kind in type(shell).__mro__)

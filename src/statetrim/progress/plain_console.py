@@ -1,4 +1,4 @@
-"""A console that shows text as text: names may be anybody's, with codes a terminal obeys."""
+"""A console that removes control characters: names of models and files are untrusted."""
 
 from collections.abc import Iterable
 
@@ -7,7 +7,7 @@ from rich.segment import Segment
 
 
 class PlainConsole(Console):
-    """Rich's console; characters that print nothing become spaces, its own styles stay."""
+    """Rich's console, where non-printable characters become spaces; styles still work."""
 
     def _render_buffer(self, buffer: Iterable[Segment]) -> str:
         return super()._render_buffer(map(_plain, buffer))
