@@ -1,8 +1,8 @@
-"""Files and directories that appear whole or not at all.
+"""Write files and directories so that they appear complete or not at all.
 
-Each is written in a directory of its own beside its place, with a name that nobody can guess, and
-gets its own name once it is on the disk. So nothing that lies there is opened, followed or
-overwritten on the way, and what a killed process leaves is known by its name.
+Each is written in a scratch directory with a random name, next to the target, and renamed to the
+target once it is synced to disk. So no existing file is opened, followed or overwritten on the way,
+and what a killed process leaves behind is recognised by its name.
 """
 
 import os
@@ -17,7 +17,10 @@ _SCRATCH_PREFIX, _SCRATCH_SUFFIX = ".statetrim-", ".tmp"
 
 @contextmanager
 def atomic_write(target: Path) -> Iterator[Path]:
-    """Yields where to write the file or directory that will be `target`."""
+    """Yield a scratch path to write to; on success it replaces `target`, on failure it is deleted.
+
+    It may become a file or a directory.
+    """
     scratch = scratch_path(target)
     try:
         yield scratch
@@ -28,13 +31,13 @@ def atomic_write(target: Path) -> Iterator[Path]:
 
 
 def scratch_path(target: Path) -> Path:
-    """Where to write what `finish` will give the name `target`."""
+    """Create a scratch directory next to `target`; return the path in it to write to."""
     directory = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, suffix=_SCRATCH_SUFFIX, dir=target.parent)
     return Path(directory) / target.name
 
 
 def move_into_place(scratch: Path, target: Path) -> None:
-    """Give what was written its name, once it is on the disk."""
+    """Sync `scratch` to disk, rename it to `target` and remove the scratch directory."""
     if scratch.is_dir():
         for path in scratch.iterdir():
             _fsync(path)
@@ -44,18 +47,18 @@ def move_into_place(scratch: Path, target: Path) -> None:
 
 
 def discard(scratch: Path) -> None:
-    """Remove what was not finished."""
+    """Delete the scratch directory of an unfinished write."""
     shutil.rmtree(scratch.parent, ignore_errors=True)
 
 
 def is_scratch(path: Path) -> bool:
-    """Whether a killed process may have left this."""
+    """Whether `path` is a scratch directory, which a killed process may have left."""
     has_scratch_name = path.name.startswith(_SCRATCH_PREFIX) and path.name.endswith(_SCRATCH_SUFFIX)
     return has_scratch_name and path.is_dir() and not path.is_symlink()
 
 
 def sync_directory(path: Path) -> None:
-    """Have the names in a directory on the disk."""
+    """Sync a directory's entries (names, not contents) to disk."""
     _fsync(path)
 
 

@@ -1,4 +1,4 @@
-"""Files of a checkpoint other than weights, which are copied when it is written again."""
+"""Files of a checkpoint other than weights (tokenizer, templates, card), copied into a cut."""
 
 import shutil
 from collections.abc import Mapping
@@ -17,26 +17,32 @@ _WEIGHT_SUFFIXES = {
 
 
 def auxiliary_files(model: Checkpoint) -> dict[str, Path]:
-    """Files other than weights, by their names relative to the checkpoint: tokenizer and the like.
+    """Name relative to the checkpoint -> path of each file other than weights and config.
 
-    Refuses links that lead out of the directory, or nowhere: a tokenizer without one of its files
-    may be another.
+    Raises StatetrimError for a link that leads out of the directory or is broken: without one of
+    its files a tokenizer may behave differently.
     """
-    top_level = sorted(p for p in model.path.iterdir() if not p.name.startswith("."))
+    paths = sorted(model.path.iterdir())
     templates = model.path / "additional_chat_templates"
-    inner_files = sorted(templates.iterdir()) if templates.is_dir() else []
-    names = [
-        str(path.relative_to(model.path))
-        for path in (*top_level, *inner_files)
-        if (path.is_file() or (path.is_symlink() and not path.is_dir()))
-        and path.suffix.lower() not in _WEIGHT_SUFFIXES
-        and path.name not in (CONFIG, ARTIFACTS)
-        and not path.name.endswith(".index.json")
-    ]
-    return {name: path_inside(model.path, name) for name in names}
+    if templates.is_dir():
+        paths += sorted(templates.iterdir())
+    files: dict[str, Path] = {}
+    for path in paths:
+        hidden = path.parent == model.path and path.name.startswith(".")
+        if not hidden and _is_auxiliary(path):
+            name = str(path.relative_to(model.path))
+            files[name] = path_inside(model.path, name)
+    return files
+
+
+def _is_auxiliary(path: Path) -> bool:
+    is_file = path.is_file() or (path.is_symlink() and not path.is_dir())  # a broken link counts
+    is_weights = path.suffix.lower() in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
+    return is_file and not is_weights and path.name not in (CONFIG, ARTIFACTS)
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
+    """Copy `files` (name -> source) into `directory`, each atomically."""
     for name, source in files.items():
         target = directory / name
         target.parent.mkdir(exist_ok=True)
@@ -45,10 +51,10 @@ def copy_files(files: Mapping[str, Path], directory: Path) -> None:
 
 
 def copy_all_but_weights(model: Checkpoint, directory: Path, record: str) -> str:
-    """Everything of `model` but weights and card: config, index, tokenizer, records of earlier
-    stages. Those of earlier runs of this one, named `record`, get `source_` before their names.
+    """Copy config, index, tokenizer and records of earlier steps; not weights and card.
 
-    Gives the beginning of its card; empty where there is none.
+    An earlier record of the same step, whose file is `record`, gets the prefix `source_`. Returns
+    the first MiB of the model's card, or an empty string if it has none.
     """
     files = auxiliary_files(model)
     artifacts = model.path / ARTIFACTS
@@ -69,5 +75,5 @@ def copy_all_but_weights(model: Checkpoint, directory: Path, record: str) -> str
 
 
 def is_newer(source: Path, target: Path) -> bool:
-    """Whether the source changed after the target was written, as it may between two runs."""
+    """Whether `source` was modified after `target` was written."""
     return source.stat().st_mtime_ns > target.stat().st_mtime_ns

@@ -1,7 +1,10 @@
-"""Which tensors of a checkpoint hold channels, and in which rows: every name must be foreseen."""
+"""Find the rows of each tensor that belong to channels or heads, as the family describes them.
+
+Every tensor of a mixer must be known to the family: an unknown name is an error, never a guess.
+"""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 from ..errors import StatetrimError
@@ -9,7 +12,10 @@ from ..families.contract import Config, Family, layer_config
 from ..geometry import ChannelRows, Geometry, Role
 from .safetensors_file import DTYPES, TensorInfo
 
-_SOFTMAX_TENSORS = {f"{name}_proj.{part}" for name in "qkvo" for part in ("weight", "bias")}
+_SOFTMAX_TENSORS = {
+    "q_proj.weight", "k_proj.weight", "v_proj.weight", "o_proj.weight",
+    "q_proj.bias", "k_proj.bias", "v_proj.bias", "o_proj.bias",
+}  # fmt: skip
 _DIMENSIONS: dict[Role, int] = {
     "q_proj": 2,
     "k_proj": 2,
@@ -28,7 +34,7 @@ _DIMENSIONS: dict[Role, int] = {
 
 @dataclass(frozen=True)
 class LayerRows:
-    """The claims on one tensor of one decoder layer."""
+    """The channel rows of one tensor, and the decoder layer that the tensor belongs to."""
 
     layer: int
     channel_rows: list[ChannelRows] = field(default_factory=list)
@@ -37,18 +43,18 @@ class LayerRows:
 def find_channel_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
 ) -> dict[str, LayerRows]:
-    """Tensor name -> its claims. Names are matched whole and anchored; whatever the family did not
-    foresee is refused."""
+    """Tensor name -> the rows of its channels, for every tensor that holds some.
+
+    Raises StatetrimError for a mixer's tensor that the family does not know, a missing or repeated
+    tensor, a wrong shape or dtype, and tensors of linear attention outside the linear layers.
+    """
     by_layer = _rows_by_layer(family, config, geometry, family.channel_rows)
     # DOTALL: a name with a line break in it is still a name under the mixer.
-    mixer_of_layer = re.compile(
-        "|".join(_layer_pattern(mixer) for mixer in family.mixer_prefixes), re.DOTALL
-    )
-    mixer_anywhere = re.compile(
-        "|".join(_mixer_pattern(mixer) for mixer in family.mixer_prefixes), re.DOTALL
-    )
-    described = {name for by_leaf in by_layer.values() for name in by_leaf}
-    distinctive = (described | set(family.unchanged_tensors)) - _SOFTMAX_TENSORS
+    prefixes = family.mixer_prefixes
+    mixer_of_layer = re.compile("|".join(_layer_pattern(p) for p in prefixes), re.DOTALL)
+    mixer_anywhere = re.compile("|".join(_mixer_pattern(p) for p in prefixes), re.DOTALL)
+    # Names of linear attention alone; softmax attention has a q_proj.weight too.
+    distinctive = set(family.unchanged_tensors).union(*by_layer.values()) - _SOFTMAX_TENSORS
 
     rows_by_tensor: dict[str, LayerRows] = {}
     seen: dict[tuple[int, str], str] = {}
@@ -56,17 +62,14 @@ def find_channel_rows(
         name = tensor.name
         match = mixer_of_layer.fullmatch(name)
         if match is None:
-            stray_match = mixer_anywhere.search(name)
-            if (
-                stray_match
-                and next(group for group in stray_match.groups() if group) in distinctive
-            ):
+            stray = mixer_anywhere.search(name)
+            if stray and next(group for group in stray.groups() if group) in distinctive:
                 raise StatetrimError(
                     f"tensor {name[:200]!r} looks like linear attention outside the decoder; "
                     f"refusing to guess what to do with it"
                 )
             continue
-        number, leaf = (group for group in match.groups() if group)
+        number, leaf = (group for group in match.groups() if group)  # of the one that matched
         layer = int(number)
         if layer not in by_layer:
             if leaf in distinctive:
@@ -91,37 +94,44 @@ def find_channel_rows(
             )
     for layer, by_leaf in by_layer.items():
         for leaf, rows_list in by_leaf.items():
-            if (layer, leaf) not in seen and not rows_list[0].optional:
-                raise StatetrimError(
-                    f"layer {layer} lacks the tensor {leaf!r} that its config implies"
-                )
+            if (layer, leaf) not in seen:
+                _check_optional(layer, leaf, rows_list)
     return rows_by_tensor
 
 
 def find_head_rows(
     family: Family, config: Config, geometry: Geometry, tensors: Iterable[TensorInfo]
 ) -> dict[str, LayerRows]:
-    """The same of whole heads, for tensors that `resolve` has passed."""
+    """Tensor name -> the rows of its heads, for every tensor that holds some.
+
+    Expects `tensors` that `find_channel_rows` accepts. Raises StatetrimError for a missing tensor
+    or a wrong shape.
+    """
     by_layer = _rows_by_layer(family, config, geometry, family.head_rows)
     tensors_by_name = {tensor.name: tensor for tensor in tensors}
     rows_by_tensor: dict[str, LayerRows] = {}
     for layer, by_leaf in by_layer.items():
-        mixer_names = [mixer.format(layer=layer) for mixer in family.mixer_prefixes]
         for leaf, rows_list in by_leaf.items():
-            names = [
-                f"{mixer_name}.{leaf}"
-                for mixer_name in mixer_names
-                if f"{mixer_name}.{leaf}" in tensors_by_name
-            ]
-            if not names and not rows_list[0].optional:
-                raise StatetrimError(
-                    f"layer {layer} lacks the tensor {leaf!r} that its config implies"
-                )
-            for name in names:
-                for rows in rows_list:
-                    _check_fit(rows, tensors_by_name[name], geometry)
-                rows_by_tensor[name] = LayerRows(layer, rows_list)
+            exists = False
+            for mixer in family.mixer_prefixes:
+                name = f"{mixer.format(layer=layer)}.{leaf}"
+                if name in tensors_by_name:
+                    exists = True
+                    for rows in rows_list:
+                        _check_fit(rows, tensors_by_name[name], geometry)
+                    rows_by_tensor[name] = LayerRows(layer, rows_list)
+            if not exists:
+                _check_optional(layer, leaf, rows_list)
     return rows_by_tensor
+
+
+def names_by_layer(rows_by_tensor: Mapping[str, LayerRows], role: Role) -> dict[int, str]:
+    """Layer -> name of its tensor with this role, such as "o_proj"."""
+    names: dict[int, str] = {}
+    for name, layer_rows in rows_by_tensor.items():
+        if layer_rows.channel_rows[0].role == role:
+            names[layer_rows.layer] = name
+    return names
 
 
 def _rows_by_layer(
@@ -130,7 +140,7 @@ def _rows_by_layer(
     geometry: Geometry,
     describe: Callable[[Config, Geometry], list[ChannelRows]],
 ) -> dict[int, dict[str, list[ChannelRows]]]:
-    """Layer -> tensor of its mixer -> claims; layers of one shape share them."""
+    """Layer -> tensor of its mixer -> what `describe` returns; layers of one shape share it."""
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
     for layer in geometry.layers:
         shape = geometry.for_layer(layer)
@@ -142,12 +152,19 @@ def _rows_by_layer(
 
 
 def _layer_pattern(mixer: str) -> str:
+    """Groups of a match: number of the layer, name within the mixer."""
     before, after = map(re.escape, mixer.split("{layer}"))
     return rf"{before}(0|[1-9][0-9]{{0,5}}){after}\.(.+)"
 
 
 def _mixer_pattern(mixer: str) -> str:
+    """Group of a match: name within a mixer, wherever that is."""
     return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
+
+
+def _check_optional(layer: int, leaf: str, rows_list: list[ChannelRows]) -> None:
+    if not rows_list[0].optional:
+        raise StatetrimError(f"layer {layer} lacks the tensor {leaf!r} that its config implies")
 
 
 def _check_fit(rows: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:

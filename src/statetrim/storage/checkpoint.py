@@ -1,4 +1,4 @@
-"""A checkpoint directory, read lazily: config, headers, and single tensors on request."""
+"""A checkpoint directory: config and headers are read at once, tensors on request."""
 
 import re
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ from ..geometry import ChannelRows, Geometry, Role
 from ..maths.formatting import bytes_text, shorten
 from ..maths.table import Table
 from ..progress import ShowProgress
-from .channel_rows import LayerRows, find_channel_rows, find_head_rows
+from .channel_rows import LayerRows, find_channel_rows, find_head_rows, names_by_layer
 from .digests import is_sampled_digest, model_digest, sampled_digests
 from .file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
 from .hub.cache import model_name, repository_in_cache
@@ -28,21 +28,21 @@ from .resplit_tensors import RowRange, find_resplit_tensors
 from .safetensors_file import Shard, TensorInfo, read_shard, read_tensor
 
 Weights = bool | Literal["headers"]
-"""What is opened of the weights: the files, nothing, or of a hub model their headers alone."""
+"""Which weights to open: the files, none, or only the headers of a model on the hub."""
 
 _QUANTIZED_FILES = ("quantize_config.json", "quant_config.json", "hf_quant_config.json")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model on disk, as `st.open` returns it. Weights are read only when they are needed."""
+    """A model on disk, as `st.open` returns it. Tensors are read only when they are needed."""
 
     path: Path
     config: Config
     family: Family
     geometry: Geometry
     shards: tuple[Shard, ...] = ()
-    index: dict[str, Any] | None = None  # model.safetensors.index.json, where there is one
+    index: dict[str, Any] | None = None  # model.safetensors.index.json, if it exists
 
     def __repr__(self) -> str:
         geometry = self.geometry
@@ -57,7 +57,7 @@ class Checkpoint:
         return self.table().html()
 
     def table(self) -> Table:
-        """A short summary for a person."""
+        """A summary for display."""
         geometry = self.geometry
         rows = {
             "model type": self._model_type,
@@ -72,7 +72,7 @@ class Checkpoint:
 
     @property
     def name(self) -> str:
-        """Its hub id where it came from the hub, else the name of its directory."""
+        """The hub id of a model in the hub cache, else the name of its directory."""
         return model_name(self.path.resolve())
 
     @property
@@ -81,37 +81,40 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> dict[str, tuple[Shard, TensorInfo]]:
-        """Every tensor by name, and the shard that holds it."""
+        """Tensor name -> the shard that holds it, and its header entry."""
         return {tensor.name: (shard, tensor) for shard in self.shards for tensor in shard.tensors}
 
     @property
     def downloaded(self) -> bool:
-        """Whether its weights are on this machine; of a hub model there may be only headers."""
+        """Whether the weights are on this machine, not just headers that were read on the hub."""
         return all(shard.path.exists() for shard in self.shards)
 
     @cached_property
     def parameters(self) -> int:
-        """Number of stored parameters; 0 where only the config is at hand."""
+        """Number of stored parameters; 0 if only the config was opened."""
         return sum(prod(tensor.shape) for _, tensor in self.tensors.values())
 
     @cached_property
     def resplit_tensors(self) -> dict[str, RowRange]:
-        """The tensors whose rows lie partly in their neighbours, as in a model saved again."""
+        """Tensor name -> where its rows are stored, if partly under a neighbour's name.
+
+        Happens when transformers loads and saves a model; see `resplit_tensors.py`.
+        """
         tensors = {name: info for name, (_, info) in self.tensors.items()}
         return find_resplit_tensors(self.family, self.config, self.geometry, tensors)
 
     @cached_property
     def flattened_heads(self) -> dict[str, int]:
-        """The tensors [heads, channels] that are claimed as one row, and their heads."""
-        shapes = {name: info.shape for name, (_, info) in self.tensors.items()}
-        leaf_names = {name: name.rpartition(".")[2] for name in shapes}
-        flat_names = [
-            name for name, leaf in leaf_names.items() if leaf in self.family.flattened_tensors
-        ]
-        return {name: shapes[name][0] for name in flat_names if len(shapes[name]) == 2}
+        """Name -> heads of the tensors [heads, channels] that the family describes as flattened."""
+        heads: dict[str, int] = {}
+        for name, (_, info) in self.tensors.items():
+            leaf = name.rpartition(".")[2]
+            if leaf in self.family.flattened_tensors and len(info.shape) == 2:
+                heads[name] = info.shape[0]
+        return heads
 
     def tensor(self, name: str) -> Tensor:
-        """One whole tensor, in its stored dtype; one that is `flat` as a single row."""
+        """A tensor with its own rows, in the stored dtype; one of `flattened_heads` as a vector."""
         if name in self.resplit_tensors:
             row_range = self.resplit_tensors[name]
             joined = torch.cat([self._read_stored(piece) for piece in row_range.names])
@@ -126,36 +129,41 @@ class Checkpoint:
 
     @cached_property
     def channel_rows(self) -> dict[str, LayerRows]:
-        """Tensor name -> the layer it belongs to and its claims; checks the closed world first."""
+        """Tensor name -> its layer and the rows of its key and value channels.
+
+        Raises StatetrimError if a tensor's name, shape or dtype is not what the family expects.
+        """
         return find_channel_rows(self.family, self.config, self.geometry, self._logical_tensors)
 
     @cached_property
     def head_rows(self) -> dict[str, LayerRows]:
-        """The same of whole heads: every tensor that holds some."""
-        self.channel_rows  # noqa: B018  (the closed world)
+        """Tensor name -> its layer and the rows of its heads. Raises as `channel_rows` does."""
+        self.check_tensors()
         return find_head_rows(self.family, self.config, self.geometry, self._logical_tensors)
+
+    def check_tensors(self) -> None:
+        """Raise StatetrimError if a tensor's name, shape or dtype is not as the family expects."""
+        _ = self.channel_rows  # resolving them, once, is the check
 
     @property
     def _logical_tensors(self) -> list[TensorInfo]:
+        """Header entries with the shapes that `tensor` returns."""
         return [self._with_logical_shape(tensor) for _, tensor in self.tensors.values()]
 
     def _with_logical_shape(self, tensor: TensorInfo) -> TensorInfo:
         if tensor.name in self.resplit_tensors:
-            return replace(
-                tensor, shape=(self.resplit_tensors[tensor.name].size, *tensor.shape[1:])
-            )
-        return (
-            replace(tensor, shape=(prod(tensor.shape),))
-            if tensor.name in self.flattened_heads
-            else tensor
-        )
+            rows = self.resplit_tensors[tensor.name].size
+            return replace(tensor, shape=(rows, *tensor.shape[1:]))
+        if tensor.name in self.flattened_heads:
+            return replace(tensor, shape=(prod(tensor.shape),))
+        return tensor
 
     def layer_config(self, layer: int) -> Config:
-        """The config of a stock model whose layers are all like this one."""
+        """The config of a stock model whose layers all have this layer's widths."""
         return layer_config(self.family, self.config, self.geometry, layer)
 
     def channels(self, layer: int) -> list[ChannelRows]:
-        """What the family says of one layer's mixer."""
+        """The rows of all channels in one layer's mixer, as the family describes them."""
         return self.family.channel_rows(self.layer_config(layer), self.geometry.for_layer(layer))
 
     def query_key_weights(self, layer: int) -> tuple[Tensor, Tensor]:
@@ -172,24 +180,19 @@ class Checkpoint:
 
     def output_weight(self, layer: int) -> Tensor:
         """The output projection [hidden, value heads x value channels], float64."""
-        name = next(
-            name
-            for name, layer_rows in self.channel_rows.items()
-            if layer_rows.layer == layer and layer_rows.channel_rows[0].role == "o_proj"
-        )
-        return self.tensor(name).double()
+        return self.tensor(names_by_layer(self.channel_rows, "o_proj")[layer]).double()
 
     def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
         """Query and key convolution taps, each [heads, channels, copies, width], float64; None for
         models without a short convolution."""
         if not self.geometry.conv_width:
             return None
-        return self._weight_rows(layer, "q_conv").squeeze(3), self._weight_rows(
-            layer, "k_conv"
-        ).squeeze(3)
+        queries, keys = self._weight_rows(layer, "q_conv"), self._weight_rows(layer, "k_conv")
+        return queries.squeeze(3), keys.squeeze(3)
 
     def _weight_rows(self, layer: int, role: Role) -> Tensor:
-        copies = []
+        """Weights of a layer with this role, [heads, channels, copies, ...], float64."""
+        copies: list[Tensor] = []
         for name, layer_rows in self.channel_rows.items():
             rows_of_role = [rows for rows in layer_rows.channel_rows if rows.role == role]
             if layer_rows.layer == layer and rows_of_role:
@@ -204,11 +207,11 @@ class Checkpoint:
 
     @property
     def fingerprint(self) -> str:
-        """The same as `digest`; earlier versions had two."""
+        """Equal to `digest`; earlier versions distinguished them."""
         return self.digest
 
     def has_digest(self, digest: Any) -> bool:
-        """Whether `mark` is what an artifact calls this model, an earlier version's too."""
+        """Whether `digest`, from an artifact of this or an earlier version, is this model's."""
         if is_sampled_digest(digest):
             return digest in self._sampled_digests
         return bool(digest == self.digest)
@@ -228,7 +231,7 @@ def open_checkpoint(
     """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
     Reads and checks the config and the headers of the weights. For a hub id, files that are not in
-    the local cache are downloaded; without `weights`, or if the model cannot be cut, only the
+    the local cache are downloaded; without `weights`, or if the model cannot be pruned, only the
     config. `weights="headers"` reads the headers on the hub, which is enough for an estimate.
     """
     path = _existing_path(model)
@@ -245,12 +248,8 @@ def open_checkpoint(
     config = read_json(config_file, MAX_CONFIG_BYTES, allow_nan=True)
     family = family or family_of(config)
     config_only = Checkpoint(config_file.parent, config, family, geometry_of(family, config))
-    if (
-        hub is not None
-        and weights
-        and family.refusal(config) is None
-        and not _quantization_text(config)
-    ):
+    can_prune = family.refusal(config) is None and not _quantization_text(config)
+    if hub is not None and weights and can_prune:
         if weights == "headers" and missing_weight_files(config_only.path):
             return replace(config_only, shards=hub.read_headers(config_only.path))
         path = hub.download(progress)
@@ -261,7 +260,7 @@ def open_checkpoint(
 
 
 def require_prunable(model: Checkpoint) -> Checkpoint:
-    """`model`, once it is certain that its weights are here and can be cut."""
+    """Return `model`; raise StatetrimError if its weights are missing or cannot be pruned."""
     reason = model.family.refusal(model.config)
     if reason:
         raise StatetrimError(f"{model.config.get('model_type')} cannot be pruned: {reason}")
@@ -269,14 +268,15 @@ def require_prunable(model: Checkpoint) -> Checkpoint:
     check_no_redirections(model.path, model.config)
     if not model.shards:
         raise StatetrimError(
-            f"{model.path} holds no {SINGLE_FILE} and no {INDEX}; only safetensors weights can be cut"
+            f"{model.path} holds no {SINGLE_FILE} and no {INDEX}; "
+            f"only safetensors weights can be cut"
         )
-    model.channel_rows  # noqa: B018  (checks every header against the family)
+    model.check_tensors()
     return model
 
 
-def check_values_prunable(model: Checkpoint) -> Checkpoint:
-    """`model`, once it is certain that its value channels can be cut."""
+def check_values_prunable(model: Checkpoint) -> None:
+    """Raise StatetrimError if the value channels of `model` cannot be pruned."""
     reason = model.family.value_refusal(model.config)
     axes = {rows.axis for rows in model.channels(model.geometry.layers[0])}
     if reason is None and "value" not in axes:
@@ -285,11 +285,10 @@ def check_values_prunable(model: Checkpoint) -> Checkpoint:
         raise StatetrimError(
             f"the values of {model.config.get('model_type')} cannot be cut: {reason}"
         )
-    return model
 
 
-def check_heads_removable(model: Checkpoint) -> Checkpoint:
-    """`model`, once it is certain that whole heads can be removed from it."""
+def check_heads_removable(model: Checkpoint) -> None:
+    """Raise StatetrimError if whole heads cannot be removed from `model`."""
     reason = model.family.head_refusal(model.config)
     if reason is None and not model.family.head_rows(model.config, model.geometry):
         reason = f"family {type(model.family).__name__} does not describe them"
@@ -297,16 +296,15 @@ def check_heads_removable(model: Checkpoint) -> Checkpoint:
         raise StatetrimError(
             f"the heads of {model.config.get('model_type')} cannot be removed: {reason}"
         )
-    return model
 
 
 def check_rows_not_quantized(model: Checkpoint) -> None:
-    """Quantised rows share scales or packed words with their neighbours, so none can be dropped."""
+    """Raise StatetrimError for quantised weights: rows share scales or packed words."""
     quantization = _quantization_text(model.config)
     if quantization is not None:
         raise StatetrimError(
-            f"the checkpoint is quantised ({quantization}): scales cover blocks of rows, so rows cannot "
-            f"be cut; prune the original weights and quantise the result"
+            f"the checkpoint is quantised ({quantization}): scales cover blocks of rows, so rows "
+            f"cannot be cut; prune the original weights and quantise the result"
         )
     for name in _QUANTIZED_FILES:
         if (model.path / name).exists():
@@ -317,9 +315,10 @@ def check_rows_not_quantized(model: Checkpoint) -> None:
 
 
 def _quantization_text(config: Config) -> str | None:
-    """How the weights are quantised, by which field of the config."""
-    inner_configs = [config.get(name) for name in ("text_config", "llm_config")]
-    for section in (config, *(inner for inner in inner_configs if isinstance(inner, dict))):
+    """The quantisation method and the config field that names it; None if not quantised."""
+    for section in (config, config.get("text_config"), config.get("llm_config")):
+        if not isinstance(section, dict):
+            continue
         for key in ("quantization_config", "compression_config"):
             value = section.get(key)
             if value is not None:
@@ -329,15 +328,16 @@ def _quantization_text(config: Config) -> str | None:
 
 
 def _existing_path(model: str | Path) -> Path | None:
-    """Where `model` is on this machine; None where there is no such place."""
+    """`model` as the path of an existing file or directory; None if it is not one."""
     try:
         path = Path(model).expanduser()
         return path if path.is_dir() or path.is_file() else None
-    except (OSError, RuntimeError):  # a name too long, or the home of an unknown user
+    except (OSError, RuntimeError):  # the name is too long, or ~USER is unknown
         return None
 
 
 def _read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | None]:
+    """The headers of all shards, and the index if there is one; raises if they disagree."""
     has_index, has_single = (directory / INDEX).exists(), (directory / SINGLE_FILE).exists()
     if has_index and has_single:
         raise StatetrimError(
@@ -352,20 +352,22 @@ def _read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
     if not isinstance(index.get("metadata"), dict | None):
         raise StatetrimError(f"{INDEX} has 'metadata' that is not an object")
     names = {str(name) for name in weight_map.values()}
-    bad_name = next((n for n in names if not re.fullmatch(r"[\w.-]+\.safetensors", n)), None)
-    if bad_name is not None:
-        raise StatetrimError(
-            f"{INDEX} names the file {bad_name[:200]!r}; shards must be .safetensors files in "
-            f"the same directory"
-        )
-    shards = []
+    for name in names:
+        if not re.fullmatch(r"[\w.-]+\.safetensors", name):
+            raise StatetrimError(
+                f"{INDEX} names the file {name[:200]!r}; shards must be .safetensors files in "
+                f"the same directory"
+            )
+    shards: list[Shard] = []
+    stored_names: set[str] = set()
     for name in sorted(names):  # each is checked before the next is read, so memory stays bounded
-        shards.append(read_shard(path_inside(directory, name)))
-        _check_shard_index(weight_map, shards[-1])
-    stored_names = {tensor.name for shard in shards for tensor in shard.tensors}
-    missing = next((name for name in weight_map if name not in stored_names), None)
-    if missing is not None:
-        raise StatetrimError(f"{INDEX} lists {missing[:200]!r}, which no shard holds")
+        shard = read_shard(path_inside(directory, name))
+        _check_shard_index(weight_map, shard)
+        shards.append(shard)
+        stored_names.update(tensor.name for tensor in shard.tensors)
+    for name in weight_map:
+        if name not in stored_names:
+            raise StatetrimError(f"{INDEX} lists {name[:200]!r}, which no shard holds")
     return tuple(shards), index
 
 
@@ -379,9 +381,9 @@ def _check_shard_index(weight_map: dict[str, str], shard: Shard) -> None:
 
 
 def path_inside(directory: Path, name: str) -> Path:
-    """`directory / name`, once it is certain that no link leads out of the checkpoint.
+    """`directory / name`; raises StatetrimError if it is no file or a link out of the checkpoint.
 
-    A hub cache is the exception it must be: snapshots there link to blobs of the same repository.
+    In a hub cache links may lead to the blobs of the same repository.
     """
     path, real_directory = directory / name, directory.resolve()
     root = repository_in_cache(real_directory) or real_directory

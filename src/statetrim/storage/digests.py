@@ -1,13 +1,13 @@
-"""What tells two models apart: a hash of the config and of every byte of every tensor.
+"""Digest of a model: a hash of its config and of every byte of every tensor.
 
-It is the same for the same tensors in other shards. Hashing takes one to two seconds a gigabyte;
-what was found of a large shard is kept in the user's cache, until the shard's size or times change.
+It does not depend on how tensors are divided into shards. Hashing takes one to two seconds per
+gigabyte; digests of a large shard are cached until its size or times change.
 """
 
 import hashlib
 import json
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -18,37 +18,38 @@ from ..maths.units import MIB
 from .json_file import read_json, write_json
 from .safetensors_file import MAX_HEADER_BYTES, Shard
 
-_FULL_PREFIX = "2:"  # before what is made here
+_FULL_PREFIX = "2:"  # of digests of all bytes; sampled digests have none
 _BLOCK_BYTES = MIB
-_MIN_CACHED_BYTES = 256 * MIB  # a smaller shard is hashed again in the time that a file takes
+_MIN_CACHED_BYTES = 256 * MIB  # a smaller shard is hashed as fast as a cache file is read
 _SAMPLE_BYTES = 4096
 
 
 def model_digest(config: Mapping[str, Any], shards: Sequence[Shard]) -> str:
-    """The same only for the same config and the same tensors."""
+    """SHA-256 over the config and each tensor's name, dtype, shape and bytes, with a prefix."""
     model_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
-        by_shard = list(pool.map(_tensor_digests, shards))
-    tensor_digests = {
-        name: digest for shard_digests in by_shard for name, digest in shard_digests.items()
-    }
-    tensors = {tensor.name: tensor for shard in shards for tensor in shard.tensors}
-    for name in sorted(tensors):
-        tensor = tensors[name]
-        model_hash.update(f"{name} {tensor.dtype} {tensor.shape} {tensor_digests[name]}\n".encode())
+        digests_by_shard = list(pool.map(_tensor_digests, shards))
+    lines: dict[str, str] = {}
+    for shard, digests in zip(shards, digests_by_shard, strict=True):
+        for tensor in shard.tensors:
+            digest = digests[tensor.name]
+            lines[tensor.name] = f"{tensor.name} {tensor.dtype} {tensor.shape} {digest}\n"
+    for name in sorted(lines):
+        model_hash.update(lines[name].encode())
     return _FULL_PREFIX + model_hash.hexdigest()
 
 
 def sampled_digests(
     config: Mapping[str, Any], shards: Sequence[Shard], pruned_names: Iterable[str]
 ) -> tuple[str, str]:
-    """What earlier artifacts name a model by: hashes of the first 4 KiB of the tensors that are
-    cut, and of all."""
+    """Digests that earlier versions stored, over the first 4 KiB of tensors.
+
+    The first covers the contents of `pruned_names` only, the second of all tensors.
+    """
     tensors = {tensor.name: (shard, tensor) for shard in shards for tensor in shard.tensors}
-    pruned_hash, full_hash = (
-        hashlib.sha256(json.dumps(config, sort_keys=True).encode()) for _ in range(2)
-    )
-    samples = {}
+    pruned_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
+    full_hash = pruned_hash.copy()
+    samples: dict[str, bytes] = {}
     for name in sorted(tensors):
         shard, tensor = tensors[name]
         description = f"{name} {tensor.dtype} {tensor.shape}\n".encode()
@@ -63,32 +64,36 @@ def sampled_digests(
 
 
 def is_sampled_digest(digest: Any) -> bool:
-    """Whether `mark` is of the earlier kind."""
+    """Whether `digest` is one of `sampled_digests`, from an earlier version."""
     return isinstance(digest, str) and not digest.startswith(_FULL_PREFIX)
 
 
 def _tensor_digests(shard: Shard) -> Mapping[str, str]:
+    """Tensor name -> SHA-256 of its bytes, from the cache where possible."""
     status = shard.path.stat()
     if status.st_size < _MIN_CACHED_BYTES:
         return _hash_tensors(shard)
-    # No program can set the time of the last change of a file's state, unlike that of its content.
+    # ctime cannot be set, unlike mtime.
     key = [str(shard.path.resolve()), status.st_dev, status.st_ino, status.st_size]
     key += [status.st_mtime_ns, status.st_ctime_ns]
     cache_file = _cache_directory() / f"{hashlib.sha256(json.dumps(key).encode()).hexdigest()}.json"
-    names = [tensor.name for tensor in shard.tensors]
     with suppress(StatetrimError):
-        return _check_cached(read_json(cache_file, MAX_HEADER_BYTES), names)
+        cached = read_json(cache_file, MAX_HEADER_BYTES)
+        _check_cached(cached, shard)
+        return cached
     digests = _hash_tensors(shard)
-    with suppress(OSError):  # it is only hashed again
+    with suppress(OSError):  # without a cache the shard is hashed again next time
         cache_file.parent.mkdir(parents=True, exist_ok=True)
         write_json(cache_file, dict(digests), indent=None)
     return digests
 
 
-def _check_cached(stored: Mapping[str, Any], names: Collection[str]) -> Mapping[str, str]:
-    if set(stored) != set(names) or not all(isinstance(value, str) for value in stored.values()):
-        raise StatetrimError("another file")
-    return stored
+def _check_cached(digests: Mapping[str, Any], shard: Shard) -> None:
+    for tensor in shard.tensors:
+        if not isinstance(digests.get(tensor.name), str):
+            raise StatetrimError(f"no digest of {tensor.name[:200]!r}")
+    if len(digests) != len(shard.tensors):
+        raise StatetrimError("digests of other tensors")
 
 
 def _cache_directory() -> Path:
@@ -97,8 +102,9 @@ def _cache_directory() -> Path:
 
 
 def _hash_tensors(shard: Shard) -> dict[str, str]:
-    """SHA-256 of every tensor's bytes."""
-    digests, buffer = {}, memoryview(bytearray(_BLOCK_BYTES))
+    """Tensor name -> SHA-256 of its bytes, read in blocks of 1 MiB."""
+    digests: dict[str, str] = {}
+    buffer = memoryview(bytearray(_BLOCK_BYTES))
     with shard.path.open("rb", buffering=0) as file:
         for tensor in shard.tensors:
             tensor_hash, remaining = hashlib.sha256(), tensor.nbytes

@@ -1,4 +1,4 @@
-"""The files of a checkpoint that have the same names everywhere, and how large they may be."""
+"""Fixed file names of a checkpoint, and how large these files may be."""
 
 from ..maths.units import MIB
 

@@ -1,4 +1,4 @@
-"""Read JSON that is not to be trusted; write it so that a crash leaves the old file or the new."""
+"""Read untrusted JSON files; write JSON and text atomically."""
 
 import json
 from pathlib import Path
@@ -8,13 +8,16 @@ from ..errors import StatetrimError
 from ..maths.units import MIB
 from .atomic import atomic_write
 
-_MAX_CONTAINERS = 2**20  # Python spends some 100 bytes on every list and object
-_MAX_DEPTH = 64  # writing recurses deeper than reading, so Python's own limit comes too late
+_MAX_CONTAINERS = 2**20  # each list or object takes about 100 bytes in Python
+_MAX_DEPTH = 64  # json.dumps recurses deeper than json.loads, so RecursionError comes too late
 
 
 def read_json(path: Path, max_bytes: int, *, allow_nan: bool = False) -> dict[str, Any]:
-    """The JSON object in `path`: bounded in size and depth, no repeated keys; NaN and Infinity
-    only with `constants`, as in configs that Python wrote."""
+    """The JSON object in `path`, with `max_bytes` at most.
+
+    Raises StatetrimError for a larger file, deep nesting, repeated keys, or anything but an object.
+    `allow_nan` accepts NaN and Infinity, which Python writes into configs.
+    """
     try:
         if not path.is_file():
             hint = ": what is there is not a file" if path.exists() else ""
@@ -28,7 +31,7 @@ def read_json(path: Path, max_bytes: int, *, allow_nan: bool = False) -> dict[st
 
 
 def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, Any]:
-    """The JSON object in `text`; `name` is what an error calls it."""
+    """The JSON object in `text`, checked as in `read_json`; errors call it `name`."""
     if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise StatetrimError(f"{name} holds more than {_MAX_CONTAINERS} lists and objects")
     try:
@@ -38,7 +41,7 @@ def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, 
             parse_constant=None if allow_nan else _reject_constant,
         )
         _check_depth(value)
-        if b"\\u" in text:  # half a surrogate pair can be read but not written
+        if b"\\u" in text:  # half a surrogate pair can be decoded but not encoded
             json.dumps(value, ensure_ascii=False).encode()
     except (ValueError, RecursionError) as error:
         reason = str(error).partition("\n")[0][:120]
@@ -49,12 +52,12 @@ def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, 
 
 
 def write_json(path: Path, value: dict[str, Any], *, indent: int | None = 2) -> None:
-    """The file appears whole; one that was there is replaced."""
+    """Write a JSON file atomically, replacing an existing one."""
     write_text(path, json.dumps(value, indent=indent, ensure_ascii=False) + "\n")
 
 
 def write_text(path: Path, text: str) -> None:
-    """The file appears whole; one that was there is replaced."""
+    """Write a UTF-8 file atomically, replacing an existing one."""
     with atomic_write(path) as scratch:
         scratch.write_text(text, encoding="utf-8")
 
@@ -62,23 +65,26 @@ def write_text(path: Path, text: str) -> None:
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     fields = dict(pairs)
     if len(fields) != len(pairs):
-        missing = object()
-        repeated = next(name for name, _ in pairs if fields.pop(name, missing) is missing)
-        raise ValueError(f"the name {repeated[:80]!r} appears twice")
+        seen: set[str] = set()
+        for name, _ in pairs:
+            if name in seen:
+                raise ValueError(f"the name {name[:80]!r} appears twice")
+            seen.add(name)
     return fields
 
 
 def _check_depth(value: Any) -> None:
+    """Raise ValueError if lists and objects are nested more than `_MAX_DEPTH` deep."""
     level: list[Any] = [[value]]
     for _ in range(_MAX_DEPTH):
-        level = [
-            inner
-            for outer in level
-            for inner in (outer.values() if isinstance(outer, dict) else outer)
-            if isinstance(inner, dict | list)
-        ]
-        if not level:
+        next_level: list[Any] = []
+        for outer in level:
+            for inner in outer.values() if isinstance(outer, dict) else outer:
+                if isinstance(inner, dict | list):
+                    next_level.append(inner)
+        if not next_level:
             return
+        level = next_level
     raise ValueError(f"nested more than {_MAX_DEPTH} deep")
 
 

@@ -1,4 +1,4 @@
-"""One process at a time in a directory; another is told who is at work there."""
+"""Let one process at a time write to a directory; an error names the process that does."""
 
 import os
 import socket
@@ -16,7 +16,10 @@ OWNER_FILE = ".at-work.json"  # who holds the lock
 
 @contextmanager
 def locked(partial: Path) -> Iterator[None]:
-    """`partial`, made where it is not there; removed again where it stays empty."""
+    """Hold an exclusive lock on the directory `partial`, which is created, and removed if empty.
+
+    Raises StatetrimError if another process holds the lock, or if `partial` is a file or a link.
+    """
     if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
         raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
     lock_descriptor = _exclusive_lock()
@@ -37,14 +40,17 @@ def locked(partial: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            remove_empty(partial)  # under the lock, so that nobody has begun there
+            remove_empty(partial)  # still locked, so no other process has started to write there
             for parent in new_parents:
                 with suppress(OSError):
                     parent.rmdir()
 
 
 def _exclusive_lock() -> Callable[[int], None]:
-    """Locks an open directory or raises BlockingIOError. Windows opens no directories."""
+    """A function that locks a directory's descriptor, or raises BlockingIOError if it is locked.
+
+    Raises StatetrimError on Windows, which has no `fcntl` and cannot open directories.
+    """
     try:
         import fcntl
     except ImportError:
@@ -56,7 +62,7 @@ def _exclusive_lock() -> Callable[[int], None]:
 
 
 def write_owner(partial: Path, job: str) -> None:
-    """Say who holds the lock, for the message of another process."""
+    """Write which process holds the lock, for the error of a process that wants it too."""
     owner = {
         "job": job,
         "process": os.getpid(),
@@ -76,10 +82,12 @@ def remove_empty(directory: Path) -> None:
 
 
 def _owner_text(partial: Path) -> str:
-    """Who it is, where that can be read."""
+    """The process that holds the lock, in parentheses; empty if its file cannot be read."""
     try:
         owner = read_json(partial / OWNER_FILE, MIB)
-    except StatetrimError:  # it has just begun, or just ended
+    except StatetrimError:  # the process has just started or just ended
         return ""
-    fields = {name: str(owner.get(name))[:80] for name in ("job", "process", "host", "since")}
-    return " ({job}, process {process} on {host}, since {since})".format(**fields)
+    job, process, host, since = (
+        str(owner.get(name))[:80] for name in ("job", "process", "host", "since")
+    )
+    return f" ({job}, process {process} on {host}, since {since})"

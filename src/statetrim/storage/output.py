@@ -1,8 +1,8 @@
-"""Where the result of a job grows: `OUT.partial`, which is locked and belongs to that very job.
+"""Write the result of a job in `OUT.partial`, a locked directory that belongs to one job.
 
-A job is known by its record, which lies there as `statetrim/NAME`. A result that is a directory
-takes its name by renaming `OUT.partial`, record and all; one that is files is moved out of it. A
-job that was killed is finished by running it again.
+The record in `OUT.partial/statetrim/NAME` identifies the job. A result that is a directory is
+published by renaming `OUT.partial` to `OUT`, record included; result files are moved out of it.
+Running a killed job again finishes it.
 """
 
 import errno
@@ -26,14 +26,17 @@ ARTIFACTS = "statetrim"
 CARD = "README.md"
 MAX_RECORD_BYTES = 64 * MIB
 
-_PUBLISHING = "finished"  # in a record: the files that are being moved to their places
+_PUBLISHING = "finished"  # field of a record: digests of the files that are being published
 _LINKS_UNSUPPORTED = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV)
 
 logger = logging.getLogger("statetrim")
 
 
 class Output:
-    """What `output` yields: a place to write to, and its last step."""
+    """The directory `path` to write a result to, and `publish`, which gives the result its name.
+
+    `done` means that the result exists already, so nothing is to be written.
+    """
 
     def __init__(
         self,
@@ -45,20 +48,21 @@ class Output:
         may_change: Collection[str],
     ) -> None:
         self.out, self.path = out, partial_path(out)
-        self.done = self._is_ours = False
-        self._record, self._files, self._temporary_patterns = (
-            dict(record),
-            files,
-            temporary_patterns,
-        )
-        self._may_change = may_change
+        self.done = self._belongs_to_job = False
+        self._record, self._files = dict(record), files
+        self._temporary_patterns, self._may_change = temporary_patterns, may_change
         self._record_path = self.path / ARTIFACTS / name
 
     def publish(self, result: Path | None = None) -> None:
-        """Give the result its name: a directory below `path` (else `path` itself), or the files."""
+        """Rename `result` (a directory below `path`, default `path`) to `out`, or move the files.
+
+        Then remove `OUT.partial`. Raises StatetrimError if the target exists by now.
+        """
         if self._files is not None:
-            written = {name: self.path / name for name in self._files}
-            digests = {name: _sha256(path) for name, path in written.items() if path.exists()}
+            digests: dict[str, str] = {}
+            for name in self._files:
+                if (self.path / name).exists():
+                    digests[name] = _sha256(self.path / name)
             write_json(self._record_path, self._record | {_PUBLISHING: digests})
             self._move_files(digests)
             self._remove_partial()
@@ -75,7 +79,11 @@ class Output:
             self._remove_partial()
 
     def _prepare(self) -> None:
-        """Make sure that the place is this job's, and that its result is not there yet."""
+        """Check that `OUT.partial` is empty or of this job, clean it up, and write the record.
+
+        Sets `done` if the result exists, or if a killed process had only to publish its files.
+        Raises StatetrimError if `OUT.partial` or the target belongs to something else.
+        """
         scratch, files = _scratch_and_files(self.path)
         stored = None
         if self._record_path in files:
@@ -88,7 +96,7 @@ class Output:
         if self._files is None and already_done(self.out, name, self._record):
             self.done = True
             if differing or (stored is None and files):
-                return  # what lies beside the result is not ours
+                return  # OUT is complete, and OUT.partial is not of this job: leave it alone
         elif differing:
             raise StatetrimError(
                 f"{self.path} is left from another job (its {differing[0]!r} differs); "
@@ -100,7 +108,7 @@ class Output:
             )
         for path in scratch:
             shutil.rmtree(path)
-        self._is_ours = True
+        self._belongs_to_job = True
         if self._files is not None:
             digests = self._files_to_publish(stored or {})
             if digests is None:
@@ -117,15 +125,20 @@ class Output:
         write_owner(self.path, str(self._record.get("format")))
 
     def _files_to_publish(self, stored: Mapping[str, Any]) -> dict[str, str] | None:
-        """Digests of the files that a killed process was giving their names, if all are here."""
+        """Name -> digest of files that a killed process was publishing; None if one is missing."""
         digests, targets = stored.get(_PUBLISHING), self._files or {}
         if not isinstance(digests, dict) or not digests or not set(digests) <= set(targets):
             return None
-        all_exist = all(_lexists(self.path / name) or _lexists(targets[name]) for name in digests)
-        return {name: str(digest) for name, digest in digests.items()} if all_exist else None
+        for name in digests:
+            if not _lexists(self.path / name) and not _lexists(targets[name]):
+                return None
+        return {name: str(digest) for name, digest in digests.items()}
 
     def _move_files(self, digests: Mapping[str, str]) -> None:
-        """Also those of a killed process: what has its name already is what was meant to."""
+        """Move the files in `digests` to their targets.
+
+        A target that exists must have the same digest: a killed process moved it before.
+        """
         assert self._files is not None
         for name, digest in digests.items():
             source, target = self.path / name, self._files[name]
@@ -145,9 +158,13 @@ class Output:
         )
 
     def _remove_partial(self) -> None:
-        """Remove what is ours and not needed any more; the record last, so that it stays ours."""
+        """Delete this job's files in `OUT.partial`, and the directory if nothing else is in it.
+
+        The record goes last: while it is there, a rerun knows whose directory it is.
+        """
         paths = [self.path / name for name in (OWNER_FILE, *(self._files or ()))]
-        paths += [path for pattern in self._temporary_patterns for path in self.path.glob(pattern)]
+        for pattern in self._temporary_patterns:
+            paths += self.path.glob(pattern)
         for path in paths:
             if path.is_dir() and not path.is_symlink():
                 shutil.rmtree(path)
@@ -159,8 +176,8 @@ class Output:
             logger.warning("%s holds files that statetrim did not write, so it stays", self.path)
 
     def _clean_up(self) -> None:
-        """After a failure: files that nothing was done for leave no trace."""
-        if self._is_ours and self.path.exists():
+        """After a failure, delete `OUT.partial` of file results if only the record is in it."""
+        if self._belongs_to_job and self.path.exists():
             (self.path / OWNER_FILE).unlink(missing_ok=True)
             if self._files is not None and _scratch_and_files(self.path)[1] <= {self._record_path}:
                 self._remove_partial()
@@ -176,14 +193,15 @@ def open_output(
     temporary_patterns: Sequence[str] = (),
     may_change: Collection[str] = (),
 ) -> Iterator[Output]:
-    """The place of a job, locked; `done` where its result is there already and is not overwritten.
+    """Lock `OUT.partial` for the job that `record` describes, and yield it as an `Output`.
 
-    With `files` the result is not a directory but those of these names that are written, each with
-    the place it is for. `ours` are patterns of names below `OUT.partial` that do not stay, `free`
-    the fields of the record in which a rerun may differ from the run that it finishes.
+    The result is the directory `out`, or with `files` (name -> target path) those of these files
+    that are written. `temporary_patterns` are glob patterns below `OUT.partial` of files to delete
+    at the end. A rerun may differ from the run that it finishes in the fields `may_change` of the
+    record. Raises StatetrimError if something else exists at the target, or another process writes.
     """
     work = Output(Path(out), name, record, files, temporary_patterns, may_change)
-    if not _lexists(work.path):  # nothing is written where the answer is clear
+    if not _lexists(work.path):  # without leftovers, existing results are found before locking
         if files is not None:
             check_absent(*files.values())
         elif already_done(work.out, name, record):
@@ -201,6 +219,8 @@ def open_output(
 
 
 class Savable(Protocol):
+    """An artifact that writes itself to a file."""
+
     def save(self, path: str | Path) -> None: ...
 
 
@@ -215,11 +235,12 @@ def run_and_save(
     temporary_patterns: Sequence[str] = (),
     extra_files: Mapping[str, Path] | None = None,
 ) -> Artifact:
-    """What `make` gives, saved as the file `out`; loaded, where a killed process had just done it.
+    """Call `make`, save the artifact it returns as `out`, and return it.
 
-    `make` is given a directory where it may keep what it has so far, under the names of `ours`,
-    and files that appear with the result, each in its place, under those of `beside`. Nothing is
-    saved where `out` is None, and there is no such directory.
+    `make` gets the directory `OUT.partial`: there it may keep intermediate results whose names
+    match `temporary_patterns`, and write `extra_files` (name -> target path), which are published
+    with the result. If a killed process had finished, the artifact is loaded instead. With
+    `out=None` nothing is saved and `make` gets None.
     """
     if out is None:
         return make(None)
@@ -237,7 +258,7 @@ def run_and_save(
 
 
 def partial_path(out: Path) -> Path:
-    """Where `out` grows."""
+    """`OUT.partial`, where `out` is written; raises StatetrimError for a path without a name."""
     named = out if out.name not in ("", "..") else out.resolve()
     if not named.name:
         raise StatetrimError(f"{out} cannot be an output; name a file or directory in it")
@@ -245,13 +266,20 @@ def partial_path(out: Path) -> Path:
 
 
 def is_complete(out: Path) -> bool:
-    """Whether `out` is there and nothing is left of its making, except empty directories, which
-    are removed; for those who hold the lock of the directory it is in."""
-    remove_empty(partial_path(out))
+    """Whether `out` exists and no `OUT.partial` does."""
     return out.exists() and not partial_path(out).exists()
 
 
+def remove_empty_partial(out: Path) -> None:
+    """Delete `OUT.partial` if a killed process left nothing in it but empty directories.
+
+    Only for the process that holds the lock of the surrounding directory.
+    """
+    remove_empty(partial_path(out))
+
+
 def check_absent(*targets: Path) -> None:
+    """Raise StatetrimError if one of `targets` exists, even as a broken link."""
     for target in targets:
         if _lexists(target):
             raise StatetrimError(
@@ -260,7 +288,10 @@ def check_absent(*targets: Path) -> None:
 
 
 def already_done(out: Path, name: str, record: Mapping[str, Any]) -> bool:
-    """Whether the directory `out` is the result of this very job; anything else is refused."""
+    """Whether the directory `out` is the result of the job that `record` describes.
+
+    Raises StatetrimError if `out` is anything else that exists.
+    """
     path = out / ARTIFACTS / name
     if path.is_file() and record.items() <= read_json(path, MAX_RECORD_BYTES).items():
         return True
@@ -269,22 +300,28 @@ def already_done(out: Path, name: str, record: Mapping[str, Any]) -> bool:
 
 
 def _scratch_and_files(partial: Path) -> tuple[list[Path], set[Path]]:
-    """What a killed process was writing, and the files that are there."""
-    scratch, files = [], set()
-    for directory, directories, names in os.walk(partial):
-        inner = [Path(directory, name) for name in directories]
-        if links := [path for path in inner if path.is_symlink()]:
-            raise StatetrimError(f"{links[0]} is a link to a directory; move {partial} away")
-        scratch += [path for path in inner if is_scratch(path)]
-        directories[:] = [path.name for path in inner if not is_scratch(path)]
-        files |= {Path(directory, name) for name in names if name != OWNER_FILE}
+    """Scratch directories of a killed process, and all other files but the lock owner's.
+
+    Raises StatetrimError for a link to a directory.
+    """
+    scratch: list[Path] = []
+    files: set[Path] = set()
+    for parent, directories, names in os.walk(partial):
+        for name in [*directories]:
+            path = Path(parent, name)
+            if path.is_symlink():
+                raise StatetrimError(f"{path} is a link to a directory; move {partial} away")
+            if is_scratch(path):
+                scratch.append(path)
+                directories.remove(name)  # os.walk does not enter it
+        files.update(Path(parent, name) for name in names if name != OWNER_FILE)
     return scratch, files
 
 
 def _move_without_replacing(source: Path, target: Path) -> bool:
-    """Give a file a name that is free; False where it is not."""
+    """Move a file; return False if `target` exists."""
     try:
-        os.link(source, target)  # unlike a rename, it never replaces
+        os.link(source, target)  # unlike a rename, a link never replaces a file
     except FileExistsError:
         return False
     except OSError as error:

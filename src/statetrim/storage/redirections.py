@@ -1,4 +1,4 @@
-"""What would have a library run other weights or code than the files that were opened."""
+"""Fields and files by which a library would run other weights or code than the checkpoint's."""
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -20,14 +20,14 @@ _KERNEL_FIELDS = {
     "_experts_implementation": _EXPERT_KERNELS,
     "_experts_implementation_internal": _EXPERT_KERNELS,
 }
-"""Fields that may name a kernel of the hub, and the values that do not."""
+"""Config field that may name a kernel on the hub -> values that are kernels of the library."""
 _WEIGHTS_FIELD = "transformers_weights"
 _ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _REMOTE_CODE_FIELD = "auto_map"
 
 
 def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
-    """Refuse a checkpoint that stock transformers would load otherwise than it stands here."""
+    """Raise StatetrimError if transformers would load other weights, an adapter or hub kernels."""
     for name in _ADAPTER_FILES:
         if (directory / name).exists() or (directory / name).is_symlink():
             raise StatetrimError(
@@ -38,8 +38,9 @@ def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
     for section in _nested_configs(config):
         if section.get(_WEIGHTS_FIELD) is not None:
             raise StatetrimError(
-                f"config.json has {_WEIGHTS_FIELD} = {shorten(section[_WEIGHTS_FIELD])!r}: transformers "
-                f"would load that file instead of the checkpoint's own; remove the field"
+                f"config.json has {_WEIGHTS_FIELD} = {shorten(section[_WEIGHTS_FIELD])!r}: "
+                f"transformers would load that file instead of the checkpoint's own; "
+                f"remove the field"
             )
         for field, allowed in _KERNEL_FIELDS.items():
             for value in _kernel_names(section.get(field)):
@@ -51,39 +52,35 @@ def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_run_not_quantized(directory: Path, config: Mapping[str, Any]) -> None:
-    """Refuse to run quantised weights: transformers may take kernels from the hub for them."""
+    """Raise StatetrimError for quantised weights: transformers may fetch kernels from the hub."""
     for section in _nested_configs(config):
-        if any(
-            section.get(name) is not None for name in ("quantization_config", "compression_config")
-        ):
-            raise StatetrimError(
-                f"{directory} is quantised, and transformers may fetch code to run it; run the "
-                f"original weights, or evaluate with --engine vllm"
-            )
+        for name in ("quantization_config", "compression_config"):
+            if section.get(name) is not None:
+                raise StatetrimError(
+                    f"{directory} is quantised, and transformers may fetch code to run it; run the "
+                    f"original weights, or evaluate with --engine vllm"
+                )
 
 
 def without_redirections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The config without fields that choose code: none is needed to run the model."""
-    kept = {
-        name: value
-        for name, value in config.items()
-        if name not in _KERNEL_FIELDS and name != _REMOTE_CODE_FIELD
-    }
-    return {
-        name: without_redirections(value) if isinstance(value, dict) else value
-        for name, value in kept.items()
-    }
+    """A copy of the config without the fields that choose code; the model runs without them."""
+    kept: dict[str, Any] = {}
+    for name, value in config.items():
+        if name not in _KERNEL_FIELDS and name != _REMOTE_CODE_FIELD:
+            kept[name] = without_redirections(value) if isinstance(value, dict) else value
+    return kept
 
 
 def _nested_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """The config and those inside it, of its text and vision models."""
+    """The config and all configs nested in it, such as those of text and vision models."""
     yield config
     for value in config.values():
         if isinstance(value, dict):
             yield from _nested_configs(value)
 
 
-def _kernel_names(value: Any) -> list[str]:
-    """One for the whole model, or one for each of its parts."""
-    values = value.values() if isinstance(value, dict) else [value]
-    return [str(name) for name in values if name is not None]
+def _kernel_names(value: Any) -> Iterator[str]:
+    """Values of a kernel field, which is one name or a name per submodel."""
+    for name in value.values() if isinstance(value, dict) else [value]:
+        if name is not None:
+            yield str(name)

@@ -1,7 +1,7 @@
-"""Tensors that transformers joins when it loads a model, and splits in equal parts when it saves.
+"""Tensors that transformers concatenates on loading and splits into equal parts on saving.
 
-The parts need not be equal: OLMo-Hybrid's values are wider than its keys. What was saved again has
-every row, in order, but some in the tensor before or after their own.
+The original parts may differ in size: OLMo-Hybrid's values are wider than its keys. A checkpoint
+that was loaded and saved holds every row, in order, but some under a neighbour's name.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from .safetensors_file import TensorInfo
 
 @dataclass(frozen=True)
 class RowRange:
-    """Rows `start` to `start + size` of `names`, laid one after the other."""
+    """Rows `start` to `start + size` of the concatenated tensors `names`."""
 
     names: tuple[str, ...]
     start: int
@@ -27,40 +27,36 @@ class RowRange:
 def find_resplit_tensors(
     family: Family, config: Config, geometry: Geometry, tensors: Mapping[str, TensorInfo]
 ) -> dict[str, RowRange]:
-    """Tensor name -> where its own rows lie; only tensors that lie in equal parts are listed."""
+    """Tensor name -> where its rows are stored, for tensors that were split into equal parts."""
     row_ranges: dict[str, RowRange] = {}
     if not family.concatenated_parameters:
         return row_ranges
     for layer in geometry.layers:
         own_config = layer_config(family, config, geometry, layer)
-        sizes_by_leaf = {
-            rows.tensor: rows.size
-            for rows in family.channel_rows(own_config, geometry.for_layer(layer))
-        }
+        channel_rows = family.channel_rows(own_config, geometry.for_layer(layer))
+        sizes_by_leaf = {rows.tensor: rows.size for rows in channel_rows}
         for leaves in family.concatenated_parameters.values():
             sizes = [sizes_by_leaf[leaf] for leaf in leaves]
             equal_sizes = [len(chunk) for chunk in torch.arange(sum(sizes)).chunk(len(sizes))]
-            starts = accumulate(sizes[:-1], initial=0)
-            leaf_ranges = list(zip(leaves, starts, sizes, strict=True))
+            if equal_sizes == sizes:
+                continue
             for mixer in family.mixer_prefixes:
-                mixer_name = mixer.format(layer=layer)
-                names = tuple(f"{mixer_name}.{leaf}" for leaf in leaves)
-                if (
-                    _have_rows(equal_sizes, [tensors.get(name) for name in names])
-                    and equal_sizes != sizes
-                ):
-                    row_ranges |= {
-                        f"{mixer_name}.{leaf}": RowRange(names, start, size)
-                        for leaf, start, size in leaf_ranges
-                    }
+                names = tuple(f"{mixer.format(layer=layer)}.{leaf}" for leaf in leaves)
+                if _have_rows(equal_sizes, names, tensors):
+                    starts = accumulate(sizes[:-1], initial=0)
+                    for name, start, size in zip(names, starts, sizes, strict=True):
+                        row_ranges[name] = RowRange(names, start, size)
     return row_ranges
 
 
-def _have_rows(row_counts: list[int], tensors: list[TensorInfo | None]) -> bool:
-    """Whether the tensors have `parts` rows, and are alike in all else."""
-    present = [tensor for tensor in tensors if tensor is not None and tensor.shape]
-    return (
-        len(present) == len(row_counts)
-        and [tensor.shape[0] for tensor in present] == row_counts
-        and len({(tensor.dtype, tensor.shape[1:]) for tensor in present}) == 1
-    )
+def _have_rows(
+    row_counts: list[int], names: tuple[str, ...], tensors: Mapping[str, TensorInfo]
+) -> bool:
+    """Whether the tensors `names` exist with these numbers of rows, and agree in all else."""
+    row_kinds: set[tuple[str, tuple[int, ...]]] = set()
+    for name, row_count in zip(names, row_counts, strict=True):
+        tensor = tensors.get(name)
+        if tensor is None or not tensor.shape or tensor.shape[0] != row_count:
+            return False
+        row_kinds.add((tensor.dtype, tensor.shape[1:]))
+    return len(row_kinds) == 1

@@ -1,7 +1,7 @@
 """One safetensors file: a strict header reader, and a writer that drops rows and copies the rest.
 
-safetensors' own reader hides byte offsets, and bytes that do not change should go from file to file
-inside the kernel; so the header is read here, and checked before anything relies on it.
+safetensors' own reader hides byte offsets, which are needed to copy unchanged bytes from file to
+file inside the kernel. So the header is read here, and checked before anything relies on it.
 """
 
 import errno
@@ -30,9 +30,9 @@ from .json_file import parse_json
 MAX_HEADER_BYTES = 24 * MIB
 MAX_DIMENSIONS = 16
 BLOCK_BYTES = 32 * MIB
-"""How much of a cut tensor is in memory at a time."""
+"""How much of an edited tensor is in memory at a time."""
 COPY_BYTES = 256 * MIB
-"""How much the kernel copies between two reports."""
+"""How much the kernel copies between two reports of progress."""
 
 _DTYPE_BITS = {
     "BOOL": 8, "U8": 8, "I8": 8, "U16": 16, "I16": 16, "U32": 32, "I32": 32, "U64": 64, "I64": 64,
@@ -46,14 +46,14 @@ DTYPES = {
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
-"""The dtypes whose rows can be cut; the others hold packed or scaled values."""
+"""The dtypes whose rows can be pruned; others hold packed or scaled values."""
 
 _COPY_UNSUPPORTED = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP}
 
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """Where a tensor lies: `start` counts from the beginning of the file."""
+    """Header entry of a tensor; `start` is its byte offset in the file."""
 
     name: str
     dtype: str
@@ -70,31 +70,36 @@ class Shard:
     metadata: dict[str, str]
     tensors: tuple[TensorInfo, ...]
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors, without the header."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
 
 @dataclass(frozen=True, eq=False)
 class TensorEdit:
-    """Which rows and columns of one tensor stay: dimension -> mask [size]. Before, each column may
-    be multiplied by its factor; after, all entries may be replaced by one value. `whole` is what to
-    cut where that is not what the file holds under the tensor's name; of a flat one `heads` rows
-    are made again."""
+    """How one tensor changes when its shard is rewritten: factors, then masks, then fill value."""
 
-    masks: Mapping[int, Tensor]
-    column_factors: Tensor | None = None  # [columns], float64
-    fill_value: float | None = None
-    replacement: Tensor | None = None
-    split_heads: int = 0
+    masks: Mapping[int, Tensor]  # dimension -> bool [size]: which rows or columns stay
+    column_factors: Tensor | None = (
+        None  # float64 [columns]: each column is multiplied by its factor
+    )
+    fill_value: float | None = None  # replaces all entries that stay
+    replacement: Tensor | None = None  # edited instead of the tensor that the file holds
+    split_heads: int = 0  # the result is reshaped to [split_heads, ...] if not 0
 
     def result_shape(self, stored_shape: Sequence[int]) -> tuple[int, ...]:
-        before = stored_shape if self.replacement is None else self.replacement.shape
-        after = tuple(
-            int(self.masks[dim].sum()) if dim in self.masks else size
-            for dim, size in enumerate(before)
-        )
-        return (self.split_heads, prod(after) // self.split_heads) if self.split_heads else after
+        """The shape after the edit of a tensor that is stored with `stored_shape`."""
+        shape = list(stored_shape if self.replacement is None else self.replacement.shape)
+        for dim, mask in self.masks.items():
+            shape[dim] = int(mask.sum())
+        if self.split_heads:
+            return self.split_heads, prod(shape) // self.split_heads
+        return tuple(shape)
 
 
 def read_shard(path: Path) -> Shard:
-    """Read and check the header of a safetensors file; no tensor is touched."""
+    """Read the header of a safetensors file; raises StatetrimError unless it fits the file."""
     try:
         with path.open("rb") as file:
             total = os.fstat(file.fileno()).st_size
@@ -111,19 +116,21 @@ def read_shard(path: Path) -> Shard:
     metadata = header.pop("__metadata__", {})
     if not isinstance(metadata, dict) or not all(isinstance(v, str) for v in metadata.values()):
         raise StatetrimError(f"the header of {path.name} has metadata that is not text")
-    tensors = parse_header(path.name, header, 8 + length)
-    end = 8 + length + sum(tensor.nbytes for tensor in tensors)
+    shard = Shard(path, metadata, parse_header(path.name, header, 8 + length))
+    end = 8 + length + shard.nbytes
     if end != total:
         raise StatetrimError(
             f"{path.name} is damaged or not complete: its header describes {end} bytes, "
             f"the file has {total}"
         )
-    return Shard(path, metadata, tensors)
+    return shard
 
 
 def parse_header(file: str, header: Mapping[str, Any], data_start: int) -> tuple[TensorInfo, ...]:
-    """The tensors of a header, in the order of their bytes, which begin at `data` and leave no gap;
-    `file` is what an error calls it."""
+    """The tensors of a header in the order of their bytes, which begin at offset `data_start`.
+
+    Raises StatetrimError, naming `file`, if an entry is malformed or tensors overlap or leave gaps.
+    """
     tensors = [_parse_entry(file, data_start, name, entry) for name, entry in header.items()]
     tensors.sort(key=lambda tensor: (tensor.start, tensor.nbytes))
     end = data_start
@@ -163,7 +170,7 @@ def _is_list_of_sizes(values: Any) -> bool:
 def save_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """The file appears whole; one that was there is replaced."""
+    """Write a safetensors file atomically, replacing an existing one."""
     with atomic_write(path) as scratch:
         write_tensors(scratch, tensors, metadata)
 
@@ -171,10 +178,13 @@ def save_tensors(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write `path` itself, in a directory that is replaced as a whole."""
+    """Write a safetensors file in place; for directories that are published as a whole.
+
+    Raises OSError for errors of the disk.
+    """
     try:
         save_file(dict(tensors), path, None if metadata is None else dict(metadata))
-    except SafetensorError as error:  # as it calls what the system refused
+    except SafetensorError as error:  # it wraps errors of the system
         code = re.search(r"os error (\d+)", str(error))
         if code is None:
             raise
@@ -183,12 +193,12 @@ def write_tensors(
 
 
 def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
-    """The whole tensor, in its own dtype."""
+    """Read a tensor in its stored dtype from an open shard."""
     return next(_read_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
 
 
 def tensors_after(shard: Shard, edits: Mapping[str, TensorEdit]) -> list[TensorInfo]:
-    """The shard's tensors as they will lie in the file that `rewrite_shard` writes."""
+    """Header entries of the file that `rewrite_shard` writes."""
     after: list[TensorInfo] = []
     for tensor in shard.tensors:
         if tensor.name in edits:
@@ -208,15 +218,15 @@ def tensors_after(shard: Shard, edits: Mapping[str, TensorEdit]) -> list[TensorI
 def rewrite_shard(
     shard: Shard, target: BinaryIO, edits: Mapping[str, TensorEdit], advance: Advance
 ) -> None:
-    """Write `shard` to `target` without the rows and columns that `cuts` drop."""
+    """Write `shard` to `target` with `edits` (tensor name -> edit) applied."""
     header = _encode_header(shard.metadata, tensors_after(shard, edits))
     target.write(header)
     with shard.path.open("rb") as source:
         for is_edited, group in groupby(shard.tensors, key=lambda tensor: tensor.name in edits):
             tensors = list(group)
-            if not is_edited:  # neighbours in the file: one copy for all of them
-                count = sum(tensor.nbytes for tensor in tensors)
-                _copy_bytes(source, target, tensors[0].start, count, advance)
+            if not is_edited:  # adjacent in the file: one copy for all of them
+                start, end = tensors[0].start, tensors[-1].start + tensors[-1].nbytes
+                _copy_bytes(source, target, start, end - start, advance)
                 continue
             for tensor in tensors:
                 for block in _edited_blocks(source, tensor, edits[tensor.name]):
@@ -230,9 +240,10 @@ def patch_shard(
     replacements: Mapping[str, Callable[[Tensor], Tensor]],
     advance: Advance,
 ) -> None:
-    """Copy `shard` to `target`, and write new values over some of its tensors, in their dtype.
+    """Copy `shard` to `target` and overwrite some tensors, keeping shapes and dtypes.
 
-    Each replacement is given the old value; one tensor is in memory at a time.
+    `replacements` maps a tensor's name to a function of its old value. One tensor is in memory at a
+    time.
     """
     with shard.path.open("rb") as source:
         _copy_bytes(source, target, 0, os.fstat(source.fileno()).st_size, advance)
@@ -248,7 +259,7 @@ def patch_shard(
 
 
 def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
-    """Length and JSON, padded with spaces so that the data begin at a multiple of 8."""
+    """Length and JSON of a header, padded with spaces to a multiple of 8 bytes."""
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for tensor in tensors:
@@ -265,7 +276,7 @@ def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -
 
 
 def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Iterator[Tensor]:
-    """The tensor's rows [rows, ...] in blocks of about `block_bytes`."""
+    """Yield a tensor's rows [rows, ...] in blocks of about `block_bytes`."""
     count = tensor.shape[0] if tensor.shape else 1
     row_bytes = max(1, tensor.nbytes // max(1, count))
     step = max(1, block_bytes // row_bytes) * row_bytes
@@ -281,12 +292,12 @@ def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> 
 def _edited_blocks(
     file: BufferedReader, tensor: TensorInfo, edit: TensorEdit
 ) -> Iterator[bytearray]:
+    """Yield the bytes of a tensor after `edit`, in blocks."""
+    if edit.replacement is None:
+        blocks = _read_blocks(file, tensor, BLOCK_BYTES)
+    else:
+        blocks = iter([edit.replacement])
     row = 0
-    blocks = (
-        _read_blocks(file, tensor, BLOCK_BYTES)
-        if edit.replacement is None
-        else iter([edit.replacement])
-    )
     for block in blocks:
         kept = block
         if edit.column_factors is not None:
@@ -306,7 +317,7 @@ def _edited_blocks(
 def _copy_bytes(
     source: BinaryIO, target: BinaryIO, start: int, count: int, advance: Advance
 ) -> None:
-    """Copy bytes from file to file inside the kernel, where the system can."""
+    """Append `count` bytes of `source` from offset `start` to `target`."""
     target.flush()
     while count:
         step = min(count, COPY_BYTES)
@@ -318,6 +329,7 @@ def _copy_bytes(
 
 
 def _copy_range(source: int, target: int, count: int, start: int) -> int:
+    """Copy up to `count` bytes between descriptors, inside the kernel where the system can."""
     if hasattr(os, "copy_file_range"):
         try:
             return os.copy_file_range(source, target, count, offset_src=start)

@@ -1,4 +1,4 @@
-"""Whether a result can be written: known before the work where it can be, and in one sentence."""
+"""Check before the work that a result can be written, and explain errors of the disk."""
 
 import errno
 import os
@@ -15,11 +15,11 @@ _UNWRITABLE_ERRORS = (errno.EFBIG, errno.EROFS, errno.EIO)
 
 
 class NoSpace(OSError):
-    """A disk is full, or will be."""
+    """The disk is full, or too small for what is to be written."""
 
 
 def check_space(directory: Path, nbytes: int) -> None:
-    """Refuse a result of so many bytes, less those that are there, before the work."""
+    """Raise NoSpace if the disk cannot take `nbytes` minus the files already in `directory`."""
     needed_bytes = nbytes - sum(
         path.stat().st_size for path in directory.iterdir() if path.is_file()
     )
@@ -33,28 +33,36 @@ def check_space(directory: Path, nbytes: int) -> None:
 
 
 def check_writable(out: str | Path) -> None:
-    """Refuse a place where nothing can be written, before the work."""
+    """Raise StatetrimError if `out` lies in no directory that this process may write to."""
     path = Path(out).absolute()
-    directory = next(parent for parent in path.parents if parent.exists())
+    directory = nearest_existing(path.parent)
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):
         raise StatetrimError(
             f"{out} cannot be written: {directory} is not a directory that may be written to"
         )
 
 
+def nearest_existing(path: Path) -> Path:
+    """`path`, or the nearest of its parents that exists."""
+    while not path.exists():
+        path = path.parent
+    return path
+
+
 @contextmanager
 def explain_disk_errors(partial: Path) -> Iterator[None]:
-    """Within, what a disk refuses is said in one sentence, with what is kept in `partial`; a
-    KeyboardInterrupt carries such a sentence as its note."""
+    """Within, an OSError of a full or unwritable disk becomes a NoSpace whose one sentence says
+    what is kept in `partial`, and a KeyboardInterrupt gets such a sentence as its message."""
     try:
         yield
     except KeyboardInterrupt as interrupt:
         again = "run the same command again to"
         if partial.exists():
-            interrupt.add_note(f"what is finished is kept in {partial}; {again} resume")
+            message = f"what is finished is kept in {partial}; {again} resume"
         else:
-            interrupt.add_note(f"nothing was kept; {again} start over")
-        raise
+            message = f"nothing was kept; {again} start over"
+        # Not a subclass: Python ends by SIGINT only for KeyboardInterrupt itself.
+        raise KeyboardInterrupt(message).with_traceback(interrupt.__traceback__) from None
     except NoSpace:
         raise
     except OSError as error:

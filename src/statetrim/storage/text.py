@@ -1,4 +1,4 @@
-"""Text -> token sequences of one length, in an order that never changes, with a digest."""
+"""Text source -> token sequences of one length, in a fixed order, with a digest."""
 
 import hashlib
 import json
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # a source can be checked before torch is imported
+if TYPE_CHECKING:  # check_text_source must not import torch
     from torch import Tensor
 
 from ..errors import StatetrimError
@@ -17,20 +17,19 @@ SUFFIXES = (".txt", ".jsonl", ".parquet")
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Packed token ids [count, length], and what they were made from."""
+    """Packed token ids [count, length], and the text source they come from."""
 
     ids: "Tensor"  # int32 [count, length]
     lineage: dict[str, Any]
-    answer_positions: "Tensor | None" = (
-        None  # int64 [n]: where the next token can be known; None: everywhere
-    )
+    # int64 [n]: positions whose next token is an answer that can be inferred; None: all positions
+    answer_positions: "Tensor | None" = None
 
     @property
     def tokens(self) -> int:
         return self.ids.numel()
 
     def batches(self, size: int) -> "list[Tensor]":
-        """int64 [<= size, length], in order."""
+        """The sequences in order, as int64 tensors [at most `size`, length]."""
         if size < 1:
             raise StatetrimError(f"a batch of {size} sequences is not possible; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
@@ -42,7 +41,8 @@ def read_sequences(
     """The first `tokens` of a text source after `skip`, packed into sequences of `length`.
 
     `text` is a .txt, .jsonl (field `text`) or .parquet file, a directory of them, or the name of a
-    hub dataset, which is streamed. Documents are joined by the end-of-text token.
+    hub dataset, which is streamed. Documents are joined by the end-of-text token. Raises
+    StatetrimError if the source has too few tokens.
     """
     import torch
 
@@ -62,7 +62,8 @@ def read_sequences(
             break
     if available < needed:
         raise StatetrimError(
-            f"{text} gives {available} tokens, fewer than the {needed} asked for; ask for fewer tokens"
+            f"{text} gives {available} tokens, fewer than the {needed} asked for; "
+            f"ask for fewer tokens"
         )
     packed = torch.cat(token_ids)[skip:needed].reshape(count, length)
     digest = hashlib.sha256(packed.numpy().tobytes()).hexdigest()
@@ -71,7 +72,7 @@ def read_sequences(
 
 
 def check_text_source(text: str | Path) -> None:
-    """Refuse what can be no text, before any work."""
+    """Raise StatetrimError if `text` cannot be a file, directory or hub dataset of texts."""
     path = Path(text)
     if path.suffix in SUFFIXES and not path.exists():
         raise StatetrimError(
@@ -87,7 +88,7 @@ def check_text_source(text: str | Path) -> None:
 
 
 def documents(text: str | Path) -> Iterator[str]:
-    """The documents of a source, one at a time, always in the same order."""
+    """Yield the documents of a text source, always in the same order."""
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
@@ -118,8 +119,7 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
 
 
 def import_datasets() -> Any:
-    """Without its download counter, which asks a host for every dataset that is opened, local ones
-    too."""
+    """The `datasets` library with its download counter off: it contacts a host, even for files."""
     import datasets
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
@@ -136,7 +136,7 @@ def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
     while True:
         try:
             row = next(rows, None)
-        except Exception as error:  # a file that only begins like one of its kind
+        except Exception as error:  # such as a parquet file that is damaged after its header
             reason = str(error).partition("\n")[0][:200]
             raise StatetrimError(f"the dataset {name} cannot be read: {reason}") from None
         if row is None:

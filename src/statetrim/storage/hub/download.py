@@ -1,4 +1,4 @@
-"""A model on the Hugging Face hub: its config, or all that a cut needs, in the local cache.
+"""Download a model from the Hugging Face hub into the local cache: config, or all files.
 
 Never downloaded: pickled weights, Python code, and weights that the index does not name.
 """
@@ -19,7 +19,7 @@ from ...progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..file_names import CONFIG, INDEX, MAX_CONFIG_BYTES, MAX_INDEX_BYTES, SINGLE_FILE
 from ..json_file import read_json
 from ..safetensors_file import Shard
-from ..space import NoSpace
+from ..space import NoSpace, nearest_existing
 from .headers import remote_shards
 from .hub_errors import HubUnreachable, explain_hub_errors, is_offline
 
@@ -28,21 +28,21 @@ _OTHER_FILES = re.compile(
     r"[\w.-]+\.(json|jinja|tiktoken|model)|(merges|vocab)\.txt|README\.md|LICENSE[\w.-]*"
     r"|additional_chat_templates/[\w.-]+\.jinja"
 )
-_POLL_SECONDS = 0.2  # between two looks at how much has arrived
+_POLL_SECONDS = 0.2  # between two reports of a download's progress
 
 logger = logging.getLogger("statetrim")
 
 
 @dataclass(frozen=True)
 class HubModel:
-    """A repository on the hub, at one of its revisions: a branch, a tag or a commit."""
+    """A repository on the hub at a revision: a branch, a tag or a commit."""
 
     repo: str
     revision: str | None = None
 
     @staticmethod
     def parse(text: str) -> "HubModel | None":
-        """`OWNER/NAME` or `OWNER/NAME@REVISION`; None for anything else, ./MODEL included."""
+        """Parse `OWNER/NAME` or `OWNER/NAME@REVISION`; None for anything else, such as ./MODEL."""
         match = _HUB_ID.fullmatch(text)
         return HubModel(match[1], match[2]) if match and ".." not in text else None
 
@@ -50,7 +50,7 @@ class HubModel:
         return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
     def download_config(self) -> Path:
-        """Its config.json; nothing else is downloaded."""
+        """Path of the model's config.json, downloaded if needed; other files are not."""
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         if is_offline():
@@ -70,7 +70,7 @@ class HubModel:
             return cached
 
     def download(self, progress: ShowProgress = True) -> Path:
-        """The directory with its weights, config, tokenizer and card; what is there stays."""
+        """The directory with weights, config, tokenizer and card; missing files are downloaded."""
         if is_offline():
             return self._cached_directory("HF_HUB_OFFLINE is set")
         try:
@@ -80,8 +80,10 @@ class HubModel:
             return self._cached_directory(str(error))
 
     def read_headers(self, directory: Path) -> tuple[Shard, ...]:
-        """The headers of its weights, as files of `home`, where its config is. The weights are not
-        downloaded: a range of the first bytes of each file is."""
+        """Headers of the weight files, from the first bytes of each; weights are not downloaded.
+
+        The shards' paths lie in `directory`, where the config is.
+        """
         if is_offline():
             raise self._not_cached_error("HF_HUB_OFFLINE is set")
         try:
@@ -95,7 +97,7 @@ class HubModel:
         return StatetrimError(f"the weights of {self} are not in the local hub cache, and {why}")
 
     def _commit_and_sizes(self) -> tuple[str | None, dict[str, int]]:
-        """The commit, and the size of each of its files."""
+        """The commit of the revision, and file name -> bytes."""
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
@@ -105,15 +107,13 @@ class HubModel:
         from huggingface_hub import snapshot_download
 
         commit, sizes = self._commit_and_sizes()
-        names = [
-            *self._weight_files(sizes),
-            *(name for name in sizes if _OTHER_FILES.fullmatch(name)),
-        ]
+        names = self._weight_files(sizes)
+        names += [name for name in sizes if _OTHER_FILES.fullmatch(name)]
         missing = [name for name in names if self._cached(name, commit) is None]
         if missing:
             nbytes = sum(sizes[name] for name in missing)
             _check_space(nbytes, self)
-            amount = f"{bytes_text(nbytes)} in " if nbytes else ""  # a mirror may not tell sizes
+            amount = f"{bytes_text(nbytes)} in " if nbytes else ""  # a mirror may not report sizes
             logger.info("downloading %s: %s%d files", self, amount, len(missing))
             repository = _cache_directory() / f"models--{self.repo.replace('/', '--')}"
             with (
@@ -122,28 +122,22 @@ class HubModel:
             ):
                 snapshot_download(self.repo, revision=self.revision, allow_patterns=names)
         config = self._cached(CONFIG, commit)
-        assert config is not None, "it was just read"
+        assert config is not None, "open_checkpoint downloads it first"
         return config.parent
 
     def _weight_files(self, sizes: Mapping[str, int]) -> list[str]:
-        """The weight files that count; a repository may hold others."""
+        """Names of the safetensors files that the index names, or the single file.
+
+        A repository may hold other weights. Raises StatetrimError if it has neither.
+        """
         from huggingface_hub import hf_hub_download
 
         if sizes.get(INDEX, 0) > MAX_INDEX_BYTES:
             raise StatetrimError(f"the {INDEX} of {self} is larger than any index, so it is left")
         if INDEX in sizes:
-            index = read_json(
-                Path(hf_hub_download(self.repo, INDEX, revision=self.revision)), MAX_INDEX_BYTES
-            )
-            weight_map = index.get("weight_map")
-            files = (
-                {str(file) for file in weight_map.values()}
-                if isinstance(weight_map, dict)
-                else set()
-            )
-            return sorted(
-                file for file in files & set(sizes) if re.fullmatch(r"[\w.-]+\.safetensors", file)
-            )
+            index = Path(hf_hub_download(self.repo, INDEX, revision=self.revision))
+            files = (_indexed_files(index) or set()) & set(sizes)
+            return sorted(name for name in files if re.fullmatch(r"[\w.-]+\.safetensors", name))
         if SINGLE_FILE not in sizes:
             raise StatetrimError(
                 f"{self} has no {SINGLE_FILE} and no {INDEX}; only safetensors weights can be cut"
@@ -151,6 +145,7 @@ class HubModel:
         return [SINGLE_FILE]
 
     def _cached(self, name: str, revision: str | None) -> Path | None:
+        """Path of a file in the local cache; None if it is not there."""
         from huggingface_hub import try_to_load_from_cache
 
         path = try_to_load_from_cache(self.repo, name, revision=revision)
@@ -176,22 +171,25 @@ class HubModel:
 
 
 def missing_weight_files(directory: Path) -> list[str]:
-    """The weight files that a directory of the cache should have and does not."""
+    """Names of the weight files that a snapshot in the cache lacks."""
     index = directory / INDEX
-    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map") if index.exists() else None
-    files = (
-        {str(file) for file in weight_map.values()}
-        if isinstance(weight_map, dict)
-        else {SINGLE_FILE}
-    )
-    return sorted(file for file in files if not (directory / file).exists())
+    files = _indexed_files(index) if index.exists() else None
+    if files is None:
+        files = {SINGLE_FILE}
+    return sorted(name for name in files if not (directory / name).exists())
+
+
+def _indexed_files(index: Path) -> set[str] | None:
+    """Names of the files in an index's weight map; None if it has none."""
+    weight_map = read_json(index, MAX_INDEX_BYTES).get("weight_map")
+    return {str(name) for name in weight_map.values()} if isinstance(weight_map, dict) else None
 
 
 @contextmanager
 def _report_bytes_below(directory: Path, total: int, report: OnProgress) -> Iterator[None]:
-    """Within, says a few times a second how many bytes have arrived below a directory.
+    """Within, report a few times per second how many bytes were added below `directory`.
 
-    The libraries below know several ways to fetch a file; all of them write it there.
+    huggingface_hub has several ways to download; all of them write to its cache.
     """
     stopped, bytes_before = threading.Event(), _bytes_below(directory)
 
@@ -215,20 +213,19 @@ def _bytes_below(directory: Path) -> int:
     for path in directory.glob("blobs/*"):
         try:
             total += path.stat().st_size
-        except OSError:  # renamed meanwhile
+        except OSError:  # renamed since it was listed
             continue
     return total
 
 
 def _check_space(nbytes: int, model: HubModel) -> None:
     cache = _cache_directory()
-    existing = next(path for path in (cache, *cache.parents) if path.exists())
-    free_bytes = shutil.disk_usage(existing).free
+    free_bytes = shutil.disk_usage(nearest_existing(cache)).free
     if nbytes > free_bytes:
         raise NoSpace(
             errno.ENOSPC,
-            f"{model} needs {bytes_text(nbytes)}, and the disk of the hub cache has {bytes_text(free_bytes)} free: "
-            f"{cache}; HF_HOME names another place",
+            f"{model} needs {bytes_text(nbytes)}, and the disk of the hub cache has "
+            f"{bytes_text(free_bytes)} free: {cache}; HF_HOME names another place",
         )
 
 

@@ -1,4 +1,4 @@
-"""What the hub answers instead of what was asked for, each in one sentence."""
+"""Errors of the Hugging Face hub as StatetrimError, each in one sentence."""
 
 import errno
 from collections.abc import Iterator
@@ -12,12 +12,15 @@ _DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.ERO
 
 
 class HubUnreachable(Exception):
-    """Nobody answered; says so in a sentence."""
+    """The hub cannot be reached; callers fall back to the local cache."""
 
 
 @contextmanager
 def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
-    """Within, what the hub refuses is one sentence."""
+    """Within, errors of huggingface_hub become StatetrimError or HubUnreachable.
+
+    Errors of the disk are raised unchanged.
+    """
     from huggingface_hub import errors
 
     try:
@@ -47,14 +50,16 @@ def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]
         if error.errno in _DISK_ERRORS:
             raise
         raise HubUnreachable("the hub cannot be reached") from None
-    except Exception as error:  # of the HTTP library, which has changed and may again
+    except (
+        Exception
+    ) as error:  # of the HTTP library, which differs between versions of huggingface_hub
         if "http" not in type(error).__module__ and "requests" not in type(error).__module__:
             raise
         raise HubUnreachable("the hub cannot be reached") from None
 
 
 def is_offline() -> bool:
-    """Whether HF_HUB_OFFLINE is set: the hub is not asked at all."""
+    """Whether HF_HUB_OFFLINE is set, so the hub must not be contacted."""
     from huggingface_hub import constants
 
     return bool(constants.HF_HUB_OFFLINE)

@@ -1,4 +1,4 @@
-"""A cut model to the hub: weights, tokenizer, card, and records that do not name local paths."""
+"""Upload a cut to the hub: weights, tokenizer, card, and records that contain no local paths."""
 
 import json
 import logging
@@ -26,23 +26,15 @@ _PATH_PATTERN = re.compile(
     r"(?<![\w.:/<@-])(?:~?/|\.\.?/|[A-Za-z]:[\\/])[\w.-]"
 )  # /home/x, ~/x, ../x, C:\x
 _DATA_SUFFIXES = (
-    ".jsonl",
-    ".json",
-    ".txt",
-    ".parquet",
-    ".csv",
-    ".gz",
-    ".zst",
-    ".safetensors",
-    ".arrow",
-)
+    ".jsonl", ".json", ".txt", ".parquet", ".csv", ".gz", ".zst", ".safetensors", ".arrow",
+)  # fmt: skip
 
 logger = logging.getLogger("statetrim")
 
 
 @dataclass(frozen=True)
 class Pushed:
-    """Where a model was uploaded, and which of its records were left out."""
+    """Where a model was uploaded, which files, and which records were left out."""
 
     url: str
     private: bool
@@ -53,7 +45,7 @@ class Pushed:
 def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     """Upload a checkpoint to `repo` (`OWNER/NAME`) on the Hugging Face hub.
 
-    A new repository is private unless `public` is set; other files in an existing one are kept.
+    A new repository is private unless `private` is False; other files in an existing one are kept.
     Records in `OUT/statetrim` that contain a path of this machine are left out.
     """
     from huggingface_hub import HfApi
@@ -83,7 +75,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
             )
     except HubUnreachable as error:
         raise StatetrimError(f"{error}; nothing was pushed to {repo}") from None
-    except RuntimeError as error:  # as huggingface_hub calls a file that did not arrive
+    except RuntimeError as error:  # huggingface_hub raises it if a file was not uploaded
         reason = str(error).partition("\n")[0][:200]
         raise StatetrimError(f"{reason} Run the same command again to resume") from None
     return Pushed(url, private, tuple(files), tuple(left_out))
@@ -91,7 +83,7 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
 
 @contextmanager
 def _explain_denied_access(repo: str) -> Iterator[None]:
-    """Within, a hub that does not know the user says so."""
+    """Within, a missing or insufficient token becomes a StatetrimError that says how to log in."""
     from huggingface_hub import errors
 
     try:
@@ -106,9 +98,11 @@ def _explain_denied_access(repo: str) -> Iterator[None]:
 
 
 def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
-    """What is uploaded, by its name; and the records that are not."""
+    """Name -> path of the files to upload, and the names of the records to leave out."""
     files = {shard.path.name: shard.path for shard in model.shards}
-    files |= {n: path_inside(model.path, n) for n in (CONFIG, INDEX) if (model.path / n).exists()}
+    for name in (CONFIG, INDEX):
+        if (model.path / name).exists():
+            files[name] = path_inside(model.path, name)
     files |= auxiliary_files(model)
     if CARD not in files:
         raise StatetrimError(f"{model.path} has no {CARD}; a model is pushed with its card")
@@ -117,9 +111,8 @@ def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
     for path in sorted(artifacts.rglob("*")) if artifacts.is_dir() else []:
         if path.is_file():
             name = path.relative_to(model.path).as_posix()
-            if path.suffix in _RECORD_SUFFIXES and not _contains_path(
-                path_inside(model.path, name)
-            ):
+            is_record = path.suffix in _RECORD_SUFFIXES
+            if is_record and not _contains_path(path_inside(model.path, name)):
                 files[name] = path
             else:
                 left_out.append(name)
@@ -127,14 +120,14 @@ def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
 
 
 def _contains_path(record: Path) -> bool:
-    """Whether a record of ours names a file or a directory of this machine."""
+    """Whether a JSON or Markdown record contains a path of this machine."""
     text = record.read_text(encoding="utf-8", errors="replace")
     if record.suffix != ".json":
         return _PATH_PATTERN.search(text) is not None
     try:
         return any(_is_path(string) for string in _strings(json.loads(text)))
     except (ValueError, RecursionError):
-        return True  # no record of ours
+        return True  # statetrim did not write it
 
 
 def _is_path(text: str) -> bool:
@@ -147,6 +140,7 @@ def _is_path(text: str) -> bool:
 
 
 def _strings(value: Any) -> Iterator[str]:
+    """All strings in a JSON value, names of fields included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict):
