@@ -1,9 +1,8 @@
-"""Is a cut what it claims to be? Two checks that can only fail by a defect, on the real models.
+"""Compare a cut with the original; a difference is a defect of statetrim.
 
-Each mixer of the cut model must answer as the original's with the dropped channels masked where
-the kernel is called, or with the dropped heads silenced before the output projection. And the cut
-model must decode, token by token, what it says when it reads the whole text at once. That stock
-code loads it is seen on the way.
+Given the same input, each mixer of the cut must return what the original's returns with the pruned
+channels masked at the kernel, or the pruned heads masked before the output projection. And the cut
+must decode the logits that it prefills. Loading it shows that stock code accepts it.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -26,14 +25,14 @@ from ..storage.checkpoint import Checkpoint
 
 TOKENS = 64
 DECODED_TOKENS = 8
-DECODED_TOKENS_FROM_DISK = 2  # each token takes all weights from there
-TOLERANCE = 1e-3  # of the largest value compared; float32, so rounding stays far below
-_MAX_GAP_RATIO = 4.0  # how much larger than the original's own gap a gap of the cut model may be
+DECODED_TOKENS_FROM_DISK = 2  # with weights on disk each token reads all of them
+TOLERANCE = 1e-3  # relative to the largest value compared; float32 rounding is far below
+_MAX_GAP_RATIO = 4.0  # of the cut's gap between prefill and decode to the original's
 
 
 @dataclass(frozen=True)
 class CutComparison:
-    """The largest differences found, each relative to the largest value compared."""
+    """The largest differences, each relative to the largest value compared."""
 
     runtime: str
     sliced_against_masked: float
@@ -49,19 +48,19 @@ def compare_cut(
     placement: Placement | None = None,
     progress: Callable[[str], None] = lambda doing: None,
 ) -> CutComparison:
-    """Compare `small`, cut from `model` by `plan`, with it; a difference is an error.
+    """Compare `small`, cut from `model` by `plan`, with `model`; both run in float32.
 
-    Both run in float32, whatever the placement says.
+    Raises StatetrimError if they differ by more than rounding explains.
     """
     placement = replace(placement or Placement(), dtype=torch.float32)
     progress("loading both models")
-    before, after = (load_live(checkpoint, placement) for checkpoint in (model, small))
-    ids = before.random_ids(1, TOKENS)  # any will do: the comparison is exact on all of them
+    before, after = load_live(model, placement), load_live(small, placement)
+    ids = before.random_ids(1, TOKENS)  # any tokens: outputs must agree on all of them
     progress("comparing mixers")
     sliced = _compare_mixers(plan, before, after, ids)
     progress("comparing prefill and decode")
     decoded = DECODED_TOKENS_FROM_DISK if placement.layerwise else DECODED_TOKENS
-    gap, gap_before = (_decode_gap(live, ids, decoded) for live in (after, before))
+    gap, gap_before = _decode_gap(after, ids, decoded), _decode_gap(before, ids, decoded)
     if gap > max(TOLERANCE, _MAX_GAP_RATIO * gap_before):
         raise StatetrimError(
             f"{small.path} decodes other logits than it prefills (by {gap:.1e} of the largest, the "
@@ -71,45 +70,43 @@ def compare_cut(
 
 
 def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor) -> float:
-    """The original runs; then both mixers of a layer get what that layer was given."""
-    gaps = {
-        call.layer: _mixer_gap(plan, before, after, call) for call in mixer_calls(before, [ids])
-    }
-    for layer, gap in zip(gaps, torch.stack([gap.cpu() for gap in gaps.values()]), strict=True):
-        if not gap <= TOLERANCE:
+    """The largest gap of a mixer, on the inputs that the original's layers get.
+
+    Raises StatetrimError if a layer's gap exceeds TOLERANCE.
+    """
+    gaps: dict[int, Tensor] = {}
+    for call in mixer_calls(before, [ids]):
+        gaps[call.layer] = _mixer_gap(plan, before, after, call)
+    for layer, gap in gaps.items():
+        if not float(gap) <= TOLERANCE:  # nan too
             raise StatetrimError(
                 f"layer {layer} of {after.checkpoint.path} differs from the original with the "
-                f"same channels or heads masked (by {gap:.1e} of the largest value); this is a "
-                f"defect of statetrim, please report it"
+                f"same channels or heads masked (by {float(gap):.1e} of the largest value); this "
+                f"is a defect of statetrim, please report it"
             )
     return max(float(gap) for gap in gaps.values())
 
 
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
+    """The largest relative gap of kernel and mixer outputs: the cut against the masked original."""
+    actual = _kernel_and_mixer_outputs(after, call, None)
     if plan.kept_heads is not None:
         kept = plan.kept_heads[call.layer].flatten()
         with _mask_heads(before, call.layer, kept):
             expected = _kernel_and_mixer_outputs(before, call, None)
-        actual = _kernel_and_mixer_outputs(after, call, None)
         expected["kernel"] = expected["kernel"].index_select(-2, kept.to(expected["kernel"].device))
-        return torch.stack(
-            [_relative_gap(value, actual[name]) for name, value in expected.items()]
-        ).max()
-    expected, actual = (
-        _kernel_and_mixer_outputs(before, call, plan.kept),
-        _kernel_and_mixer_outputs(after, call, None),
-    )
-    if plan.kept_values is not None:
-        # The norm runs over fewer channels now, so the comparison ends where it begins.
-        expected = {"kernel": _kept_values(expected["kernel"], plan.kept_values[call.layer])}
-    return torch.stack(
-        [_relative_gap(value, actual[name]) for name, value in expected.items()]
-    ).max()
+    else:
+        expected = _kernel_and_mixer_outputs(before, call, plan.kept)
+        if plan.kept_values is not None:
+            # The cut's norm averages over fewer channels, so only the kernels' outputs can agree.
+            expected = {"kernel": _kept_values(expected["kernel"], plan.kept_values[call.layer])}
+    gaps = [_relative_gap(value, actual[name]) for name, value in expected.items()]
+    return torch.stack(gaps).max()
 
 
 @contextmanager
 def _mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
-    """Within, the output projection of a layer is given zeros for all other value heads."""
+    """Within, a layer's output projection gets zeros for all value heads but `kept`."""
     mask = torch.zeros(live.checkpoint.geometry.num_v_heads, 1)
     mask[kept] = 1.0
 
@@ -127,7 +124,7 @@ def _mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
 def _kernel_and_mixer_outputs(
     live: LiveModel, call: MixerCall, kept: Mapping[int, Tensor] | None
 ) -> dict[str, Tensor]:
-    """What a layer's kernel and mixer give for a call."""
+    """Outputs of a layer's kernel and mixer for a call, with all key channels but `kept` masked."""
     kernel_calls: list[KernelCall] = []
     with (
         torch.inference_mode(),
@@ -143,12 +140,12 @@ def _kept_values(output: Tensor, kept: Tensor) -> Tensor:
 
 
 def _relative_gap(expected: Tensor, actual: Tensor) -> Tensor:
-    """Nan where nothing but zeros was expected."""
+    """Largest difference over largest expected value; nan if only zeros are expected."""
     return (expected - actual.to(expected.device)).abs().max() / expected.abs().max()
 
 
 def _decode_gap(live: LiveModel, ids: Tensor, decoded: int) -> float:
-    """Logits of the last tokens: the text read at once, against one token at a time."""
+    """Relative gap of the last `decoded` tokens' logits: prefilled at once, against decoded."""
     with torch.inference_mode():
         prefilled = live.logits(ids)[:, -decoded:]
         _, cache = live.forward_with_cache(ids[:, :-decoded])

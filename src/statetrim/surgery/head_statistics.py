@@ -1,7 +1,7 @@
-"""Sums over a whole model -> those of a cut that only removed heads, with no second pass.
+"""Statistics of the original -> those of a cut that only removed heads, without running it.
 
-The heads that stay read out what they did before, so what a refit needs of the cut model stands
-among the sums of the original: the rows and columns of the heads that are left.
+The kept heads have the same read-out as in the original, so the sums that a refit of the cut needs
+are rows and columns of the original's sums.
 """
 
 from dataclasses import replace
@@ -18,8 +18,10 @@ _PLAN_FILE = f"{ARTIFACTS}/plan.json"
 
 
 def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
-    """`statistics` as they would be of `small`, where they are of the model whose heads `small`
-    lacks; any others as they are."""
+    """Statistics of `small`, if `statistics` are of the original that it lost heads of.
+
+    Other statistics are returned unchanged. Raises StatetrimError if `small` was trained since.
+    """
     if not (small.path / _PLAN_FILE).exists() or small.has_digest(statistics.lineage.get("source")):
         return statistics
     plan = Plan.load(path_inside(small.path, _PLAN_FILE))
@@ -31,34 +33,32 @@ def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statist
             f"nothing of it; calibrate it with --original"
         )
     width = small.geometry.head_v_dim
-    layers = {
-        layer: _select_columns(sums, _head_columns(plan.kept_heads[layer], width), layer)
-        for layer, sums in statistics.layers.items()
-        if layer in plan.kept_heads
-    }
-    return replace(
-        statistics, layers=layers, lineage={**statistics.lineage, "source": small.digest}
-    )
+    layers: dict[int, LayerStatistics] = {}
+    for layer, sums in statistics.layers.items():
+        if layer in plan.kept_heads:
+            columns = _head_columns(plan.kept_heads[layer], width)
+            layers[layer] = _select_columns(sums, columns, layer)
+    lineage = {**statistics.lineage, "source": small.digest}
+    return replace(statistics, layers=layers, lineage=lineage)
 
 
 def _head_columns(heads: Tensor, width: int) -> Tensor:
-    """The read-out's columns of these value heads, in order."""
+    """Columns of the read-out that belong to `heads`, each of `width` value channels, in order."""
     return (heads.flatten().unsqueeze(1) * width + heads.new_tensor(range(width))).flatten()
 
 
 def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
+    """The sums that a refit needs, restricted to `columns` of the read-out; raises if unusable."""
+    error = StatetrimError(
+        f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
+    )
     moment, target = sums.readout_moment, sums.target_moment
-    usable = moment is not None and moment.dim() == 2 and len(moment) == moment.shape[1]
-    usable = usable and target is not None and target.dim() == 2
-    if (
-        moment is None
-        or target is None
-        or not usable
-        or not int(columns.max()) < min(len(moment), target.shape[1])
-    ):
-        raise StatetrimError(
-            f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
-        )
+    if moment is None or moment.dim() != 2 or len(moment) != moment.shape[1]:
+        raise error
+    if target is None or target.dim() != 2:
+        raise error
+    if int(columns.max()) >= min(len(moment), target.shape[1]):
+        raise error
     return LayerStatistics(
         sums.tokens,
         readout_moment=moment[columns][:, columns],

@@ -1,9 +1,9 @@
-"""Checkpoint + Plan -> a smaller checkpoint, shard by shard, with no model in memory.
+"""Checkpoint + Plan -> a cut, written shard by shard, with no model in memory.
 
-All is worked out and checked from the headers before a byte is written. Where values are cut, the
-output norm's weight, which all heads of a layer share while they keep different channels, moves
-into the output projection first (`_folded`). The result grows in `OUT.partial` and takes its name
-last; a rerun after a crash keeps the shards that were finished.
+Everything is computed and checked from config and headers before a byte is written. If value
+channels are pruned, the output norm's weight is first multiplied into the output projection
+(`_fold_norms`): all heads of a layer share it, but keep different channels. The result is written
+to `OUT.partial` and renamed last; a rerun after a crash keeps the finished shards.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from ..maths.units import MIB
 from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..storage.atomic import discard, move_into_place, scratch_path
 from ..storage.auxiliary_files import auxiliary_files, copy_files, is_newer
+from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import (
     Checkpoint,
     check_heads_removable,
@@ -48,13 +49,14 @@ _ORIGINAL_CARD = f"{ARTIFACTS}/source_README.md"
 
 @dataclass(frozen=True, eq=False)
 class Surgery:
-    """Everything a prune will do, worked out from config and headers alone."""
+    """What pruning will write, computed from config and headers alone."""
 
     model: Checkpoint
     plan: Plan
-    geometry: Geometry  # after the cut
-    config: Config  # after the cut
-    edits: dict[str, TensorEdit]
+    geometry: Geometry  # of the cut
+    config: Config  # of the cut
+    edits: dict[str, TensorEdit]  # by tensor name
+    auxiliary_files: dict[str, Path]  # to copy: name in the cut -> source
 
     def __repr__(self) -> str:
         before, after = self.model.geometry, self.geometry
@@ -63,35 +65,35 @@ class Surgery:
 
     @cached_property
     def shards(self) -> list[tuple[Shard, list[TensorInfo]]]:
-        """Each source shard with its tensors as they will be written."""
+        """Each shard of the original with the header entries of the shard to write."""
         return [(shard, tensors_after(shard, self.edits)) for shard in self.model.shards]
-
-    @cached_property
-    def auxiliary_files(self) -> dict[str, Path]:
-        """Files other than weights that are copied: where to, from where."""
-        files = auxiliary_files(self.model)
-        return {_ORIGINAL_CARD if name == CARD else name: path for name, path in files.items()}
 
     @property
     def bytes_before(self) -> int:
-        return sum(t.nbytes for shard in self.model.shards for t in shard.tensors)
+        """Bytes of the original's tensors."""
+        return sum(shard.nbytes for shard in self.model.shards)
+
+    @cached_property
+    def _tensors_after(self) -> list[TensorInfo]:
+        return [tensor for _, tensors in self.shards for tensor in tensors]
 
     @property
     def bytes_after(self) -> int:
-        return sum(tensor.nbytes for _, tensors in self.shards for tensor in tensors)
+        """Bytes of the cut's tensors."""
+        return sum(tensor.nbytes for tensor in self._tensors_after)
 
     @property
     def parameters_after(self) -> int:
-        return sum(prod(tensor.shape) for _, tensors in self.shards for tensor in tensors)
+        """Number of parameters of the cut."""
+        return sum(prod(tensor.shape) for tensor in self._tensors_after)
 
     @property
     def record(self) -> dict[str, Any]:
-        """What identifies the job: the same source and plan give the same record."""
-        kept_by_layer = [self.plan.kept_in_layer(layer) for layer in self.geometry.layers]
-        kept_lists: list[Any] = [
-            {axis: table.tolist() for axis, table in sorted(layer_kept.items())}
-            for layer_kept in kept_by_layer
-        ]
+        """The record that identifies the job: by the digests of the original and of the plan."""
+        kept_lists: list[Any] = []
+        for layer in self.geometry.layers:
+            kept = self.plan.kept_in_layer(layer)
+            kept_lists.append({axis: kept[axis].tolist() for axis in sorted(kept)})
         if self.plan.kept_heads is not None:
             kept_lists += [self.plan.kept_heads[layer].tolist() for layer in self.geometry.layers]
         return {
@@ -104,7 +106,10 @@ class Surgery:
 
 
 def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) -> Surgery:
-    """Check the plan, the config and every header against each other; write nothing."""
+    """Check the plan, the config and every header against each other; write nothing.
+
+    Raises StatetrimError if they do not fit, or, without `uneven`, if layers would differ in width.
+    """
     model, plan = require_prunable(as_checkpoint(model)), load_if_path(Plan.load, plan)
     if not model.has_digest(plan.lineage.get("source")):
         raise StatetrimError(
@@ -122,38 +127,38 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
             "(in Python: uneven=True) if that is meant"
         )
     config = resized_config(model.family, model.config, new_geometry)
+    edits: dict[str, TensorEdit] = {}
     rows_by_tensor = model.channel_rows if plan.kept_heads is None else model.head_rows
-    edits = {
-        name: TensorEdit(masks)
-        for name, layer_rows in rows_by_tensor.items()
-        if (masks := plan.kept_masks(layer_rows.layer, layer_rows.channel_rows, model.geometry))
-    }
+    for name, layer_rows in rows_by_tensor.items():
+        masks = plan.kept_masks(layer_rows.layer, layer_rows.channel_rows, model.geometry)
+        if masks:
+            edits[name] = TensorEdit(masks)
     if plan.kept_values is not None:
         edits |= _fold_norms(model, edits)
-    for name in model.resplit_tensors:  # each gets its own rows again, cut or not
+    for name in model.resplit_tensors:  # pruned or not, each is written with its own rows
         edits[name] = replace(edits.get(name, TensorEdit({})), replacement=model.tensor(name))
     for name in model.flattened_heads.keys() & edits.keys():
         edits[name] = replace(
             edits[name], replacement=model.tensor(name), split_heads=model.flattened_heads[name]
         )
-    surgery = Surgery(model, plan, new_geometry, config, edits)
-    surgery.auxiliary_files  # noqa: B018  (refuses links that lead out, before anything is written)
-    return surgery
+    files = auxiliary_files(model)
+    if CARD in files:
+        files[_ORIGINAL_CARD] = files.pop(CARD)
+    return Surgery(model, plan, new_geometry, config, edits, files)
 
 
 def _fold_norms(model: Checkpoint, edits: dict[str, TensorEdit]) -> dict[str, TensorEdit]:
-    """The cuts of every shared norm and output projection, with the one folded into the other."""
-    norms = {
-        layer_rows.layer: name
-        for name, layer_rows in model.channel_rows.items()
-        if layer_rows.channel_rows[0].role == "shared_norm"
-    }
-    folded = {name: replace(edits[name], fill_value=1.0) for name in norms.values()}
-    for name, layer_rows in model.channel_rows.items():
-        if layer_rows.channel_rows[0].role == "o_proj" and layer_rows.layer in norms:
-            factors = torch.ones(layer_rows.channel_rows[0].size, dtype=torch.float64)
-            for rows in layer_rows.channel_rows:
-                factors[rows.rows] = model.tensor(norms[layer_rows.layer]).double()
+    """Edits that multiply each shared norm's weight into the output projection and set it to 1."""
+    folded: dict[str, TensorEdit] = {}
+    projections = names_by_layer(model.channel_rows, "o_proj")
+    for layer, norm in names_by_layer(model.channel_rows, "shared_norm").items():
+        folded[norm] = replace(edits[norm], fill_value=1.0)
+        if layer in projections:
+            name = projections[layer]
+            channel_rows = model.channel_rows[name].channel_rows
+            factors = torch.ones(channel_rows[0].size, dtype=torch.float64)
+            for rows in channel_rows:
+                factors[rows.rows] = model.tensor(norm).double()
             folded[name] = replace(edits[name], column_factors=factors)
     return folded
 
@@ -166,7 +171,7 @@ def prune(
     uneven: bool = False,
     progress: ShowProgress = True,
 ) -> Checkpoint:
-    """Write the smaller checkpoint to `out` and open it.
+    """Write the cut to `out` and open it.
 
     `uneven` allows a plan whose layers differ in width: only statetrim and vLLM with its plugin run
     the result, and stock code refuses it. `progress` counts the bytes of weights written.
@@ -188,9 +193,9 @@ def prune(
 
 
 def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
-    """Write every shard not yet there; a shard has its final name only when it is on the disk.
+    """Write every shard that is not finished; one gets its final name only when it is on disk.
 
-    One thread syncs a finished shard while the next is written.
+    A thread syncs a finished shard while the next is written.
     """
     with ThreadPoolExecutor(max_workers=1) as executor:
         pending: list[Future[None]] = []
@@ -207,14 +212,14 @@ def _write_shards(surgery: Surgery, partial: Path, advance: Advance) -> None:
                 discard(scratch)
                 raise
             pending.append(executor.submit(move_into_place, scratch, target))
-            while len(pending) > 1:  # at most one shard waits, so a failure surfaces early
+            while len(pending) > 1:  # at most one shard waits, so that a failure is raised early
                 pending.pop(0).result()
         for future in pending:
             future.result()
 
 
 def _write_other_files(surgery: Surgery, partial: Path) -> None:
-    """Index, tokenizer and the like, plan and card; config.json last: without it nothing loads."""
+    """Write index, tokenizer files, plan, card; config.json last, as nothing loads without it."""
     model, artifacts = surgery.model, partial / ARTIFACTS
     if model.index is not None:
         metadata = dict(model.index.get("metadata") or {})
@@ -232,7 +237,7 @@ def _write_other_files(surgery: Surgery, partial: Path) -> None:
 
 
 def _original_card(surgery: Surgery) -> str:
-    """The beginning of the original's card; empty where there is none."""
+    """The first MiB of the original's card; empty if it has none."""
     if _ORIGINAL_CARD not in surgery.auxiliary_files:
         return ""
     with surgery.auxiliary_files[_ORIGINAL_CARD].open(errors="replace") as card:
@@ -240,7 +245,7 @@ def _original_card(surgery: Surgery) -> str:
 
 
 def _check_result(surgery: Surgery, partial: Path) -> None:
-    """Read the result back as any reader would; a mismatch here is a defect of ours."""
+    """Open the result and check it; a mismatch is a defect of statetrim."""
     result = require_prunable(open_checkpoint(partial, surgery.model.family))
     assert result.geometry == surgery.geometry
     assert set(result.tensors) == set(surgery.model.tensors)

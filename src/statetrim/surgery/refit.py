@@ -1,8 +1,8 @@
-"""Cut checkpoint + Statistics -> the same checkpoint with refitted output projections.
+"""Cut + Statistics -> the cut with refitted output projections.
 
-A layer gave y = W a; after the cut its output projection is given a', which has fewer channels and,
-because the norm's mean is taken over those alone, another scale. The best W' for it, in least
-squares over the calibration text, has a closed form:
+A layer of the original computes y = W a. In the cut its output projection gets a', which has fewer
+channels and another scale, because the norm averages over fewer. The W' with the least squared
+error over the calibration text has a closed form:
 
     W' = C_ya' (C_a'a' + damping I)^-1,    C_ya' = W C_aa'
 
@@ -11,7 +11,7 @@ Every other tensor is copied byte for byte.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import partial as bound
+from functools import partial as bind
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ from ..maths.least_squares import fit_least_squares, relative_residual
 from ..progress import Advance, ShowProgress, counter, progress_reporter
 from ..storage.atomic import atomic_write
 from ..storage.auxiliary_files import copy_all_but_weights
+from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, open_checkpoint, require_prunable
 from ..storage.json_file import write_json, write_text
 from ..storage.models import ModelLike, as_checkpoint, load_if_path
@@ -40,7 +41,7 @@ RECORD = "refit.json"
 
 @dataclass(frozen=True)
 class LayerError:
-    """The part of a layer's output, in squares, that the cut layer misses: 0 is perfect."""
+    """Relative residual sum of squares of a layer's output, before and after the refit."""
 
     before: float
     after: float
@@ -64,14 +65,7 @@ def refit(
     `OUT/statetrim/refit.json`. `progress` counts the bytes written.
     """
     small = require_prunable(as_checkpoint(small))
-    weighted = (
-        None
-        if statistics is None
-        else mix_statistics(load_if_path(Statistics.load, statistics), shares)
-    )
-    sums = _check_statistics(
-        small, None if weighted is None else restrict_to_kept_heads(small, weighted)
-    )
+    sums = _load_sums(small, statistics, shares)
     if not 0 <= damping < 1:
         raise StatetrimError(f"damping must lie between 0 and 1, not {damping}")
     record = {
@@ -96,13 +90,12 @@ def refit(
             layers = {str(layer): vars(error) for layer, error in sorted(errors.items())}
             finished_record = record | {"layers": layers}
             original_card = copy_all_but_weights(small, partial, RECORD)
-            write_text(
-                partial / CARD,
-                refitted_card(original_card, small.path.resolve().name, finished_record),
-            )
+            card = refitted_card(original_card, small.path.resolve().name, finished_record)
+            write_text(partial / CARD, card)
             write_json(partial / ARTIFACTS / RECORD, finished_record)
             result = require_prunable(open_checkpoint(partial, small.family))
-            assert [shard.tensors for shard in result.shards] == [s.tensors for s in small.shards]
+            for written, source in zip(result.shards, small.shards, strict=True):
+                assert written.tensors == source.tensors
             work.publish()
     return open_checkpoint(out, small.family)
 
@@ -114,48 +107,38 @@ def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
 
 
 def relative_error(weight: Tensor, sums: LayerStatistics) -> float:
-    """What a projection [hidden, n] misses of the layer's output, in squares, as a part of it."""
+    """Relative residual sum of squares of the layer's output with a projection [hidden, n]."""
     gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
     assert gram is not None and target is not None and square is not None
     return relative_residual(weight, gram, target, square)
 
 
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
-    """`error_of` every layer's stored output projection."""
-    return {
-        layer: relative_error(model.tensor(name), statistics.layers[layer])
-        for name, layer in output_projection_names(model).items()
-    }
-
-
-def output_projection_names(model: Checkpoint) -> dict[str, int]:
-    """Tensor name -> layer."""
-    return {
-        name: layer_rows.layer
-        for name, layer_rows in model.channel_rows.items()
-        if layer_rows.channel_rows[0].role == "o_proj"
-    }
+    """Layer -> relative error of its stored output projection."""
+    errors: dict[int, float] = {}
+    for layer, name in names_by_layer(model.channel_rows, "o_proj").items():
+        errors[layer] = relative_error(model.tensor(name), statistics.layers[layer])
+    return errors
 
 
 def _write_shards(
     small: Checkpoint, statistics: Statistics, damping: float, partial: Path, advance: Advance
 ) -> dict[int, LayerError]:
+    """Write all shards with refitted output projections; return the errors by layer."""
     errors: dict[int, LayerError] = {}
 
-    def replacement(layer: int, before: Tensor) -> Tensor:
+    def refitted(layer: int, before: Tensor) -> Tensor:
         sums = statistics.layers[layer]
         after = fit_projection(sums, damping).to(before.dtype)
         error_before, error_after = relative_error(before, sums), relative_error(after, sums)
-        if (
-            not error_after < error_before
-        ):  # rounding to the stored dtype may undo a gain that is next to nothing
+        if not error_after < error_before:  # rounding to the stored dtype undid a tiny gain
             after, error_after = before, error_before
         errors[layer] = LayerError(error_before, error_after)
         return after
 
-    replacements: Mapping[str, Callable[[Tensor], Tensor]] = {
-        name: bound(replacement, layer) for name, layer in output_projection_names(small).items()
-    }
+    replacements: dict[str, Callable[[Tensor], Tensor]] = {}
+    for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
+        replacements[name] = bind(refitted, layer)
     for shard in small.shards:
         target = partial / shard.path.name
         with atomic_write(target) as scratch, scratch.open("xb") as file:
@@ -163,16 +146,30 @@ def _write_shards(
     return errors
 
 
-def _check_statistics(small: Checkpoint, statistics: Statistics | None) -> Statistics:
-    """Statistics are not to be trusted: of this very model, whole, finite, and of enough tokens."""
-    if statistics is None or not set(REFIT_SUM_NAMES) <= statistics.sum_names:
+def _load_sums(
+    small: Checkpoint,
+    statistics: Statistics | str | Path | None,
+    shares: Mapping[str, float] | None,
+) -> Statistics:
+    """The statistics of `small` over all sources, weighted by `shares`, and checked."""
+    sums = None
+    if statistics is not None:
+        weighted = mix_statistics(load_if_path(Statistics.load, statistics), shares)
+        sums = restrict_to_kept_heads(small, weighted)
+    if sums is None or not set(REFIT_SUM_NAMES) <= sums.sum_names:
         raise StatetrimError(
-            "a refit needs what the original's layers put out and this model's read out, on text; "
+            "a refit needs statistics of the original's outputs and this model's read-outs; "
             "run: statetrim calibrate SMALL --original MODEL --text SOURCE -o FILE"
         )
+    _check_statistics(small, sums)
+    return sums
+
+
+def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
+    """Raise StatetrimError unless all sums are of `small`, finite, and of enough tokens."""
     if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
-    for name, layer in output_projection_names(small).items():
+    for layer, name in names_by_layer(small.channel_rows, "o_proj").items():
         hidden, columns = small.tensors[name][1].shape
         shapes = {
             "readout_moment": (columns, columns),
@@ -186,11 +183,11 @@ def _check_statistics(small: Checkpoint, statistics: Statistics | None) -> Stati
             usable = usable and bool(value.isfinite().all())
             if not usable or (name_of_sum == "target_square" and float(value) < 0):
                 raise StatetrimError(
-                    f"the statistics of layer {layer} have no usable {name_of_sum!r}; calibrate again"
+                    f"the statistics of layer {layer} have no usable {name_of_sum!r}; "
+                    f"calibrate again"
                 )
         if sums is not None and sums.tokens < columns:
             raise StatetrimError(
                 f"{sums.tokens} tokens do not determine the {columns} columns of a layer's output "
                 f"projection; calibrate with several times as many"
             )
-    return statistics
