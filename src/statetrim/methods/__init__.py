@@ -1,48 +1,67 @@
-"""One file per selection method; the file's name is the method's name, its function is `select`."""
+"""Selection methods, one module each: its name is the method's name, its function is `select`.
+
+A new method is a module in this folder and its name in `METHODS`.
+"""
 
 import importlib
 import importlib.util
-import pkgutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import StatetrimError
 
-if TYPE_CHECKING:  # names can be checked before torch is imported
+if TYPE_CHECKING:  # checking a name must not import torch
     from .contract import Method, Select, Selectable
+
+METHODS = (
+    "drrqr",
+    "energy",
+    "grad",
+    "head_energy",
+    "head_refit",
+    "l1",
+    "product",
+    "rand",
+    "readout_energy",
+    "readout_greedy",
+    "readout_l1",
+    "readout_rrqr",
+    "s_wanda",
+)
+"""Modules of this folder that are methods; each is imported when the method is used."""
 
 
 def method_names(axis: "Selectable | None" = None) -> list[str]:
-    """Every method, or those that choose channels of one axis, or heads."""
-    names = sorted({module.name for module in pkgutil.iter_modules(__path__)} - {"contract"})
-    return [name for name in names if axis is None or axis in find_method(name).axes]
+    """Names of all methods, or of those that select "key" or "value" channels, or "head"s."""
+    return [name for name in METHODS if axis is None or axis in find_method(name).axes]
 
 
 def check_method(method: str) -> None:
-    """Refuse what names no method."""
-    if method not in method_names() and not (method.endswith(".py") and Path(method).is_file()):
+    """Raise StatetrimError if `method` is neither a method's name nor a Python file."""
+    if method not in METHODS and not (method.endswith(".py") and Path(method).is_file()):
         raise StatetrimError(
-            f"there is no method {method!r}; choose one of {', '.join(method_names())}, "
+            f"there is no method {method!r}; choose one of {', '.join(METHODS)}, "
             f"or give a Python file that defines select()"
         )
 
 
 def find_method(method: "str | Select") -> "Method":
-    """A method by name, by a function, or by the path of a Python file with a `select` in it.
+    """A method from its name, a function, or the path of a Python file that defines `select`.
 
-    A file is run: only give your own.
+    The file is executed, so it must be trusted. Raises StatetrimError if there is no such method.
     """
     from .contract import as_method
 
     if callable(method):
         return as_method(method)
     check_method(method)
-    if method in method_names():
+    if method in METHODS:
         return as_method(importlib.import_module(f"{__name__}.{method}").select, method)
     return as_method(_load_select(Path(method)), Path(method).stem)
 
 
 def _load_select(path: Path) -> "Select":
+    """Execute a Python file and return its function `select`."""
     spec = importlib.util.spec_from_file_location("statetrim_outside_method", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -1,4 +1,4 @@
-"""The contract of a selection method: evidence about one layer in, kept channels out."""
+"""The interface of a selection method: evidence about one layer -> indices of what it keeps."""
 
 import inspect
 from collections.abc import Callable, Mapping
@@ -9,40 +9,38 @@ import torch
 from torch import Tensor
 
 from ..artifacts.statistics import SUM_NAMES, LayerStatistics
-from ..errors import StatetrimError, warn_deprecated
+from ..errors import StatetrimError
 from ..geometry import Axis
 
 Score = Literal["qk", "q", "k"]
-"""Judge a channel by queries and keys together, or by one of them alone."""
+"""Score a channel by queries and keys together, or by one of them alone."""
 
 Selectable = Axis | Literal["head"]
-"""What a method chooses: channels of an axis, or whole heads."""
+"""What a method selects: channels of an axis, or whole heads."""
 
 Select = Callable[..., Tensor]
 
 
 class _HasStatistics:
-    """What all evidence has in common."""
+    """Access to one layer's calibration statistics, shared by all kinds of evidence."""
 
     statistics: LayerStatistics | None
 
     def statistic(self, name: str) -> Tensor:
-        """One of calibration's sums; the method must have declared that it `needs` it."""
+        """The sum of this name over calibration tokens, such as "query_gram".
+
+        Raises StatetrimError if the method did not declare it with `needs`.
+        """
         value = getattr(self.statistics, name, None)
         if not isinstance(value, Tensor):
             raise StatetrimError(f"this method uses {name!r} without declaring that it needs it")
         return value
 
-    def heard(self, name: str) -> Tensor:
-        """The name of `statistic` in 0.1."""
-        warn_deprecated("evidence.heard", "use evidence.statistic", "0.4")
-        return self.statistic(name)
-
 
 @dataclass(frozen=True, eq=False)
 class Evidence(_HasStatistics):
-    """What a selection method is given: the projection weights of one layer, the statistics of that
-    layer, and a seeded generator. A method may write to `notes` what the plan should record."""
+    """Argument of a method that selects key channels: weights and statistics of one layer, and a
+    seeded generator. The plan records what the method writes to `notes`."""
 
     query_weight: Tensor  # [heads, channels, copies, hidden], float64
     key_weight: Tensor  # [heads, channels, copies, hidden], float64
@@ -52,13 +50,13 @@ class Evidence(_HasStatistics):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Heads and channels to choose from."""
+        """Number of heads, and of channels per head."""
         return self.query_weight.shape[0], self.query_weight.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class ValueEvidence(_HasStatistics):
-    """What a selection method for value channels is given."""
+    """Argument of a method that selects value channels; as `Evidence`, with other weights."""
 
     value_weight: Tensor  # [heads, channels, copies, hidden], float64
     output_weight: Tensor  # [heads, channels, copies, hidden], float64
@@ -68,13 +66,13 @@ class ValueEvidence(_HasStatistics):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Heads and channels to choose from."""
+        """Number of heads, and of channels per head."""
         return self.value_weight.shape[0], self.value_weight.shape[1]
 
 
 @dataclass(frozen=True, eq=False)
 class HeadEvidence(_HasStatistics):
-    """The same for a method that chooses whole heads, so many of each group."""
+    """Argument of a method that selects heads, `keep` of each group; as `Evidence` otherwise."""
 
     output_weight: Tensor  # [groups, heads, channels, hidden], float64
     generator: torch.Generator
@@ -83,24 +81,23 @@ class HeadEvidence(_HasStatistics):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Groups, and heads to choose from in each."""
+        """Number of groups, and of heads per group to select from."""
         return self.output_weight.shape[0], self.output_weight.shape[1]
 
 
 @dataclass(frozen=True)
 class Method:
-    """`select(evidence, keep, **options) -> kept [heads, keep]`, with its options' defaults, the
-    sums of calibration it needs and what it can choose."""
+    """A selection method and what it declares."""
 
     name: str
-    select: Select
-    options: Mapping[str, Any]
-    needs: tuple[str, ...]
+    select: Select  # select(evidence, keep, **options) -> kept [heads, keep]
+    options: Mapping[str, Any]  # name -> default
+    needs: tuple[str, ...]  # names of calibration sums
     axes: tuple[Selectable, ...] = ("key",)
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
-    """A method from a function whose options are keyword-only with defaults."""
+    """Make a method from a function whose keyword-only parameters, with defaults, are options."""
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     axes: tuple[Selectable, ...] = getattr(select, "axes", ("key",))
@@ -108,7 +105,7 @@ def as_method(select: Select, name: str | None = None) -> Method:
 
 
 def needs(*names: str) -> Callable[[Select], Select]:
-    """Declare the calibration sums a method uses (fields of LayerStatistics)."""
+    """Decorator: declare the calibration sums that a method uses (fields of LayerStatistics)."""
     unknown = set(names) - set(SUM_NAMES)
     assert not unknown, f"no such statistics: {unknown}"
 
@@ -120,7 +117,7 @@ def needs(*names: str) -> Callable[[Select], Select]:
 
 
 def selects(*axes: Selectable) -> Callable[[Select], Select]:
-    """Declare what a method chooses; without it, key channels."""
+    """Decorator: declare what a method selects; without it, key channels."""
 
     def declare(select: Select) -> Select:
         select.axes = axes  # type: ignore[attr-defined]
@@ -142,7 +139,7 @@ def top(scores: Tensor, keep: int) -> Tensor:
 
 
 def combine(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """The two parts of a channel's score, joint or one of them alone."""
+    """Score of a channel from those of its query and key: their sum, or one of them."""
     if score == "qk":
         return query + key
     if score in ("q", "k"):

@@ -1,7 +1,10 @@
-"""DRRQR: the channels that span the others best, by strong rank-revealing QR of [K; Q].
+"""DRRQR: the key channels that span the others best, by strong rank-revealing QR of [K; Q].
 
-Stacking rows adds Grams, so the choice needs only the sum of the two Gram matrices.
+The Gram matrix of stacked rows is the sum of their Gram matrices, which is all that RRQR needs.
 """
+
+from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,11 +22,21 @@ def select(
     tolerance: float = 1.5,
     normalized: bool = False,
 ) -> Tensor:
-    """`tolerance` is RRQR's f > 1; `normalized` takes q and k after their L2 norm."""
+    """`tolerance` is RRQR's f > 1; `normalized` uses q and k after L2 normalisation."""
     kind = "unit_gram" if normalized else "gram"
     grams = combine(score, evidence.statistic(f"query_{kind}"), evidence.statistic(f"key_{kind}"))
+    return select_by_rrqr(grams, keep, tolerance, evidence.notes)
+
+
+def select_by_rrqr(
+    grams: Iterable[Tensor], keep: int, tolerance: float, notes: dict[str, Any]
+) -> Tensor:
+    """Kept channels [heads, keep] from each head's Gram matrix [channels, channels].
+
+    Writes lists with an entry per head to `notes`.
+    """
     heads = [strong_rrqr(gram, keep, tolerance) for gram in grams]
-    evidence.notes.update(
+    notes.update(
         swaps=[head.swaps for head in heads],
         rank=[head.rank for head in heads],
         converged=[head.converged for head in heads],

@@ -1,4 +1,4 @@
-"""Energy: how much of the normalised queries and keys a channel carries. Not in the paper."""
+"""Energy: a channel's share of the squared normalised queries and keys. Not in the paper."""
 
 from torch import Tensor
 

@@ -1,6 +1,6 @@
 """Grad: first-order change of the loss, |weight x gradient| summed over a channel's weights.
 
-The gradient is summed over the data first and made absolute last, as the paper's formula reads.
+As in the paper's formula, gradients are summed over the data before the absolute value is taken.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""Head energy: what a head contributes to the layer's output, on its own.
+"""Head energy: the squared norm of a head's contribution to the layer's output.
 
-The mean square of its read-out behind norm and gate, through the output weights that read it. What
-other heads could take over is not asked.
+Computed from the second moment of its read-out after norm and gate, and its output weights. Whether
+other heads could replace it is not considered.
 """
 
 from torch import Tensor

@@ -1,9 +1,10 @@
-"""Head refit: heads go one by one, always the one that the others can best stand in for.
+"""Head refit: remove heads one by one, always the one whose loss a refit can best compensate.
 
-What a layer misses without a head, when the output projection is fitted anew to those left, has a
-closed form. With P the inverse of the read-out's second moment over the heads left, and W their
-output weights, head h costs |W_h P_hh^-1 W_h'|; then W_h P_hh^-1 P_h: leaves W, and the Schur
-complement of P_hh stays of P (the optimal brain surgeon's step, for a block).
+The squared error of a layer's output without a head, after refitting the output projection to the
+remaining heads, has a closed form. With P the inverse of the read-out's second moment over the
+remaining heads and W their output weights, removing head h costs tr(W_h P_hh^-1 W_h'). Then W
+becomes W - W_h P_hh^-1 P_h:, and P the Schur complement of P_hh (a block step of the optimal brain
+surgeon).
 """
 
 import torch
@@ -12,7 +13,7 @@ from torch import Tensor
 from ..artifacts.statistics import REFIT_SUM_NAMES
 from .contract import HeadEvidence, needs, selects
 
-_DAMPING = 1e-6  # of the read-out's mean square: dead channels have no inverse
+_DAMPING = 1e-6  # relative to the read-out's mean square: dead channels have no inverse
 
 
 @selects("head")
@@ -31,7 +32,7 @@ def select(evidence: HeadEvidence, keep: int) -> Tensor:
         for group, head in remaining.nonzero().tolist():
             if int(remaining[group].sum()) > keep:
                 costs[group, head] = _cost(weight, inverse, _block(group * heads + head, width))
-        cheapest = int((costs <= costs.min() * (1 + 1e-12)).flatten().nonzero()[0])  # a tie: lowest
+        cheapest = int((costs <= costs.min() * (1 + 1e-12)).flatten().nonzero()[0])  # ties: lowest
         remaining.view(-1)[cheapest] = False
         weight, inverse = _remove_head(weight, inverse, _block(cheapest, width))
     return torch.stack([row.nonzero().squeeze(1) for row in remaining])
@@ -42,14 +43,14 @@ def _block(head: int, width: int) -> slice:
 
 
 def _cost(weight: Tensor, inverse: Tensor, head: slice) -> Tensor:
-    """What the refitted rest would miss, in squares."""
+    """Squared error of the layer's output without `head`, after a refit."""
     columns = weight[:, head]
     solved: Tensor = torch.linalg.solve(inverse[head, head], columns.mT)
     return (columns * solved.mT).sum()
 
 
 def _remove_head(weight: Tensor, inverse: Tensor, head: slice) -> tuple[Tensor, Tensor]:
-    """The refitted weight [hidden, n] and the inverse [n, n] of what is left; zero at the head."""
+    """Refitted weight [hidden, n] and inverse [n, n] without `head`, whose entries become 0."""
     coefficients = torch.linalg.solve(inverse[head, head], inverse[head])  # [width, n]
     weight = weight - weight[:, head] @ coefficients
     inverse = inverse - inverse[:, head] @ coefficients

@@ -1,4 +1,4 @@
-"""L1: how large a channel's query and key weights are."""
+"""L1: sum of the magnitudes of a channel's query and key weights."""
 
 from torch import Tensor
 

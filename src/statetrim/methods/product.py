@@ -1,6 +1,6 @@
 """Product: query energy times key energy; a channel matters only if it is written *and* read.
 
-Not in the paper. `score` q or k alone is `energy` of that side.
+Not in the paper. With `score` q or k it equals `energy` with that score.
 """
 
 from torch import Tensor

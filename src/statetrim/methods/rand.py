@@ -1,4 +1,4 @@
-"""Rand: channels or heads drawn at random, the baseline every other method has to beat."""
+"""Rand: channels or heads drawn at random, the baseline that every other method has to beat."""
 
 import torch
 from torch import Tensor

@@ -1,7 +1,7 @@
-"""Read-out energy: what a value channel contributes to the layer's output, on its own.
+"""Read-out energy: the squared norm of a value channel's contribution to the layer's output.
 
-Its mean square behind norm and gate, times the squares of the output weights that read it: Wanda's
-product of weight and activation, for whole columns (FLAP), without cancellation between channels.
+Its summed square after norm and gate, times the squared norm of its output weights: Wanda's product
+of weight and activation for whole columns (FLAP), ignoring cancellation between channels.
 """
 
 from torch import Tensor

@@ -1,9 +1,9 @@
-"""Read-out greedy: the value channels from which least squares rebuilds the layer's output best.
+"""Read-out greedy: the value channels from which least squares best reconstructs the output.
 
-One channel after the other: always the one whose addition lowers the squared error of the head's
-output most, when the output weights of those chosen are refitted. With G the Gram of the
-read-out and B that of the output weights, channel j lowers it by (G B G)_jj / G_jj; then its part
-leaves G (a step of Cholesky's elimination).
+Channels are added one by one, always the one that most lowers the squared error of the head's
+output when the output weights of the chosen channels are refitted. With G the Gram matrix of the
+read-out and B that of the output weights, channel j lowers it by (G B G)_jj / G_jj; then j is
+eliminated from G (a step of Cholesky decomposition).
 """
 
 import torch
@@ -21,9 +21,9 @@ def select(evidence: ValueEvidence, keep: int) -> Tensor:
 
 
 def _greedy(gram: Tensor, weight_gram: Tensor, keep: int) -> Tensor:
-    """Channels [keep] of one head, ascending; both matrices are [channels, channels]."""
+    """Kept channels [keep] of one head, ascending; both matrices are [channels, channels]."""
     residual = gram.clone()
-    # Below this a channel is a combination of those chosen, up to rounding.
+    # Below this, a channel is a combination of the chosen ones, up to rounding.
     min_pivot = len(gram) * torch.finfo(gram.dtype).eps * gram.diagonal().max()
     chosen = torch.zeros(len(gram), dtype=torch.bool)
     for _ in range(keep):
@@ -32,7 +32,7 @@ def _greedy(gram: Tensor, weight_gram: Tensor, keep: int) -> Tensor:
             min_pivot.clamp_min(1e-300)
         )
         gain = gain.masked_fill(pivots <= min_pivot, 0.0).masked_fill(chosen, -1.0)
-        best = int((gain >= gain.max() * (1 - 1e-12)).nonzero()[0])  # a tie: the lowest
+        best = int((gain >= gain.max() * (1 - 1e-12)).nonzero()[0])  # ties: the lowest
         chosen[best] = True
         if pivots[best] > min_pivot:
             residual = residual - torch.outer(residual[:, best], residual[best]) / pivots[best]

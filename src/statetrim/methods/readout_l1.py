@@ -1,4 +1,4 @@
-"""Read-out L1: how large the weights are that write a value channel, times those that read it."""
+"""Read-out L1: L1 norm of a channel's value weights, times that of its output weights."""
 
 from torch import Tensor
 

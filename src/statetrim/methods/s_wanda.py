@@ -1,4 +1,4 @@
-"""S-Wanda: weight magnitude, weighted by how large each input feature is on calibration data."""
+"""S-Wanda: weight magnitudes, weighted by each input feature's norm on calibration data."""
 
 from torch import Tensor
 
