@@ -1,6 +1,6 @@
 """Checkpoint + text -> Analysis: how much of its state a model uses, by the recurrence it runs.
 
-The model runs once; its states are walked again in float64 from what its kernels were given, a few
+The model runs once; its states are recomputed in float64 from the arguments of its kernels, a few
 at a time, so memory does not grow with the length of a sequence.
 """
 
@@ -31,7 +31,7 @@ from ..storage.models import ModelLike, as_checkpoint
 from ..storage.text import Sequences, read_sequences
 from ..version import __version__
 
-CHUNK = 64  # tokens; kernels of every library hold their states at this or a multiple of it
+CHUNK = 64  # tokens; kernels of all libraries keep states at multiples of it
 BURN_IN = 128
 
 
@@ -86,10 +86,12 @@ def analyze(
         raise StatetrimError("the baseline has another tokenizer, so the texts would differ")
     with progress_reporter(progress, "analysing") as report:
         count = counter(report, len(models) * texts[0].tokens, "tokens")
-        analyses = [
-            _analyze_one(checkpoint, data, placement, stride, burn_in, batch_size, storage, count)
-            for checkpoint, data in zip(models, texts, strict=True)
-        ]
+        analyses: list[Analysis] = []
+        for checkpoint, data in zip(models, texts, strict=True):
+            analysis = _analyze_one(
+                checkpoint, data, placement, stride, burn_in, batch_size, storage, count
+            )
+            analyses.append(analysis)
     return analyses[0] if baseline is None else replace(analyses[0], baseline=analyses[1])
 
 
@@ -103,12 +105,15 @@ def _analyze_one(
     storage: StateStorage,
     count: Advance,
 ) -> Analysis:
-    """Run one model on all of `data`, tallying every linear layer; `count` adds up the tokens."""
+    """Run one model on all of `data` and collect the sums of every linear layer.
+
+    States are sampled after `every` tokens; `count` is called with the tokens that are done.
+    """
     length = data.ids.shape[1]
-    tallies = {
-        i: _Tally(model.geometry.for_layer(i), model.family, length, every, burn_in, storage)
-        for i in model.geometry.layers
-    }
+    tallies: dict[int, _Tally] = {}
+    for layer in model.geometry.layers:
+        geometry = model.geometry.for_layer(layer)
+        tallies[layer] = _Tally(geometry, model.family, length, every, burn_in, storage)
     live = load_live(model, placement)
     run = _run_layerwise if placement.layerwise else _run_all_layers
     with stored_states(live, storage):
@@ -135,6 +140,7 @@ def _analyze_one(
 def _run_all_layers(
     live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
 ) -> None:
+    """Add all kernel calls to `tallies`, batch by batch through the whole model."""
     with hook_kernels(live, lambda call: tallies[call.layer].add(call)), torch.inference_mode():
         for batch in batches:
             live.hidden_states(batch)
@@ -144,7 +150,7 @@ def _run_all_layers(
 def _run_layerwise(
     live: LiveModel, batches: list[Tensor], tallies: "dict[int, _Tally]", count: Advance
 ) -> None:
-    """The same, layer by layer."""
+    """Add all kernel calls to `tallies`, layer by layer through all batches."""
     for layer_pass in LayerWalk(live, batches).layers(max(tallies) + 1):
         layers = [layer_pass.number] if layer_pass.number in tallies else []
         with hook_kernels(live, lambda call: tallies[call.layer].add(call), layers=layers):
@@ -154,10 +160,10 @@ def _run_layerwise(
 
 
 class _Tally:
-    """Running sums of one layer, over samples and sequences; a state is seen and let go.
+    """Sums of one layer over sampled states and sequences; no state is kept.
 
-    The sums are made once and added to in place: small tensors that come and go between large
-    ones would scatter over the heap, and memory would grow with the sequence after all.
+    The sums are allocated once and updated in place: small tensors allocated between large ones
+    would fragment the heap, and memory would grow with the sequence.
     """
 
     def __init__(
@@ -171,7 +177,7 @@ class _Tally:
     ) -> None:
         self.geometry, self.family, self.storage = geometry, family, storage
         self.every, self.length, self.burn_in = every, length, burn_in
-        self.states = 0  # in the spectrum, for every head
+        self.states = 0  # states per head in the spectrum
         self._allocate(torch.device("cpu"))
 
     def _allocate(self, device: torch.device) -> None:
@@ -186,19 +192,19 @@ class _Tally:
         self.key_gram = torch.zeros_like(self.query_gram)
 
     def add(self, call: KernelCall) -> None:
-        if self.ranks.device != call.key.device:  # the layer's, known when it first runs
+        """Add the states, queries and keys of a kernel call."""
+        if self.ranks.device != call.key.device:  # a layer's device is known when it first runs
             self._allocate(call.key.device)
         first = 0
-        for block in walk_states(
-            call, self.family, self.every, self.storage.dtype, self.storage.piece
-        ):
+        blocks = walk_states(call, self.family, self.every, self.storage.dtype, self.storage.piece)
+        for block in blocks:
             self.query_gram += _gram(block.query)
             self.key_gram += _gram(block.key)
             first = self._add_states(first, block.states)
 
     def _add_states(self, first: int, states: Tensor) -> int:
-        """Decompose the states [batch, samples, heads, head_k_dim, head_v_dim] of a block, all at
-        once; returns the number of the next sample."""
+        """Add the singular values of states [batch, samples, heads, head_k_dim, head_v_dim], the
+        samples from number `first`; return the number of the next sample."""
         if states.shape[1] == 0:
             return first
         singular = torch.linalg.svdvals(states)  # [batch, samples, heads, rank]
@@ -215,10 +221,14 @@ class _Tally:
         return int(samples.stop)
 
     def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
+        """The means over all samples; `filters` are the query and key convolution taps."""
         query_filters, key_filters = filters or (None, None)
-        conditions = [condition_number(gram).sqrt() for gram in (self.key_gram, self.query_gram)]
-        on_device = [self.ranks / self.nonzero, self.spectrum / self.states, *conditions]
-        effective_rank, spectrum, key_condition, query_condition = _to_cpu(on_device)
+        effective_rank, spectrum, key_condition, query_condition = _to_cpu(
+            self.ranks / self.nonzero,
+            self.spectrum / self.states,
+            condition_number(self.key_gram).sqrt(),
+            condition_number(self.query_gram).sqrt(),
+        )
         return LayerAnalysis(
             effective_rank=effective_rank,
             spectrum=spectrum,
@@ -231,20 +241,24 @@ class _Tally:
 
 
 def _gram(x: Tensor) -> Tensor:
-    """[batch, time, heads, channels] -> [heads, channels, channels]."""
+    """Gram matrices [heads, channels, channels] of x [batch, time, heads, channels]."""
     rows = x.flatten(0, 1).transpose(0, 1)
     return rows.mT @ rows
 
 
-def _to_cpu(tensors: list[Tensor]) -> list[Tensor]:
-    """In one copy."""
+def _to_cpu(*tensors: Tensor) -> list[Tensor]:
+    """The tensors on the CPU, in one transfer."""
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
-    pieces = torch.split(flat, [tensor.numel() for tensor in tensors])
-    return [piece.reshape(t.shape).clone() for piece, t in zip(pieces, tensors, strict=True)]
+    copies: list[Tensor] = []
+    start = 0
+    for tensor in tensors:
+        copies.append(flat[start : start + tensor.numel()].reshape(tensor.shape).clone())
+        start += tensor.numel()
+    return copies
 
 
 def _histogram(singular: Tensor) -> Tensor:
-    """Counts [heads, BINS] by log10 of `singular` [states, heads, rank]."""
+    """Counts [heads, BINS] of log10 of singular values [states, heads, rank]."""
     bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
     rows = bins.transpose(0, 1).flatten(1)
     empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)
@@ -256,6 +270,7 @@ def _read_text(model: Checkpoint, text: str | Path, **options: int) -> Sequences
 
 
 def _stride(every: str | int) -> int:
+    """Tokens between two sampled states; raises StatetrimError unless a power of two up to 64."""
     stride = {"chunk": CHUNK, "token": 1}.get(every, every) if isinstance(every, str) else every
     if (
         not isinstance(stride, int)

@@ -1,8 +1,8 @@
-"""Checkpoint + Plans + sequences -> Prediction: what each plan would miss after a refit.
+"""Checkpoint + Plans + sequences -> Prediction: each layer's error after pruning and a refit.
 
-Nothing is written: the original runs, and each of its mixers is given the same input again with
-the channels of each plan masked. The output projection is fitted to one part of the data and its
-error taken on another, both from sums, so that no activation is kept.
+No cut is written: the original runs, and each of its mixers is run again on the same input with
+the channels that a plan prunes masked. The output projection is fitted on some sequences and its
+error measured on others, both from sums, so no activations are kept.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,6 +24,7 @@ from ..runtime.loading import load_live
 from ..runtime.mixers import MixerCall, hook_mixers
 from ..runtime.placement import Placement
 from ..runtime.sequential import LayerWalk
+from ..storage.channel_rows import names_by_layer
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.text import Sequences
 
@@ -32,11 +33,12 @@ DAMPING = 1e-6
 
 @dataclass
 class RefitSums:
-    """Of one layer under one plan, on one source: read-out a, the original's output y."""
+    """Sums over tokens of one layer, plan and source: a is the masked read-out, y the original's
+    output, n the number of value heads x kept value channels."""
 
     gram: Tensor  # [n, n]: aa'
     target: Tensor  # [hidden, n]: ya'
-    square: Tensor  # [1]: y's squares
+    square: Tensor  # [1]: y'y
 
 
 def predict(
@@ -50,91 +52,89 @@ def predict(
     max_bytes: int = 2**32,
     progress: OnProgress = ignore_progress,
 ) -> Prediction:
-    """The error of every layer under each of `plans`, on each source of `measured_on`, once its
-    output projection is fitted to all sources of `fitted_on`, which count alike.
+    """The error of every layer under each of `plans`, on each source of `measured_on`, after its
+    output projection is fitted to all sources of `fitted_on`, with equal weight.
 
-    The sums of a layer take 8 bytes x n (n + hidden size) for each plan and source, n being value
-    heads x kept value channels; the data is read as often as it takes to keep within `most_bytes`.
+    The sums of a layer take 8 bytes x n (n + hidden size) per plan and source, n being value heads
+    x kept value channels; to stay within `max_bytes` the data is read several times if needed.
+    Raises StatetrimError if the two mappings have different sources.
     """
     if set(fitted_on) != set(measured_on) or not fitted_on:
         raise StatetrimError("a prediction needs the same sources to fit and to measure on")
     live = load_live(require_prunable(model), placement)
-    data = [
-        [source.batches(batch_size) for source in sources.values()]
-        for sources in (fitted_on, measured_on)
+    sources = [
+        source.batches(batch_size) for source in (*fitted_on.values(), *measured_on.values())
     ]
-    runs = _MaskedRuns(live, plans, [batches for sources in data for batches in sources])
-    errors: dict[str, dict[str, dict[int, float]]] = {
-        name: {source: {} for source in fitted_on} for name in plans
-    }
-    groups = list(_layer_groups(model, plans, 2 * len(fitted_on), max_bytes))
-    pass_count = 1 if live.weights else len(groups)  # a walk has the sums of one layer at a time
-    advance = counter(progress, pass_count * runs.tokens, "tokens")
-    for layers, sums_by_source in (
-        runs.run_layerwise(advance) if live.weights else runs.run_groups(groups, advance)
-    ):
+    runs = _MaskedRuns(live, plans, sources)
+    if live.weights:  # on disk: layer by layer, with the sums of one layer at a time
+        advance = counter(progress, runs.tokens, "tokens")
+        results = runs.run_layerwise(advance)
+    else:
+        groups = _layer_groups(model, plans, len(sources), max_bytes)
+        advance = counter(progress, len(groups) * runs.tokens, "tokens")
+        results = runs.run_groups(groups, advance)
+    errors: dict[str, dict[str, dict[int, float]]] = {}
+    for name in plans:
+        errors[name] = {source: {} for source in fitted_on}
+    for layers, sums_by_source in results:
         fit_sums, test_sums = sums_by_source[: len(fitted_on)], sums_by_source[len(fitted_on) :]
         for name in plans:
             for layer in layers:
                 weight = _fit_weight([sums[name, layer] for sums in fit_sums])
                 for source, sums in zip(measured_on, test_sums, strict=True):
-                    seen = sums[name, layer]
-                    errors[name][source][layer] = max(
-                        0.0, relative_residual(weight, seen.gram, seen.target, seen.square)
-                    )
+                    test = sums[name, layer]
+                    error = relative_residual(weight, test.gram, test.target, test.square)
+                    errors[name][source][layer] = max(0.0, error)
     return Prediction(errors)
 
 
 def _fit_weight(sources: Sequence[RefitSums]) -> Tensor:
-    """Each source's error counts as a part of its own output."""
-    scales = [1 / source.square.clamp_min(1e-300) for source in sources]
-    gram = torch.stack([s.gram * scale for s, scale in zip(sources, scales, strict=True)])
-    target = torch.stack([s.target * scale for s, scale in zip(sources, scales, strict=True)])
-    return fit_least_squares(gram.sum(0), target.sum(0), DAMPING)
+    """The output projection [hidden, n] with the least sum of the sources' relative errors."""
+    grams: list[Tensor] = []
+    targets: list[Tensor] = []
+    for source in sources:
+        scale = 1 / source.square.clamp_min(1e-300)
+        grams.append(source.gram * scale)
+        targets.append(source.target * scale)
+    return fit_least_squares(torch.stack(grams).sum(0), torch.stack(targets).sum(0), DAMPING)
 
 
 def _layer_groups(
     model: Checkpoint, plans: Mapping[str, Plan], copies: int, max_bytes: int
-) -> Iterator[tuple[int, ...]]:
-    """The layers, as many at a time as their sums leave room for."""
-    heads, hidden = model.geometry.num_v_heads, _hidden_size(model)
-    widths = [heads * (plan.keep_values or model.geometry.head_v_dim) for plan in plans.values()]
-    layer_bytes = copies * sum(8 * columns * (columns + hidden) for columns in widths)
-    size = max(1, max_bytes // layer_bytes)
+) -> list[tuple[int, ...]]:
+    """Groups of layers whose sums, for `copies` sources, fit in `max_bytes`."""
     layers = model.geometry.layers
-    yield from (layers[start : start + size] for start in range(0, len(layers), size))
-
-
-def _hidden_size(model: Checkpoint) -> int:
-    """Rows of the output projections."""
-    shapes = [
-        model.tensors[name][1].shape
-        for name, layer_rows in model.channel_rows.items()
-        if layer_rows.channel_rows[0].role == "o_proj"
-    ]
-    return int(shapes[0][0])
+    output_projection = names_by_layer(model.channel_rows, "o_proj")[layers[0]]
+    hidden = model.tensors[output_projection][1].shape[0]
+    layer_bytes = 0
+    for plan in plans.values():
+        columns = model.geometry.num_v_heads * (plan.keep_values or model.geometry.head_v_dim)
+        layer_bytes += copies * 8 * columns * (columns + hidden)
+    size = max(1, max_bytes // layer_bytes)
+    return [layers[start : start + size] for start in range(0, len(layers), size)]
 
 
 SourceSums = list[dict[tuple[str, int], RefitSums]]
-"""Of every source, the sums of each plan and layer."""
+"""For every source: (plan, layer) -> sums."""
 
 
 class _MaskedRuns:
-    """A model, plans, and for every source the batches that are read."""
+    """Runs the original on the batches of every source, and each mixer again for every plan."""
 
     def __init__(
         self, live: LiveModel, plans: Mapping[str, Plan], sources: Sequence[Sequence[Tensor]]
     ) -> None:
         self.live, self.plans, self.sources = live, plans, sources
-        self.tokens = sum(batch.numel() for batches in sources for batch in batches)
+        self.batches = [batch for batches in sources for batch in batches]
+        self.tokens = sum(batch.numel() for batch in self.batches)
         self._kept_columns = _kept_columns(live.checkpoint, plans)
-        self._captured: dict[str, Tensor] = {}  # of the call that is running
+        self._captured: dict[str, Tensor] = {}  # by the hooks, from the mixer call that ran last
         self._is_repeating = False
 
     def run_groups(
         self, groups: Sequence[tuple[int, ...]], advance: Advance
     ) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
-        """All data once for every group of layers."""
+        """Run all data once per group of layers; yield each group with its sums."""
         for layers in groups:
             sums_by_source: SourceSums = []
             for batches in self.sources:
@@ -143,13 +143,12 @@ class _MaskedRuns:
                     for batch in batches:
                         self.live.hidden_states(batch)
                         advance(batch.numel())
-            yield layers, [_to_cpu(sums) for sums in sums_by_source]
+            yield layers, _to_cpu(sums_by_source)
 
     def run_layerwise(self, advance: Advance) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
-        """All data once, layer by layer."""
-        batches = [batch for source in self.sources for batch in source]
+        """Run all data once, layer by layer; yield each linear layer with its sums."""
         layers = self.live.checkpoint.geometry.layers
-        for layer_pass in LayerWalk(self.live, batches).layers(max(layers) + 1):
+        for layer_pass in LayerWalk(self.live, self.batches).layers(max(layers) + 1):
             measured = (layer_pass.number,) if layer_pass.number in layers else ()
             sums_by_source: SourceSums = []
             first = 0
@@ -158,15 +157,15 @@ class _MaskedRuns:
                 with self._hooks(measured, sums_by_source[-1]):
                     for step in layer_pass.run(range(first, first + len(source))):
                         if layer_pass.number == max(layers):
-                            advance(batches[step].numel())
+                            advance(self.batches[step].numel())
                 first += len(source)
-            yield measured, [_to_cpu(sums) for sums in sums_by_source]
+            yield measured, _to_cpu(sums_by_source)
 
     @contextmanager
     def _hooks(
         self, layers: tuple[int, ...], sums: dict[tuple[str, int], RefitSums]
     ) -> Iterator[None]:
-        """Within, every call of the mixers of `layers` is repeated for each plan."""
+        """Within, every mixer call of `layers` is repeated for each plan and added to `sums`."""
 
         def capture_readout(module: nn.Module, args: Any) -> None:
             self._captured["values"] = args[0]
@@ -185,7 +184,8 @@ class _MaskedRuns:
             yield
 
     def _run_masked(self, call: MixerCall, sums: dict[tuple[str, int], RefitSums]) -> None:
-        if self._is_repeating:
+        """Repeat a mixer call with each plan's channels masked, and add up what a refit needs."""
+        if self._is_repeating:  # the hook sees repeated calls too
             return
         self._is_repeating, target = True, self._captured["output"].flatten(0, -2).double()
         for name, plan in self.plans.items():
@@ -209,25 +209,24 @@ def _mask_layer(live: LiveModel, plan: Plan, layer: int) -> AbstractContextManag
 
 
 def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[str, int], Tensor]:
-    """The entries of a layer's read-out that a plan keeps."""
-    columns = {}
-    for name, plan in plans.items():
-        for layer in model.geometry.layers:
-            tables = [
-                channel_rows.rows
-                for channel_rows in model.channels(layer)
-                if channel_rows.role == "o_proj"
-            ]
-            kept = None if plan.kept_values is None else plan.kept_values[layer]
-            rows = tables if kept is None else [table.gather(1, kept) for table in tables]
-            columns[name, layer] = torch.cat([table.flatten() for table in rows])
+    """(plan, layer) -> columns [n] of the layer's read-out that the plan keeps."""
+    columns: dict[tuple[str, int], Tensor] = {}
+    for layer in model.geometry.layers:
+        channel_rows = [rows.rows for rows in model.channels(layer) if rows.role == "o_proj"]
+        all_columns = torch.cat(channel_rows, dim=0)  # [copies x heads, channels]
+        for name, plan in plans.items():
+            kept_columns = all_columns
+            if plan.kept_values is not None:
+                kept = plan.kept_values[layer].repeat(len(channel_rows), 1)
+                kept_columns = all_columns.gather(1, kept)
+            columns[name, layer] = kept_columns.flatten()
     return columns
 
 
 def _accumulate(
     sums_by_key: dict[Any, RefitSums], key: tuple[str, int], values: Tensor, target: Tensor
 ) -> None:
-    """values [tokens, n], target [tokens, hidden]; the sums stay on the layer's device."""
+    """Add values [tokens, n] and target [tokens, hidden] to the sums; they stay on their device."""
     square = target.square().sum().reshape(1)
     new = RefitSums(values.mT @ values, target.mT @ values, square)
     if key in sums_by_key:
@@ -239,8 +238,10 @@ def _accumulate(
         sums_by_key[key] = new
 
 
-def _to_cpu(sums_by_key: Mapping[tuple[str, int], RefitSums]) -> dict[tuple[str, int], RefitSums]:
-    return {
-        key: RefitSums(sums.gram.cpu(), sums.target.cpu(), sums.square.cpu())
-        for key, sums in sums_by_key.items()
-    }
+def _to_cpu(sums_by_source: SourceSums) -> SourceSums:
+    copies: SourceSums = []
+    for sums_by_key in sums_by_source:
+        copies.append({})
+        for key, sums in sums_by_key.items():
+            copies[-1][key] = RefitSums(sums.gram.cpu(), sums.target.cpu(), sums.square.cpu())
+    return copies

@@ -1,13 +1,13 @@
-"""Checkpoint + Plans + text -> Sensitivity: each layer of a plan cut alone, by masking.
+"""Checkpoint + Plans + text -> Sensitivity: the loss when a plan prunes a single layer.
 
-No weights are written: kernels read and write as if the dropped channels were not there. A layer
-that is cut alone is given what the original gives it, so its own error needs no second model.
+No cut is written: the channels that a plan prunes are masked in the kernels of one layer. That
+layer gets the same input as in the original, so its own error needs no second model.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..artifacts.sensitivity import LayerCut, Samples, Sensitivity, parse_cut, parse_samples
-from ..errors import StatetrimError, warn_deprecated_resume
+from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.units import MIB
 from ..progress import OnProgress, counter, ignore_progress
@@ -35,15 +35,15 @@ from ..storage.text import Sequences, read_sequences
 from ..tasks.recall import associations, recalled_share
 from ..version import __version__
 
-LENGTH = 256  # tokens of a window: as many as the longest recall sequence has, and a few
-LOADS = (16, 32, 63)
+LENGTH = 256  # tokens per window of text; slightly more than the longest recall sequence
+LOADS = (16, 32, 63)  # key-value pairs per recall sequence
 _MAX_BYTES = 256 * MIB
 _PARTIAL_FILE = "so-far.json"
 
 
 @dataclass(frozen=True, eq=False)
 class _Variant:
-    """One layer cut on one axis."""
+    """One layer, pruned along one axis."""
 
     layer: int
     axis: Axis
@@ -51,6 +51,7 @@ class _Variant:
 
     @property
     def identity(self) -> tuple[int, Axis, int]:
+        """Layer, axis and kept width, which distinguish variants."""
         return self.layer, self.axis, int(self.kept.shape[1])
 
 
@@ -67,19 +68,17 @@ def sensitivity(
     out: str | Path | None = None,
     pictures: Mapping[str, Path] | None = None,
     draw: Callable[[Sensitivity, Path], Any] | None = None,
-    resume: bool = False,
     progress: OnProgress = ignore_progress,
 ) -> Sensitivity:
-    """Cut each layer alone, as each of `plans` cuts it on each of its axes.
+    """Measure the loss of pruning each layer alone, for each of `plans` and each axis it prunes.
 
     An evaluation reads `windows` windows of `text`, after `skip` tokens, and `rows` sequences of
-    each recall load. There is one for the original and one for each layer, plan and axis; the
-    errors of the layers' outputs take about two more. Where the weights are on disk, each
-    evaluation reads them once. With `out` the result is written there, and every cut on the
-    way to `OUT.partial`, from which the same call resumes after an interruption (`resume` is
-    deprecated). `draw` writes `pictures` into a directory, from which they go to their places.
+    each recall load. There is one for the original and one per layer, plan and axis; the errors of
+    the layers' outputs take about two more. With weights on disk, each evaluation reads them once.
+    With `out` the result is written there, and intermediate results to `OUT.partial`, from which
+    the same call resumes after an interruption (`resume` is deprecated). `draw` writes figures into
+    a directory; `pictures` maps their names to the paths they are published at.
     """
-    warn_deprecated_resume(resume)
     variants = list(_variants(require_prunable(model), plans))
     tokenizer = load_tokenizer(model)
     data = read_sequences(text, tokenizer, tokens=windows * LENGTH, length=LENGTH, skip=skip)
@@ -120,6 +119,7 @@ def _measure(
     lineage: Mapping[str, Any],
     progress: OnProgress,
 ) -> Sensitivity:
+    """Measure what `partial` does not hold yet, storing each result in it."""
     advance = counter(progress, len(variants) + 2, "settings")
     original = partial.original or partial.store_original(experiment.samples(None))
     advance(1)
@@ -131,12 +131,15 @@ def _measure(
             partial.store_cut(LayerCut(*variant.identity, samples, errors[number]))
         advance(1)
     geometry = experiment.live.checkpoint.geometry
-    widths: dict[Axis, int] = {axis: geometry.width(axis) for axis in ("key", "value")}
+    widths: dict[Axis, int] = {"key": geometry.width("key"), "value": geometry.width("value")}
     return Sensitivity(original, partial.cuts, widths, dict(lineage))
 
 
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
-    """Every layer of every axis that a plan cuts; two plans may not say the same."""
+    """Yield a variant for every layer and axis that a plan prunes.
+
+    Raises StatetrimError if a plan is of another model, two agree in a width, or none prunes.
+    """
     identities: set[tuple[int, Axis, int]] = set()
     for plan in plans:
         source = plan.lineage.get("source")
@@ -162,7 +165,7 @@ def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
 
 
 class _Experiment:
-    """The same sequences for every cut; what the original makes of them is kept."""
+    """Sequences to run every variant on, and the original's final hidden states for them."""
 
     def __init__(self, live: LiveModel, data: Sequences, rows: int, batch_size: int) -> None:
         self.live, self.batch_size = live, batch_size
@@ -171,11 +174,13 @@ class _Experiment:
         loads = [pairs for pairs in LOADS if pairs <= vocabulary // 4]
         if not loads:
             raise StatetrimError(f"a vocabulary of {vocabulary} is too small for recall sequences")
-        self.recall = {pairs: associations(vocabulary, pairs, rows) for pairs in loads}
         generator = torch.Generator().manual_seed(0)
         self.random = torch.randint(vocabulary, (rows, LENGTH), generator=generator)
-        recall_batches = [batch for ids, _ in self.recall.values() for batch in self._batches(ids)]
-        self.batches = [*self.text, *recall_batches]
+        self.recall: dict[int, tuple[Tensor, Tensor]] = {}  # pairs -> token ids, answer positions
+        self.batches = [*self.text]
+        for pairs in loads:
+            self.recall[pairs] = associations(vocabulary, pairs, rows)
+            self.batches += self._batches(self.recall[pairs][0])
         self.original = FinalHiddenStates(live, self.batches)
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
@@ -189,7 +194,9 @@ class _Experiment:
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
-        nll, kl = [], []
+        """Loss and KL divergence per window, and recalled share per sequence (None: original)."""
+        nll: list[float] = []
+        kl: list[float] = []
         reading = self._run(variant)
         for number, batch in enumerate(self.text):
             after = reading.logits_at(number)
@@ -197,21 +204,19 @@ class _Experiment:
             both = compare_logits(before, after, batch)
             nll += (-both.log_likelihood / (batch.shape[1] - 1)).tolist()
             kl += both.kl.tolist()
-        right: dict[int, list[float]] = {}
+        shares: dict[int, list[float]] = {}
         number = len(self.text)
         for pairs, (ids, positions) in self.recall.items():
-            shares = []
+            shares[pairs] = []
             for batch_ids in self._batches(ids):
-                shares.append(
-                    recalled_share(batch_ids, positions, reading.logits_at(number)(positions))
-                )
+                logits = reading.logits_at(number)(positions)
+                shares[pairs] += recalled_share(batch_ids, positions, logits).tolist()
                 number += 1
-            right[pairs] = [float(share) for share in torch.cat(shares)]
-        return Samples(nll, kl, right)
+        return Samples(nll, kl, shares)
 
     @torch.inference_mode()
     def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
-        """Squared error over squared output of every variant's layer, by source."""
+        """For each variant, source -> squared error over squared output of its layer."""
         sources = {
             "text": self.text,
             "random": self._batches(self.random),
@@ -219,13 +224,14 @@ class _Experiment:
         }
         errors: list[dict[str, float]] = [{} for _ in variants]
         for name, batches in sources.items():
-            missed, square = self._errors(batches, variants).T
-            for number, error in enumerate((missed / square.clamp_min(1e-300)).tolist()):
+            residual, square = self._errors(batches, variants).T
+            for number, error in enumerate((residual / square.clamp_min(1e-300)).tolist()):
                 errors[number][name] = error
         return errors
 
     def _errors(self, batches: Sequence[Tensor], variants: Sequence[_Variant]) -> Tensor:
-        """[variants, 2]: the original runs, and each layer's mixer gets the same again, cut."""
+        """Sums [variants, 2] of squared error and squared output of each variant's mixer, which is
+        run again, masked, on the input that it gets in the original."""
         sums: dict[int, Tensor] = {}
         for call in mixer_calls(self.live, batches):
             before = call.output.double()
@@ -238,9 +244,8 @@ class _Experiment:
         on_device = [sums[number].to(self.live.device) for number in range(len(variants))]
         return torch.stack(on_device).cpu()
 
-    def _mask_variant(self, variant: _Variant | None) -> AbstractContextManager[None]:
-        if variant is None:
-            return nullcontext()
+    def _mask_variant(self, variant: _Variant) -> AbstractContextManager[None]:
+        """Within, the channels that the variant prunes are masked."""
         table = {variant.layer: variant.kept}
         return hook_kernels(
             self.live,
@@ -257,7 +262,7 @@ def _variants_digest(variants: Sequence[_Variant]) -> str:
 
 
 class _PartialResult:
-    """What is measured so far, in `directory`, so that a killed run resumes."""
+    """Results so far, saved in `directory` so that a killed run resumes; None: not saved."""
 
     def __init__(self, directory: Path | None) -> None:
         self.path = directory / _PARTIAL_FILE if directory is not None else None
