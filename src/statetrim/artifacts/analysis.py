@@ -1,4 +1,4 @@
-"""The result of `analyze`, by layer and head: `analysis.json`, and its arrays next to it."""
+"""The result of `analyze`, by layer and head: `analysis.json` and `analysis.safetensors`."""
 
 import hashlib
 from collections.abc import Iterator, Mapping
@@ -27,19 +27,21 @@ MAX_TOKENS = 2**24
 
 LOWEST_DECADE, HIGHEST_DECADE, BINS_PER_DECADE = -8, 4, 10
 BINS = (HIGHEST_DECADE - LOWEST_DECADE) * BINS_PER_DECADE
-"""Histogram bins of log10 of a singular value, the same in all analyses so that they overlay; the
-outermost take everything beyond."""
+"""Histogram bins of log10 of a singular value, the same in all analyses so that they overlay.
+The outermost bins include all values beyond them."""
 
 
 @dataclass(frozen=True, eq=False)
 class LayerAnalysis:
-    """One layer. Means are over sequences; heads that share keys have states of their own."""
+    """Rank measures of one layer. Means are over sequences; every value head has a state."""
 
     effective_rank: Tensor  # float64 [value heads, samples]; nan where every state was zero
     spectrum: Tensor  # float64 [value heads, widest rank]: mean singular values, largest first
-    histogram: Tensor  # int64 [value heads, BINS]: how many singular values fell where
-    key_condition: Tensor  # float64 [key heads]: of all keys as the state sees them
-    query_condition: Tensor
+    histogram: Tensor  # int64 [value heads, BINS]: counts of singular values
+    key_condition: (
+        Tensor  # float64 [key heads]: condition number of all keys, as the kernel gets them
+    )
+    query_condition: Tensor  # float64 [key heads]: condition number of all queries
     key_filters: Tensor | None = None  # float64 [key heads, channels, copies, width]
     query_filters: Tensor | None = None
 
@@ -49,11 +51,12 @@ class LayerAnalysis:
 
     @property
     def key_similarity(self) -> Tensor | None:
-        """[key heads]: mean |cosine| between the convolution filters of a head's channels."""
+        """[key heads]: mean |cosine| between the convolution filters of a head's key channels."""
         return None if self.key_filters is None else filter_similarity(self.key_filters)
 
     @property
     def query_similarity(self) -> Tensor | None:
+        """[key heads]: `key_similarity` of the queries' filters."""
         return None if self.query_filters is None else filter_similarity(self.query_filters)
 
 
@@ -62,111 +65,108 @@ ARRAYS = tuple(LayerAnalysis.__dataclass_fields__)
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """The effective rank of a model's states; `baseline` is another model on the same text."""
+    """The effective rank of a model's states; `baseline` is that of another on the same text."""
 
     layers: Mapping[int, LayerAnalysis]
     geometry: Geometry
-    positions: Tensor  # int64 [samples]: tokens seen when the state was looked at
-    burn_in: int  # tokens left out of spectra and means, while the rank is capped by their number
+    positions: Tensor  # int64 [samples]: tokens read when the state was sampled
+    burn_in: int  # first tokens, left out of means because they bound the rank by their number
     lineage: Mapping[str, Any] = field(default_factory=dict)
     baseline: "Analysis | None" = None
 
     def __repr__(self) -> str:
-        geometry, used = self.geometry, _percent_text(self.mean_utilization)
-        baseline_text = (
-            self.baseline and f", {_percent_text(self.baseline.mean_utilization)} before"
-        )
+        used, baseline = _percent_text(self.mean_utilization), ""
+        if self.baseline is not None:
+            baseline = f", {_percent_text(self.baseline.mean_utilization)} before"
         return (
-            f"<Analysis of {len(self.layers)} layers: {used} of the state of {geometry.shape} "
-            f"is used{baseline_text or ''}>"
+            f"<Analysis of {len(self.layers)} layers: {used} of the state of {self.geometry.shape} "
+            f"is used{baseline}>"
         )
 
     def _repr_html_(self) -> str:
         return self.table().html()
 
     def table(self) -> Table:
-        """One row per layer: the effective rank of its states, with a bar for each head; means
-        last."""
+        """A row per layer with the utilization of its states, a bar per head; the mean last.
+
+        A baseline has a column of its own, "before".
+        """
         mean = self.mean_utilization
-        baseline_mean = None if self.baseline is None else self.baseline.mean_utilization
+        models, used_columns = [mean], ["used"]
+        if self.baseline is not None:
+            models, used_columns = [self.baseline.mean_utilization, mean], ["before", "used"]
         highest = float(mean.nan_to_num().max())
-        rows = [
-            (
-                str(number),
-                *([] if baseline_mean is None else [_percent_text(baseline_mean[row])]),
-                _percent_text(mean[row]),
-                _bar_text(mean[row], highest),
-                _range_text(mean[row]),
+        rows = []
+        for row, (number, layer) in enumerate(self.layers.items()):
+            used = [_percent_text(model[row]) for model in models]
+            conditions = (
                 f"{float(layer.key_condition.nanmedian()):,.0f}",
                 f"{float(layer.query_condition.nanmedian()):,.0f}",
-                _similarity_text(layer.query_similarity, layer.key_similarity),
             )
-            for row, (number, layer) in enumerate(self.layers.items())
-        ]
-        means = (
-            [_percent_text(mean)]
-            if baseline_mean is None
-            else [_percent_text(baseline_mean), _percent_text(mean)]
-        )
-        rows.append(("mean", *means, "", _range_text(mean), "", "", ""))
-        used_columns = ("used",) if baseline_mean is None else ("before", "used")
+            similarity = _similarity_text(layer.query_similarity, layer.key_similarity)
+            heads = (_bar_text(mean[row], highest), _range_text(mean[row]))
+            rows.append((str(number), *used, *heads, *conditions, similarity))
+        used = [_percent_text(model) for model in models]
+        rows.append(("mean", *used, "", _range_text(mean), "", "", ""))
         column_names = ("layer", *used_columns, "heads", "range", "κ keys", "κ queries", "filters")
         return Table("Effective rank of the state", column_names, rows)
 
     @property
     def max_rank(self) -> int:
-        """The largest rank a state can have, in the widest layer."""
+        """The largest rank that a state of the widest layer can have."""
         return max(min(shape) for shape in self.geometry.shapes.values())
 
     @cached_property
     def utilization(self) -> Tensor:
-        """[layers, value heads, samples]: effective rank over the largest possible."""
+        """[layers, value heads, samples]: effective rank over the largest possible rank."""
         max_ranks = [min(self.geometry.shapes[layer]) for layer in self.layers]
         effective_ranks = torch.stack([x.effective_rank for x in self.layers.values()])
         return effective_ranks / torch.tensor(max_ranks).view(-1, 1, 1)
 
     @property
     def utilization_by_position(self) -> Tensor:
-        """[samples]: utilization by token, mean over layers and heads."""
+        """[samples]: utilization at `positions`, mean over layers and heads."""
         return self.utilization.nanmean((0, 1))
 
     @property
     def mean_utilization(self) -> Tensor:
-        """[layers, value heads]: mean over the tokens after the burn-in."""
+        """[layers, value heads]: mean utilization over the positions after the burn-in."""
         return self.utilization[..., self.positions > self.burn_in].nanmean(-1)
 
     def save(self, path: str | Path) -> None:
-        """The arrays next to `path`, then `path`; each file appears whole."""
+        """Write the arrays next to `path` with the suffix .safetensors, then `path`; each file
+        is written atomically."""
         path = Path(path)
-        models = dict(self._named_models())
-        arrays = save(
-            {k: v for name, model in models.items() for k, v in model._named_arrays(name)}
-        )
+        tensors: dict[str, Tensor] = {}
+        summaries = {}
+        for name, model in self._named_models():
+            tensors |= model._named_arrays(name)
+            summaries[name] = model.summary()
+        arrays = save(tensors)
         with atomic_write(path.with_suffix(".safetensors")) as temporary_path:
             temporary_path.write_bytes(arrays)
-        content = header("analysis")
-        content["arrays_sha256"] = hashlib.sha256(arrays).hexdigest()
-        write_json(path, content | {name: model.summary() for name, model in models.items()})
+        digest = hashlib.sha256(arrays).hexdigest()
+        write_json(path, {**header("analysis"), "arrays_sha256": digest, **summaries})
 
     def summary(self) -> dict[str, Any]:
-        """What a person or a script reads first; everything else stands in the arrays."""
+        """The content of the JSON file for one model: its settings, and figures by head."""
         mean = self.mean_utilization
+        layers = {}
+        for row, (number, layer) in enumerate(self.layers.items()):
+            layers[str(number)] = {
+                "utilization": _rounded_list(mean[row]),
+                "key_condition": _rounded_list(layer.key_condition),
+                "query_condition": _rounded_list(layer.query_condition),
+                "key_filter_similarity": _rounded_list(layer.key_similarity),
+                "query_filter_similarity": _rounded_list(layer.query_similarity),
+            }
         return {
             "lineage": dict(self.lineage),
             "geometry": _geometry_fields(self.geometry),
             "burn_in": self.burn_in,
             "positions": self.positions.tolist(),
             "mean_utilization": _rounded(mean.nanmean()),
-            "layers": {
-                str(number): {
-                    "utilization": _rounded_list(mean[row]),
-                    "key_condition": _rounded_list(layer.key_condition),
-                    "query_condition": _rounded_list(layer.query_condition),
-                    "key_filter_similarity": _rounded_list(layer.key_similarity),
-                    "query_filter_similarity": _rounded_list(layer.query_similarity),
-                }
-                for row, (number, layer) in enumerate(self.layers.items())
-            },
+            "layers": layers,
         }
 
     def _named_models(self) -> Iterator[tuple[str, "Analysis"]]:
@@ -174,35 +174,37 @@ class Analysis:
         if self.baseline is not None:
             yield "baseline", self.baseline
 
-    def _named_arrays(self, prefix: str) -> Iterator[tuple[str, Tensor]]:
+    def _named_arrays(self, prefix: str) -> dict[str, Tensor]:
+        arrays = {}
         for number, layer in self.layers.items():
             for name in ARRAYS:
                 if getattr(layer, name) is not None:
-                    yield f"{prefix}.{number}.{name}", getattr(layer, name).contiguous()
+                    arrays[f"{prefix}.{number}.{name}"] = getattr(layer, name).contiguous()
+        return arrays
 
     @staticmethod
     def load(path: str | Path) -> "Analysis":
-        """Both files, once it is certain that they belong together and fit the geometry."""
+        """Read both files, which are untrusted.
+
+        Raises StatetrimError if they do not belong together or do not fit the geometry.
+        """
         path = Path(path)
         content = read_json(path, MAX_JSON_BYTES)
         check_header(content, "analysis", path)
         arrays = _read_arrays(path.with_suffix(".safetensors"), content.get("arrays_sha256"))
-        models = {
-            name: _parse_model(content[name], name, arrays, path)
-            for name in ("model", "baseline")
-            if name in content
-        }
-        if "model" not in models:
-            raise StatetrimError(f"{path} has no valid 'model'")
+        model = _pop_model(content.get("model"), "model", arrays, path)
+        if "baseline" in content:
+            baseline = _pop_model(content["baseline"], "baseline", arrays, path)
+            model = replace(model, baseline=baseline)
         if arrays:
             raise StatetrimError(f"the arrays of {path} hold {next(iter(arrays))[:80]!r} besides")
-        return replace(models["model"], baseline=models.get("baseline"))
+        return model
 
 
 def filter_similarity(filters: Tensor) -> Tensor:
     """[heads, channels, copies, width] -> [heads]: mean |cosine| over pairs of distinct channels.
 
-    Filters drawn at random score 0.42 at width 4: only what lies above that is similarity.
+    Random filters of width 4 have 0.42; only values above that show similarity.
     """
     unit = _unit_rows(filters.transpose(1, 2))
     cosine = (unit @ unit.mT).abs().mean(1)
@@ -222,18 +224,17 @@ def _percent_text(values: Tensor) -> str:
 
 def _range_text(values: Tensor) -> str:
     finite = values[values.isfinite()]
-    return (
-        f"{100 * float(finite.min()):.1f}-{100 * float(finite.max()):.1f}%" if len(finite) else ""
-    )
+    if not len(finite):
+        return ""
+    return f"{100 * float(finite.min()):.1f}-{100 * float(finite.max()):.1f}%"
 
 
 def _bar_text(values: Tensor, top: float, max_heads: int = 16) -> str:
-    """One bar per head, relative to the head of the model with the highest rank."""
+    """A bar per head, at most `max_heads`; the value `top` has the highest bar."""
     levels = "▁▂▃▄▅▆▇█"
     heights = (values.nan_to_num() / (top or 1.0) * (len(levels) - 1)).round().long().tolist()
-    return "".join(levels[height] for height in heights[:max_heads]) + (
-        "…" if len(heights) > max_heads else ""
-    )
+    bars = "".join(levels[height] for height in heights[:max_heads])
+    return f"{bars}…" if len(heights) > max_heads else bars
 
 
 def _similarity_text(query: Tensor | None, key: Tensor | None) -> str:
@@ -243,6 +244,7 @@ def _similarity_text(query: Tensor | None, key: Tensor | None) -> str:
 
 
 def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
+    """The tensors of a safetensors file; raises StatetrimError unless its SHA-256 is `digest`."""
     try:
         if path.stat().st_size > MAX_ARRAY_BYTES:
             raise StatetrimError(
@@ -260,8 +262,8 @@ def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
         raise StatetrimError(f"{path} cannot be read as arrays: {reason}") from None
 
 
-def _parse_model(fields: Any, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
-    """One model of the file; takes its own out of `arrays`."""
+def _pop_model(fields: Any, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
+    """One model of the file; removes its arrays from `arrays`."""
     if not isinstance(fields, dict):
         raise StatetrimError(f"{path} has no valid {name!r}")
     geometry = _parse_geometry(fields.get("geometry"), path)
@@ -275,29 +277,30 @@ def _parse_model(fields: Any, name: str, arrays: dict[str, Tensor], path: Path) 
         raise StatetrimError(f"{path} has no valid 'positions' and 'burn_in'")
     if not isinstance(fields.get("lineage"), dict):
         raise StatetrimError(f"{path} has no valid 'lineage'")
-    layers = {
-        layer: _pop_layer(
-            geometry.for_layer(layer), len(positions), f"{name}.{layer}.", arrays, path
-        )
-        for layer in geometry.layers
-    }
+    layers, samples = {}, len(positions)
+    for layer in geometry.layers:
+        prefix = f"{name}.{layer}."
+        layers[layer] = _pop_layer(geometry.for_layer(layer), samples, prefix, arrays, path)
     return Analysis(layers, geometry, torch.tensor(positions), burn_in, fields["lineage"])
 
 
 def _geometry_fields(geometry: Geometry) -> dict[str, Any]:
-    """Few models have widths by layer or several states a head, and older versions know neither."""
+    """The geometry as JSON; without fields that older versions do not know, if they are unused."""
     fields = asdict(geometry) | {"layers": list(geometry.layers)}
-    defaults = {"widths": (), "copies": 1}
-    return {n: value for n, value in fields.items() if n not in defaults or value != defaults[n]}
+    for name, default in {"widths": (), "copies": 1}.items():
+        if fields[name] == default:
+            del fields[name]
+    return fields
 
 
 def _parse_geometry(fields: Any, path: Path) -> Geometry:
+    """A geometry from untrusted JSON; raises StatetrimError if a field is missing or too large."""
     largest_allowed = {"num_k_heads": MAX_HEADS, "num_v_heads": MAX_HEADS}
     largest_allowed |= {"head_k_dim": MAX_CHANNELS, "head_v_dim": MAX_CHANNELS, "conv_width": 1024}
     largest_allowed |= {"conv_key_heads": MAX_TOKENS, "conv_value_heads": MAX_TOKENS}
     largest_allowed |= {"shared_values": MAX_HEADS, "copies": MAX_HEADS}
     if isinstance(fields, dict):
-        # written before there were such fields
+        # fields that older versions did not write
         fields = {"shared_values": 1, "copies": 1, "widths": []} | fields
     if not isinstance(fields, dict) or set(fields) != {*largest_allowed, "layers", "widths"}:
         raise StatetrimError(f"{path} has no valid 'geometry'")
@@ -309,16 +312,20 @@ def _parse_geometry(fields: Any, path: Path) -> Geometry:
     if not _is_increasing(layers, smallest=0) or len(layers) > MAX_LAYERS:
         raise StatetrimError(f"{path} has no valid list of layers")
     geometry = Geometry(**fields | {"layers": tuple(layers), "widths": ()})
-    return _with_widths_by_layer(geometry, fields["widths"], path) if fields["widths"] else geometry
+    if fields["widths"]:
+        return _with_widths_by_layer(geometry, fields["widths"], path)
+    return geometry
 
 
 def _with_widths_by_layer(geometry: Geometry, widths: Any, path: Path) -> Geometry:
-    is_one_per_layer = isinstance(widths, list) and len(widths) == len(geometry.layers)
-    if not is_one_per_layer or not all(
-        is_integer_list(w) and len(w) == 2 and min(w) >= 1 for w in widths
-    ):
+    """`geometry` with a [key width, value width] per layer from untrusted JSON."""
+    if not isinstance(widths, list) or len(widths) != len(geometry.layers):
         raise StatetrimError(f"{path} has no valid 'widths'")
-    shapes = dict(zip(geometry.layers, ((keys, values) for keys, values in widths), strict=True))
+    shapes = {}
+    for layer, shape in zip(geometry.layers, widths, strict=True):
+        if not is_integer_list(shape) or len(shape) != 2 or min(shape) < 1:
+            raise StatetrimError(f"{path} has no valid 'widths'")
+        shapes[layer] = (shape[0], shape[1])
     resized = geometry.with_shapes(shapes)
     if resized.resized() != geometry:
         raise StatetrimError(f"{path} has 'widths' other than its 'head_k_dim' and 'head_v_dim'")
@@ -328,6 +335,10 @@ def _with_widths_by_layer(geometry: Geometry, widths: Any, path: Path) -> Geomet
 def _pop_layer(
     geometry: Geometry, samples: int, prefix: str, arrays: dict[str, Tensor], path: Path
 ) -> LayerAnalysis:
+    """One layer from the arrays whose names begin with `prefix`, which it removes from `arrays`.
+
+    Raises StatetrimError if one is missing or does not fit the geometry.
+    """
     heads, key_heads = geometry.num_v_heads, geometry.num_k_heads
     shapes = {
         "effective_rank": (heads, samples),
@@ -343,28 +354,28 @@ def _pop_layer(
         if array is None or tuple(array.shape) != shape or array.dtype != dtype:
             raise StatetrimError(f"the arrays of {path} lack {prefix + name!r} as {list(shape)}")
     for name in ("key_filters", "query_filters"):
-        array = tensors[name]
-        if (array is None) != (geometry.conv_width == 0) or (
-            array is not None
-            and (
-                array.dim() != 4
-                or (*array.shape[:2], array.shape[3])
-                != (key_heads, geometry.head_k_dim, geometry.conv_width)
-                or array.dtype != torch.float64
-            )
-        ):
+        if not _is_valid_filter(tensors[name], geometry):
             raise StatetrimError(f"the arrays of {path} have no valid {prefix + name!r}")
     return LayerAnalysis(**tensors)  # type: ignore[arg-type]
 
 
+def _is_valid_filter(filters: Tensor | None, geometry: Geometry) -> bool:
+    """Whether filters are [key heads, channels, copies, width], or None without a convolution."""
+    if filters is None or geometry.conv_width == 0:
+        return filters is None and geometry.conv_width == 0
+    if filters.dim() != 4 or filters.dtype != torch.float64:
+        return False
+    heads, channels, _, width = filters.shape
+    expected = (geometry.num_k_heads, geometry.head_k_dim, geometry.conv_width)
+    return (heads, channels, width) == expected
+
+
 def _is_increasing(value: Any, smallest: int = 1) -> bool:
-    return (
-        is_integer_list(value)
-        and bool(value)
-        and smallest <= value[0]
-        and value[-1] <= MAX_TOKENS
-        and all(a < b for a, b in pairwise(value))
-    )
+    """Whether `value` is a strictly increasing list of int from `smallest` to MAX_TOKENS."""
+    if not is_integer_list(value) or not value:
+        return False
+    in_range = smallest <= value[0] and value[-1] <= MAX_TOKENS
+    return in_range and all(a < b for a, b in pairwise(value))
 
 
 def _rounded_list(values: Tensor | None) -> list[float | None] | None:
@@ -372,5 +383,5 @@ def _rounded_list(values: Tensor | None) -> list[float | None] | None:
 
 
 def _rounded(value: Tensor) -> float | None:
-    """JSON has no nan."""
+    """Six decimals, or None for nan and infinity, which JSON lacks."""
     return round(float(value), 6) if value.isfinite() else None

@@ -1,4 +1,4 @@
-"""Which shape a state was cut to, and why: what was predicted of each, what was measured."""
+"""Which shape a state was cut to, and why: predicted errors and measured losses by shape."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -17,56 +17,54 @@ _SMALLEST_ERROR = 1e-9
 _MAX_TEXT_LENGTH = 2000
 
 Errors = Mapping[str, Mapping[int, float]]
-"""Source -> layer -> part of the layer's output missed after a refit, in squares, on new data."""
+"""Source -> layer -> relative residual sum of squares of the layer's output after a refit, on
+held-out data."""
 
 
 @dataclass(frozen=True)
 class Prediction:
-    """What cuts would cost before one is made: errors of each, by its name (such as `64x64`)."""
+    """Predicted errors of cuts by their shape (such as `64x64`), before one is made."""
 
     errors: Mapping[str, Errors]
 
     def cost(self, name: str) -> float:
-        """Mean over layers, then the geometric mean over sources: a source on which errors are
-        small, as they are on plain text, counts as much as one on which they are large."""
-        means = [
-            max(sum(layers.values()) / len(layers), _SMALLEST_ERROR)
-            for layers in self.errors[name].values()
-        ]
-        return exp(sum(map(log, means)) / len(means))
+        """The mean error over layers, then the geometric mean over sources, so that a source with
+        small errors, such as plain text, counts as much as one with large errors."""
+        log_means = []
+        for by_layer in self.errors[name].values():
+            mean = sum(by_layer.values()) / len(by_layer)
+            log_means.append(log(max(mean, _SMALLEST_ERROR)))
+        return exp(sum(log_means) / len(log_means))
 
     @property
     def ranked(self) -> list[str]:
-        """Cheapest first."""
+        """The shapes by their cost, lowest first."""
         return sorted(self.errors, key=self.cost)
 
     def save(self, path: Path) -> None:
-        errors = {
-            name: {
-                source: {str(i): e for i, e in layers.items()}
-                for source, layers in errors_by_source.items()
-            }
-            for name, errors_by_source in self.errors.items()
-        }
-        write_json(path, {**header("prediction"), "errors": errors})
+        write_json(path, {**header("prediction"), "errors": self.errors})
 
     @staticmethod
     def load(path: Path) -> "Prediction":
         stored = read_json(path, _MAX_BYTES)
         check_header(stored, "prediction", path)
         try:
-            errors = {
-                name: {
-                    s: {int(i): _parse_number(e) for i, e in errors_by_layer.items()}
-                    for s, errors_by_layer in sources.items()
-                }
-                for name, sources in stored["errors"].items()
-            }
-            if not errors or not all(s and all(s.values()) for s in errors.values()):
+            errors = {name: _parse_errors(fields) for name, fields in stored["errors"].items()}
+            if not errors:
                 raise ValueError
         except (KeyError, AttributeError, TypeError, ValueError):
             raise StatetrimError(f"{path} holds errors that cannot be read; remove it") from None
         return Prediction(errors)
+
+
+def _parse_errors(stored: Any) -> Errors:
+    """The errors of one shape; raises ValueError if a source or a layer is missing."""
+    errors: dict[str, dict[int, float]] = {}
+    for source, by_layer in stored.items():
+        errors[source] = {int(layer): _parse_number(error) for layer, error in by_layer.items()}
+    if not errors or not all(errors.values()):
+        raise ValueError
+    return errors
 
 
 def _parse_number(value: Any) -> float:
@@ -76,27 +74,27 @@ def _parse_number(value: Any) -> float:
 
 
 LOSS_TIE_NATS = 1e-3
-"""Nats; losses that differ by less are a tie, which the larger state wins."""
+"""Nats per token; losses that differ by less are a tie, which the larger state wins."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A shape that was measured: its change of loss and of recall, paired with the original."""
+    """A shape that was measured: its changes of loss and recall, paired with the original."""
 
     name: str
-    share: float  # of the bytes of the original state
-    loss: Interval  # nats a token; more is worse
-    recall: Interval | None  # points; less is worse; None: the original recalls nothing
+    share: float  # bytes of the state over those of the original
+    loss: Interval  # nats per token; higher is worse
+    recall: Interval | None  # points; lower is worse; None if the original recalls nothing
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The chosen shape, with the evidence."""
+    """The chosen shape, why it was chosen, and the figures for every shape."""
 
     chosen: str
     sentence: str
-    predicted: Mapping[str, float]  # cost by shape, cheapest first
-    refused: Mapping[str, Sequence[str]]  # engines by shape
+    predicted: Mapping[str, float]  # cost by shape, lowest first
+    refused: Mapping[str, Sequence[str]]  # shape -> engines that do not serve it
     measured: Sequence[Candidate]
 
     def save(self, path: Path) -> None:
@@ -107,24 +105,18 @@ class Decision:
         stored = read_json(path, _MAX_BYTES)
         check_header(stored, "decision", path)
         try:
-            decision = Decision(
-                _parse_text(stored["chosen"]),
-                _parse_text(stored["sentence"]),
-                {
-                    _parse_text(name): _parse_number(cost)
-                    for name, cost in stored["predicted"].items()
-                },
-                {
-                    name: [_parse_text(e) for e in engines]
-                    for name, engines in stored["refused"].items()
-                },
-                [_parse_candidate(candidate) for candidate in stored["measured"]],
-            )
-            if decision.chosen not in decision.predicted:
+            chosen, sentence = _parse_text(stored["chosen"]), _parse_text(stored["sentence"])
+            predicted, refused = {}, {}
+            for name, cost in stored["predicted"].items():
+                predicted[_parse_text(name)] = _parse_number(cost)
+            for name, engines in stored["refused"].items():
+                refused[name] = [_parse_text(engine) for engine in engines]
+            measured = [_parse_candidate(candidate) for candidate in stored["measured"]]
+            if chosen not in predicted:
                 raise ValueError
         except (KeyError, AttributeError, TypeError, ValueError):
             raise StatetrimError(f"{path} holds a decision that cannot be read") from None
-        return decision
+        return Decision(chosen, sentence, predicted, refused, measured)
 
 
 def _parse_text(value: Any) -> str:
@@ -144,29 +136,23 @@ def _parse_candidate(stored: Mapping[str, Any]) -> Candidate:
 
 
 def _parse_interval(stored: Mapping[str, Any]) -> Interval:
-    return Interval(*(_parse_number(stored[name]) for name in ("estimate", "low", "high")))
+    low, high = _parse_number(stored["low"]), _parse_number(stored["high"])
+    return Interval(_parse_number(stored["estimate"]), low, high)
 
 
 def decide(
     measured: Sequence[Candidate], prediction: Prediction, refused: Mapping[str, Sequence[str]]
 ) -> Decision:
-    """The lowest loss among those whose recall is no worse; a tie goes to the larger state.
+    """Choose the lowest loss among the candidates whose recall is no worse than the best.
 
-    Recall is no worse where its interval reaches the best contender's recall.
+    Recall is no worse if its interval reaches the best candidate's recall. Of losses within
+    LOSS_TIE_NATS the largest state wins.
     """
-    best_recall = max(
-        (candidate.recall.estimate for candidate in measured if candidate.recall), default=0.0
-    )
-    eligible = [
-        candidate
-        for candidate in measured
-        if candidate.recall is None or candidate.recall.high >= best_recall
-    ]
-    lowest_loss = min(candidate.loss.estimate for candidate in eligible)
-    tied = [
-        candidate for candidate in eligible if candidate.loss.estimate < lowest_loss + LOSS_TIE_NATS
-    ]
-    chosen = max(tied, key=lambda candidate: (candidate.share, -candidate.loss.estimate))
+    best_recall = max((x.recall.estimate for x in measured if x.recall), default=0.0)
+    eligible = [x for x in measured if x.recall is None or x.recall.high >= best_recall]
+    lowest_loss = min(x.loss.estimate for x in eligible)
+    tied = [x for x in eligible if x.loss.estimate < lowest_loss + LOSS_TIE_NATS]
+    chosen = max(tied, key=lambda x: (x.share, -x.loss.estimate))
     return Decision(
         chosen.name,
         _decision_text(chosen, measured, eligible, tied),
@@ -182,14 +168,14 @@ def _decision_text(
     eligible: Sequence[Candidate],
     tied: Sequence[Candidate],
 ) -> str:
-    recall = (
-        "" if chosen.recall is None else f" and recall loss {-chosen.recall.estimate:+.1f} points"
-    )
+    recall = ""
+    if chosen.recall is not None:
+        recall = f" and recall loss {-chosen.recall.estimate:+.1f} points"
     reason = "its loss is the lowest"
     if len(measured) == 1:
         reason = "no other shape fits"
     elif len(eligible) < len(measured):
-        worse = [candidate.name for candidate in measured if candidate not in eligible]
+        worse = [x.name for x in measured if x not in eligible]
         verb = "recall less" if len(worse) > 1 else "recalls less"
         reason += f" of those that recall no worse ({' and '.join(worse)} {verb})"
     if len(tied) > 1:

@@ -1,4 +1,4 @@
-"""What every artifact begins with: its kind, and the version of its format."""
+"""The first fields of every artifact: its kind and the version of its format."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any
 from ..errors import StatetrimError
 
 VERSION = 1
-_FIRST_SCORES_FORMAT = 1  # what the first scores had for a format
+_FIRST_SCORES_FORMAT = 1  # the "format" of the oldest scores, which state no kind
 
 
 def header(kind: str) -> dict[str, Any]:
-    """The first fields of an artifact, or of a record."""
+    """The first fields of an artifact or record of this kind."""
     return {"format": f"statetrim {kind}", "version": VERSION}
 
 
 def kind_of(stored: Mapping[str, Any]) -> str | None:
-    """Which kind of artifact this says it is."""
+    """The kind of artifact that the stored header states; None without a valid header."""
     name = stored.get("format")
     if type(name) is int and name == _FIRST_SCORES_FORMAT and "version" not in stored:
         return "scores"
@@ -24,12 +24,11 @@ def kind_of(stored: Mapping[str, Any]) -> str | None:
 
 
 def check_header(stored: Mapping[str, Any], kind: str, path: str | Path) -> None:
-    """Refuse what is not of this kind, or of a version that is not read here."""
+    """Raise StatetrimError unless the artifact is of this kind and of the version read here."""
     if kind_of(stored) != kind:
         raise StatetrimError(f"{path} is not a statetrim {kind}")
-    version = stored.get(
-        "version", VERSION if stored.get("format") == _FIRST_SCORES_FORMAT else None
-    )
+    default = VERSION if stored.get("format") == _FIRST_SCORES_FORMAT else None
+    version = stored.get("version", default)
     if type(version) is not int or version != VERSION:
         raise StatetrimError(
             f"{path} holds {kind} of version {str(version)[:20]}; this statetrim reads version "

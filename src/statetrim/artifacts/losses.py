@@ -1,11 +1,10 @@
-"""Scores -> what was lost: each task against the original, on the same samples.
+"""Scores -> losses: how much worse a model is than the original, by task, on the same samples.
 
-A loss is positive where the cut is worse. A task on which the original is not shown to be above
-chance says nothing of a cut: there is nothing to lose. It is marked as a floor, and enters no mean,
-no rule and no verdict.
+A loss is positive where the cut is worse. A task on which the original is not significantly above
+chance is uninformative: a cut has nothing to lose there. It enters no mean, rule or verdict.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from math import expm1, isfinite
 
@@ -25,15 +24,15 @@ from .scores import Score, Scores, Unit, pair_samples
 
 CONFIDENCE_LEVEL = 0.95
 MIN_ABOVE_CHANCE = 0.05
-"""How far above chance the original must be, beyond doubt, to have something to lose."""
+"""How far above chance the original's share must significantly be for a task to be informative."""
 UNIT_SUFFIX = {"perplexity": "%", "share": " points", "nats": " nats"}
 _GROUPS_BY_UNIT: dict[str, tuple[str, ...]] = {
     "perplexity": ("perplexity",),
     "share": ("recall", "accuracy"),
     "nats": ("agreement",),
 }
-"""Groups of tasks by unit. A task that nobody knows counts as all of them: a loss does not hide
-below a new name."""
+"""Groups of tasks by unit. An unknown task belongs to all groups of its unit, so that renaming a
+task does not hide its loss."""
 
 
 @dataclass(frozen=True)
@@ -52,24 +51,25 @@ class Loss:
     samples: int
     loss: Interval
     p: float | None  # McNemar's mid-p, for right and wrong answers
-    uninformative: bool = False  # the original is not shown to be above chance
-    too_few_samples: bool = False  # and more samples could show it
+    uninformative: bool = False  # the original is not significantly above chance
+    too_few_samples: bool = False  # uninformative, but more samples could change that
 
     @property
     def groups(self) -> tuple[str, ...]:
-        """What rules may call it besides its name."""
+        """The groups whose rules and limits apply to this metric."""
         definition, possible = TASKS.get(self.task), _GROUPS_BY_UNIT[self.unit]
         return (definition.group,) if definition and definition.group in possible else possible
 
     @property
     def sentence(self) -> str:
+        """The loss or gain with its margin, or why the task is uninformative."""
         if self.uninformative and self.loss.high >= 0.0:
             return f"not informative: {self.why_uninformative}"
         return _loss_sentence(self.loss, self.unit)
 
     @property
     def why_uninformative(self) -> str:
-        """Why a floor says nothing, as far as it was measured."""
+        """Why an uninformative task shows no loss, for people."""
         samples = f"{self.samples} samples of {self.task}"
         if self.too_few_samples:
             return f"{samples} are too few to tell the original from chance"
@@ -89,32 +89,37 @@ def _loss_sentence(loss: Interval, unit: Unit) -> str:
 
 
 def task_losses(scores: Scores, model: str) -> list[Loss]:
-    """What every task is judged by, for one model."""
-    return [
-        metric_loss(scores, model, task, metric)
-        for task in scores.tasks
-        for metric in main_metrics(scores, task)
-    ]
+    """The losses of one model by which its tasks are judged."""
+    losses = []
+    for task in scores.tasks:
+        for metric in main_metrics(scores, task):
+            losses.append(metric_loss(scores, model, task, metric))
+    return losses
 
 
 def setting_losses(scores: Scores, model: str) -> list[Loss]:
-    """The settings that a task's figure is the mean of, each by itself."""
-    return [
-        metric_loss(scores, model, task, metric)
-        for task in scores.tasks
-        for metric in setting_metrics(scores, task)
-    ]
+    """The losses of one model on the single settings of tasks whose main metric is their mean."""
+    losses = []
+    for task in scores.tasks:
+        for metric in setting_metrics(scores, task):
+            losses.append(metric_loss(scores, model, task, metric))
+    return losses
+
+
+def informative_losses(losses: Iterable[Loss]) -> list[Loss]:
+    """Without the tasks on which the original is not significantly above chance."""
+    return [x for x in losses if not x.uninformative]
 
 
 def main_metrics(scores: Scores, task: str) -> list[str]:
-    """What the task is judged by; a task that nobody knows is judged by all it has."""
+    """The metric by which a task is judged; all metrics of a task that is not in TASKS."""
     metrics = scores.metrics(task)
     definition = TASKS.get(task)
     return [definition.metric] if definition and definition.metric in metrics else metrics
 
 
 def setting_metrics(scores: Scores, task: str) -> list[str]:
-    """The metrics of the original that the task's figure is the mean of; most tasks have none."""
+    """The metrics whose mean is the task's main metric; most tasks have none."""
     definition = TASKS.get(task)
     if definition is None or not definition.settings:
         return []
@@ -122,51 +127,56 @@ def setting_metrics(scores: Scores, task: str) -> list[str]:
 
 
 def headline_score(scores: Scores, model: str, task: str, metric: str) -> Score:
-    """The score a task is judged by: where it is a mean of settings, of all those on which the
-    original is above chance, sample by sample."""
+    """The score by which a task is judged.
+
+    A main metric with settings is the mean, sample by sample, over the settings on which the
+    original is above chance.
+    """
     informative = _informative_settings(scores, task, metric)
     if not informative:
         return scores.find(model, task, metric)
     setting_scores = [scores.find(model, task, name) for name in informative]
-    if len({len(score.samples) for score in setting_scores}) > 1:
+    rows = [score.samples for score in setting_scores]
+    if len(set(map(len, rows))) > 1:
         raise StatetrimError(f"the settings of {task} hold different samples of {model}")
-    means = [sum(row) / len(row) for row in zip(*(s.samples for s in setting_scores), strict=True)]
+    means = [sum(values) / len(values) for values in zip(*rows, strict=True)]
     return replace(setting_scores[0], metric=metric, samples=means)
 
 
 def averaged_settings_text(scores: Scores, task: str, metric: str) -> str:
-    """Which settings the figure is the mean of, in words; empty where it is no mean."""
-    all_settings, informative = (
-        setting_metrics(scores, task),
-        _informative_settings(scores, task, metric),
-    )
+    """Which settings a metric is the mean of, for people; empty if it is not a mean."""
+    all_settings = setting_metrics(scores, task)
     if not all_settings or metric not in main_metrics(scores, task):
         return ""
+    informative = _informative_settings(scores, task, metric)
     if len(informative) in (0, len(all_settings)):
         return f"mean of {len(all_settings)} settings"
     return f"mean of {len(informative)} of {len(all_settings)} settings: {', '.join(informative)}"
 
 
 def _informative_settings(scores: Scores, task: str, metric: str) -> list[str]:
-    """Of a task's figure, the settings on which the original is above chance."""
+    """The settings of a main metric on which the original is above chance."""
     if metric not in main_metrics(scores, task):
         return []
     return [name for name in setting_metrics(scores, task) if not is_at_chance(scores, task, name)]
 
 
 def scores_table(scores: Scores) -> Table:
-    """A row a metric, a column a model; empty where a model has no such score."""
+    """A row per metric, a column per model; empty cells where a model has no such score."""
     rows = []
     for task in scores.tasks:
         for number, metric in enumerate(scores.metrics(task)):
-            cells = [_score_cell_texts(scores, model, task, metric) for model in scores.models]
-            name, samples = "" if number else task, cells[0][1]
-            rows.append((name, metric, samples, *(text for text, _ in cells)))
+            values, counts = [], []
+            for model in scores.models:
+                value, count = _score_cell_texts(scores, model, task, metric)
+                values.append(value)
+                counts.append(count)
+            rows.append(("" if number else task, metric, counts[0], *values))
     return Table("Scores", ("task", "metric", "samples", *scores.models), rows)
 
 
 def _score_cell_texts(scores: Scores, model: str, task: str, metric: str) -> tuple[str, str]:
-    """The figure, and of how many samples."""
+    """The value of a score and its number of samples."""
     try:
         score = headline_score(scores, model, task, metric)
     except StatetrimError:
@@ -175,7 +185,7 @@ def _score_cell_texts(scores: Scores, model: str, task: str, metric: str) -> tup
 
 
 def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
-    """Whether the original's score, with its interval, may be about what guessing gives."""
+    """Whether the original's score is not significantly above what guessing gives."""
     score, definition = scores.find(scores.baseline, task, metric), TASKS.get(task)
     if score.unit == "perplexity":
         vocabulary = scores.lineage.get("vocabulary")
@@ -183,43 +193,46 @@ def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
         return is_per_token and type(vocabulary) is int and score.value >= vocabulary
     if score.unit != "share" or not score.higher_is_better:
         return False
-    return not is_above_chance(
-        score.samples, _min_informative_share(task, metric), CONFIDENCE_LEVEL
-    )
+    needed = _min_informative_share(task, metric)
+    return not is_above_chance(score.samples, needed, CONFIDENCE_LEVEL)
 
 
 def _min_informative_share(task: str, metric: str) -> float:
-    """The share that the original must exceed to have something to lose."""
+    """The share that the original must exceed for the metric to be informative."""
     definition = TASKS.get(task)
     return min((definition.chance_of(metric) if definition else 0.0) + MIN_ABOVE_CHANCE, 0.99)
 
 
 def uninformative_flags(scores: Scores, task: str, metric: str) -> tuple[bool, bool]:
-    """Whether the original is not shown to be above chance, of a mean on none of its settings; and
-    whether more samples could show it."""
+    """`Loss.uninformative` and `Loss.too_few_samples` of a metric.
+
+    A mean of settings is uninformative if the original is at chance on all of them.
+    """
     setting_names = setting_metrics(scores, task) if metric in main_metrics(scores, task) else []
-    metrics = setting_names or [metric]
-    uninformative = all(is_at_chance(scores, task, name) for name in metrics)
-    return uninformative, uninformative and any(
-        _needs_more_samples(scores, task, name) for name in metrics
-    )
+    too_few_samples = False
+    for name in setting_names or [metric]:
+        if not is_at_chance(scores, task, name):
+            return False, False
+        too_few_samples = too_few_samples or _needs_more_samples(scores, task, name)
+    return True, too_few_samples
 
 
 def _needs_more_samples(scores: Scores, task: str, metric: str) -> bool:
-    """Whether the original's share is not shown to be below what it needs, either."""
+    """Whether the original's share is not significantly below the informative one either."""
     score = scores.find(scores.baseline, task, metric)
     wrong_shares = [1.0 - share for share in score.samples]
-    return score.unit == "share" and not is_above_chance(
-        wrong_shares, 1 - _min_informative_share(task, metric), CONFIDENCE_LEVEL
-    )
+    needed = 1 - _min_informative_share(task, metric)
+    return score.unit == "share" and not is_above_chance(wrong_shares, needed, CONFIDENCE_LEVEL)
 
 
 def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
-    """The paired difference to the original, by bootstrap over samples."""
-    before, after = (
-        headline_score(scores, name, task, metric) for name in (scores.baseline, model)
-    )
-    if not all(isfinite(value) for score in (before, after) for value in score.samples):
+    """The paired difference to the original, by bootstrap over samples.
+
+    Raises StatetrimError for samples that are missing, not finite or not those of the original.
+    """
+    before = headline_score(scores, scores.baseline, task, metric)
+    after = headline_score(scores, model, task, metric)
+    if not all(map(isfinite, [*before.samples, *after.samples])):
         raise StatetrimError(f"{task} {metric} of {model} or {scores.baseline} is not a number")
     pairs = pair_samples(before, after)
     values = {*pairs.before.tolist(), *pairs.after.tolist()}
@@ -233,10 +246,8 @@ def metric_loss(scores: Scores, model: str, task: str, metric: str) -> Loss:
 
 
 def mean_recall_text(scores: Scores, model: str) -> str | None:
-    """What is lost of recall over several tasks, in words; None where one task says it."""
-    tasks = {
-        x.task for x in task_losses(scores, model) if "recall" in x.groups and not x.uninformative
-    }
+    """The loss of mean recall, for people; None with fewer than two informative recall tasks."""
+    tasks = {x.task for x in _informative_recall_losses(scores, model)}
     change = recall_change(scores, model)
     if change is None or len(tasks) < 2:
         return None
@@ -244,44 +255,37 @@ def mean_recall_text(scores: Scores, model: str) -> str | None:
 
 
 def recall_change(scores: Scores, model: str) -> Interval | None:
-    """Change of mean recall over the recall tasks that say something, in points; else None."""
-    recall_losses = [
-        x for x in task_losses(scores, model) if "recall" in x.groups and not x.uninformative
-    ]
-    recall_losses = [x for x in recall_losses if x.unit == "share"]
-    if not recall_losses:
+    """Change of the mean over informative recall tasks, in points; None if there are none."""
+    pairs = []
+    for x in _informative_recall_losses(scores, model):
+        before = headline_score(scores, scores.baseline, x.task, x.metric)
+        pairs.append(pair_samples(before, headline_score(scores, model, x.task, x.metric)))
+    if not pairs:
         return None
-    pairs = [
-        pair_samples(
-            *(headline_score(scores, name, x.task, x.metric) for name in (scores.baseline, model))
-        )
-        for x in recall_losses
-    ]
-    change = difference_interval(pairs, level=CONFIDENCE_LEVEL)
-    if all(_is_unchanged(pair) for pair in pairs):
-        bound = zero_event_bound(sum(len(pair.before) for pair in pairs), CONFIDENCE_LEVEL)
-        change = Interval(0.0, -bound, bound)
-    return _map_interval(change, lambda x: 100 * x)
+    return _share_change(pairs).transformed(lambda x: 100 * x)
+
+
+def _informative_recall_losses(scores: Scores, model: str) -> Iterator[Loss]:
+    for x in informative_losses(task_losses(scores, model)):
+        if "recall" in x.groups:
+            yield x
 
 
 def _change_in_report_unit(pairs: Pairs, unit: Unit) -> Interval:
-    """In the unit in which losses of `unit` are told."""
+    """The change in the unit of `Loss.loss`: percent, percentage points or nats."""
+    if unit == "share":
+        return _share_change([pairs]).transformed(lambda x: 100 * min(1.0, max(-1.0, x)))
     change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
     if unit == "nats":
         return change
-    if unit == "perplexity":
-        return _map_interval(change, lambda x: 100 * expm1(min(x, 700.0)))
-    if _is_unchanged(pairs):
-        bound = zero_event_bound(
-            len(pairs.before), CONFIDENCE_LEVEL
-        )  # nothing to resample, which proves little
-        change = Interval(0.0, -bound, bound)
-    return _map_interval(change, lambda x: 100 * min(1.0, max(-1.0, x)))
+    return change.transformed(lambda x: 100 * expm1(min(x, 700.0)))
 
 
-def _is_unchanged(pairs: Pairs) -> bool:
-    return bool((pairs.before == pairs.after).all())
-
-
-def _map_interval(interval: Interval, function: Callable[[float], float]) -> Interval:
-    return Interval(function(interval.estimate), function(interval.low), function(interval.high))
+def _share_change(groups: list[Pairs]) -> Interval:
+    """The mean change of shares; if no sample changed, bounded by the number of samples, because
+    a bootstrap of equal values would have no width."""
+    changed = any(bool((pairs.before != pairs.after).any()) for pairs in groups)
+    if changed:
+        return difference_interval(groups, level=CONFIDENCE_LEVEL)
+    bound = zero_event_bound(sum(len(pairs.before) for pairs in groups), CONFIDENCE_LEVEL)
+    return Interval(0.0, -bound, bound)

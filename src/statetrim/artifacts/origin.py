@@ -1,4 +1,4 @@
-"""What a checkpoint's own records say of how it came about."""
+"""How a checkpoint was made, as its own records, which are untrusted, state it."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,11 @@ from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 from .plan import MAX_PLAN_BYTES
 
-_RECORDS = ("plan", "refit", "recover", "trim")
-
 
 @dataclass(frozen=True)
 class SeenText:
-    """`count` sequences of `length` tokens after `skip`, and their digest; all before `end` counts
-    as seen."""
+    """Text that a cut was calibrated or trained on: `count` sequences of `length` tokens after the
+    first `skip` tokens of `text`, and their digest. All tokens before `end` count as seen."""
 
     text: str
     skip: int
@@ -26,10 +24,10 @@ class SeenText:
 
 
 def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
-    """Digest of the model it was cut from, the methods, and whether it was trained since; None for
-    a model that was not cut. Records are not trusted with more than that.
+    """The digest of the model that `model` was cut from, its methods, and whether it was trained
+    after the cut; None for a model that was not cut.
 
-    `original` has one digest, whatever an earlier version called it."""
+    A digest of `original` in the form of an earlier version is replaced by today's."""
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
     try:
@@ -47,7 +45,7 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
 
 
 def vocabulary_size(model: Checkpoint) -> int | None:
-    """Tokens that the model chooses from: the perplexity of guessing."""
+    """The vocabulary size by the config, which is the perplexity of guessing; None if unknown."""
     text_config = model.config.get("text_config")
     for config in (model.config, text_config if isinstance(text_config, dict) else {}):
         if type(config.get("vocab_size")) is int:
@@ -56,27 +54,29 @@ def vocabulary_size(model: Checkpoint) -> int | None:
 
 
 def read_seen_texts(model: Checkpoint) -> list[SeenText]:
-    """The text that a cut was calibrated and trained on. Its records are not trusted: an entry that
-    is not sound is left out."""
-    plan, refit, recover, trim = (_read_record(model, f"{name}.json") for name in _RECORDS)
+    """The texts that a cut was calibrated and trained on; invalid entries are left out."""
+    plan, refit = _read_record(model, "plan.json"), _read_record(model, "refit.json")
+    recover, trim = _read_record(model, "recover.json"), _read_record(model, "trim.json")
     calibrated = [
         *_dict_entries(_nested_field(plan, "lineage", "statistics", "data")),
         *_dict_entries(_nested_field(refit, "statistics", "data")),
     ]
-    trained = [
-        {**entry, "text": recover.get("text")} for entry in _dict_entries([recover.get("data")])
-    ]
-    decision_start = trim.get("measured_from")  # the text that decided between shapes follows
-    texts = [
-        _parse_seen_text(
-            entry, decision_start if type(decision_start) is int and entry in calibrated else 0
-        )
-        for entry in [*calibrated, *trained]
-    ]
-    return [entry for entry in texts if entry is not None]
+    trained = []
+    for entry in _dict_entries([recover.get("data")]):
+        trained.append({**entry, "text": recover.get("text")})
+    decision_end = trim.get("measured_from")  # up to here the text served to choose a shape
+    if type(decision_end) is not int:
+        decision_end = 0
+    texts = []
+    for entry in [*calibrated, *trained]:
+        text = _parse_seen_text(entry, decision_end if entry in calibrated else 0)
+        if text is not None:
+            texts.append(text)
+    return texts
 
 
 def _read_record(model: Checkpoint, name: str) -> dict[str, Any]:
+    """A JSON record of the checkpoint; empty if it is missing or cannot be read."""
     if not (model.path / ARTIFACTS / name).is_file():
         return {}
     try:
@@ -96,9 +96,9 @@ def _dict_entries(value: Any) -> list[dict[str, Any]]:
 
 
 def _parse_seen_text(entry: dict[str, Any], end: int) -> SeenText | None:
-    """None for sequences that were generated."""
+    """None for generated sequences, which have no text, and for invalid entries."""
     text, digest = entry.get("text"), entry.get("digest")
-    skip, length, count = (entry.get(name) for name in ("skip", "length", "count"))
+    skip, length, count = entry.get("skip"), entry.get("length"), entry.get("count")
     if not isinstance(text, str) or not isinstance(digest, str):
         return None
     if type(skip) is not int or type(length) is not int or type(count) is not int:

@@ -1,4 +1,4 @@
-"""A decision not yet carried out: which channels of every head stay, or which heads."""
+"""Which channels of every head a cut keeps, or which heads, before the cut is made."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from ..errors import StatetrimError
 from ..geometry import Axis, ChannelRows, Geometry, Kept, kept_head_masks, kept_masks
 from ..maths.formatting import list_text, shorten
 from ..maths.table import Table
-from ..maths.units import MIB
+from ..maths.units import MIB, is_integer_list
 from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
@@ -48,38 +48,42 @@ class Plan:
 
     @property
     def keep(self) -> int:
-        """Channels kept in every key head; of an uneven plan, in the widest layer."""
+        """Channels kept in every key head; with widths by layer, in the widest layer."""
         return max(_widths(self.kept))
 
     @property
     def keep_values(self) -> int | None:
-        """Channels kept in every value head, or None when values are not cut; of an uneven plan, in
-        the widest layer."""
+        """Channels kept in every value head, in the widest layer; None if values are not cut."""
         return max(_widths(self.kept_values)) if self.kept_values else None
 
     @property
     def keep_heads(self) -> int | None:
-        """Value heads kept in every layer, or None when all of them stay."""
+        """Value heads kept in every layer; None if no heads are removed."""
         return next(iter(self.kept_heads.values())).numel() if self.kept_heads else None
 
     @property
     def key_width_range(self) -> str:
-        """Channels kept in every key head, from the narrowest layer to the widest."""
+        """Channels kept in every key head, such as "32", or "16 to 32" with widths by layer."""
         return _width_range(self.kept)
 
     @property
     def value_width_range(self) -> str | None:
-        """The same for value heads; None if values are not cut."""
+        """Channels kept in every value head, such as "32" or "16 to 32"; None if values are not
+        cut."""
         return _width_range(self.kept_values) if self.kept_values else None
 
     @property
     def has_widths_by_layer(self) -> bool:
-        """Whether layers keep different numbers of channels, which no stock config can say."""
-        return any(len(set(_widths(kept))) > 1 for kept in (self.kept, self.kept_values or {}))
+        """Whether layers keep different numbers of channels, which stock configs cannot express."""
+        key_widths, value_widths = set(_widths(self.kept)), set(_widths(self.kept_values or {}))
+        return len(key_widths) > 1 or len(value_widths) > 1
 
     def __repr__(self) -> str:
         if self.kept_heads:
-            return f"<Plan by {self._methods_text}: keeps {self.keep_heads} heads, {len(self.kept)} layers>"
+            return (
+                f"<Plan by {self._methods_text}: keeps {self.keep_heads} heads, "
+                f"{len(self.kept)} layers>"
+            )
         values = f", {self.value_width_range} in every value head" if self.kept_values else ""
         keys = self.key_width_range if self.kept else 0
         return (
@@ -91,14 +95,13 @@ class Plan:
         return self.table().html()
 
     def table(self) -> Table:
-        """A short summary for a person."""
+        """A summary with a row per fact."""
         rows = {"method": self._methods_text}
         if self.kept_heads:
             rows["value heads"] = f"{self.keep_heads}, asked for {shorten(self.requested_heads)}"
         else:
-            rows["channels of a key head"] = (
-                f"{self.key_width_range}, asked for {shorten(self.requested)}"
-            )
+            requested = shorten(self.requested)
+            rows["channels of a key head"] = f"{self.key_width_range}, asked for {requested}"
         rows["layers x key heads"] = _layers_by_heads_text(self.kept_heads or self.kept)
         if self.kept_values:
             requested = shorten(self.requested_values)
@@ -109,17 +112,20 @@ class Plan:
 
     @property
     def _methods_text(self) -> str:
-        """Of each axis that is cut, with their options."""
+        """The methods of the axes that are cut, with their options."""
         axes: tuple[tuple[str | None, Mapping[str, Any]], ...] = (
             (self.method, self.options),
             (self.value_method, self.value_options),
             (self.head_method, {}),
         )
-        pruned_axes = [axis for axis in axes if axis[0] not in (None, "none")]
-        return " and ".join(_method_text(str(method), options) for method, options in pruned_axes)
+        texts = []
+        for method, options in axes:
+            if method not in (None, "none"):
+                texts.append(_method_text(str(method), options))
+        return " and ".join(texts)
 
     def kept_in_layer(self, layer: int) -> Kept:
-        """What stays in one layer, by axis."""
+        """The kept channels of one layer by axis, each [heads, keep]."""
         kept: dict[Axis, Tensor] = {"key": self.kept[layer]}
         if self.kept_values is not None:
             kept["value"] = self.kept_values[layer]
@@ -128,22 +134,24 @@ class Plan:
     def kept_masks(
         self, layer: int, channel_rows: Sequence[ChannelRows], original: Geometry
     ) -> dict[int, Tensor]:
-        """What stays of a tensor of one layer: dimension -> mask [size]. Of `heads`, where the plan
-        removes heads, else of `channels`, are the family's claims."""
+        """What a tensor of one layer keeps: dimension -> mask [size].
+
+        `channel_rows` are the tensor's entries of `Family.heads` if the plan removes heads, else of
+        `Family.channels`.
+        """
         if self.kept_heads is not None:
             return kept_head_masks(channel_rows, self.kept_heads[layer], original.group)
         return kept_masks(channel_rows, self.kept_in_layer(layer))
 
     def pruned_geometry(self, geometry: Geometry) -> Geometry:
-        """`geometry` after the cut, once the plan is certain to fit it."""
+        """`geometry` after the cut; raises StatetrimError if the plan does not fit it."""
         if self.kept_heads is not None:
             return self._geometry_with_fewer_heads(geometry, self.kept_heads)
         self._check_channels(geometry, "key", self.kept)
         if self.kept_values is not None:
             self._check_channels(geometry, "value", self.kept_values)
-        after = geometry.with_shapes(
-            {layer: self._kept_shape(geometry, layer) for layer in self.kept}
-        )
+        shapes = {layer: self._kept_shape(geometry, layer) for layer in self.kept}
+        after = geometry.with_shapes(shapes)
         if after == geometry:
             raise StatetrimError("the plan keeps every channel, so nothing would change")
         return after
@@ -151,10 +159,10 @@ class Plan:
     def _geometry_with_fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
         _check_layers(geometry, kept)
         _check_layers(geometry, self.kept)
-        all_channels_kept = all(
-            self.kept[layer].shape[1] == keys for layer, (keys, _) in geometry.shapes.items()
-        )
-        if self.kept_values is not None or not all_channels_kept:
+        cuts_channels = self.kept_values is not None
+        for layer, (key_width, _) in geometry.shapes.items():
+            cuts_channels = cuts_channels or self.kept[layer].shape[1] != key_width
+        if cuts_channels:
             raise StatetrimError("the plan cuts heads and channels at once; make a plan for each")
         shape = next(iter(kept.values())).shape
         for layer, table in kept.items():
@@ -165,9 +173,9 @@ class Plan:
                 raise StatetrimError(f"{label} go beyond 0 to {geometry.num_v_heads - 1}")
             if not bool((flat.diff() > 0).all()):
                 raise StatetrimError(f"{label} are not in ascending order without repeats")
-            keys = table // geometry.group
-            is_one_key_head = bool((keys == keys[:, :1]).all())
-            if not is_one_key_head or not bool((keys[:, 0].diff() > 0).all()):
+            key_heads = table // geometry.group
+            is_one_key_head = bool((key_heads == key_heads[:, :1]).all())
+            if not is_one_key_head or not bool((key_heads[:, 0].diff() > 0).all()):
                 raise StatetrimError(
                     f"{label} are not rows of {shape[1]} heads that read with the same key head"
                 )
@@ -179,7 +187,7 @@ class Plan:
         return after
 
     def _kept_shape(self, geometry: Geometry, layer: int) -> tuple[int, int]:
-        """Keys and values per head that stay in one layer."""
+        """Key width and value width after the cut in one layer."""
         values = geometry.shapes[layer][1]
         if self.kept_values is not None:
             values = self.kept_values[layer].shape[1]
@@ -201,32 +209,28 @@ class Plan:
                 raise StatetrimError(f"{label} are not in ascending order without repeats")
 
     def save(self, path: str | Path) -> None:
-        write_json(
-            Path(path),
-            {
-                **header("plan"),
-                "requested": self.requested,
-                "keep": self.keep,
-                "requested_values": self.requested_values,
-                "keep_values": self.keep_values,
-                "method": self.method,
-                "options": dict(self.options),
-                "value_method": self.value_method,
-                "value_options": dict(self.value_options),
-                **self._head_fields(),
-                "seed": self.seed,
-                "lineage": dict(self.lineage),
-                "notes": dict(self.notes),
-                "kept": _channels_to_lists(self.kept),
-                "kept_values": None
-                if self.kept_values is None
-                else _channels_to_lists(self.kept_values),
-            },
-            indent=None,
-        )
+        values = None if self.kept_values is None else _channels_to_lists(self.kept_values)
+        fields = {
+            **header("plan"),
+            "requested": self.requested,
+            "keep": self.keep,
+            "requested_values": self.requested_values,
+            "keep_values": self.keep_values,
+            "method": self.method,
+            "options": dict(self.options),
+            "value_method": self.value_method,
+            "value_options": dict(self.value_options),
+            **self._head_fields(),
+            "seed": self.seed,
+            "lineage": dict(self.lineage),
+            "notes": dict(self.notes),
+            "kept": _channels_to_lists(self.kept),
+            "kept_values": values,
+        }
+        write_json(Path(path), fields, indent=None)
 
     def _head_fields(self) -> dict[str, Any]:
-        """Only where heads go: other plans stay as they were."""
+        """The fields that only plans that remove heads have."""
         if self.kept_heads is None:
             return {}
         return {
@@ -238,6 +242,7 @@ class Plan:
 
     @staticmethod
     def load(path: str | Path) -> "Plan":
+        """Read an untrusted file; raises StatetrimError if it is damaged or contradicts itself."""
         fields = read_json(Path(path), MAX_PLAN_BYTES)
         check_header(fields, "plan", path)
         values, heads = fields.get("kept_values"), fields.get("kept_heads")
@@ -281,12 +286,12 @@ def _method_text(method: str, options: Mapping[str, Any]) -> str:
 
 
 def _widths(channels: Channels) -> list[int]:
-    """Channels kept in each layer."""
+    """The number of channels kept per head, by layer."""
     return [table.shape[1] for table in channels.values()]
 
 
 def _width_range(channels: Channels) -> str:
-    """The channels kept, from the narrowest layer to the widest."""
+    """The width of all layers, such as "32", or the narrowest and the widest: "16 to 32"."""
     widths = _widths(channels)
     return str(widths[0]) if len(set(widths)) == 1 else f"{min(widths)} to {max(widths)}"
 
@@ -302,9 +307,10 @@ def _channels_to_lists(channels: Channels) -> dict[str, list[list[int]]]:
 def _parse_channels(layers: Any, path: str | Path) -> dict[int, Tensor]:
     if not isinstance(layers, dict) or not layers:
         raise StatetrimError(f"{path} lists no kept channels")
-    return {
-        _parse_layer(name, path): _parse_table(table, name, path) for name, table in layers.items()
-    }
+    channels = {}
+    for name, table in layers.items():
+        channels[_parse_layer(name, path)] = _parse_table(table, name, path)
+    return channels
 
 
 def _parse_layer(name: str, path: str | Path) -> int:
@@ -314,13 +320,16 @@ def _parse_layer(name: str, path: str | Path) -> int:
 
 
 def _parse_table(table: Any, layer: str, path: str | Path) -> Tensor:
-    rows_ok = isinstance(table, list) and bool(table) and all(isinstance(r, list) for r in table)
-    if not rows_ok or not table[0] or any(len(row) != len(table[0]) for row in table):
+    """The kept channels of one layer [heads, keep] from a list with a list per head."""
+    heads = table if isinstance(table, list) else []
+    widths = {len(head) if isinstance(head, list) else 0 for head in heads}
+    if len(widths) != 1 or 0 in widths:
         raise StatetrimError(
             f"{path}, layer {layer}: every head must list the same number of channels"
         )
-    if not all(type(c) is int and 0 <= c < 2**31 for row in table for c in row):
-        raise StatetrimError(f"{path}, layer {layer}: channels must be whole numbers from 0")
+    for head in heads:
+        if not is_integer_list(head) or min(head) < 0 or max(head) >= 2**31:
+            raise StatetrimError(f"{path}, layer {layer}: channels must be whole numbers from 0")
     return torch.tensor(table, dtype=torch.int64)
 
 

@@ -1,12 +1,12 @@
-"""A sweep -> the shape to take: the smallest state whose losses are within the verdict's limits."""
+"""A sweep -> the recommended shape: the smallest state whose losses are within the limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..maths.paired import UNBOUNDED_MARGIN, Interval
 from ..maths.units import is_number
 from ..tasks import TASKS
-from .losses import Loss
+from .losses import Loss, informative_losses
 from .sweep import Point, Sweep, SweepScore
 from .verdict import (
     REQUIRED_GROUPS,
@@ -18,19 +18,22 @@ from .verdict import (
     worst_setting,
 )
 
+_NO_ORIGINAL = "the sweep holds no original to compare with"
+
 
 @dataclass(frozen=True)
 class JudgedCut:
-    """One cut of a sweep."""
+    """One cut of a sweep, compared with the limits of the verdict."""
 
     point: Point
     limit_status: LimitStatus
-    severity: float  # the worst loss over its limit
-    losses: Sequence[Loss]  # of tasks that say something, the worst first
-    on_frontier: bool  # no other cut is as small and as good
+    severity: float  # the worst ratio of a loss to its limit
+    losses: Sequence[Loss]  # of informative tasks, the worst first
+    on_frontier: bool  # Pareto-optimal in state bytes and severity
 
     @property
     def worst(self) -> Loss | None:
+        """The largest loss relative to its limit."""
         return self.losses[0] if self.losses else None
 
     @property
@@ -40,7 +43,7 @@ class JudgedCut:
 
 @dataclass(frozen=True)
 class Recommendation:
-    """Every cut of the sweep, judged; `chosen` is None where none is within the limits."""
+    """All cuts of a sweep and the chosen one, None if no cut is within the limits."""
 
     cuts: Sequence[JudgedCut]
     chosen: JudgedCut | None
@@ -48,27 +51,25 @@ class Recommendation:
 
     @property
     def closest(self) -> JudgedCut | None:
-        """The cut that loses least for its limits."""
+        """The cut of lowest severity."""
         return min(self.cuts, key=lambda cut: cut.severity, default=None)
 
 
 def recommend(sweep: Sweep) -> Recommendation:
-    """By the limits of the verdict; a sweep has no random cut, so that `trim` has the last word."""
+    """Choose the smallest state within the limits of the verdict.
+
+    A sweep has no random cut to compare with, so only `trim` gives a verdict.
+    """
     original = next((point for point in sweep.points if point.method == "none"), None)
-    points = [
-        point for point in sweep.points if point is not original and is_number(point.state_bytes)
-    ]
-    if original is None or not points:
-        return Recommendation([], None, "the sweep holds no original to compare with")
-    judgements = [_judge_point(original, point) for point in points]
-    cuts = [
-        JudgedCut(
-            point, status, severity_ratio, informative, _is_on_frontier(number, points, judgements)
-        )
-        for number, (point, (status, severity_ratio, informative)) in enumerate(
-            zip(points, judgements, strict=True)
-        )
-    ]
+    if original is None:
+        return Recommendation([], None, _NO_ORIGINAL)
+    judged = []
+    for point in sweep.points:
+        if point is not original and is_number(point.state_bytes):
+            judged.append(_judge_point(original, point))
+    if not judged:
+        return Recommendation([], None, _NO_ORIGINAL)
+    cuts = [replace(cut, on_frontier=_is_on_frontier(cut, judged)) for cut in judged]
     within_limits = [cut for cut in cuts if cut.limit_status is LimitStatus.WITHIN]
     if within_limits:
         chosen = min(within_limits, key=lambda cut: (cut.point.state_bytes, cut.severity))
@@ -78,93 +79,97 @@ def recommend(sweep: Sweep) -> Recommendation:
     if all(cut.limit_status is LimitStatus.UNCLEAR for cut in cuts):
         return Recommendation(cuts, None, "too few samples, or too few tasks, to tell")
     closest = min(cuts, key=lambda cut: cut.severity)
-    reason_text = f": {loss_text(closest.worst)}" if closest.worst else ""
-    reason = f"no shape is within the limits; {closest.shape} comes nearest{reason_text}"
+    worst = f": {loss_text(closest.worst)}" if closest.worst else ""
+    reason = f"no shape is within the limits; {closest.shape} comes nearest{worst}"
     return Recommendation(cuts, None, reason)
 
 
 def point_losses(original: Point, point: Point) -> list[Loss]:
-    """What each task is judged by, and its settings, as losses against the original."""
+    """The losses against the original by main metric and by setting of a task."""
     losses = []
     for name, after in point.scores.items():
         before, (task, _, metric) = original.scores.get(name), name.partition(" ")
-        if before is None or not all(is_number(x.value) for x in (before, after)):
+        if before is None or not is_number(before.value) or not is_number(after.value):
             continue
         definition = TASKS.get(task)
         counted = definition is None or metric == definition.metric or _is_setting(task, metric)
         if counted and after.unit in ("share", "perplexity", "nats"):
-            loss = _loss_interval(before, after)
-            figures = (before.value, after.value, 0)
-            losses.append(
-                Loss(
-                    f"{point.keep}x{point.keep_values}",
-                    task,
-                    metric,
-                    after.unit,  # type: ignore[arg-type]
-                    *figures,
-                    loss,
-                    None,
-                    bool(before.floor),
-                )
+            loss = Loss(
+                model=f"{point.keep}x{point.keep_values}",
+                task=task,
+                metric=metric,
+                unit=after.unit,  # type: ignore[arg-type]
+                before=before.value,
+                after=after.value,
+                samples=0,  # a sweep does not store them
+                loss=_loss_interval(before, after),
+                p=None,
+                uninformative=bool(before.floor),
             )
+            losses.append(loss)
     return losses
 
 
-def _judge_point(original: Point, point: Point) -> tuple[LimitStatus, float, list[Loss]]:
-    """How a point stands, its severity, and the losses that say something, the worst first."""
-    informative = [
-        x
-        for x in point_losses(original, point)
-        if not x.uninformative and ship_limit(x) is not None
-    ]
-    main = [x for x in informative if not _is_setting(x.task, x.metric)]
+def _judge_point(original: Point, point: Point) -> JudgedCut:
+    """Compare the losses of a cut with their limits; `on_frontier` is not known yet."""
+    main, by_setting = [], []
+    for x in informative_losses(point_losses(original, point)):
+        if ship_limit(x) is None:
+            continue
+        if _is_setting(x.task, x.metric):
+            by_setting.append(x)
+        else:
+            main.append(x)
     main.sort(key=severity, reverse=True)
-    severity_ratio = severity(main[0]) if main else 0.0
-    setting = worst_setting([x for x in informative if _is_setting(x.task, x.metric)])
+    worst_severity = severity(main[0]) if main else 0.0
+    setting = worst_setting(by_setting)
     if setting is not None:
-        return LimitStatus.BEYOND, max(severity_ratio, severity(setting)), [setting, *main]
-    statuses = {compare_with_limit(x.loss, ship_limit(x) or 0.0) for x in main}
+        worst_severity = max(worst_severity, severity(setting))
+        return JudgedCut(point, LimitStatus.BEYOND, worst_severity, [setting, *main], False)
+    return JudgedCut(point, _status_of_losses(main), worst_severity, main, False)
+
+
+def _status_of_losses(losses: Sequence[Loss]) -> LimitStatus:
+    """The worst status; unclear if a required group of tasks is missing."""
+    statuses, groups = set(), set[str]()
+    for x in losses:
+        statuses.add(compare_with_limit(x.loss, ship_limit(x) or 0.0))
+        groups.update(x.groups)
     if LimitStatus.BEYOND in statuses:
-        return LimitStatus.BEYOND, severity_ratio, main
-    missing = any(not any(group in x.groups for x in main) for group in REQUIRED_GROUPS)
-    if missing or LimitStatus.UNCLEAR in statuses:
-        return LimitStatus.UNCLEAR, severity_ratio, main
-    return LimitStatus.WITHIN, severity_ratio, main
+        return LimitStatus.BEYOND
+    if LimitStatus.UNCLEAR in statuses or not groups.issuperset(REQUIRED_GROUPS):
+        return LimitStatus.UNCLEAR
+    return LimitStatus.WITHIN
 
 
-def _is_on_frontier(
-    number: int,
-    points: Sequence[Point],
-    judgements: Sequence[tuple[LimitStatus, float, list[Loss]]],
-) -> bool:
-    """Whether no other point is as small and as good, and better in one of both."""
-    size, severity_ratio = points[number].state_bytes, judgements[number][1]
-    return not any(
-        other.state_bytes <= size
-        and judgement[1] <= severity_ratio
-        and (other.state_bytes < size or judgement[1] < severity_ratio)
-        for other, judgement in zip(points, judgements, strict=True)
-    )
+def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
+    """Whether no other cut is at least as small and as good, and better in one of both."""
+    size, cut_severity = cut.point.state_bytes, cut.severity
+    for other in cuts:
+        other_size = other.point.state_bytes
+        at_least_as_good = other_size <= size and other.severity <= cut_severity
+        if at_least_as_good and (other_size < size or other.severity < cut_severity):
+            return False
+    return True
 
 
 def _loss_interval(before: SweepScore, after: SweepScore) -> Interval:
-    ends = [after.low, after.value, after.high]
-    if not (is_number(after.low) and is_number(after.high)):
-        estimate = _loss_in_report_unit(before.value, after.value, after.unit)
+    estimate = _loss_in_report_unit(before.value, after.value, after.unit)
+    low, high = after.low, after.high
+    if low is None or high is None or not is_number(low) or not is_number(high):
         return Interval(estimate, estimate - UNBOUNDED_MARGIN, estimate + UNBOUNDED_MARGIN)
-    low, estimate, high = (
-        _loss_in_report_unit(before.value, float(end or 0.0), after.unit) for end in ends
-    )
-    return Interval(estimate, min(low, high), max(low, high))
+    bounds = [_loss_in_report_unit(before.value, bound, after.unit) for bound in (low, high)]
+    return Interval(estimate, min(bounds), max(bounds))
 
 
 def _loss_in_report_unit(before: float, after: float, unit: str) -> float:
-    """A loss in the unit in which losses are told."""
+    """The loss in the unit of `Loss.loss`: percent, percentage points or nats."""
     if unit == "perplexity":
         return 100 * (after / before - 1) if before else 0.0
     return 100 * (before - after) if unit == "share" else after - before
 
 
 def _is_setting(task: str, metric: str) -> bool:
+    """Whether the metric is one setting of a task whose main metric is their mean."""
     definition = TASKS.get(task)
     return bool(definition and definition.settings and metric.startswith(definition.settings))

@@ -1,4 +1,4 @@
-"""Scores: what models got on tasks, sample by sample, so that any two can be compared later."""
+"""Scores: metrics of models on tasks with their samples, so that any two can be compared later."""
 
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
@@ -13,7 +13,7 @@ from ..errors import StatetrimError
 from ..maths.formatting import list_text, score_text, shorten
 from ..maths.paired import Pairs
 from ..maths.table import Table
-from ..maths.units import MIB
+from ..maths.units import MIB, is_number_list, is_text_list
 from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
@@ -26,8 +26,8 @@ Unit = Literal["perplexity", "share", "nats"]
 class Score:
     """One metric of one model on one task.
 
-    `samples` are what the value is made of: shares to be averaged, or log-likelihoods that
-    `weights` (words; without them one each) turn into a perplexity.
+    `samples` are shares or nats, whose mean is the value, or log-likelihoods of documents, from
+    which the value is the perplexity per unit of `weights` (words; 1 per sample by default).
     """
 
     model: str
@@ -45,6 +45,7 @@ class Score:
 
     @property
     def value(self) -> float:
+        """The metric over all samples."""
         total = sum(self.samples)
         if self.unit == "perplexity":
             return _bounded_exp(-total / sum(self.weights or [len(self.samples)]))
@@ -60,7 +61,7 @@ class Scores:
     lineage: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Of two scores with one name the kinder one could be taken: there is only one."""
+        """Reject duplicates: a caller could pick the better one."""
         if len(self._by_key) < len(self.scores) or len({*self.models}) < len(self.models):
             raise StatetrimError("the scores hold a model, or a metric of a model, twice")
 
@@ -71,23 +72,27 @@ class Scores:
         return self.table().html()
 
     def table(self) -> Table:
-        """A row a metric, a column a model; figures as tasks are judged by them."""
-        from .losses import scores_table  # which stands above this module
+        """A row per metric, a column per model, with the scores by which tasks are judged."""
+        from .losses import scores_table  # losses imports this module
 
         return scores_table(self)
 
     @property
     def baseline(self) -> str:
+        """The model with which the others are compared."""
         return self.models[0]
 
     @property
     def tasks(self) -> list[str]:
+        """The names of all tasks, in the order of the scores."""
         return list(dict.fromkeys(score.task for score in self.scores))
 
     def metrics(self, task: str) -> list[str]:
+        """The metrics that any model has on a task."""
         return list(dict.fromkeys(score.metric for score in self.scores if score.task == task))
 
     def find(self, model: str, task: str, metric: str) -> Score:
+        """One score; raises StatetrimError if there is none."""
         score = self._by_key.get((model, task, metric))
         if score is None:
             raise StatetrimError(f"the scores hold no {metric} of {model} on {task}")
@@ -98,28 +103,26 @@ class Scores:
         return {(score.model, score.task, score.metric): score for score in self.scores}
 
     def pairs(self, model: str, task: str, metric: str) -> Pairs:
-        """The baseline and `model` on the same samples; perplexities as negative log-likelihood."""
+        """The samples of the baseline and of `model`, as in `pair_samples`."""
         return pair_samples(self.find(self.baseline, task, metric), self.find(model, task, metric))
 
     def as_json(self, *, samples: bool = True) -> dict[str, Any]:
-        omitted = () if samples else ("samples", "weights")
-        records = [
-            {"value": score.value, "count": len(score.samples)}
-            | {name: value for name, value in asdict(score).items() if name not in omitted}
-            for score in self.scores
-        ]
-        return {
-            **header("scores"),
-            "models": self.models,
-            "scores": records,
-            "lineage": self.lineage,
-        }
+        """The content of the JSON file; without `samples` a summary that cannot be loaded."""
+        records = []
+        for score in self.scores:
+            record = {"value": score.value, "count": len(score.samples), **asdict(score)}
+            if not samples:
+                del record["samples"], record["weights"]
+            records.append(record)
+        content = {"models": self.models, "scores": records, "lineage": self.lineage}
+        return header("scores") | content
 
     def save(self, path: str | Path) -> None:
         write_json(Path(path), self.as_json(), indent=None)
 
     @classmethod
     def load(cls, path: str | Path) -> "Scores":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(Path(path), MAX_BYTES)
         check_header(stored, "scores", path)
         try:
@@ -127,25 +130,19 @@ class Scores:
             scores = [parse_score(score) for score in stored["scores"]]
         except (KeyError, TypeError):
             raise StatetrimError(f"{path} is not what statetrim evaluate writes") from None
-        if (
-            not isinstance(models, list)
-            or not models
-            or not all(isinstance(model, str) for model in models)
-            or not isinstance(lineage, dict)
-            or not all(map(_is_valid, scores))
-        ):
+        valid = is_text_list(models) and bool(models) and isinstance(lineage, dict)
+        if not valid or not all(_is_valid(score) for score in scores):
             raise StatetrimError(f"{path} is not what statetrim evaluate writes")
         return cls(models, scores, lineage)
 
 
 def pair_samples(before: Score, after: Score) -> Pairs:
-    """Two models on the same samples; perplexities as negative log-likelihood."""
-    is_same_metric = (before.unit, before.weights, before.higher_is_better) == (
-        after.unit,
-        after.weights,
-        after.higher_is_better,
-    )
-    if len(before.samples) != len(after.samples) or not is_same_metric:
+    """The samples of two models; log-likelihoods become negative log-likelihoods.
+
+    Raises StatetrimError if number, weights, unit or direction of the samples differ.
+    """
+    first = (len(before.samples), before.unit, before.weights, before.higher_is_better)
+    if first != (len(after.samples), after.unit, after.weights, after.higher_is_better):
         raise StatetrimError(f"{after.model} and {before.model} saw other samples of {after.task}")
     sign = -1.0 if before.unit == "perplexity" else 1.0
     weights = _tensor(before.weights) if before.weights else None
@@ -153,34 +150,23 @@ def pair_samples(before: Score, after: Score) -> Pairs:
 
 
 def parse_score(stored: dict[str, Any]) -> Score:
-    names = Score.__dataclass_fields__
-    return Score(**{name: stored[name] for name in names})
+    """A score from untrusted JSON, whose types are not checked; raises KeyError or TypeError."""
+    return Score(**{name: stored[name] for name in Score.__dataclass_fields__})
 
 
 def _is_valid(score: Score) -> bool:
-    """Whether an untrusted score has the fields' types, and samples that give a value."""
+    """Whether an untrusted score has fields of the right types, and samples that give a value."""
+    weights = score.weights
+    if weights is not None:
+        if not is_number_list(weights) or not is_number_list(score.samples):
+            return False
+        if len(weights) != len(score.samples) or min(weights) < 0 or sum(weights) <= 0:
+            return False
     return (
-        all(isinstance(name, str) for name in (score.model, score.task, score.metric))
+        is_text_list([score.model, score.task, score.metric])
         and score.unit in get_args(Unit)
         and isinstance(score.higher_is_better, bool)
-        and _are_finite_numbers(score.samples)
-        and (
-            score.weights is None
-            or (
-                _are_finite_numbers(score.weights)
-                and len(score.weights) == len(score.samples)
-                and min(score.weights) >= 0
-                and sum(score.weights) > 0
-            )
-        )
-    )
-
-
-def _are_finite_numbers(values: Any) -> bool:
-    return (
-        isinstance(values, list)
-        and bool(values)
-        and all(type(value) in (int, float) and abs(value) < 1e300 for value in values)
+        and is_number_list(score.samples)
     )
 
 

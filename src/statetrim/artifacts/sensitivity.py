@@ -1,4 +1,4 @@
-"""Sensitivity: what each layer costs when it alone is cut, and where recall lives."""
+"""Sensitivity: the loss when one layer alone is cut, and which layers carry recall."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,40 +7,39 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from ..errors import StatetrimError
 from ..geometry import Axis
 from ..maths.formatting import list_text
 from ..maths.paired import Interval, Pairs, difference_interval
-from ..maths.units import MIB
+from ..maths.units import MIB, is_integer_list, is_number_list
 from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
 SOURCES = ("text", "random", "recall")
 _MAX_BYTES = 256 * MIB
-_CARRIER_SHARE = 0.8  # the part of all losses that one layer must carry to be named alone
-_MIN_TIMES_CHANCE = 2.0  # times guessing among the pairs: below, the original does not do the task
+_CARRIER_SHARE = 0.8  # layers are named until they explain this share of all recall losses
+_MIN_TIMES_CHANCE = 2.0  # below this multiple of chance the original does not do the task
 
 
 @dataclass(frozen=True)
 class Samples:
-    """One model's figures: a number a window of text, and one a recall sequence, by its pairs."""
+    """One model's samples: a number per window of text, and one per recall sequence."""
 
     nll: list[float]  # nats per token
     kl: list[float]  # from the original, nats per token
-    recall: Mapping[int, list[float]]  # pairs -> share of right answers
+    recall: Mapping[int, list[float]]  # number of pairs -> share of right answers
 
 
 @dataclass(frozen=True)
 class LayerCut:
-    """One layer cut on one axis, all others whole."""
+    """One layer cut on one axis, all others unchanged."""
 
     layer: int
     axis: Axis
-    keep: int  # channels of a head
+    keep: int  # channels kept in each head
     samples: Samples
-    error: Mapping[str, float]  # source -> squared error over the square of the layer's output
+    error: Mapping[str, float]  # source -> relative residual of the layer's output
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Sensitivity:
 
     original: Samples
     cuts: list[LayerCut]
-    widths: Mapping[Axis, int]  # channels of a head before the cut
+    widths: Mapping[Axis, int]  # channels per head before the cut
     lineage: Mapping[str, Any] = field(default_factory=dict)
 
     def __repr__(self) -> str:
@@ -62,17 +61,21 @@ class Sensitivity:
 
     @property
     def variants(self) -> list[tuple[Axis, int]]:
-        """Axis and width of the cuts, keys first, the widest first."""
+        """Axis and width of the cuts, keys first, and the widest first."""
         variants: set[tuple[Axis, int]] = {(cut.axis, cut.keep) for cut in self.cuts}
         return sorted(variants, key=lambda variant: (variant[0], -variant[1]))
 
     @cached_property
     def recalled_pair_counts(self) -> list[int]:
-        """Numbers of pairs that the original recalls above chance; others cannot be lost."""
-        shares = {pairs: _mean(right) for pairs, right in self.original.recall.items()}
-        return [pairs for pairs, share in shares.items() if share > _MIN_TIMES_CHANCE / pairs]
+        """Numbers of pairs that the original recalls above chance; others show no loss."""
+        counts = []
+        for pairs, right in self.original.recall.items():
+            if sum(right) / len(right) > _MIN_TIMES_CHANCE / pairs:
+                counts.append(pairs)
+        return counts
 
     def find(self, layer: int, axis: Axis, keep: int) -> LayerCut:
+        """The cut of one layer to `keep` channels; raises StatetrimError if there is none."""
         wanted = (layer, axis, keep)
         for cut in self.cuts:
             if (cut.layer, cut.axis, cut.keep) == wanted:
@@ -80,32 +83,30 @@ class Sensitivity:
         raise StatetrimError(f"layer {layer} was not cut to {keep} {axis} channels")
 
     def nll_increase(self, cut: LayerCut) -> Interval:
-        """In nats, 95 %, paired by window."""
+        """Increase of NLL in nats per token, with a 95 % interval, paired by window."""
         return difference_interval([_pairs(self.original.nll, cut.samples.nll)])
 
     def recall_drop(self, cut: LayerCut) -> Interval | None:
-        """In shares of answers, the mean over `loads`, 95 %, paired by sequence."""
+        """Drop of the share of right answers, with a 95 % interval, paired by sequence.
+
+        The mean over `recalled_pair_counts`; None if there are none.
+        """
         if not self.recalled_pair_counts:
             return None
-        before, after = self.original.recall, cut.samples.recall
-        return -difference_interval(
-            [_pairs(before[p], after[p]) for p in self.recalled_pair_counts]
-        )
+        groups = []
+        for pairs in self.recalled_pair_counts:
+            groups.append(_pairs(self.original.recall[pairs], cut.samples.recall[pairs]))
+        return -difference_interval(groups)
 
     @property
     def sentence(self) -> str:
-        """Where recall lives, and whether one layer carries the loss."""
+        """Which layers carry recall, for people: a sentence per axis."""
         if not self.recalled_pair_counts:
             return "The original does not recall these sequences, so they cannot tell where."
-        return " ".join(self._axis_sentence(axis) for axis in self._axes)
+        narrowest = dict(self.variants)  # the last width of an axis is its narrowest
+        return " ".join(self._axis_sentence(axis, keep) for axis, keep in narrowest.items())
 
-    @property
-    def _axes(self) -> list[Axis]:
-        return list(dict.fromkeys(axis for axis, _ in self.variants))
-
-    def _axis_sentence(self, axis: Axis) -> str:
-        """At the narrowest width of an axis, where most is lost."""
-        keep = min(width for cut_axis, width in self.variants if cut_axis == axis)
+    def _axis_sentence(self, axis: Axis, keep: int) -> str:
         width_text = f"at {keep} of {self.widths[axis]} {axis} channels"
         drops: dict[int, Interval] = {}
         for layer in self.layers:
@@ -114,9 +115,9 @@ class Sensitivity:
                 drops[layer] = drop
         if not drops:
             return f"No layer alone costs recall {width_text}."
-        total, explained = sum(drop.estimate for drop in drops.values()), 0.0
-        carriers = []
-        for layer in sorted(drops, key=lambda number: -drops[number].estimate):
+        total, explained, carriers = sum(drop.estimate for drop in drops.values()), 0.0, []
+        by_drop = sorted(drops, key=lambda number: -drops[number].estimate)
+        for layer in by_drop:
             carriers.append(layer)
             explained += drops[layer].estimate
             if explained >= _CARRIER_SHARE * total:
@@ -124,20 +125,20 @@ class Sensitivity:
         worst = drops[carriers[0]]
         loss = f"{100 * worst.estimate:.0f} ± {100 * worst.margin:.0f} points"
         if len(carriers) == 1:
-            others = max((d.estimate for i, d in drops.items() if i != carriers[0]), default=0.0)
+            others = drops[by_drop[1]].estimate if len(drops) > 1 else 0.0
             return (
-                f"Recall is carried by layer {carriers[0]} {width_text}: cut alone it costs {loss}, and "
-                f"any other layer at most {100 * others:.0f}."
+                f"Recall is carried by layer {carriers[0]} {width_text}: cut alone it costs "
+                f"{loss}, and any other layer at most {100 * others:.0f}."
             )
         names = ", ".join(map(str, sorted(carriers)))
         return (
-            f"Recall is spread over layers {names} {width_text}: no single layer carries the loss; the "
-            f"largest is that of layer {carriers[0]}, {loss}."
+            f"Recall is spread over layers {names} {width_text}: no single layer carries the loss; "
+            f"the largest is that of layer {carriers[0]}, {loss}."
         )
 
     def save(self, path: str | Path) -> None:
-        fields = {**header("sensitivity"), "finding": self.sentence}
-        write_json(Path(path), {**fields, **asdict(self)}, indent=None)
+        fields = {**header("sensitivity"), "finding": self.sentence, **asdict(self)}
+        write_json(Path(path), fields, indent=None)
 
     @staticmethod
     def load(path: str | Path) -> "Sensitivity":
@@ -158,56 +159,46 @@ class Sensitivity:
 
 
 def parse_samples(stored: Any) -> Samples:
+    """The samples of one model from untrusted JSON, whose numbers are not checked."""
     recall = {int(pairs): list(right) for pairs, right in stored["recall"].items()}
     return Samples(list(stored["nll"]), list(stored["kl"]), recall)
 
 
 def parse_cut(stored: Any) -> LayerCut:
-    names = LayerCut.__dataclass_fields__
-    return LayerCut(
-        **{n: stored[n] for n in names if n != "samples"}, samples=parse_samples(stored["samples"])
-    )
+    """One cut from untrusted JSON, whose numbers are not checked."""
+    fields = {name: stored[name] for name in LayerCut.__dataclass_fields__}
+    return LayerCut(**fields | {"samples": parse_samples(stored["samples"])})
 
 
 def _is_valid(sensitivity: Sensitivity) -> bool:
-    """Untrusted files: every cut known once, with numbers that pair with the original's."""
-    ids = [(cut.layer, cut.axis, cut.keep) for cut in sensitivity.cuts]
+    """Whether an untrusted file has each layer at each width once, paired with the original."""
+    seen = set()
+    for cut in sensitivity.cuts:
+        if cut.axis not in ("key", "value") or cut.axis not in sensitivity.widths:
+            return False
+        if not is_integer_list([cut.layer, cut.keep]) or min(cut.layer, cut.keep) < 0:
+            return False
+        if not _are_paired(sensitivity.original, cut.samples):
+            return False
+        if set(cut.error) != set(SOURCES) or not is_number_list(list(cut.error.values())):
+            return False
+        seen.add((cut.layer, cut.axis, cut.keep))
     expected_count = len(sensitivity.layers) * len(sensitivity.variants)
     return (
-        bool(ids)
-        and len(set(ids)) == len(ids) == expected_count
-        and all(axis in ("key", "value") and axis in sensitivity.widths for _, axis, _ in ids)
-        and all(
-            type(number) is int and number >= 0
-            for layer, _, keep in ids
-            for number in (layer, keep)
-        )
-        and all(pairs > 0 for pairs in sensitivity.original.recall)
-        and all(_are_paired(sensitivity.original, cut.samples) for cut in sensitivity.cuts)
-        and all(set(cut.error) == set(SOURCES) for cut in sensitivity.cuts)
-        and all(_are_finite_numbers(list(cut.error.values())) for cut in sensitivity.cuts)
+        bool(seen)
+        and len(seen) == len(sensitivity.cuts) == expected_count
+        and min(sensitivity.original.recall, default=1) > 0
     )
 
 
 def _are_paired(before: Samples, after: Samples) -> bool:
+    """Whether both have numbers for the same windows and sequences."""
     lists = [(before.nll, after.nll), (before.kl, after.kl)]
-    lists += [(before.recall[pairs], after.recall.get(pairs, [])) for pairs in before.recall]
-    return all(
-        _are_finite_numbers(a) and _are_finite_numbers(b) and len(a) == len(b) for a, b in lists
-    )
-
-
-def _are_finite_numbers(values: list[Any]) -> bool:
-    return bool(values) and all(type(v) in (int, float) and abs(v) < 1e300 for v in values)
+    for pairs, right in before.recall.items():
+        lists.append((right, after.recall.get(pairs, [])))
+    return all(is_number_list(a) and is_number_list(b) and len(a) == len(b) for a, b in lists)
 
 
 def _pairs(before: list[float], after: list[float]) -> Pairs:
-    return Pairs(_tensor(before), _tensor(after))
-
-
-def _tensor(values: list[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64)
-
-
-def _mean(values: list[float]) -> float:
-    return sum(values) / len(values)
+    dtype = torch.float64
+    return Pairs(torch.tensor(before, dtype=dtype), torch.tensor(after, dtype=dtype))

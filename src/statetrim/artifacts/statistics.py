@@ -1,4 +1,4 @@
-"""Sums over calibration tokens, one set a layer. They add, so runs merge and resume exactly."""
+"""Sums over calibration tokens, one set per layer. They add, so runs merge and resume exactly."""
 
 import json
 import re
@@ -18,36 +18,37 @@ from ..storage.safetensors_file import save_tensors
 from .header import check_header, header
 
 TEXT = "text"
-_SOURCE_NAME = re.compile(r"(?!text)[a-z]{1,32}")
+_TENSOR_NAME = re.compile(r"((?P<source>(?!text)[a-z]{1,32})\.)?(?P<layer>\d{1,5})\.(?P<sum>\w+)")
 
 
 @dataclass(frozen=True, eq=False)
 class LayerStatistics:
-    """Float64 sums over `tokens` tokens; a part that no method asked for is None.
+    """Float64 sums over `tokens` tokens; a sum that no method needs is None.
 
-    Grams of queries and keys are stored separately, before and after the L2 norm, so that one
-    calibration serves joint, single and normalised selection. Gradients are signed sums over the
-    data.
+    Gram matrices of queries and keys are stored separately, before and after the L2 norm, so that
+    one calibration serves methods that need either. Gradients are signed sums over the data.
     """
 
     tokens: int
-    input_square: Tensor | None = None  # [hidden]: squares of the projections' input
+    input_square: Tensor | None = None  # [hidden]: squared inputs of the projections
     query_gram: Tensor | None = None  # [heads, channels, channels]: q'q before the L2 norm
     key_gram: Tensor | None = None
-    query_unit_gram: Tensor | None = None  # the same after it
+    query_unit_gram: Tensor | None = None  # [heads, channels, channels]: q'q after the L2 norm
     key_unit_gram: Tensor | None = None
     query_gradient: Tensor | None = None  # [heads, channels, copies, hidden]: of the summed loss
     key_gradient: Tensor | None = None
-    output_square: Tensor | None = None  # [value heads]: mean square of the read-out, summed
-    readout_gram: Tensor | None = None  # [value heads, channels, channels]: behind norm and gate
-    # Of a cut layer with n read-out channels in all, a', and the layer before the cut, y:
-    readout_moment: Tensor | None = None  # [n, n]: a'a'
+    output_square: Tensor | None = None  # [value heads]: mean squares of the read-out
+    readout_gram: Tensor | None = None  # [value heads, channels, channels]: after norm and gate
+    # For the refit; a: read-out of the cut layer, n channels in all; y: output of the original's:
+    readout_moment: Tensor | None = None  # [n, n]: aa'
     target_moment: Tensor | None = None  # [hidden, n]: ya'
-    target_square: Tensor | None = None  # [1]: y's squares
+    target_square: Tensor | None = None  # [1]: |y|^2
 
     def __repr__(self) -> str:
-        sums = {name: getattr(self, name) for name in SUM_NAMES}
-        shapes = [f"{name} {list(x.shape)}" for name, x in sums.items() if x is not None]
+        shapes = []
+        for name in SUM_NAMES:
+            if (value := getattr(self, name)) is not None:
+                shapes.append(f"{name} {list(value.shape)}")
         return f"<LayerStatistics of {self.tokens:,} tokens: {list_text(shapes, 8)}>"
 
     def __add__(self, other: "LayerStatistics") -> "LayerStatistics":
@@ -63,22 +64,23 @@ class LayerStatistics:
 
 
 REFIT_SUM_NAMES = ("readout_moment", "target_moment", "target_square")
-"""What `refit` needs: sums over a cut model and its original side by side."""
-SUM_NAMES = tuple(part.name for part in fields(LayerStatistics) if part.name != "tokens")
+"""What `refit` needs: sums over the outputs of a cut and its original on the same tokens."""
+SUM_NAMES = tuple(x.name for x in fields(LayerStatistics) if x.name != "tokens")
 
 
 @dataclass(frozen=True, eq=False)
 class Statistics:
     """The sums that calibration collected, by layer, with the model and data they come from."""
 
-    layers: Mapping[int, LayerStatistics]  # of the text
+    layers: Mapping[int, LayerStatistics]  # sums over text
     lineage: Mapping[str, Any] = field(default_factory=dict)
     generated: Mapping[str, Mapping[int, LayerStatistics]] = field(default_factory=dict)
-    """The same of sequences that were made, by their kind; kept apart, so that what each counts
-    can be changed later."""
+    """Kind of generated sequence -> layer -> sums; separate, so that `mix_statistics` can weight
+    each source later."""
 
     @property
     def sources(self) -> dict[str, Mapping[int, LayerStatistics]]:
+        """The sums by source: "text", then the generated ones."""
         return {TEXT: self.layers, **self.generated}
 
     @property
@@ -104,14 +106,14 @@ class Statistics:
         lineage = _merge_lineage(self.lineage, other.lineage)
         if set(self.generated) != set(other.generated):
             raise StatetrimError("the statistics are of different sources, so they do not add")
-        added = {
-            name: {layer: layers[layer] + other.sources[name][layer] for layer in layers}
-            for name, layers in self.sources.items()
-        }
+        added = {}
+        for name, layers in self.sources.items():
+            others = other.sources[name]
+            added[name] = {layer: sums + others[layer] for layer, sums in layers.items()}
         return Statistics(added.pop(TEXT), lineage, added)
 
     def save(self, path: str | Path) -> None:
-        """The file appears whole; one that was there is replaced."""
+        """Write a safetensors file atomically, replacing an existing one."""
         tensors: dict[str, Tensor] = {}
         for source, layers in self.sources.items():
             prefix = "" if source == TEXT else f"{source}."
@@ -125,7 +127,8 @@ class Statistics:
 
     @staticmethod
     def load(path: str | Path) -> "Statistics":
-        if not Path(path).is_file():  # a pipe would wait for ever
+        """Read a file of `save`; raises StatetrimError if it is missing, damaged or incomplete."""
+        if not Path(path).is_file():  # reading a pipe would block
             raise StatetrimError(f"{path} is missing, or not a file")
         try:
             with safe_open(path, framework="pt") as file:
@@ -145,35 +148,38 @@ class Statistics:
 def _parse_sources(
     tensors: Mapping[str, Tensor], path: str | Path
 ) -> dict[str, dict[int, LayerStatistics]]:
-    """The text's tensors are named LAYER.PART, those of others SOURCE.LAYER.PART."""
+    """Tensors over text are named LAYER.SUM, those of other sources SOURCE.LAYER.SUM."""
     sources: dict[str, dict[int, dict[str, Any]]] = {}
     for name, tensor in tensors.items():
-        *source, layer, sum_name = name.split(".") if name.count(".") in (1, 2) else ("", "")
-        is_statistic = sum_name in (*SUM_NAMES, "tokens") and layer.isdecimal() and len(layer) < 6
-        if not is_statistic or (source and not _SOURCE_NAME.fullmatch(source[0])):
+        match = _TENSOR_NAME.fullmatch(name)
+        if match is None or match["sum"] not in (*SUM_NAMES, "tokens"):
             raise StatetrimError(f"{path} holds {name[:80]!r}, which is not a statistic")
-        if sum_name == "tokens" and (tensor.numel() != 1 or tensor.is_floating_point()):
-            raise StatetrimError(f"{path} holds {name!r}, which is not a count")
-        if sum_name != "tokens" and tensor.dtype != torch.float64:
+        value: Any = tensor
+        if match["sum"] == "tokens":
+            if tensor.numel() != 1 or tensor.is_floating_point():
+                raise StatetrimError(f"{path} holds {name!r}, which is not a count")
+            value = int(tensor)
+        elif tensor.dtype != torch.float64:
             raise StatetrimError(f"{path} holds {name!r} in {tensor.dtype}, not float64")
-        layer_fields = sources.setdefault(source[0] if source else TEXT, {}).setdefault(
-            int(layer), {}
-        )
-        layer_fields[sum_name] = int(tensor) if sum_name == "tokens" else tensor
-    if TEXT not in sources or any(
-        "tokens" not in s for layer_fields in sources.values() for s in layer_fields.values()
-    ):
+        layers = sources.setdefault(match["source"] or TEXT, {})
+        layers.setdefault(int(match["layer"]), {})[match["sum"]] = value
+    parsed: dict[str, dict[int, LayerStatistics]] = {}
+    for source, layers in sources.items():
+        if not all("tokens" in sums for sums in layers.values()):
+            raise StatetrimError(f"{path} is not complete: a layer has no token count")
+        parsed[source] = {layer: LayerStatistics(**layers[layer]) for layer in sorted(layers)}
+    if TEXT not in parsed:
         raise StatetrimError(f"{path} is not complete: a layer has no token count")
-    if any(set(layer_fields) != set(sources[TEXT]) for layer_fields in sources.values()):
+    if any(set(layers) != set(parsed[TEXT]) for layers in parsed.values()):
         raise StatetrimError(f"{path} is not complete: its sources are of different layers")
-    return {
-        source: {layer: LayerStatistics(**layer_fields[layer]) for layer in sorted(layer_fields)}
-        for source, layer_fields in sources.items()
-    }
+    return parsed
 
 
 def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
-    """The same model and settings, different data; the same data twice would count it double."""
+    """The lineage with the data of both.
+
+    Raises StatetrimError if anything but the data differs, or if data is in both.
+    """
     for name in sorted((set(first) | set(second)) - {"data"}):
         if first.get(name) != second.get(name):
             raise StatetrimError(
@@ -188,8 +194,6 @@ def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[
 
 
 def merge(statistics: Iterable[Statistics | str | Path]) -> Statistics:
-    """Add up statistics, in the order given."""
+    """Add statistics, or files of them, in the order given."""
     first, *others = (load_if_path(Statistics.load, item) for item in statistics)
-    for other in others:
-        first = first + other
-    return first
+    return sum(others, start=first)

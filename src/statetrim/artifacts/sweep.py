@@ -1,4 +1,4 @@
-"""Sweep: quality against state bytes, one point for each shape that was tried."""
+"""Sweep: scores and state bytes, a point per shape that was measured."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, shorten
-from ..maths.units import MIB, is_number
+from ..maths.units import MIB, is_integer_list, is_number
 from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
@@ -16,26 +16,26 @@ _MAX_BYTES = 16 * MIB
 
 @dataclass(frozen=True)
 class SweepScore:
-    """A metric of one cut with its 95% interval, which follows from the difference to the
-    original; the original's own has none."""
+    """A metric of one cut. The 95% interval is that of the paired difference to the original, added
+    to the original's value; the original itself has none."""
 
     value: float
     low: float | None
     high: float | None
     unit: str
     higher_is_better: bool
-    floor: bool = False  # the original is not shown to be above chance: nothing can be lost
+    floor: bool = False  # uninformative: the original is not significantly above chance
 
 
 @dataclass(frozen=True)
 class Point:
-    """One shape: what a sequence costs with it, and what the model still does."""
+    """One shape: its state bytes per sequence and its scores."""
 
     keep: int
     keep_values: int
     method: str  # "none" for the original
     state_bytes: int  # per sequence, float32
-    scores: Mapping[str, SweepScore]  # "task metric" -> what was measured
+    scores: Mapping[str, SweepScore]  # by "task metric"
 
 
 @dataclass(frozen=True)
@@ -55,33 +55,36 @@ class Sweep:
 
     @staticmethod
     def load(path: str | Path) -> "Sweep":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(Path(path), _MAX_BYTES)
         check_header(stored, "sweep", path)
         try:
-            points = [
-                Point(**{**p, "scores": {name: SweepScore(**m) for name, m in p["scores"].items()}})
-                for p in stored["points"]
-            ]
-            sweep = Sweep(str(stored["model"]), points, dict(stored["lineage"]))
-            if points and all(map(_is_valid, points)):
-                return sweep
+            points = [_parse_point(fields) for fields in stored["points"]]
+            if not points:
+                raise ValueError
+            return Sweep(str(stored["model"]), points, dict(stored["lineage"]))
         except (KeyError, TypeError, AttributeError, ValueError):
-            pass
-        raise StatetrimError(f"{path} is not what a sweep writes")
+            raise StatetrimError(f"{path} is not what a sweep writes") from None
 
 
-def _is_valid(point: Point) -> bool:
-    """Whether every value is of its kind, and every number one that can be drawn."""
-    sizes = (point.keep, point.keep_values, point.state_bytes)
-    return (
-        all(type(size) is int and 0 < size < 2**63 for size in sizes)
-        and isinstance(point.method, str)
-        and all(
-            is_number(score.value)
-            and all(bound is None or is_number(bound) for bound in (score.low, score.high))
-            and isinstance(score.unit, str)
-            and isinstance(score.higher_is_better, bool)
-            and isinstance(score.floor, bool)
-            for score in point.scores.values()
-        )
-    )
+def _parse_point(fields: Any) -> Point:
+    """One point from untrusted JSON; raises ValueError or TypeError if a field is not valid."""
+    scores = {name: _parse_score(stored) for name, stored in fields["scores"].items()}
+    point = Point(**fields | {"scores": scores})
+    sizes = [point.keep, point.keep_values, point.state_bytes]
+    if not is_integer_list(sizes) or min(sizes) <= 0 or max(sizes) >= 2**63:
+        raise ValueError
+    if not isinstance(point.method, str):
+        raise ValueError
+    return point
+
+
+def _parse_score(stored: Any) -> SweepScore:
+    score = SweepScore(**stored)
+    for bound in (score.low, score.high):
+        if bound is not None and not is_number(bound):
+            raise ValueError
+    flags_valid = isinstance(score.higher_is_better, bool) and isinstance(score.floor, bool)
+    if not flags_valid or not is_number(score.value) or not isinstance(score.unit, str):
+        raise ValueError
+    return score

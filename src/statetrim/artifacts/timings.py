@@ -1,4 +1,4 @@
-"""Timings: what models took, held and served, as records that can be compared."""
+"""Timings: speed, memory and throughput of models, as records that can be compared."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
@@ -8,7 +8,7 @@ from typing import Any
 from ..errors import StatetrimError
 from ..maths.formatting import list_text, quantity_text
 from ..maths.table import Table
-from ..maths.units import MIB, is_number
+from ..maths.units import MIB, is_number, is_text_list
 from ..storage.json_file import read_json, write_json
 from .header import check_header, header
 
@@ -17,10 +17,10 @@ MAX_BYTES = 64 * MIB
 
 @dataclass(frozen=True)
 class Timing:
-    """One measurement of one model: the median of several rounds, and the quartiles around it.
+    """One measurement of one model: the median over rounds, and its quartiles (`spread`).
 
-    `ratio` is the median of the ratios to the baseline, taken round by round (both models of a
-    round ran one after the other). It is None for the baseline and for sizes.
+    `ratio` is the median over rounds of the ratio to the baseline (in a round the models run one
+    after the other). It is None for the baseline and for sizes.
     """
 
     model: str
@@ -50,7 +50,7 @@ class Timings:
         return self.table().html()
 
     def table(self) -> Table:
-        """A row a figure, a column a model, each but the first with its ratio to the first."""
+        """A row per measurement, a column per model, with the ratio to the first model."""
         by_row: dict[tuple[str, int | None, int | None], dict[str, Timing]] = {}
         for record in self.records:
             row_key = (record.metric, record.batch, record.length)
@@ -59,26 +59,25 @@ class Timings:
         for (metric, *sizes), cells in by_row.items():
             row_records = [cells.get(model) for model in self.models]
             unit = next(iter(cells.values())).unit
-            rows.append(
-                (
-                    f"{metric}, {unit}",
-                    *("" if size is None else str(size) for size in sizes),
-                    *(timing_text(record, row_records[0]) for record in row_records),
-                )
-            )
+            size_texts = ["" if size is None else str(size) for size in sizes]
+            texts = [timing_text(record, row_records[0]) for record in row_records]
+            rows.append((f"{metric}, {unit}", *size_texts, *texts))
         return Table("Timings", ("", "batch", "length", *self.models), rows)
 
     @property
     def baseline(self) -> str:
+        """The model with which the others are compared."""
         return self.models[0]
 
     def find(
         self, model: str, metric: str, batch: int | None = None, length: int | None = None
     ) -> Timing:
+        """The first record of a metric, of any batch and length unless one is given; raises
+        StatetrimError if there is none."""
+        any_size = batch is None and length is None
         for record in self.records:
-            if (record.model, record.metric) == (model, metric) and (
-                (record.batch, record.length) == (batch, length) or (batch is None is length)
-            ):
+            same_size = (record.batch, record.length) == (batch, length)
+            if (record.model, record.metric) == (model, metric) and (any_size or same_size):
                 return record
         raise StatetrimError(f"the timings hold no {metric} of {model}")
 
@@ -95,6 +94,7 @@ class Timings:
 
     @classmethod
     def load(cls, path: str | Path) -> "Timings":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(Path(path), MAX_BYTES)
         check_header(stored, "timings", path)
         try:
@@ -102,14 +102,13 @@ class Timings:
             records = [_parse_timing(record) for record in stored["records"]]
         except (KeyError, TypeError, ValueError, OverflowError):
             raise StatetrimError(f"{path} is not what statetrim benchmark writes") from None
-        names = isinstance(models, list) and all(isinstance(name, str) for name in models)
-        if not names or not models or not isinstance(lineage, dict):
+        if not is_text_list(models) or not models or not isinstance(lineage, dict):
             raise StatetrimError(f"{path} is not what statetrim benchmark writes")
         return cls(models, records, lineage)
 
 
 def unique_names(names: Sequence[str]) -> list[str]:
-    """Directories may share a name; the second to have it gets a number."""
+    """The names of directories, with a number added to repeated ones: "a", "a (2)"."""
     unique: list[str] = []
     for name in names:
         duplicates = sum(other == name or other.startswith(f"{name} (") for other in unique)
@@ -118,19 +117,16 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def timing_text(record: Timing | None, baseline: Timing | None) -> str:
-    """A value, and its ratio to the baseline's value that is shown next to it.
+    """A value with its ratio to the baseline's, as the two are shown next to each other.
 
-    The ratios of single rounds, which `Timing.ratio` is the median of, tell whether it is noise.
+    The ratio is within noise if the quartiles of the ratios by round include 1.
     """
     if record is None or not is_number(record.value):
         return ""
     text = quantity_text(record.value)
-    if (
-        baseline is None
-        or baseline is record
-        or not is_number(baseline.value)
-        or not baseline.value
-    ):
+    if baseline is None or baseline is record:
+        return text
+    if not is_number(baseline.value) or not baseline.value:
         return text
     low, high = record.ratio_spread or (0.0, 0.0)
     noise = ", within noise" if low <= 1.0 <= high else ""

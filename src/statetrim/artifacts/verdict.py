@@ -1,6 +1,6 @@
-"""Is a cut fit to ship? The rule, as data, for the report, the card, the terminal and exit codes.
+"""The verdict on a cut, from its scores: ship, ship after recovery, do not ship, or unknown.
 
-A loss counts where it is worst: no task, no setting and no sample size can dilute another's.
+The worst loss decides: adding tasks, settings or samples cannot average it away.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,22 +19,23 @@ from .losses import (
     UNIT_SUFFIX,
     Loss,
     headline_score,
+    informative_losses,
     main_metrics,
     setting_losses,
     task_losses,
 )
 from .scores import Scores, pair_samples
 
-RANDOM_METHOD = "rand"
+RANDOM_METHOD = "rand"  # the method of a random cut, the control
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a group of tasks may lose, in the unit in which its losses are told."""
+    """What a group of tasks may lose, in the unit of `Loss.loss`."""
 
-    ship: float  # at most this, measured to within as much
-    recoverable: float  # what training after the cut has been seen to bring back at most
-    setting: float  # one setting of a task, beyond doubt
+    ship: float  # largest loss to ship, and largest margin of its estimate
+    recoverable: float  # largest loss that recovery is known to restore
+    setting: float  # largest lower bound of the loss on one setting of a task
 
 
 LIMITS: Mapping[str, Limit] = {
@@ -42,15 +43,17 @@ LIMITS: Mapping[str, Limit] = {
     "recall": Limit(ship=3.0, recoverable=10.0, setting=10.0),
     "accuracy": Limit(ship=2.0, recoverable=5.0, setting=10.0),
 }
-"""Percent of perplexity, points of recall and accuracy. KL from the original has no limit of its
-own: what it costs shows in the others."""
+"""Percent of perplexity, points of recall and accuracy. KL from the original has no limit: its
+effects show in the other metrics."""
 REQUIRED_GROUPS = ("perplexity", "recall")
-"""Without a task of each that says something there is not enough evidence."""
+"""Without an informative task of each group there is not enough evidence."""
 DEFAULT_TASKS = {"perplexity": "text", "recall": "mqar"}
-"""The task of each that needs no data of its own."""
+"""The task of each required group that needs no dataset."""
 
 
 class Outcome(StrEnum):
+    """The answer of a verdict."""
+
     SHIP = "ship"
     RECOVER = "ship after recovery"
     STOP = "do not ship"
@@ -58,6 +61,8 @@ class Outcome(StrEnum):
 
 
 class LimitStatus(StrEnum):
+    """How a loss compares with its limit."""
+
     WITHIN = "within the limit"
     BEYOND = "beyond the limit"
     UNCLEAR = "too few samples to tell"
@@ -70,7 +75,7 @@ class Verdict:
     model: str
     outcome: Outcome
     reason: str  # a sentence without its full stop
-    facts: Sequence[str]  # quality, with the random cut's, the worst first
+    facts: Sequence[str]  # losses of the cut and of a random cut, the worst first
     warnings: Sequence[str]
 
     def as_json(self) -> dict[str, Any]:
@@ -84,7 +89,8 @@ class Verdict:
 
 
 def compare_with_limit(loss: Interval, limit: float) -> LimitStatus:
-    """Within: at most the limit, measured to within as much. Beyond: more, and a loss for sure."""
+    """Beyond: a significant loss with an estimate above the limit. Within: an estimate and a margin
+    of at most the limit. Unclear: anything else."""
     if loss.estimate > limit and loss.low > 0:
         return LimitStatus.BEYOND
     if loss.estimate <= limit and loss.margin <= limit:
@@ -103,9 +109,8 @@ def judge_cut(
 ) -> Verdict:
     """Judge one model of the scores, by default the first after the original.
 
-    `served` are the engines that take its shape (None: nothing is known of any); `doubts` are
-    reasons not to trust the scores, such as that they are of other weights; `faults` were found
-    where it ran in an engine (`Verification`).
+    `served` are the engines that serve its shape (None if unknown); `doubts` are reasons not to
+    trust the scores, such as scores of other weights; `faults` are those of a `Verification`.
     """
     if faults:
         return Verdict(model or "the cut", Outcome.STOP, faults[0], [], list(faults[1:]))
@@ -113,16 +118,15 @@ def judge_cut(
         name = model or "the cut"
         return Verdict(name, Outcome.UNKNOWN, "its quality was not measured", [], [])
     name = model or cut_models(scores)[0]
-    own_scores = [score for score in scores.scores if score.model == name]
-    not_finite = [x for x in own_scores if not all(map(isfinite, x.samples))]
-    if not_finite:
-        reason = f"its {not_finite[0].metric} on {not_finite[0].task} is not a number"
-        return Verdict(name, Outcome.STOP, reason, [], [])
+    for score in scores.scores:
+        if score.model == name and not all(map(isfinite, score.samples)):
+            reason = f"its {score.metric} on {score.task} is not a number"
+            return Verdict(name, Outcome.STOP, reason, [], [])
     try:
         all_losses, by_setting = task_losses(scores, name), setting_losses(scores, name)
     except StatetrimError as error:
         return Verdict(name, Outcome.UNKNOWN, f"its scores cannot be compared: {error}", [], [])
-    informative = sorted((x for x in all_losses if not x.uninformative), key=severity, reverse=True)
+    informative = sorted(informative_losses(all_losses), key=severity, reverse=True)
     facts = [_fact_text(scores, x) for x in informative if _strictest_limit(x)]
     doubts = [*doubts, *source_mismatches(scores, name)]
     recovered = recovered or _recorded_origin(scores, name).get("recovered") is True
@@ -133,49 +137,48 @@ def judge_cut(
 
 
 def judge_cuts(scores: Scores, **options: Any) -> list[Verdict]:
-    """Of every cut model that is no control."""
+    """The verdicts on all cuts that are not random controls; `options` are those of `judge_cut`."""
     return [judge_cut(scores, model, **options) for model in cut_models(scores)]
 
 
 def cut_models(scores: Scores) -> list[str]:
-    """All but the original and the random cuts; the random ones where there is nothing else."""
-    others = scores.models[1:]
-    return [name for name in others if name not in random_controls(scores)] or others
+    """The models except the original and random cuts; random cuts if there are no others."""
+    others, controls = scores.models[1:], random_controls(scores)
+    return [name for name in others if name not in controls] or others
 
 
 def random_controls(scores: Scores) -> list[str]:
-    """The cuts at random, by what evaluate recorded of them or by their name."""
+    """The random cuts, by the methods that `evaluate` recorded, or else by their directory name."""
     controls = []
     for name in scores.models[1:]:
         methods = _recorded_origin(scores, name).get("methods", [Path(name).name])
-        if (
-            isinstance(methods, list)
-            and methods
-            and all(method == RANDOM_METHOD for method in methods)
-        ):
+        if not isinstance(methods, list) or not methods:
+            continue
+        if all(method == RANDOM_METHOD for method in methods):
             controls.append(name)
     return controls
 
 
 def _recorded_origin(scores: Scores, model: str) -> Mapping[str, Any]:
-    """What evaluate recorded of how the model came about."""
+    """What `evaluate` recorded with `read_origin` of a cut; empty if nothing valid."""
     cuts = scores.lineage.get("cuts")
     origin = cuts.get(model) if isinstance(cuts, dict) else None
     return origin if isinstance(origin, dict) else {}
 
 
 def source_mismatches(scores: Scores, model: str) -> Iterator[str]:
-    """A cut that was compared with another model than the one it was cut from."""
+    """A sentence if a cut was compared with another model than the one it was cut from."""
     source = _recorded_origin(scores, model).get("source")
     if source is not None and source != scores.lineage.get("original"):
         yield f"{model} was compared with {scores.baseline}, which it was not cut from"
 
 
 def cut_warnings(scores: Scores, model: str) -> list[str]:
-    """What a user should know before serving the cut model; floors warn of nothing."""
+    """Significant losses of recall, and informative tasks on which a random cut does as well."""
     texts = []
-    for x in task_losses(scores, model):
-        if "recall" in x.groups and x.unit == "share" and not x.uninformative and x.loss.low > 0:
+    informative = informative_losses(task_losses(scores, model))
+    for x in informative:
+        if "recall" in x.groups and x.loss.low > 0:
             limit = ship_limit(x) or 0.0
             advice = "keep more channels, or calibrate and recover on text that needs recall"
             if compare_with_limit(x.loss, limit) is LimitStatus.WITHIN:
@@ -184,14 +187,15 @@ def cut_warnings(scores: Scores, model: str) -> list[str]:
                 f"recall falls by {x.loss.estimate:.1f} points on {x.task} (95%: "
                 f"{x.loss.low:.1f} to {x.loss.high:.1f}); {advice}"
             )
-    texts += [
-        f"on {task} the cut is no better than a random one; calibrate on more text, or choose "
-        f"another method"
-        for control in random_controls(scores)
-        for task in scores.tasks
-        if control != model and _is_informative(scores, model, task)
-        if _advantage_over_control(scores, model, control, task).estimate <= 0
-    ]
+    for control in random_controls(scores):
+        if control == model:
+            continue
+        for task in dict.fromkeys(x.task for x in informative):
+            if _advantage_over_control(scores, model, control, task).estimate <= 0:
+                texts.append(
+                    f"on {task} the cut is no better than a random one; calibrate on more text, or "
+                    f"choose another method"
+                )
     return texts
 
 
@@ -204,16 +208,13 @@ def _decide_outcome(
     served: Sequence[str] | None,
     doubts: Sequence[str],
 ) -> tuple[Outcome, str]:
-    """The rule, in the order in which it is read."""
+    """The outcome by the first condition that holds, and why."""
     if served is not None and not served:
         return Outcome.STOP, "no known engine serves its shape"
     beyond = list(_iter_beyond_limit(informative, by_setting))
-    unrecoverable = [x for x, limit in beyond if x.loss.estimate > limit.recoverable]
-    if unrecoverable:
-        return (
-            Outcome.STOP,
-            f"{loss_text(unrecoverable[0])}, more than recovery is known to restore",
-        )
+    for x, limit in beyond:
+        if x.loss.estimate > limit.recoverable:
+            return Outcome.STOP, f"{loss_text(x)}, more than recovery is known to restore"
     if beyond and recovered:
         return Outcome.STOP, f"{loss_text(beyond[0][0])}, after recovery"
     if beyond:
@@ -223,23 +224,32 @@ def _decide_outcome(
     for group in REQUIRED_GROUPS:
         if not any(group in x.groups for x in informative):
             return Outcome.UNKNOWN, _missing_evidence_text(scores, model, group)
-    unclear = [x for x in informative if (limit := _strictest_limit(x)) and _is_unclear(x, limit)]
-    if unclear:
-        return Outcome.UNKNOWN, _too_few_text(unclear[0])
-    if not random_controls(scores) or model in random_controls(scores):
+    for x in informative:
+        ship = ship_limit(x)
+        if ship is not None and compare_with_limit(x.loss, ship) is LimitStatus.UNCLEAR:
+            return Outcome.UNKNOWN, _too_few_text(x)
+    controls = random_controls(scores)
+    if not controls or model in controls:
         return Outcome.UNKNOWN, "no random cut was measured for comparison"
-    if not any(
-        _advantage_over_control(scores, model, control, x.task).low > 0
-        for control in random_controls(scores)
-        for x in informative
-    ):
+    if not _beats_a_control(scores, model, controls, informative):
         reason = "a random cut does as well, so these tasks do not show what the state holds"
         return Outcome.UNKNOWN, reason
     return Outcome.SHIP, _within_limits_text(informative)
 
 
+def _beats_a_control(
+    scores: Scores, model: str, controls: Sequence[str], losses: Sequence[Loss]
+) -> bool:
+    """Whether the model is significantly better than a random cut on any of the tasks."""
+    for control in controls:
+        for x in losses:
+            if _advantage_over_control(scores, model, control, x.task).low > 0:
+                return True
+    return False
+
+
 def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
-    """Not measured, or measured where the original itself only guesses; and what would help."""
+    """Why a group of tasks gives no evidence (not measured, or uninformative), and what helps."""
     uninformative = next((x for x in task_losses(scores, model) if group in x.groups), None)
     if uninformative is None:
         return f"its {group} was not measured: add `{DEFAULT_TASKS[group]}` to --tasks"
@@ -254,6 +264,7 @@ def _missing_evidence_text(scores: Scores, model: str, group: str) -> str:
 def _iter_beyond_limit(
     informative: Sequence[Loss], by_setting: Sequence[Loss]
 ) -> Iterator[tuple[Loss, Limit]]:
+    """Losses beyond their limits: of whole tasks in the given order, then the worst setting's."""
     for x in informative:
         limit = _strictest_limit(x)
         if limit and compare_with_limit(x.loss, limit.ship) is LimitStatus.BEYOND:
@@ -264,80 +275,68 @@ def _iter_beyond_limit(
 
 
 def worst_setting(by_setting: Sequence[Loss]) -> Loss | None:
-    """The setting that lost most of those beyond their limit without doubt; None without any."""
-    beyond = [
-        x
-        for x in by_setting
-        if (limit := _strictest_limit(x)) and not x.uninformative and x.loss.low > limit.setting
-    ]
+    """The informative setting whose lower bound of the loss is most beyond its limit, if any is."""
+    beyond = []
+    for x in informative_losses(by_setting):
+        limit = _strictest_limit(x)
+        if limit and x.loss.low > limit.setting:
+            beyond.append(x)
     return max(beyond, key=lambda x: x.loss.low, default=None)
 
 
 def _strictest_limit(x: Loss) -> Limit | None:
-    """The strictest of the limits of its groups."""
+    """The strictest limit of the groups of a loss; None if none of them has one."""
     limits = [LIMITS[group] for group in x.groups if group in LIMITS]
     return min(limits, key=lambda limit: limit.ship, default=None)
 
 
 def ship_limit(x: Loss) -> float | None:
-    """What the task may lose, in the unit of its loss."""
+    """The largest loss to ship, in the unit of the loss; None if it has no limit."""
     limit = _strictest_limit(x)
     return limit.ship if limit else None
 
 
-def _is_unclear(x: Loss, limit: Limit) -> bool:
-    return compare_with_limit(x.loss, limit.ship) is LimitStatus.UNCLEAR
-
-
 def severity(x: Loss) -> float:
-    """The loss over what may be lost; above 1 it is beyond the limit."""
+    """The ratio of a loss to its limit, above 1 beyond the limit; -1 without a limit."""
     limit = _strictest_limit(x)
     return x.loss.estimate / limit.ship if limit else -1.0
 
 
-def _is_informative(scores: Scores, model: str, task: str) -> bool:
-    return any(not x.uninformative for x in task_losses(scores, model) if x.task == task)
-
-
 def _advantage_over_control(scores: Scores, model: str, control: str, task: str) -> Interval:
-    """By how much the model beats the random cut; by KL from the original where the task has it,
-    which sees more than a score does."""
+    """By how much the model is better than the random cut on a task, by KL from the original if
+    it was measured, because it is more sensitive than a score."""
     metric = "kl" if "kl" in scores.metrics(task) else main_metrics(scores, task)[0]
-    cut_score, control_score = (
-        headline_score(scores, name, task, metric) for name in (model, control)
-    )
+    cut_score = headline_score(scores, model, task, metric)
+    control_score = headline_score(scores, control, task, metric)
     change = difference_interval([pair_samples(control_score, cut_score)], level=CONFIDENCE_LEVEL)
     return change if cut_score.higher_is_better else -change
 
 
 def _fact_text(scores: Scores, x: Loss) -> str:
-    """Before and after with the interval, and what a random cut loses."""
+    """The scores before and after the cut, the loss, and the loss of the first random cut."""
     shown = f"{score_text(x.before, x.unit)} → {score_text(x.after, x.unit)}"
     text = f"{x.task} {x.metric} {shown} ({_interval_text(x)})"
-    for control in random_controls(scores)[:1]:
-        if control != x.model:
-            control_loss = next(y for y in task_losses(scores, control) if is_same_metric(x, y))
-            text += f"; a random cut loses {_loss_size_text(control_loss.loss.estimate, x.unit)}"
-    return text
-
-
-def is_same_metric(x: Loss, y: Loss) -> bool:
-    return (x.task, x.metric) == (y.task, y.metric)
+    control = next(iter(random_controls(scores)), x.model)
+    if control == x.model:
+        return text
+    control_losses = {(y.task, y.metric): y.loss for y in task_losses(scores, control)}
+    control_loss = control_losses[x.task, x.metric]
+    return f"{text}; a random cut loses {_loss_size_text(control_loss.estimate, x.unit)}"
 
 
 def _interval_text(x: Loss) -> str:
-    low, high = (round(bound, 1) + 0.0 for bound in (x.loss.low, x.loss.high))  # no -0.0
+    low, high = round(x.loss.low, 1) + 0.0, round(x.loss.high, 1) + 0.0  # + 0.0 avoids -0.0
     return f"loss {_loss_size_text(x.loss.estimate, x.unit)}, 95%: {low:.1f} to {high:.1f}"
 
 
 def _loss_size_text(loss: float, unit: str) -> str:
-    """A loss with its unit; a gain is negative."""
+    """A loss with its unit, negative for a gain."""
     digits = 4 if unit == "nats" else 1
     return f"{round(loss, digits) + 0.0:,.{digits}f}{UNIT_SUFFIX[unit]}"
 
 
 def loss_text(x: Loss) -> str:
-    """A loss and its limit, in words."""
+    """A loss and its limit, for people; the loss must have one."""
     limit = ship_limit(x)
     assert limit is not None
     name = "perplexity" if x.unit == "perplexity" else x.groups[0]
@@ -347,7 +346,7 @@ def loss_text(x: Loss) -> str:
 
 
 def metric_label(x: Loss) -> str:
-    """The task, and the metric where it is not what the task is judged by."""
+    """The task, with the metric if it is not the one by which the task is judged."""
     definition = TASKS.get(x.task)
     return x.task if definition and x.metric == definition.metric else f"{x.task}, {x.metric}"
 
@@ -355,7 +354,8 @@ def metric_label(x: Loss) -> str:
 def _too_few_text(x: Loss) -> str:
     return (
         f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
-        f"{x.loss.high:.1f}{UNIT_SUFFIX[x.unit]} (limit {ship_limit(x):g}), which is too wide to tell"
+        f"{x.loss.high:.1f}{UNIT_SUFFIX[x.unit]} (limit {ship_limit(x):g}), which is too wide to "
+        f"tell"
     )
 
 

@@ -1,1 +1,1 @@
-"""The README.md of a checkpoint that was cut."""
+"""The model card (README.md) of a cut."""

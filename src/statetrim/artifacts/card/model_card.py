@@ -1,4 +1,4 @@
-"""The README.md of a pruned checkpoint: what was cut, from what, how, and what it costs."""
+"""The model card (README.md) of a cut: the original, the method, the sizes and the scores."""
 
 import json
 import re
@@ -17,21 +17,11 @@ from ..scores import Scores
 from ..verdict import Verdict
 from .markdown import escape, inline_code, one_line
 
-_MEASURED_BEGIN, _MEASURED_END = (
-    "<!-- measured by statetrim -->",
-    "<!-- end of what was measured -->",
-)
-_CARRIED_FIELDS = (
-    "license",
-    "license_name",
-    "license_link",
-    "language",
-    "pipeline_tag",
-    "library_name",
-)
-_PLAIN_YAML_VALUE = re.compile(
-    r"[\w./:+-][\w ./:+-]*|\[[\w, -]*\]"
-)  # what YAML reads as plain text, or a list
+_MEASURED_BEGIN = "<!-- measured by statetrim -->"
+_MEASURED_END = "<!-- end of what was measured -->"
+_LICENSE_FIELDS = ("license", "license_name", "license_link")
+_CARRIED_FIELDS = (*_LICENSE_FIELDS, "language", "pipeline_tag", "library_name")
+_PLAIN_YAML_VALUE = re.compile(r"[\w./:+-][\w ./:+-]*|\[[\w, -]*\]")  # a plain scalar or a list
 _FLOAT32, _BFLOAT16 = 4, 2
 _UNCHANGED = "All other tensors are the original's, byte for byte."
 _COPIED = "The cut copied all other tensors byte for byte; the steps below changed some of them."
@@ -40,20 +30,24 @@ _COPIED = "The cut copied all other tensors byte for byte; the steps below chang
 def model_card(
     model: Checkpoint, plan: Plan, after: Geometry, parameters: int, original: str
 ) -> str:
-    """Front matter with the original's licence, the cut in a table, then how it was made.
+    """The card of a new cut: front matter with the original's licence, sizes, how it was made.
 
-    `after` and `parameters` are the cut model's; `original` is the beginning of `model`'s card.
+    `model` is the original; `after` and `parameters` (their number) are the cut's; `original` is
+    the beginning of the original's card, empty if it has none.
     """
     before = model.geometry
     name, base = _name_and_base(model.path.resolve())
     front_matter = [*_carried_fields(original), *base, "tags:", "- statetrim", "- pruned"]
     shapes = [before.describe_against(after), after.describe_against(before)]
     loading_text = (
-        f"**Stock libraries cannot load it**: its layers differ in width (`{LAYER_WIDTHS_FIELD}` in its "
-        f"config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."
+        f"**Stock libraries cannot load it**: its layers differ in width (`{LAYER_WIDTHS_FIELD}` "
+        f"in its config). `statetrim.load` runs it, and vLLM with the plugin of statetrim."
         if after.widths
         else "It loads in stock libraries; no code of statetrim is needed."
     )
+    folded = ""
+    if plan.kept_values is not None:
+        folded = "The weight of the output norm was multiplied into the output projection. "
     lines = [
         "---",
         *front_matter,
@@ -61,8 +55,8 @@ def model_card(
         "",
         f"# {escape(name)}, state {shapes[0]} -> {shapes[1]}",
         "",
-        f"This is {inline_code(name)} with a smaller recurrent state. In each of its {len(after.layers)} "
-        f"linear-attention layers, {_kept_text(before, after)}. {loading_text}",
+        f"This is {inline_code(name)} with a smaller recurrent state. In each of its "
+        f"{len(after.layers)} linear-attention layers, {_kept_text(before, after)}. {loading_text}",
         "",
         "| | before | after | change |",
         "|---|---:|---:|---:|",
@@ -80,13 +74,8 @@ def model_card(
         "",
         "## How it was made",
         "",
-        f"{' '.join(_method_sentences(plan))} The kept {_kept_noun(plan)} are in `statetrim/plan.json`. "
-        + (
-            "The weight of the output norm was multiplied into the output projection. "
-            if plan.kept_values is not None
-            else ""
-        )
-        + _UNCHANGED,
+        f"{' '.join(_method_sentences(plan))} The kept {_kept_noun(plan)} are in "
+        f"`statetrim/plan.json`. {folded}{_UNCHANGED}",
     ]
     if original:
         lines += ["", "The original model card is `statetrim/source_README.md`."]
@@ -94,47 +83,46 @@ def model_card(
 
 
 def with_measurements(card: str, scores: Scores, verdict: Verdict) -> str:
-    """The card with the verdict, its warnings and what was measured, above how it was made; a
-    second time it takes the place of the first."""
+    """The card with the verdict, its warnings and the scores above how the cut was made; replaces
+    earlier measurements."""
+    warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
     lines = [
         _MEASURED_BEGIN,
         "## Measured",
         "",
         f"**{str(verdict.outcome).capitalize()}**: {escape(verdict.reason)}.",
         "",
-        *(f"- Warning: {escape(text)}." for text in verdict.warnings),
-        *([""] if verdict.warnings else []),
+        *warnings,
+        *([""] if warnings else []),
         f"| task | metric | samples | {' | '.join(map(escape, scores.models))} |",
         "|---|---|---:|" + "---:|" * len(scores.models),
     ]
     for task in scores.tasks:
         for metric in scores.metrics(task):
-            headline_scores = [
-                headline_score(scores, model, task, metric) for model in scores.models
-            ]
-            cells = [score_text(score.value, score.unit) for score in headline_scores]
-            count = len(headline_scores[0].samples)
+            cells, counts = [], []
+            for model in scores.models:
+                score = headline_score(scores, model, task, metric)
+                cells.append(score_text(score.value, score.unit))
+                counts.append(str(len(score.samples)))
             mean = averaged_settings_text(scores, task, metric)
             name = f"{metric} ({mean})" if mean else metric
-            row = [escape(task), escape(name), str(count), *cells]
+            row = [escape(task), escape(name), counts[0], *cells]
             lines.append(f"| {' | '.join(row)} |")
     lines += [
         "",
         "Against the original, on the same samples (95% intervals, paired; losses are positive):",
         "",
     ]
-    lines += [
-        f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}"
-        for model in scores.models[1:]
-        for x in task_losses(scores, model)
-    ]
+    for model in scores.models[1:]:
+        for x in task_losses(scores, model):
+            lines.append(f"- {escape(x.task)}, {escape(x.metric)}, {escape(model)}: {x.sentence}")
     lines.append(_MEASURED_END)
     before, after = _around_measurements(card)
     return f"{before.rstrip()}\n\n" + "\n".join(lines) + f"\n\n{after.lstrip()}"
 
 
 def _around_measurements(card: str) -> tuple[str, str]:
-    """What stands before the measurements and after them."""
+    """The card before and after the measurements; all of it and "" if it has none."""
     before, marker, after = card.partition(_MEASURED_BEGIN)
     if not marker:
         return card, ""
@@ -142,23 +130,24 @@ def _around_measurements(card: str) -> tuple[str, str]:
 
 
 def _without_outdated_claims(card: str) -> str:
-    """The weights are about to change: what was measured of them holds no longer, nor that all but
-    the cut ones are the original's."""
+    """The card of a checkpoint whose weights are about to change: without its measurements, and
+    without the claim that all other tensors are the original's."""
     card = card.replace(_UNCHANGED, _COPIED)
     before, after = _around_measurements(card)
     if not after:
         return card.rstrip()
-    placeholder = f"{_MEASURED_BEGIN}\nIts quality was not measured since: evaluate before use.\n{_MEASURED_END}"
+    notice = "Its quality was not measured since: evaluate before use."
+    placeholder = f"{_MEASURED_BEGIN}\n{notice}\n{_MEASURED_END}"
     return f"{before.rstrip()}\n\n{placeholder}\n\n{after.strip()}"
 
 
 def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
-    """The card of the model that was recovered, with what was done to it added at the end."""
+    """`original`, the card of the cut, with a section on its recovery from the record."""
     options, coverage = record["options"], record["coverage"]
     first, last = record["curve"][0], record["curve"][-1]
-    teacher = (
-        "distilled from the original model" if record["teacher"] else "trained without a teacher"
-    )
+    teacher = "trained without a teacher"
+    if record["teacher"]:
+        teacher = "distilled from the original model"
     layerwise_text = "one mixer at a time, " if options["layerwise"] else ""
     trained_text = (
         f"all weights of {coverage['layers']} linear-attention layers"
@@ -175,17 +164,18 @@ def recovered_card(original: str, name: str, record: Mapping[str, Any]) -> str:
         "## Recovery",
         "",
         f"This checkpoint was then {teacher}, {layerwise_text}with `statetrim recover`: "
-        f"{last['tokens']:,} tokens{recall_text}, {trained_text}. Recovery copied all other tensors byte for "
-        f"byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the whole curve is "
-        f"in `statetrim/recover.json`.",
+        f"{last['tokens']:,} tokens{recall_text}, {trained_text}. Recovery copied all other "
+        f"tensors byte for byte. The loss went from {first['loss']:.4g} to {last['loss']:.4g}; the "
+        f"whole curve is in `statetrim/recover.json`.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
-    """The card of the model that was refitted, with what was done to it added at the end."""
+    """`original`, the card of the cut, with a section on its refit from the record."""
     layers = record["layers"].values()
-    before, after = (max(layer[when] for layer in layers) for when in ("before", "after"))
+    before = max(layer["before"] for layer in layers)
+    after = max(layer["after"] for layer in layers)
     lines = [
         _without_outdated_claims(original) or f"# {escape(name)}",
         "",
@@ -193,15 +183,15 @@ def refitted_card(original: str, name: str, record: Mapping[str, Any]) -> str:
         "",
         f"The output projections of its {len(layers)} linear-attention layers were then "
         f"refitted to the original model's layer outputs, in closed form, with `statetrim refit`. "
-        f"The worst layer missed {before:.1%} of its output's squares before, {after:.1%} after, "
-        f"on the text of the fit; all layers are in `statetrim/refit.json`. The refit "
+        f"The relative squared error of the worst layer was {before:.1%} before and {after:.1%} "
+        f"after, on the text of the fit; all layers are in `statetrim/refit.json`. The refit "
         f"copied all other tensors byte for byte.",
     ]
     return "\n".join(lines) + "\n"
 
 
 def _kept_text(before: Geometry, after: Geometry) -> str:
-    """What every head keeps, of the axes that were cut; or which heads stay."""
+    """What every head keeps along the axes that were cut, or which heads are kept."""
     if before.num_v_heads != after.num_v_heads:
         devices = ", ".join(map(str, after.tensor_parallel))
         return (
@@ -210,16 +200,12 @@ def _kept_text(before: Geometry, after: Geometry) -> str:
             f"devices). Whole heads cost more than channels of as many bytes wherever both were "
             f"measured, except where value heads share a key head"
         )
-    axes = (
-        ("key", "key/query", before.head_k_dim, _width_range(after, 0)),
-        ("value", "value", before.head_v_dim, _width_range(after, 1)),
-    )
-    kept = " and ".join(
-        f"every {head} head keeps {new} of {old} {channels} channels"
-        for head, channels, old, new in axes
-        if new != str(old)
-    )
-    return f"{kept}; the heads keep different ones"
+    kept, keys, values = [], _width_range(after, 0), _width_range(after, 1)
+    if keys != str(before.head_k_dim):
+        kept.append(f"every key head keeps {keys} of {before.head_k_dim} key/query channels")
+    if values != str(before.head_v_dim):
+        kept.append(f"every value head keeps {values} of {before.head_v_dim} value channels")
+    return f"{' and '.join(kept)}; the heads keep different ones"
 
 
 def _kept_noun(plan: Plan) -> str:
@@ -227,13 +213,13 @@ def _kept_noun(plan: Plan) -> str:
 
 
 def _width_range(geometry: Geometry, axis: int) -> str:
-    """Channels of a head along an axis, from the narrowest layer to the widest."""
+    """Channels per head along an axis (0: key, 1: value), such as "32" or "16 to 32"."""
     widths = {shape[axis] for shape in geometry.shapes.values()}
     return str(min(widths)) if len(widths) == 1 else f"{min(widths)} to {max(widths)}"
 
 
 def _method_sentences(plan: Plan) -> Iterator[str]:
-    """A sentence for each axis that a method chose channels of."""
+    """A sentence per axis on the method that chose its channels, or on that of the heads."""
     choices = [("Channels", plan.method, plan.options)]
     if plan.head_method is not None:
         choices = [("Heads", plan.head_method, {})]
@@ -246,7 +232,7 @@ def _method_sentences(plan: Plan) -> Iterator[str]:
 
 
 def _name_and_base(path: Path) -> tuple[str, list[str]]:
-    """The model's name, and front matter that links to it where it came from the hub's cache."""
+    """The model's name, and the `base_model` field if it is in the hub's cache."""
     name = model_name(path)
     if repository_in_cache(path) is None:
         return one_line(name), []
@@ -255,16 +241,16 @@ def _name_and_base(path: Path) -> tuple[str, list[str]]:
 
 
 def _carried_fields(original: str) -> list[str]:
-    """One-line fields of the original's front matter that still hold, where they are plain."""
+    """Fields of the original's front matter that hold for the cut, if on one line and plain."""
     match = re.match(r"---\n(.*?)\n---\n", original, flags=re.DOTALL)
-    fields = (line.partition(":") for line in (match.group(1).splitlines() if match else []))
-    return [
-        f"{name}: {value.strip()}"
-        for name, _, value in fields
-        if name in _CARRIED_FIELDS and _PLAIN_YAML_VALUE.fullmatch(value.strip())
-    ]
+    fields = []
+    for line in match.group(1).splitlines() if match else []:
+        name, _, value = line.partition(":")
+        if name in _CARRIED_FIELDS and _PLAIN_YAML_VALUE.fullmatch(value.strip()):
+            fields.append(f"{name}: {value.strip()}")
+    return fields
 
 
 def _bytes_row(name: str, before: Geometry, after: Geometry, width: int) -> str:
-    old, new = (width * x.state_numel for x in (before, after))
+    old, new = width * before.state_numel, width * after.state_numel
     return f"| {name} | {bytes_text(old)} | {bytes_text(new)} | {relative_change_text(old, new)} |"

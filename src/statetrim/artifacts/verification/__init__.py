@@ -1,14 +1,12 @@
-"""Verification: how an engine answers for cuts and their original, judged by transformers."""
+"""Verification: how often an engine predicts the same tokens as transformers, for each model."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ...errors import StatetrimError
 from ...maths.paired import Interval, Pairs, difference_interval, zero_event_bound
-from ...maths.units import MIB
+from ...maths.units import MIB, is_text_list
 from ...storage.json_file import read_json, write_json
 from ..header import check_header, header
 from .agreement import Agreement, Kind, is_valid
@@ -37,49 +35,47 @@ class Verification:
 
     @property
     def kinds(self) -> list[Kind]:
+        """The kinds of sequences that were compared."""
         return list(dict.fromkeys(agreement.kind for agreement in self.agreements))
 
     def find(self, model: str, kind: Kind) -> Agreement | None:
-        wanted = (model, kind)
-        return next((a for a in self.agreements if (a.model, a.kind) == wanted), None)
+        """The agreement of one model on one kind of sequences; None if it did not run."""
+        for agreement in self.agreements:
+            if (agreement.model, agreement.kind) == (model, kind):
+                return agreement
+        return None
 
     def agreement_change(self, model: str, kind: Kind) -> Interval | None:
         """How much more often a cut agrees than the original, in points; paired by sequence."""
-        before, after = (self.find(name, kind) for name in (self.models[0], model))
+        before, after = self.find(self.models[0], kind), self.find(model, kind)
         if before is None or after is None:
             return None
-        shares = [
-            torch.tensor(agreement.agreed, dtype=torch.float64) / torch.tensor(agreement.places)
-            for agreement in (before, after)
-        ]
-        change = difference_interval([Pairs(*shares)], level=CONFIDENCE_LEVEL)
-        if bool((shares[0] == shares[1]).all()):
-            bound = zero_event_bound(
-                sum(after.places), CONFIDENCE_LEVEL
-            )  # nothing to resample, which proves little
+        pairs = Pairs(before.share_by_sequence, after.share_by_sequence)
+        change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
+        if bool((pairs.before == pairs.after).all()):  # a bootstrap would have no width
+            bound = zero_event_bound(sum(after.places), CONFIDENCE_LEVEL)
             change = Interval(0.0, -bound, bound)
-        return Interval(100 * change.estimate, 100 * change.low, 100 * change.high)
+        return change.transformed(lambda x: 100 * x)
 
     def faults_of(self, fingerprint: str) -> list[str]:
-        """The faults of the model whose weights these are; none where it is not among them."""
-        return [
-            x
-            for name in self._models_with_fingerprint(fingerprint)
-            for x in self.faults.get(name, [])
-        ]
+        """The faults of the model with this fingerprint; empty if it was not verified."""
+        faults = []
+        for name in self._models_with_fingerprint(fingerprint):
+            faults += self.faults.get(name, [])
+        return faults
 
     def has_run(self, fingerprint: str) -> bool:
-        """Whether the engine answered for the model whose weights these are."""
+        """Whether the model with this fingerprint ran in the engine."""
         names = self._models_with_fingerprint(fingerprint)
         return any(agreement.model in names for agreement in self.agreements)
 
     def _models_with_fingerprint(self, fingerprint: str) -> list[str]:
-        fingerprints = zip(self.lineage.get("models") or [], self.models, strict=False)
-        return [
-            name for model_fingerprint, name in fingerprints if model_fingerprint == fingerprint
-        ]
+        fingerprints = self.lineage.get("models") or []
+        pairs = zip(fingerprints, self.models, strict=False)
+        return [name for stored, name in pairs if stored == fingerprint]
 
     def as_json(self) -> dict[str, Any]:
+        """The content of the JSON file."""
         return {**asdict(self), **header("verification"), "engine_version": self.version}
 
     def save(self, path: str | Path) -> None:
@@ -87,11 +83,12 @@ class Verification:
 
     @classmethod
     def load(cls, path: str | Path) -> "Verification":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(Path(path), MAX_BYTES)
         check_header(stored, "verification", path)
         del stored["format"]
         try:
-            agreements = [Agreement(**verification) for verification in stored.pop("agreements")]
+            agreements = [Agreement(**fields) for fields in stored.pop("agreements")]
             stored["version"] = stored.pop("engine_version")
             verification = cls(**stored, agreements=agreements)
         except (KeyError, TypeError):
@@ -101,26 +98,17 @@ class Verification:
         return verification
 
 
-def _is_valid(verification: Verification) -> bool:
-    """Whether the fields of an untrusted file have the types they claim."""
-    texts = (verification.engine, verification.version, verification.dtype)
-    sentences = (verification.faults, verification.notes)
-    if not all(
-        isinstance(mapping, dict)
-        for mapping in (*sentences, verification.refusals, verification.lineage)
-    ):
+def _is_valid(stored: Verification) -> bool:
+    """Whether the fields of an untrusted file have the right types."""
+    mappings: list[Any] = [stored.faults, stored.notes, stored.refusals, stored.lineage]
+    if not all(isinstance(mapping, dict) for mapping in mappings):
         return False
-    if not isinstance(verification.lineage.get("models", []), list):
+    if not isinstance(stored.lineage.get("models", []), list):
         return False
-    lists = [
-        verification.models,
-        [*verification.refusals.values()],
-        *(x for s in sentences for x in s.values()),
-    ]
+    texts = [stored.engine, stored.version, stored.dtype, *stored.refusals.values()]
+    lists = [texts, stored.models, *stored.faults.values(), *stored.notes.values()]
     return (
-        all(isinstance(text, str) for text in texts)
-        and all(isinstance(texts_of_field, list) for texts_of_field in lists)
-        and len(verification.models) > 1
-        and all(isinstance(text, str) for texts_of_field in lists for text in texts_of_field)
-        and all(map(is_valid, verification.agreements))
+        all(is_text_list(value) for value in lists)
+        and len(stored.models) > 1
+        and all(is_valid(agreement) for agreement in stored.agreements)
     )
