@@ -1,1 +1,1 @@
-"""Numbers only: no file, no model."""
+"""Linear algebra, paired statistics, units and formatting; reads no file and no model."""

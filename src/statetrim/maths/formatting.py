@@ -1,4 +1,4 @@
-"""How figures read in a table, a report or an error message."""
+"""Numbers and names as text for tables, reports and error messages."""
 
 from collections.abc import Iterable, Sequence
 from math import isfinite
@@ -8,45 +8,47 @@ Item = TypeVar("Item")
 
 
 def bytes_text(nbytes: float) -> str:
-    """Bytes, in binary units."""
+    """A number of bytes in KiB or MiB."""
     return f"{nbytes / 2**20:,.1f} MiB" if nbytes >= 2**20 else f"{nbytes / 2**10:,.1f} KiB"
 
 
 def relative_change_text(before: float, after: float) -> str:
-    """Relative change with its sign; empty where there was nothing before."""
+    """The signed change in percent of `before`; empty if `before` is 0."""
     return f"{100 * (after - before) / before:+.1f}%" if before else ""
 
 
 def percent_text(share: float) -> str:
+    """A fraction in percent; "none" for nan and infinity."""
     return f"{100 * share:.4g}%" if isfinite(share) else "none"
 
 
 def quantity_text(value: float) -> str:
-    """Three digits; whole numbers from a hundred on."""
+    """Three significant digits below 100, a whole number from there on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def score_text(value: float, unit: str) -> str:
-    """A score in the unit its task measures in: perplexity, share or nats."""
+    """A score by its unit: a perplexity, a share in percent, or nats."""
     if unit == "perplexity":
         return f"{value:,.2f}" if value < 1e7 else f"{value:.2e}"
     return f"{100 * value:.1f}%" if unit == "share" else f"{value:.4f}"
 
 
 def shorten(text: object, max_length: int = 60) -> str:
-    """One line of at most `most` characters, whatever the text: names may be anybody's."""
+    """One printable line of at most `max_length` characters; the text may be untrusted."""
     line = "".join(c if c.isprintable() else " " for c in str(text)[: max_length + 1])
     return line if len(line) <= max_length else line[: max_length - 1] + "…"
 
 
 def list_text(names: Iterable[object], max_items: int = 4) -> str:
-    """`a, b, c, d and 12 more`."""
+    """The first `max_items` names and the number of others: `a, b, c, d and 12 more`."""
     items = list(names)
     text = ", ".join(shorten(name, 40) for name in items[:max_items])
     return f"{text} and {len(items) - max_items} more" if len(items) > max_items else text
 
 
 def duration_text(seconds: float) -> str:
+    """Seconds, minutes or hours, at least 1 s."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     minutes = seconds / 60
@@ -54,7 +56,7 @@ def duration_text(seconds: float) -> str:
 
 
 def evenly_spaced(items: Sequence[Item], max_items: int) -> list[Item]:
-    """At most `most` of the items at even distances, first and last included."""
+    """At most `max_items` of the items at even distances, including the first and the last."""
     if len(items) <= max_items:
         return list(items)
     return [items[round(i * (len(items) - 1) / (max_items - 1))] for i in range(max_items)]

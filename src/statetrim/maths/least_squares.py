@@ -1,4 +1,4 @@
-"""A linear map fitted to sums over data: `weight @ a` as near to `y` as it can be."""
+"""Least squares from moments: the weight W that minimises |W a - y|^2 over calibration tokens."""
 
 import torch
 from torch import Tensor
@@ -7,9 +7,10 @@ from ..errors import StatetrimError
 
 
 def fit_least_squares(gram: Tensor, target: Tensor, damping: float) -> Tensor:
-    """The weight [m, n] of least squared error, from aa' [n, n] and ya' [m, n], float64.
+    """The weight [m, n] of least squared error, from the sums aa' [n, n] and ya' [m, n], float64.
 
-    `damping` is relative to the mean square of a's entries.
+    `damping` is added to the diagonal, relative to its mean. Raises StatetrimError if the entries
+    of a are linearly dependent, so that the weight is not unique.
     """
     mean_square = float(gram.diagonal().mean())
     damped = gram + damping * mean_square * torch.eye(len(gram), dtype=gram.dtype)
@@ -24,7 +25,10 @@ def fit_least_squares(gram: Tensor, target: Tensor, damping: float) -> Tensor:
 
 
 def relative_residual(weight: Tensor, gram: Tensor, target: Tensor, square: Tensor) -> float:
-    """What `weight @ a` [m, n] misses of y, in squares, as a part of y's squares [1]."""
+    """The relative residual sum of squares |W a - y|^2 / |y|^2 of a weight [m, n].
+
+    `gram` is aa' [n, n], `target` is ya' [m, n] and `square` is |y|^2 [1], all summed over tokens.
+    """
     weight, total = weight.double(), float(square.sum())
     residual = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()
-    return float(residual) / total if total else 0.0  # a layer that is silent
+    return float(residual) / total if total else 0.0  # a layer whose output is zero

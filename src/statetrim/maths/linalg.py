@@ -1,4 +1,4 @@
-"""Maths on one head: strong rank-revealing QR from a Gram matrix, and how full a state is.
+"""Linear algebra on one head: strong rank-revealing QR of a Gram matrix, and rank measures.
 
 Everything is computed in float64. `docs/the-maths.md` explains each quantity and why it holds.
 """
@@ -12,7 +12,7 @@ from torch import Tensor
 # Values this close (relative) count as tied, and ties go to the lowest index: dead and duplicated
 # channels tie exactly, and rounding must not decide between them.
 _TIE_TOLERANCE = 1e-12
-# Each swap adds a little rounding to the running table; start again from the Gram this often.
+# Each swap adds rounding errors to the swept table, so it is recomputed from the Gram this often.
 _REFRESH_EVERY = 50
 
 
@@ -25,9 +25,9 @@ class RRQR:
     """
 
     kept: Tensor  # int64 [keep], ascending
-    rank: int  # independent columns among the kept, as far as a float64 Gram can tell
+    rank: int  # numerical rank of the kept columns, as far as a float64 Gram resolves it
     swaps: int
-    converged: bool  # False: the search was stopped by rounding, and `last_gain` is what remains
+    converged: bool  # False: rounding stopped the search; `last_gain` may exceed `tolerance`
     first_gain: float
     last_gain: float
     tolerance: float
@@ -202,14 +202,14 @@ def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: flo
             break
         if (
             strong or swaps_since_refresh == _REFRESH_EVERY
-        ):  # never judge the end by an updated table
+        ):  # the last check needs a freshly computed table
             table, swept = _pivoted_sweep(gram, mask, keep)
             swaps_since_refresh = 0
             if not torch.equal(swept, mask):
                 strong = False
                 break
             continue
-        # Volume grows with every swap, so to meet a set again means rounding has the last word.
+        # Every swap increases the volume, so a set that repeats shows that only rounding gains.
         if bytes(mask.tolist()) in visited or swaps >= limit:
             break
         visited.add(bytes(mask.tolist()))

@@ -1,10 +1,10 @@
-"""Before and after on the same samples: is the difference more than chance?
+"""Paired statistics of two models on the same samples: intervals of differences, p-values.
 
-Pure functions on float64 tensors; samples are documents, questions or sequences, never tokens, for
-tokens of one document are not independent.
+Pure functions on float64 tensors. Samples are documents, questions or sequences, never tokens,
+because the tokens of one document are not independent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import comb, exp, lgamma, log, log1p, pi, sqrt, tan
 from statistics import NormalDist
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 _CHUNK = 2**22  # resampled indices held at a time
-UNBOUNDED_MARGIN = 1e3  # a margin that excludes nothing, and that JSON can hold
-SMALL_SAMPLE = 8  # samples up to which a bootstrap interval is too short
+UNBOUNDED_MARGIN = 1e3  # stands for infinity, which JSON cannot store
+SMALL_SAMPLE = 8  # up to this many samples a bootstrap interval is too narrow
 
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the bounds between which the truth lies at the level asked for."""
+    """An estimate and the bounds of its confidence interval."""
 
     estimate: float
     low: float
@@ -27,17 +27,22 @@ class Interval:
 
     @property
     def margin(self) -> float:
+        """Half of the width."""
         return (self.high - self.low) / 2
 
     def __neg__(self) -> "Interval":
         return Interval(0.0 - self.estimate, 0.0 - self.high, 0.0 - self.low)  # no -0.0
 
+    def transformed(self, function: Callable[[float], float]) -> "Interval":
+        """The interval whose estimate and bounds are `function` of these; it must not decrease."""
+        return Interval(function(self.estimate), function(self.low), function(self.high))
+
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """One metric of two models on the same samples: mean of `after - before`, over `weights`.
+    """One metric of two models on the same samples.
 
-    Without weights every sample counts the same. With them (words per document) the figure is the
+    The difference is the mean of `after - before`; with `weights` (words per document) it is the
     sum of differences over the sum of weights, as for perplexity.
     """
 
@@ -54,9 +59,9 @@ class Pairs:
 def mcnemar(before: Tensor, after: Tensor, *, mid: bool = True) -> float:
     """Two-sided p-value for right/wrong answers of two models to the same questions.
 
-    Only questions that one model alone answers count: under the null each is a fair coin. Exact, or
-    with `mid` half the probability of what was seen is taken off, which makes the test neither
-    careful nor bold where few answers differ.
+    Only questions that exactly one of the models answers right count; under the null hypothesis
+    each is a fair coin. With `mid` the p-value is the mid-p, which is neither conservative nor
+    liberal where few answers differ; without it the test is exact.
     """
     only_before = int(((before > 0.5) & (after <= 0.5)).sum())
     only_after = int(((after > 0.5) & (before <= 0.5)).sum())
@@ -74,10 +79,10 @@ def mcnemar(before: Tensor, after: Tensor, *, mid: bool = True) -> float:
 def difference_interval(
     groups: Sequence[Pairs], *, level: float = 0.95, resamples: int = 2000, seed: int = 0
 ) -> Interval:
-    """Bootstrap interval of the difference, averaged over `groups` that are resampled apart.
+    """Bootstrap interval of the difference, averaged over `groups` that are resampled separately.
 
-    Percentiles widened for small samples as in Hesterberg (2015), so that 20 documents do not look
-    surer than they are.
+    The percentiles are widened for small samples as in Hesterberg (2015). With at most
+    `SMALL_SAMPLE` samples the interval is at least that of Student's t in the worst group.
     """
     generator = torch.Generator().manual_seed(seed)
     resampled = torch.stack(
@@ -88,19 +93,16 @@ def difference_interval(
     bounds = torch.quantile(resampled, torch.tensor([tail, 1 - tail], dtype=torch.float64))
     estimate = sum(pairs.difference for pairs in groups) / len(groups)
     low, high = float(bounds[0]), float(bounds[1])
-    if (
-        fewest <= SMALL_SAMPLE
-    ):  # resampling a handful shows too little: Student's t of the worst group
+    if fewest <= SMALL_SAMPLE:
         margin = max(_student_margin(pairs, (1 - level) / 2) for pairs in groups)
         low, high = min(low, estimate - margin), max(high, estimate + margin)
     return Interval(estimate, low, high)
 
 
 def is_above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -> bool:
-    """Whether the mean of shares is above `chance` by more than luck explains.
+    """Whether the mean of the samples, shares from 0 to 1, is significantly above `chance`.
 
-    Right and wrong answers by the binomial tail, which few samples do not deceive; other shares by
-    the interval of their mean.
+    For samples of 0 and 1 by the exact binomial tail, else by the t interval of their mean.
     """
     count, right = len(samples), sum(samples)
     tail = (1 - level) / 2
@@ -114,7 +116,7 @@ def is_above_chance(samples: Sequence[float], chance: float, level: float = 0.95
 
 
 def _binomial_tail(right: int, count: int, chance: float) -> float:
-    """Probability of at least `right` right answers of `count` by guessing."""
+    """Probability of at least `right` right answers out of `count` by guessing."""
     if not 0.0 < chance < 1.0:
         return float(chance >= 1.0)
     return sum(
@@ -130,13 +132,15 @@ def _binomial_tail(right: int, count: int, chance: float) -> float:
 
 
 def zero_event_bound(samples: int, level: float = 0.95) -> float:
-    """The largest rate at which something may happen that did not happen in `samples` trials."""
+    """The upper confidence bound of an event's rate when none was seen in `samples` trials."""
     return 1 - float((1 - level) ** (1 / samples))
 
 
 def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
-    """Student's t that leaves `tail` above it; the expansion of Cornish and Fisher, and exact
-    forms for one and two degrees of freedom, where it fails."""
+    """The quantile of Student's t with probability `tail` above it.
+
+    Exact for one and two degrees of freedom, else by the Cornish-Fisher expansion.
+    """
     if degrees_of_freedom == 1:
         return tan(pi * (0.5 - tail))
     if degrees_of_freedom == 2:
@@ -154,7 +158,7 @@ def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
 
 
 def _student_margin(pairs: Pairs, tail: float) -> float:
-    """Half the width of the interval that Student's t gives."""
+    """Half of the width of the t interval of the difference."""
     count = len(pairs.before)
     if count < 2:
         return UNBOUNDED_MARGIN
@@ -179,7 +183,7 @@ def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Genera
 
 
 def _widened_tail(tail: float, samples: int) -> float:
-    """The percentile to take so that the interval is as wide as Student's t asks."""
+    """The tail probability whose bootstrap percentile gives an interval as wide as Student's t."""
     if samples < 2:
         return 0.0
     z, degrees_of_freedom = NormalDist().inv_cdf(tail), samples - 1

@@ -1,7 +1,7 @@
-"""Numbers as a state cache stores them: rounded to a dtype, and widened again.
+"""Fake quantization of states: rounded to a storage dtype and converted back.
 
-8-bit dtypes need a scale, the largest magnitude of a row over the largest the dtype holds; it is
-kept in float32. The others have the range they have: float16 ends at 65,504.
+8-bit dtypes need a float32 scale per row: the row's largest magnitude over the largest that the
+dtype represents. Other dtypes are not scaled; float16 overflows above 65,504.
 """
 
 from dataclasses import dataclass
@@ -12,13 +12,13 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class StorageFormat:
-    """A dtype of a stored state."""
+    """A dtype in which a state can be stored."""
 
     dtype: torch.dtype
     num_bytes: int
-    mantissa_bits: int | None = None  # bits of the mantissa; None: whole numbers
+    mantissa_bits: int | None = None  # None for an integer dtype
     min_exponent: int = 0  # of a normal number
-    row_maximum: float | None = None  # the magnitude that a row's largest becomes
+    row_maximum: float | None = None  # a row is scaled so that its largest magnitude is this
 
 
 FORMATS = {
@@ -34,10 +34,10 @@ SCALE_BYTES = 4
 def fake_quantize(
     x: Tensor, dtype: str, axis: int, generator: torch.Generator | None = None
 ) -> Tensor:
-    """`x` after being stored in `dtype` (a name of FORMATS) and read again, in its own dtype.
+    """`x`, in its own dtype, after being rounded to `dtype` (a key of FORMATS).
 
-    A row, which shares a scale where one is needed, runs along `axis`. With a `generator` rounding
-    is stochastic: up or down with the probability that keeps the mean.
+    Elements along `axis` form a row and share a scale if the dtype needs one. With a `generator`
+    rounding is stochastic and unbiased, else to nearest.
     """
     storage = FORMATS[dtype]
     if storage.dtype == x.dtype:
@@ -50,7 +50,7 @@ def fake_quantize(
 
 
 def _rounded(x: Tensor, storage: StorageFormat, generator: torch.Generator | None) -> Tensor:
-    """A tensor that holds only numbers of the format."""
+    """`x` rounded to values that `storage` represents."""
     if generator is None and storage.mantissa_bits is not None:
         return x.to(storage.dtype)
     step = torch.ones_like(x)
@@ -65,7 +65,7 @@ def _rounded(x: Tensor, storage: StorageFormat, generator: torch.Generator | Non
 
 
 def stored_bytes(dtype: str, keys: int, values: int) -> int:
-    """Bytes of one head's state of keys x values, the scales of its rows included."""
+    """Bytes of one head's state, `keys` x `values`, including the scales of its rows."""
     storage = FORMATS[dtype]
     scales = values * SCALE_BYTES if storage.row_maximum is not None else 0
     return keys * values * storage.num_bytes + scales

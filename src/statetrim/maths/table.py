@@ -1,4 +1,4 @@
-"""A table of text, and how a notebook shows it: escaped, and of bounded size."""
+"""A table of text, and its HTML for notebooks: escaped and of bounded size."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,13 +26,14 @@ _TEMPLATE = """<table>
 
 @dataclass(frozen=True)
 class Table:
-    """What a person wants to know of a thing; names in it may be anybody's."""
+    """Rows of text for people; cells may come from untrusted files."""
 
     title: str
-    header: Sequence[str]  # empty: the first column names what stands in the second
+    header: Sequence[str]  # empty: each row is a name and a value
     rows: Sequence[Sequence[str]]
 
     def html(self) -> str:
+        """An escaped HTML table of at most MAX_ROWS rows, MAX_COLUMNS columns."""
         from jinja2 import Environment
 
         return (

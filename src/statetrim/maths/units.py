@@ -1,4 +1,4 @@
-"""Units, counts of tokens, and what counts as a number in an untrusted file."""
+"""Units, parsing of counts and fractions, and type checks for untrusted JSON values."""
 
 from fractions import Fraction
 from typing import Any
@@ -13,7 +13,7 @@ Amount = int | float | str
 
 
 def parse_token_count(tokens: int | str) -> int:
-    """4096, "4096", "256k" or "64m"; k is 1024, as token counts are usually meant."""
+    """Parse 4096, "4096", "256k" or "64m"; k is 1024. Raises StatetrimError for anything else."""
     text = str(tokens)
     scale = _SUFFIXES.get(text[-1:].lower())
     digits = text if scale is None else text[:-1]
@@ -23,7 +23,7 @@ def parse_token_count(tokens: int | str) -> int:
 
 
 def parse_amount(amount: Amount) -> int | Fraction:
-    """A count, or the fraction kept; whether there are as many is another question."""
+    """Parse a count of channels or the fraction kept, without checking that it is in range."""
     text = str(amount).strip()
     try:
         return int(text)
@@ -32,6 +32,7 @@ def parse_amount(amount: Amount) -> int | Fraction:
 
 
 def parse_fraction(text: str) -> Fraction:
+    """Parse "0.5", "1/3" or "5e-1"; raises StatetrimError for anything else."""
     try:
         if len(text) > 32:  # Fraction("1e999999999") would compute that power of ten
             raise ValueError
@@ -44,10 +45,20 @@ def parse_fraction(text: str) -> Fraction:
 
 
 def is_integer_list(value: Any) -> bool:
-    """Whether `value` is a list of whole numbers; True and 1.0 are not."""
+    """Whether `value` is a list of int; bool and float do not count."""
     return isinstance(value, list) and all(type(item) is int for item in value)
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is a finite number that can be drawn; True is not."""
+    """Whether `value` is an int or float below 1e300 in magnitude, so that a plot can show it."""
     return type(value) in (int, float) and abs(value) < 1e300
+
+
+def is_number_list(value: Any) -> bool:
+    """Whether `value` is a non-empty list of numbers as in `is_number`."""
+    return isinstance(value, list) and bool(value) and all(is_number(item) for item in value)
+
+
+def is_text_list(value: Any) -> bool:
+    """Whether `value` is a list of str."""
+    return isinstance(value, list) and all(isinstance(item, str) for item in value)
