@@ -1,7 +1,7 @@
-"""Numbers -> drawings: lines, intervals, bars, heat maps, kept channels.
+"""Numbers -> drawings: line charts, intervals, bars, heat maps, maps of kept channels.
 
-Narrow enough to stay readable on a phone. What cannot be drawn gives None; its numbers stand in a
-table beside it.
+Drawings are narrow enough to be readable on a phone. A chart with nothing to draw is None; the
+report shows all numbers in tables too.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,15 +16,17 @@ from .theme import EMPTY, FULL, ON_EMPTY, ON_FULL, SERIES_COUNT, interpolate_col
 
 WIDTH = 420
 LEFT, RIGHT, TOP, BOTTOM = 62, 20, 12, 46
-PLOT_HEIGHT = 190  # height of what lies between the axes
+PLOT_HEIGHT = 190  # pixels, between the axes
 MAX_CELLS = 4096
-LARGEST_DRAWN = 1e30  # what lies beyond, or is no number, is in the table and not in the picture
+LARGEST_DRAWN = 1e30  # larger magnitudes, infinities and NaN are not drawn
 
 Formatter = Callable[[float], str]
 
 
 @dataclass(frozen=True)
 class Point:
+    """A value with an optional interval (low, high) and a label."""
+
     x: float
     y: float
     low: float | None = None
@@ -34,7 +36,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Series:
-    """`style` names a stroke of the theme; without one the series takes the next colour."""
+    """A line of a chart; `style` is one of `theme.STROKES`, or "" for the next unused colour."""
 
     name: str
     points: Sequence[Point]
@@ -43,7 +45,7 @@ class Series:
 
 @dataclass(frozen=True)
 class Scale:
-    """A scale from values to pixels."""
+    """An axis: label, ticks, and its ends `low` and `high`, which are log10 if `log`."""
 
     name: str
     ticks: Sequence[float]
@@ -53,7 +55,7 @@ class Scale:
     formatter: Formatter
 
     def fraction(self, value: float) -> float:
-        """Where the value lies between both ends, 0 to 1."""
+        """Position of the value between both ends, clamped to 0..1."""
         position = _log(value) if self.log else value
         return min(1.0, max(0.0, (position - self.low) / (self.high - self.low)))
 
@@ -72,78 +74,79 @@ def line_chart(
     marks: bool = False,
     reference: float | None = None,
 ) -> Drawing | None:
-    """Lines over one pair of axes; `log` is of y, `reference` a level that is drawn across."""
-    drawable = [
-        Series(line.name, [p for p in line.points if _is_drawable(p, log, log_x)], line.style)
-        for line in series
-    ]
-    drawable = [line for line in drawable if line.points]
+    """Lines over one pair of axes; None if no point can be drawn.
+
+    `x` and `y` are axis labels; `log` makes the y axis logarithmic, `log_x` the x axis. `marks`
+    draws dots, intervals and labels of the points, `reference` a horizontal line at that value.
+    """
+    if reference is not None and not _is_in_range(reference):
+        reference = None
+    drawable = []
+    x_values, y_values = list[float](), list[float]()
+    for line in series:
+        points = [point for point in line.points if _is_drawable(point, log, log_x)]
+        if points:
+            drawable.append(Series(line.name, points, line.style))
+        for point in points:
+            x_values.append(point.x)
+            y_values += _y_values(point)
     if not drawable:
         return None
-    x_scale = _x_scale(x, [p.x for s in drawable for p in s.points], log_x, marks, format_x)
-    y_values = [
-        v for s in drawable for p in s.points for v in (p.y, p.low, p.high) if v is not None
-    ]
-    if reference is not None and _is_in_range(reference):
+    if reference is not None:
         y_values.append(reference)
+    x_scale = _x_scale(x, x_values, log_x, marks, format_x)
     y_scale = _y_scale(y, y_values, log, from_zero, format_y)
     styles = _assign_styles(drawable)
     legend = drawable if len(drawable) > 1 else []
     top = TOP + 18 * len(legend)
 
     def to_pixels(point_x: float, point_y: float) -> tuple[float, float]:
-        return LEFT + x_scale.fraction(point_x) * (WIDTH - LEFT - RIGHT), top + PLOT_HEIGHT * (
-            1 - y_scale.fraction(point_y)
-        )
+        pixel_x = LEFT + x_scale.fraction(point_x) * (WIDTH - LEFT - RIGHT)
+        return pixel_x, top + PLOT_HEIGHT * (1 - y_scale.fraction(point_y))
 
     shapes: list[Shape] = list(_axis_shapes(x_scale, y_scale, top))
     for number, (line, style) in enumerate(zip(legend, styles, strict=False)):
         row = 9 + 18 * number
         shapes.append(Line(LEFT, row, LEFT + 26, row, style))
         shapes.append(Label(LEFT + 32, row + 4, _shortened(line.name, 46)))
-    if reference is not None and _is_in_range(reference):
+    if reference is not None:
         level = to_pixels(0.0, reference)[1]
         shapes.append(Line(LEFT, level, WIDTH - RIGHT, level, "reference"))
     for line, style in zip(drawable, styles, strict=True):
         shapes.append(Curve([to_pixels(p.x, p.y) for p in line.points], style))
-        for p in line.points if marks else ():
-            centre = to_pixels(p.x, p.y)
-            if p.low is not None and p.high is not None:
-                bar = style.replace("series", "bar")
-                shapes.append(
-                    Line(
-                        centre[0],
-                        to_pixels(p.x, p.low)[1],
-                        centre[0],
-                        to_pixels(p.x, p.high)[1],
-                        bar,
-                    )
-                )
-            shapes.append(Dot(*centre, 4, _stroke_colour(style)))
-            if p.label:
-                near_right_edge = centre[0] > WIDTH - RIGHT - 60
+        for point in line.points if marks else ():
+            pixel_x, pixel_y = to_pixels(point.x, point.y)
+            if point.low is not None and point.high is not None:
+                low, high = to_pixels(point.x, point.low)[1], to_pixels(point.x, point.high)[1]
+                shapes.append(Line(pixel_x, low, pixel_x, high, style.replace("series", "bar")))
+            shapes.append(Dot(pixel_x, pixel_y, 4, _stroke_colour(style)))
+            if point.label:
+                near_right_edge = pixel_x > WIDTH - RIGHT - 60
                 anchor, gap = ("end", -7) if near_right_edge else ("start", 7)
-                shapes.append(Label(centre[0] + gap, centre[1] - 7, p.label, anchor, "faint"))
+                shapes.append(Label(pixel_x + gap, pixel_y - 7, point.label, anchor, "faint"))
     return Drawing(WIDTH, top + PLOT_HEIGHT + BOTTOM, title, shapes)
 
 
 def interval_chart(
     rows: Sequence[tuple[str, float, float, float]], title: str, x: str
 ) -> Drawing | None:
-    """For each row its label, and below it the estimate between its bounds, on one scale."""
-    rows = [row for row in rows if all(_is_in_range(value) for value in row[1:])]
+    """Rows of (label, estimate, low, high), each drawn below its label, on one scale with 0."""
+    rows = [row for row in rows if all(map(_is_in_range, row[1:]))]
     if not rows:
         return None
-    ticks = _ticks(min(0.0, *(row[2] for row in rows)), max(0.0, *(row[3] for row in rows)))
+    low = high = 0.0
+    for _, _, lower, upper in rows:
+        low, high = min(low, lower), max(high, upper)
+    ticks = _ticks(low, high)
     low, high = ticks[0], ticks[-1]
     bottom = TOP + 40 * len(rows)
 
     def to_pixels(value: float) -> float:
         return 24 + (value - low) / (high - low) * (WIDTH - 48)
 
-    shapes: list[Shape] = [
-        Label(to_pixels(value), bottom + 15, f"{value:g}", "middle", "faint") for value in ticks
-    ]
+    shapes: list[Shape] = []
+    for value in ticks:
+        shapes.append(Label(to_pixels(value), bottom + 15, f"{value:g}", "middle", "faint"))
     shapes.append(Label(WIDTH / 2, bottom + 34, x, "middle"))
     for number, (label, estimate, lower, upper) in enumerate(rows):
         y = TOP + 40 * number
@@ -157,7 +160,7 @@ def interval_chart(
 
 
 def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> Drawing | None:
-    """For each row a label, and below it a bar with its value in words; the original first."""
+    """Rows of (label, value, value text), a bar below each label; the first is the original."""
     largest = max((value for _, value, _ in rows), default=0.0)
     if largest <= 0:
         return None
@@ -172,7 +175,10 @@ def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> Drawing | N
 
 
 def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Drawing | None:
-    """`values` [rows, columns] from 0 to `top`; the darker a cell the higher its share."""
+    """`values` [rows, columns] from 0 to `top`: the darker a cell, the larger its share of `top`.
+
+    `names` label the rows. None if there are more than MAX_CELLS cells.
+    """
     rows, columns = values.shape
     if rows * columns > MAX_CELLS:
         return None
@@ -204,7 +210,7 @@ def heat_map(values: Tensor, names: Sequence[str], title: str, top: float) -> Dr
 
 
 def channel_map(kept: Tensor, alt: str) -> Raster:
-    """`kept` bool [heads, channels]: a band for each head, dark where a channel stays."""
+    """`kept` bool [heads, channels]: a band per head, dark where a channel is kept."""
     heads, channels = kept.shape
     repeat = min(8, max(2, channels // (3 * heads)))
     bands = kept.to(torch.uint8).repeat_interleave(repeat, 0)
@@ -213,7 +219,7 @@ def channel_map(kept: Tensor, alt: str) -> Raster:
 
 
 def _axis_shapes(x_scale: Scale, y_scale: Scale, top: float) -> list[Shape]:
-    """Grid, ticks and names of both axes."""
+    """Grid, ticks and labels of both axes."""
     shapes: list[Shape] = []
     for value in y_scale.ticks:
         y = top + PLOT_HEIGHT * (1 - y_scale.fraction(value))
@@ -230,7 +236,7 @@ def _axis_shapes(x_scale: Scale, y_scale: Scale, top: float) -> list[Shape]:
 def _colour_legend(
     x: float, y: float, first: str, last: str, colour: Callable[[float], str]
 ) -> list[Shape]:
-    """What the colours of cells mean."""
+    """The colour scale of a heat map, between the texts of its ends."""
     steps, width = 8, 14
     shapes: list[Shape] = [Label(x, y + 11, first, colour="faint")]
     x += 9 * len(first) + 8
@@ -241,11 +247,12 @@ def _colour_legend(
 
 
 def _assign_styles(series: Sequence[Series]) -> list[str]:
-    """Every series that asks for no style takes the next colour that nobody asked for."""
-    requested = {line.style for line in series}
-    unused = [f"series-{n}" for n in range(SERIES_COUNT) if f"series-{n}" not in requested] or [
-        "series-0"
-    ]
+    """A style per series: its own, or the next that no series requests."""
+    unused = [f"series-{number}" for number in range(SERIES_COUNT)]
+    for line in series:
+        if line.style in unused:
+            unused.remove(line.style)
+    unused = unused or ["series-0"]
     taken, styles = 0, []
     for line in series:
         styles.append(line.style or unused[taken % len(unused)])
@@ -264,7 +271,7 @@ def _x_scale(
     if log:
         decades = _decades(low, high, max_ticks=5)
         return Scale(name, decades, _log(decades[0]), _log(decades[-1]), True, formatter)
-    if marks or low == high:  # room around the outermost marks
+    if marks or low == high:  # space around the outermost marks
         padding = 0.04 * (high - low) or _padding(low)
         low, high = low - padding, high + padding
     ticks = [tick for tick in _ticks(low, high, max_ticks=5) if low <= tick <= high]
@@ -284,9 +291,13 @@ def _y_scale(
 
 
 def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:
-    values = [v for v in (point.x, point.y, point.low, point.high) if v is not None]
-    positive = (point.y > 0 or not log) and (point.x > 0 or not log_x)
-    return all(map(_is_in_range, values)) and positive
+    is_positive = (point.y > 0 or not log) and (point.x > 0 or not log_x)
+    return is_positive and all(map(_is_in_range, (point.x, *_y_values(point))))
+
+
+def _y_values(point: Point) -> list[float]:
+    """The point's value, and the bounds of its interval where it has them."""
+    return [value for value in (point.y, point.low, point.high) if value is not None]
 
 
 def _is_in_range(value: float) -> bool:
@@ -302,7 +313,7 @@ def _log(value: float) -> float:
 
 
 def _ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
-    """Round numbers from at or below `low` to at or above `high`."""
+    """Round, evenly spaced numbers that enclose `low` and `high`."""
     if high - low <= max(1e-9 * max(abs(low), abs(high)), 1e-200):
         low, high = low - _padding(low), high + _padding(high)
     min_step = (high - low) / max_ticks
@@ -313,11 +324,12 @@ def _ticks(low: float, high: float, max_ticks: int = 6) -> list[float]:
 
 
 def _padding(value: float) -> float:
-    """What to leave on either side of a single value."""
+    """Space on either side of a single value."""
     return max(abs(value) * 0.1, 1e-9)
 
 
 def _decades(low: float, high: float, max_ticks: int = 8) -> list[float]:
+    """Powers of ten that enclose `low` and `high`."""
     first, last = floor(log10(low)), ceil(log10(high))
     last = max(last, first + 1)
     step = ceil((last - first) / max_ticks)

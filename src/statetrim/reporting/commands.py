@@ -1,4 +1,4 @@
-"""Paths as they were given, so that the commands of a report can be typed as they stand."""
+"""The shell commands of a report, with paths as the user gave them, so that they can be pasted."""
 
 import shlex
 from collections.abc import Iterator
@@ -17,25 +17,16 @@ MIN_RECOVERY_TOKENS = 16 * 512  # one step of training
 
 @dataclass(frozen=True)
 class CommandArguments:
-    """Quoted for a shell; a word in capitals where the report was not given the thing."""
+    """Shell-quoted paths; MODEL, SMALL or TEXT stand for what the report was not given."""
 
     model: str
     cut: str
     text: str
-    tokens: int  # of the text that were read to calibrate
-
-    @property
-    def explained(self) -> str:
-        """What the words in capitals stand for; empty where there are none."""
-        words = {
-            "MODEL": (self.model, "the original checkpoint"),
-            "SMALL": (self.cut, "the cut one"),
-            "TEXT": (self.text, "a text of yours"),
-        }
-        return "; ".join(f"{word}: {what}" for word, (name, what) in words.items() if name == word)
+    tokens: int  # that calibration read from the text
 
 
 def command_arguments(findings: Findings) -> CommandArguments:
+    """Paths of original, cut and calibration text, as far as the artifacts name them."""
     text, tokens = next(_calibration_texts(findings), ("TEXT", 2**14))
     return CommandArguments(
         model=shell_quoted(findings.original.path) if findings.original else "MODEL",
@@ -46,12 +37,12 @@ def command_arguments(findings: Findings) -> CommandArguments:
 
 
 def shell_quoted(value: Any) -> str:
-    """For a shell, on one line."""
+    """`value` on one line, quoted for a shell."""
     return shlex.quote(one_line(str(value)))
 
 
 def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
-    """What was calibrated on, by the plan or by the record of the run."""
+    """Calibration texts and their tokens, from the lineage of plan, trim and sweep."""
     if findings.plan is not None:
         for data in as_dicts(as_mapping(findings.plan.lineage.get("statistics")).get("data")):
             count, length = data.get("count"), data.get("length")
@@ -64,20 +55,21 @@ def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
 
 
 def trim_command(findings: Findings, keep: int, keep_values: int) -> str:
-    """What makes the cut that a sweep recommends."""
+    """The command that makes a cut of this shape; an axis of full width has no option."""
     arguments, geometry = command_arguments(findings), findings.original_geometry
-    axes = (
-        ("--keep", keep, geometry and geometry.head_k_dim),
-        ("--keep-values", keep_values, geometry and geometry.head_v_dim),
+    options = []
+    if geometry is None or keep != geometry.head_k_dim:
+        options.append(f"--keep {shell_quoted(keep)}")
+    if geometry is None or keep_values != geometry.head_v_dim:
+        options.append(f"--keep-values {shell_quoted(keep_values)}")
+    return (
+        f"statetrim trim {arguments.model} {' '.join(options)} --text {arguments.text} "
+        f"--tokens {arguments.tokens} -o OUT"
     )
-    options = " ".join(
-        f"{flag} {shell_quoted(count)}" for flag, count, full_width in axes if count != full_width
-    )
-    return f"statetrim trim {arguments.model} {options} --text {arguments.text} --tokens {arguments.tokens} -o OUT"
 
 
 def recover_command(findings: Findings) -> str:
-    """What trains the report's checkpoint after the cut."""
+    """The command that trains the report's checkpoint after the cut."""
     arguments = command_arguments(findings)
     return (
         f"statetrim recover {arguments.cut} --teacher {arguments.model} --text {arguments.text} "
@@ -86,13 +78,10 @@ def recover_command(findings: Findings) -> str:
 
 
 def serving_commands(findings: Findings) -> dict[str, str]:
-    """Engine -> what serves the report's checkpoint; that of `trim --for` comes first."""
-    model, shape = (
-        findings.cut or findings.original,
-        findings.cut_geometry or findings.original_geometry,
-    )
-    if model is None or shape is None:
+    """Engine -> command that serves the report's checkpoint; the engine of `trim --for` first."""
+    model, geometry = findings.checkpoint, findings.geometry
+    if model is None or geometry is None:
         return {}
-    serves_original = findings.cut is None and findings.plan is None
-    path = one_line(str(model.path)) if findings.cut or serves_original else "SMALL"
-    return serve_commands(model, shape, path, first_engine=requested_engine(findings.trim))
+    is_planned = findings.cut is None and findings.plan is not None  # the cut is not made yet
+    path = "SMALL" if is_planned else one_line(str(model.path))
+    return serve_commands(model, geometry, path, first_engine=requested_engine(findings.trim))

@@ -1,4 +1,4 @@
-"""A report as blocks of plain text; `html` and `markdown` escape and write them."""
+"""A report as blocks of plain text, which `html` and `markdown` escape and render."""
 
 import re
 from collections.abc import Sequence
@@ -11,17 +11,17 @@ from .drawing import Drawing, Raster
 NUMERIC = re.compile(
     r"none|\d+ x \d+|[-+]?[\d.,]+(e[-+]?\d+)?( ?(%|MiB|KiB|points|nats))?( \([\d.]+x\))?"
 )
-WORDS_CELL_LENGTH = 24  # characters from which a column is one of words
+WORDS_CELL_LENGTH = 24  # a column with a longer cell is a column of words
 
 
 def as_sentence(text: str) -> str:
-    """With a capital and a full stop."""
+    """`text` with a capital first letter and a full stop."""
     return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
 
 
 @dataclass(frozen=True)
 class Text:
-    """A paragraph; `tone` "note" is a remark of what may mislead."""
+    """A paragraph; the `tone` "note" marks a caveat."""
 
     kind: ClassVar[str] = "text"
     text: str
@@ -38,8 +38,10 @@ class Command:
 
 @dataclass(frozen=True)
 class Missing:
-    """What a section would show, and the commands that bring it. A section of nothing else is not
-    shown by itself."""
+    """What a section lacks, and the commands that measure it.
+
+    Sections that hold nothing else are listed together at the end of the report.
+    """
 
     kind: ClassVar[str] = "missing"
     text: str
@@ -54,11 +56,11 @@ class Table:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     caption: str = ""
-    folded: bool = False  # a long table next to a picture opens when asked for
+    folded: bool = False  # collapsed in HTML until the reader opens it
 
     @property
     def column_kinds(self) -> list[str]:
-        """Of each column whether it holds numbers, words, or something short."""
+        """For each column "number", "words" (long cells), or "" (short cells)."""
         return [self._column_kind(number) for number in range(len(self.header))]
 
     def _column_kind(self, number: int) -> str:
@@ -70,7 +72,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing; Markdown has the caption only."""
+    """A drawing with a caption; Markdown shows only the caption."""
 
     kind: ClassVar[str] = "picture"
     drawing: Drawing
@@ -79,7 +81,7 @@ class Picture:
 
 @dataclass(frozen=True)
 class Gallery:
-    """Small images with a name each, below one caption."""
+    """Small named images under one caption."""
 
     kind: ClassVar[str] = "gallery"
     images: Sequence[tuple[str, Raster]]
@@ -91,31 +93,31 @@ Block = Text | Command | Missing | Table | Picture | Gallery
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and what stands below it."""
+    """A heading and its blocks."""
 
     title: str
     blocks: list[Block] = field(default_factory=list)
 
     @property
     def anchor(self) -> str:
+        """The title as an HTML id."""
         return re.sub(r"[^a-z0-9]+", "-", self.title.lower()).strip("-")
 
     @property
     def is_empty(self) -> bool:
+        """Whether nothing but `Missing` blocks would be shown."""
         return all(isinstance(block, Missing) for block in self.blocks)
 
     @property
     def block_groups(self) -> list[tuple[bool, list[Block]]]:
-        """Runs of blocks; pictures that follow one another stand side by side."""
-        return [
-            (pictures, list(blocks))
-            for pictures, blocks in groupby(self.blocks, key=lambda b: isinstance(b, Picture))
-        ]
+        """Runs of (whether pictures, blocks); the pictures of a run are laid out side by side."""
+        runs = groupby(self.blocks, key=lambda block: isinstance(block, Picture))
+        return [(are_pictures, list(blocks)) for are_pictures, blocks in runs]
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One of the few things that decide, in a line or two, and what to type."""
+    """One of the few facts that decide: a line or two, and shell commands."""
 
     name: str
     lines: Sequence[str]
@@ -124,7 +126,7 @@ class Fact:
 
 @dataclass(frozen=True)
 class Summary:
-    """What stands on the first screen: an answer, why, what to know, and the facts."""
+    """The first screen: the answer, its reason, notes of what may mislead, and facts."""
 
     answer: str
     tone: str  # good, fair, bad or unknown
@@ -135,7 +137,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class Document:
-    """A title, an answer, then sections; those without content are named together at the end."""
+    """A title, a summary, then sections; empty ones are listed together at the end."""
 
     title: str
     summary: Summary

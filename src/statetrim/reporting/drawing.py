@@ -1,4 +1,4 @@
-"""A picture as shapes: composed once, shown in the page, in SVG files and in PNG files alike."""
+"""Drawings as lists of shapes, which the page, SVG files and PNG files all render."""
 
 import base64
 import struct
@@ -12,7 +12,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Line:
-    """`style` is one of `theme.STROKES`."""
+    """A straight line; `style` is one of `theme.STROKES`."""
 
     kind: ClassVar[str] = "line"
     x1: float
@@ -24,6 +24,8 @@ class Line:
 
 @dataclass(frozen=True)
 class Curve:
+    """A polyline; `style` is one of `theme.STROKES`."""
+
     kind: ClassVar[str] = "curve"
     points: Sequence[tuple[float, float]]
     style: str
@@ -31,7 +33,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class Dot:
-    """`colour` is a name of the theme."""
+    """A filled circle; `colour` is a name of the theme."""
 
     kind: ClassVar[str] = "dot"
     x: float
@@ -42,7 +44,7 @@ class Dot:
 
 @dataclass(frozen=True)
 class Box:
-    """`colour` is a name of the theme, or a fixed #rrggbb."""
+    """A filled rectangle; `colour` is a name of the theme, or "#rrggbb"."""
 
     kind: ClassVar[str] = "box"
     x: float
@@ -54,7 +56,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Label:
-    """Text whose baseline begins, is centred or ends at (x, y); `turned` reads upwards."""
+    """Text whose baseline starts, is centred or ends at (x, y); `rotated` text reads upwards."""
 
     kind: ClassVar[str] = "label"
     x: float
@@ -67,7 +69,7 @@ class Label:
 
 @dataclass(frozen=True)
 class Raster:
-    """Pixels as indices into colours; a colour of None is transparent."""
+    """Pixels as indices into a palette of RGB colours; None is transparent."""
 
     kind: ClassVar[str] = "raster"
     indices: Tensor  # uint8 [height, width]
@@ -75,30 +77,35 @@ class Raster:
     alt: str = ""
     x: float = 0.0
     y: float = 0.0
-    width: float = 0.0  # where it is part of a drawing
+    width: float = 0.0  # in pixels, if it is part of a drawing
     height: float = 0.0
 
     @property
     def png(self) -> bytes:
-        """A PNG of one byte a pixel."""
+        """A palette PNG with one byte per pixel."""
         height, width = self.indices.shape
         header = struct.pack(">IIBBBBB", width, height, 8, 3, 0, 0, 0)
         rows = b"".join(b"\0" + bytes(row) for row in self.indices.tolist())
+        palette, alpha = bytearray(), bytearray()
+        for colour in self.colours:
+            palette += bytes(colour or (0, 0, 0))
+            alpha.append(0 if colour is None else 255)
         chunks = (
             (b"IHDR", header),
-            (b"PLTE", b"".join(bytes(colour or (0, 0, 0)) for colour in self.colours)),
-            (b"tRNS", bytes(0 if colour is None else 255 for colour in self.colours)),
+            (b"PLTE", bytes(palette)),
+            (b"tRNS", bytes(alpha)),
             (b"IDAT", zlib.compress(rows, 9)),
             (b"IEND", b""),
         )
-        return b"\x89PNG\r\n\x1a\n" + b"".join(
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-            for kind, body in chunks
-        )
+        png = b"\x89PNG\r\n\x1a\n"
+        for kind, body in chunks:
+            checksum = zlib.crc32(kind + body)
+            png += struct.pack(">I", len(body)) + kind + body + struct.pack(">I", checksum)
+        return png
 
     @property
     def data_uri(self) -> str:
-        """The PNG as the address of an image."""
+        """The PNG as a data: URI."""
         return f"data:image/png;base64,{base64.b64encode(self.png).decode()}"
 
 
@@ -107,7 +114,7 @@ Shape = Line | Curve | Dot | Box | Label | Raster
 
 @dataclass(frozen=True)
 class Drawing:
-    """Shapes on a ground of `width` x `height` pixels; `title` says in words what it shows."""
+    """Shapes on `width` x `height` pixels; `title` is the text alternative."""
 
     width: float
     height: float
@@ -117,7 +124,7 @@ class Drawing:
 
 @dataclass(frozen=True)
 class Sheet:
-    """Drawings side by side with a text that says how to read them: a picture in a file."""
+    """A figure: panels side by side and a caption that says how to read them."""
 
     panels: Sequence[Drawing]
     caption: str

@@ -1,4 +1,4 @@
-"""Pictures as files: SVG by the page's own template, PNG by matplotlib; the same shapes in both."""
+"""Sheets as figure files: SVG by the page's template, PNG by matplotlib, with equal shapes."""
 
 import textwrap
 from collections.abc import Mapping
@@ -24,19 +24,22 @@ except ImportError:
     raise StatetrimError('figures need matplotlib: pip install "statetrim[report]"') from None
 
 SUFFIXES = ("png", "svg")
-DPI, SCALE = 100, 2  # of the pixels that drawings are measured in, and how much finer a PNG is
+DPI, SCALE = 100, 2  # drawings are laid out at 100 pixels per inch; a PNG has twice as many
 FONT_SIZE = 13  # pixels, as in the page
 MARGIN, TITLE_HEIGHT = 18, 26
-CHARACTER_WIDTH = 6.9  # pixels of a caption's character, about
+CHARACTER_WIDTH = 6.9  # pixels, about, of a caption's characters
 
 
 def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:
-    """Every sheet under its name in `directory`."""
-    return [path for name, sheet in sheets.items() for path in save(sheet, Path(directory) / name)]
+    """Write every sheet to `directory` under its name; returns the paths of all files."""
+    paths: list[Path] = []
+    for name, sheet in sheets.items():
+        paths += save(sheet, Path(directory) / name)
+    return paths
 
 
 def save(sheet: Sheet, path: str | Path) -> list[Path]:
-    """Write `sheet` as PATH.png and PATH.svg; the same sheet gives the same bytes."""
+    """Write PATH.png and PATH.svg and return their paths; equal sheets give equal bytes."""
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = lay_out(sheet)
@@ -48,8 +51,7 @@ def save(sheet: Sheet, path: str | Path) -> list[Path]:
 
 
 def lay_out(sheet: Sheet) -> Drawing:
-    """One drawing: panels side by side below their titles, the caption below all."""
-    width = MARGIN + sum(panel.width + MARGIN for panel in sheet.panels)
+    """One drawing: panels side by side, each below its title, and the caption at the bottom."""
     shapes: list[Shape] = []
     x, bottom = float(MARGIN), 0.0
     for panel in sheet.panels:
@@ -57,6 +59,7 @@ def lay_out(sheet: Sheet) -> Drawing:
         shapes += [_translated(shape, x, MARGIN + TITLE_HEIGHT) for shape in panel.shapes]
         x += panel.width + MARGIN
         bottom = max(bottom, MARGIN + TITLE_HEIGHT + panel.height)
+    width = x
     bottom += MARGIN
     for line in textwrap.wrap(sheet.caption, int((width - 2 * MARGIN) / CHARACTER_WIDTH)):
         shapes.append(Label(MARGIN, bottom + 8, line, colour="faint"))
@@ -66,6 +69,7 @@ def lay_out(sheet: Sheet) -> Drawing:
 
 
 def _translated(shape: Shape, dx: float, dy: float) -> Shape:
+    """The shape moved by (dx, dy) pixels."""
     if isinstance(shape, Line):
         return Line(shape.x1 + dx, shape.y1 + dy, shape.x2 + dx, shape.y2 + dy, shape.style)
     if isinstance(shape, Curve):
@@ -74,11 +78,11 @@ def _translated(shape: Shape, dx: float, dy: float) -> Shape:
 
 
 def _save_png(drawing: Drawing, path: Path) -> None:
-    """Without pyplot: no window, no state left behind."""
+    """Draw without pyplot, which would keep global state."""
     style: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.size": FONT_SIZE * 72 / DPI,
-        "figure.constrained_layout.use": False,  # whatever the user has set
+        "figure.constrained_layout.use": False,  # the user's matplotlibrc may set it
     }
     with matplotlib.rc_context(style):
         figure = Figure(figsize=(drawing.width / DPI, drawing.height / DPI))
@@ -123,6 +127,7 @@ def _draw(axes: Axes, shape: Shape) -> None:
 
 
 def _line_options(style: str) -> dict[str, Any]:
+    """Keyword arguments of `Axes.plot` for a stroke of the theme."""
     stroke = STROKES[style]
     options: dict[str, Any] = {"color": LIGHT[stroke.colour], "linewidth": stroke.width * 72 / DPI}
     if stroke.dash:

@@ -1,9 +1,11 @@
-"""What a report is made from: untrusted artifacts, each recognised by what stands in it."""
+"""The artifacts that a report is made from; untrusted, each recognised by its header."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from torch import Tensor
 
 from ..artifacts.analysis import Analysis
 from ..artifacts.decision import Decision
@@ -22,35 +24,30 @@ from ..storage.hub.download import HubModel
 from ..storage.json_file import read_json
 
 SWEEP_FILE = "sweep.json"
-RECORDS_DIR = "statetrim"  # where a checkpoint keeps how it was made
+RECORDS_DIR = "statetrim"  # in a checkpoint: the files that say how it was made
+PLAN_FILE = f"{RECORDS_DIR}/plan.json"
 MAX_RECORD_BYTES = 24 * MIB
-RECORD_FIELDS = {"recover": "recovery"}
-RECORD_KINDS = ("prune", "recover", "refit", "trim")
-LOADERS: dict[str, Callable[[Path], Any]] = {
-    "plan": Plan.load,
-    "analysis": Analysis.load,
-    "scores": Scores.load,
-    "timings": Timings.load,
-    "sensitivity": Sensitivity.load,
-    "sweep": Sweep.load,
-    "decision": Decision.load,
+CARRIED_KINDS = ("prune", "refit", "recover", "trim", "scores", "analysis", "timings", "decision")
+"""Kinds of files, next to the plan, in a cut's RECORDS_DIR; files that the user gives win."""
+PLURALS = {
+    "original": "checkpoints that statetrim did not cut",
+    "cut": "cut checkpoints",
+    "plan": "plans",
+    "analysis": "analyses",
+    "prune": "records of a cut",
+    "recovery": "records of a recovery",
+    "refit": "records of a refit",
+    "trim": "records of a trim",
+    "sweep": "sweeps",
+    "sensitivity": "sensitivities",
+    "decision": "decisions",
 }
-KINDS_IN_CHECKPOINT = (
-    "prune",
-    "refit",
-    "recover",
-    "trim",
-    "scores",
-    "analysis",
-    "timings",
-    "decision",
-)
-"""What a checkpoint may hold besides its plan; what the user gives takes precedence."""
+Value = TypeVar("Value")
 
 
 @dataclass
 class Findings:
-    """All that is known of one cut; what was not given is None or empty."""
+    """All artifacts about one cut; what was not given is None or empty."""
 
     original: Checkpoint | None = None
     cut: Checkpoint | None = None
@@ -59,24 +56,36 @@ class Findings:
     analysis: Analysis | None = None
     timings: Timings | None = None
     sweep: Sweep | None = None
-    sweep_plans: dict[str, str] = field(default_factory=dict)  # shape -> the file of its plan
+    sweep_plans: dict[str, str] = field(default_factory=dict)  # shape -> file of its plan
     sensitivity: Sensitivity | None = None
     decision: Decision | None = None
-    verifications: list[Verification] = field(default_factory=list)  # one an engine
+    verifications: list[Verification] = field(default_factory=list)  # one per engine
     recovery: dict[str, Any] | None = None
     prune: dict[str, Any] | None = None
     refit: dict[str, Any] | None = None
     trim: dict[str, Any] | None = None
-    sources: dict[str, str] = field(default_factory=dict)  # what -> the file it came from
+    sources: dict[str, str] = field(default_factory=dict)  # field -> file it was read from
+
+    @property
+    def checkpoint(self) -> Checkpoint | None:
+        """The cut, else the original."""
+        return self.cut or self.original
+
+    @property
+    def geometry(self) -> Geometry | None:
+        """The geometry of the cut, else of the original."""
+        return self.cut_geometry or self.original_geometry
 
     @property
     def original_geometry(self) -> Geometry | None:
+        """The original's, from its checkpoint or from the analysis of it."""
         if self.original is not None:
             return self.original.geometry
         return self.analysis.baseline.geometry if self.analysis and self.analysis.baseline else None
 
     @property
     def cut_geometry(self) -> Geometry | None:
+        """The cut's, from its checkpoint, its plan or its analysis."""
         if self.cut is not None:
             return self.cut.geometry
         if self.original is not None and self.plan is not None:
@@ -85,7 +94,7 @@ class Findings:
 
     @property
     def has_own_scores(self) -> bool:
-        """Whether the scores are of this very checkpoint; True where that cannot be told."""
+        """Whether the scores were measured on the cut's weights; True if they do not say."""
         if self.scores is None or self.cut is None or not self.cut.shards:
             return True
         fingerprints = self.scores.lineage.get("models")
@@ -93,34 +102,39 @@ class Findings:
 
     @property
     def scored_name(self) -> str | None:
-        """What the scores call this checkpoint; None where they do not tell."""
+        """The cut's name in the scores; None if they do not hold it."""
         if self.scores is None or self.cut is None:
             return None
         fingerprints, names = self.scores.lineage.get("models"), self.scores.models
         if isinstance(fingerprints, list) and len(fingerprints) == len(names) and self.cut.shards:
-            cuts = list(zip(names, fingerprints, strict=True))[1:]
-            return next(
-                (name for name, fingerprint in cuts if self.cut.has_digest(fingerprint)), None
-            )
+            for name, fingerprint in zip(names[1:], fingerprints[1:], strict=True):
+                if self.cut.has_digest(fingerprint):
+                    return name
+            return None
         cut_name = self.cut.name
         return cut_name if cut_name in names[1:] else None
 
     @property
     def engine_faults(self) -> list[str]:
-        """What engines found wrong with this very checkpoint; that one refuses it counts only where
-        it ran the original, and no other ran the cut."""
+        """Faults of the cut's weights in engines.
+
+        An engine that refuses the cut counts only if it ran the original and no other engine ran
+        the cut.
+        """
         if self.cut is None or not self.cut.shards:
             return []
         fingerprint = self.cut.fingerprint
-        completed = [run for run in self.verifications if run.has_run(fingerprint)]
-        with_original_run = [run for run in self.verifications if run.models[0] not in run.refusals]
-        return [
-            fault for run in completed or with_original_run for fault in run.faults_of(fingerprint)
-        ]
+        runs = [run for run in self.verifications if run.has_run(fingerprint)]
+        if not runs:
+            runs = [run for run in self.verifications if run.models[0] not in run.refusals]
+        faults: list[str] = []
+        for run in runs:
+            faults += run.faults_of(fingerprint)
+        return faults
 
     @property
     def mismatches(self) -> Iterator[str]:
-        """Artifacts that do not belong together, each in a sentence."""
+        """A sentence for each artifact that does not belong to the others."""
         source = None if self.plan is None else self.plan.lineage.get("source")
         if source and self.prune and self.prune.get("source") != source:
             yield "the plan was made for another model than the one the checkpoint was cut from"
@@ -129,23 +143,22 @@ class Findings:
             yield f"the plan was not made for {original.name}"
         if not self.has_own_scores:
             yield "the scores are of other weights than this checkpoint's"
-        analysis_source = self.analysis.lineage.get("source") if self.analysis else None
         cut = self.cut
-        if (
-            analysis_source
-            and cut is not None
-            and cut.shards
-            and not cut.has_digest(analysis_source)
-        ):
+        if cut is None or not cut.shards:
+            return
+        analysis_source = self.analysis.lineage.get("source") if self.analysis else None
+        if analysis_source and not cut.has_digest(analysis_source):
             yield "the analysis is of other weights than this checkpoint's"
         for run in self.verifications:
-            fingerprints = run.lineage.get("models")
-            if cut is not None and cut.shards and cut.fingerprint not in (fingerprints or []):
+            if cut.fingerprint not in (run.lineage.get("models") or []):
                 yield f"{run.version or run.engine} ran other weights than this checkpoint's"
 
 
 def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
-    """Read artifacts in any order: JSON files of statetrim, and checkpoints before and after."""
+    """Read JSON files of statetrim, sweep directories and checkpoints, in any order.
+
+    Raises StatetrimError if there are none, two of a kind, or files of an unknown kind.
+    """
     if not artifacts:
         raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
     findings = Findings()
@@ -171,108 +184,122 @@ def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
 
 
 def _is_hub_name(artifact: str | Path) -> bool:
-    """A name such as OWNER/NAME; a JSON file that is missing is no model."""
+    """Whether this is OWNER/NAME and no path; a missing JSON file is not a model."""
     path = Path(artifact)
     return not (path.exists() or path.suffix == ".json") and bool(HubModel.parse(str(artifact)))
 
 
 def _read_sweep(findings: Findings, directory: Path) -> None:
-    """A directory that `trim --sweep` wrote: the sweep, and its plans."""
+    """Read a directory that `trim --sweep` wrote: the sweep, and the files of its plans."""
     _read_artifact(findings, path_inside(directory, SWEEP_FILE))
     for path in sorted(directory.glob("plan-*.json")):
         findings.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
 
 
 def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoint]) -> None:
-    """Before and after: one that was cut may itself be what another was cut from."""
-    pruned_paths = [path for path in checkpoints if (path / RECORDS_DIR / "plan.json").exists()]
+    """Assign original and cut; a cut from which another was pruned counts as an original."""
+    pruned_paths = [path for path in checkpoints if (path / PLAN_FILE).exists()]
     for path, checkpoint in checkpoints.items():
-        is_source_of_another = any(
-            other != path and _is_cut_from(other, checkpoint) for other in pruned_paths
-        )
-        _set_once(
-            findings,
-            "after" if path in pruned_paths and not is_source_of_another else "before",
-            checkpoint,
-            path,
-        )
+        is_source = any(other != path and _is_cut_from(other, checkpoint) for other in pruned_paths)
+        if path in pruned_paths and not is_source:
+            findings.cut = _register(findings, "cut", checkpoint, path)
+        else:
+            findings.original = _register(findings, "original", checkpoint, path)
 
 
 def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
-    plan = Plan.load(path_inside(cut_path, f"{RECORDS_DIR}/plan.json"))
+    plan = Plan.load(path_inside(cut_path, PLAN_FILE))
     return bool(model.shards) and model.has_digest(plan.lineage.get("source"))
 
 
 def _read_cut_records(findings: Findings, path: Path) -> None:
-    """What the cut checkpoint says of itself."""
-    carried_plan = Plan.load(path_inside(path, f"{RECORDS_DIR}/plan.json"))
+    """Read the plan and the records that the cut checkpoint at `path` carries.
+
+    Raises StatetrimError if a given plan keeps other channels than the carried one.
+    """
+    carried_plan = Plan.load(path_inside(path, PLAN_FILE))
     if findings.plan is None:
-        _set_once(findings, "plan", carried_plan, path / RECORDS_DIR / "plan.json")
+        findings.plan = _register(findings, "plan", carried_plan, path / PLAN_FILE)
     elif not _keep_same_channels(carried_plan, findings.plan):
         raise StatetrimError(f"{findings.sources['plan']} is not the plan that {path} was cut by")
-    for name in KINDS_IN_CHECKPOINT:
-        file, field_name = f"{RECORDS_DIR}/{name}.json", RECORD_FIELDS.get(name, name)
-        if (path / file).exists() and getattr(findings, field_name) is None:
+    for kind in CARRIED_KINDS:
+        file = f"{RECORDS_DIR}/{kind}.json"
+        if (path / file).exists() and _field_name(kind) not in findings.sources:
             _read_artifact(findings, path_inside(path, file))
-    records_dir = path / RECORDS_DIR
-    if (
-        findings.scores
-        and Path(findings.sources["scores"]).parent == records_dir
-        and not findings.has_own_scores
-    ):
-        findings.scores = None  # taken before the weights were trained or refitted
+    if findings.scores is None or findings.has_own_scores:
+        return
+    if Path(findings.sources["scores"]).parent == path / RECORDS_DIR:
+        # Measured before the weights were refitted or trained, as trim's checks and warnings were.
+        findings.scores = None
         if findings.trim is not None:
-            findings.trim = {
-                x: findings.trim[x] for x in findings.trim if x not in ("checks", "warnings")
-            }
+            findings.trim.pop("checks", None)
+            findings.trim.pop("warnings", None)
 
 
 def _read_artifact(findings: Findings, path: Path) -> None:
+    """Read a JSON file by the kind in its header; raises StatetrimError for an unknown kind."""
     kind = kind_of(read_json(path, MAX_BYTES)) or ""
-    if kind in LOADERS:
-        _set_once(findings, kind, LOADERS[kind](path), path)
-    elif kind == "verification":
-        findings.verifications.append(Verification.load(path))
-        findings.sources[f"verification in {findings.verifications[-1].engine}"] = str(path)
-    elif kind in RECORD_KINDS:
-        _set_once(findings, RECORD_FIELDS.get(kind, kind), read_json(path, MAX_RECORD_BYTES), path)
-    else:
+    name = _field_name(kind)
+    match kind:
+        case "plan":
+            findings.plan = _register(findings, name, Plan.load(path), path)
+        case "analysis":
+            findings.analysis = _register(findings, name, Analysis.load(path), path)
+        case "scores":
+            findings.scores = _register(findings, name, Scores.load(path), path)
+        case "timings":
+            findings.timings = _register(findings, name, Timings.load(path), path)
+        case "sensitivity":
+            findings.sensitivity = _register(findings, name, Sensitivity.load(path), path)
+        case "sweep":
+            findings.sweep = _register(findings, name, Sweep.load(path), path)
+        case "decision":
+            findings.decision = _register(findings, name, Decision.load(path), path)
+        case "prune":
+            findings.prune = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
+        case "refit":
+            findings.refit = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
+        case "recover":
+            findings.recovery = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
+        case "trim":
+            findings.trim = _register(findings, name, read_json(path, MAX_RECORD_BYTES), path)
+        case "verification":
+            verification = Verification.load(path)
+            findings.verifications.append(verification)
+            findings.sources[f"verification in {verification.engine}"] = str(path)
+        case _:
+            raise StatetrimError(
+                f"{path} is not an artifact that a report knows; give a checkpoint, or what "
+                f"select, evaluate, analyze, verify, benchmark, recover or trim --sweep wrote"
+            )
+
+
+def _field_name(kind: str) -> str:
+    """The field of Findings, and key of `sources`, for a kind of file."""
+    return "recovery" if kind == "recover" else kind
+
+
+def _register(findings: Findings, name: str, value: Value, path: Path) -> Value:
+    """Note that `name` was read from `path` and return `value`.
+
+    Raises StatetrimError if there is one already: a report is about one cut.
+    """
+    if name in findings.sources:
         raise StatetrimError(
-            f"{path} is not an artifact that a report knows; give a checkpoint, or what select, "
-            f"evaluate, analyze, verify, benchmark, recover or trim --sweep wrote"
+            f"{path} and {findings.sources[name]} are both {PLURALS.get(name, name)}; a report is "
+            f"of one"
         )
+    findings.sources[name] = str(path)
+    return value
 
 
 def _keep_same_channels(first: Plan, second: Plan) -> bool:
-    return all(
-        set(a) == set(b) and all(a[layer].equal(b[layer]) for layer in a)
-        for a, b in (
-            (first.kept, second.kept),
-            (first.kept_values or {}, second.kept_values or {}),
-            (first.kept_heads or {}, second.kept_heads or {}),
-        )
+    return (
+        _equal_tables(first.kept, second.kept)
+        and _equal_tables(first.kept_values or {}, second.kept_values or {})
+        and _equal_tables(first.kept_heads or {}, second.kept_heads or {})
     )
 
 
-def _set_once(findings: Findings, field_name: str, value: Any, path: Path) -> None:
-    if getattr(findings, field_name) is not None:
-        raise StatetrimError(
-            f"{path} and {findings.sources[field_name]} are both {PLURALS.get(field_name, field_name)}; a report is of one"
-        )
-    setattr(findings, field_name, value)
-    findings.sources[field_name] = str(path)
-
-
-PLURALS = {
-    "before": "checkpoints that statetrim did not cut",
-    "after": "cut checkpoints",
-    "plan": "plans",
-    "analysis": "analyses",
-    "prune": "records of a cut",
-    "recovery": "records of a recovery",
-    "refit": "records of a refit",
-    "trim": "records of a trim",
-    "sweep": "sweeps",
-    "sensitivity": "sensitivities",
-    "decision": "decisions",
-}
+def _equal_tables(first: Mapping[int, Tensor], second: Mapping[int, Tensor]) -> bool:
+    return set(first) == set(second) and all(first[n].equal(second[n]) for n in first)

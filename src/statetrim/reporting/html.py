@@ -1,9 +1,10 @@
-"""A document -> one page that needs nothing else; the templates escape all they are given."""
+"""A document -> one self-contained HTML page; the Jinja templates escape all values."""
 
 import base64
 import hashlib
 from collections.abc import Mapping
 from functools import cache
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -14,38 +15,26 @@ from .theme import DARK, LIGHT, STROKES
 
 
 def render_page(document: Document) -> str:
-    """Without scripts, links to other places, or anything to fetch."""
-    style = (
-        _environment()
-        .get_template("report.css")
-        .render(
-            light=LIGHT,
-            dark=DARK,
-            drawing=_drawing_css({name: f"var(--{name})" for name in LIGHT}),
-        )
-    )
+    """The page: no scripts, no external links, nothing to fetch."""
+    drawing_css = _drawing_css({name: f"var(--{name})" for name in LIGHT})
+    style = _render("report.css", light=LIGHT, dark=DARK, drawing=drawing_css)
     style_hash = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
-    return (
-        _environment()
-        .get_template("report.html")
-        .render(document=document, style=Markup(style), style_digest=style_hash)
-    )
+    return _render("report.html", document=document, style=Markup(style), style_digest=style_hash)
 
 
 def standalone_svg(drawing: Drawing) -> str:
-    """A file of its own, in the colours of the light page."""
-    return (
-        _environment()
-        .get_template("figure.svg")
-        .render(drawing=drawing, style=_drawing_css(LIGHT), ground=LIGHT["ground"])
-    )
+    """The drawing as an SVG file, in the colours of the light scheme."""
+    style = _drawing_css(LIGHT)
+    return _render("figure.svg", drawing=drawing, style=style, ground=LIGHT["ground"])
 
 
 def _drawing_css(colours: Mapping[str, str]) -> Markup:
-    """How the shapes of a drawing look, in these colours."""
-    return Markup(
-        _environment().get_template("drawing.css").render(colours=colours, strokes=STROKES)
-    )
+    """CSS for the shapes of a drawing; `colours` maps names of the theme to CSS colours."""
+    return Markup(_render("drawing.css", colours=colours, strokes=STROKES))
+
+
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(**values)
 
 
 @cache

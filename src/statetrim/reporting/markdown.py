@@ -1,4 +1,4 @@
-"""A document -> Markdown, in which no artifact's text starts a link, a tag or a column."""
+"""A document -> Markdown; text of artifacts is escaped: no links, tags or table columns of it."""
 
 from collections.abc import Iterator, Sequence
 
@@ -7,6 +7,7 @@ from .document import Block, Command, Document, Fact, Gallery, Missing, Picture,
 
 
 def render_markdown(document: Document) -> str:
+    """The document as Markdown; of pictures only the captions."""
     lines = [f"# {escape(document.title)}", "", *_summary_lines(document.summary)]
     for section in document.shown:
         lines += ["", f"## {escape(section.title)}"]
@@ -32,7 +33,9 @@ def _summary_lines(summary: Summary) -> Iterator[str]:
 def _fact_lines(fact: Fact) -> Iterator[str]:
     yield f"- {escape(fact.name)}: {'; '.join(map(escape, fact.lines))}"
     if fact.commands:
-        yield from ("", *(f"      {one_line(line)}" for line in fact.commands))
+        yield ""
+        for line in fact.commands:
+            yield f"      {one_line(line)}"
 
 
 def _block_lines(block: Block) -> list[str]:
@@ -44,7 +47,7 @@ def _block_lines(block: Block) -> list[str]:
         return [escape(block.text), *(["", *_code_lines(block.lines)] if block.lines else [])]
     if isinstance(block, Picture | Gallery):
         return [f"*In report.html: {escape(block.caption)}*"]
-    dashes = ["---:" if column == "number" else "---" for column in block.column_kinds]
+    dashes = ["---:" if kind == "number" else "---" for kind in block.column_kinds]
     lines = [f"{escape(block.caption)}:", ""] if block.caption else []
     lines += [_table_row(block.header), f"|{'|'.join(dashes)}|"]
     return lines + [_table_row(row) for row in block.rows]

@@ -1,9 +1,9 @@
-"""Pictures of analyses: how full states are, for the page and for `analyze --figures`.
+"""Pictures of rank analyses, for the report and for `analyze --figures`.
 
-The first analysis is what came before; a method has its colour in every picture.
+Of several analyses the first is the original's; a method has one colour in all pictures.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import gamma, pi, sqrt
 
 import torch
@@ -17,26 +17,18 @@ from .charts import Point, Series
 from .drawing import Drawing, Label, Line, Raster, Shape, Sheet
 from .theme import DIVERGING, interpolate_colour
 
-METHODS = (
-    "drrqr",
-    "grad",
-    "l1",
-    "s_wanda",
-    "rand",
-    "energy",
-    "product",
-)  # in that order of colours
+METHODS = ("drrqr", "grad", "l1", "s_wanda", "rand", "energy", "product")  # by number of colour
 MAX_CURVE_POINTS = 300
 MAX_FILTER_LAYERS = 4
 _FILTER_COLOURS = 255
 
 
 SHEET_NAMES = ("utilization", "spectra", "heat-map", "filters")
-"""The names that `sheets` may give."""
+"""The keys that `sheets` may return."""
 
 
 def sheets(analyses: Mapping[str, Analysis]) -> dict[str, Sheet]:
-    """Every picture by the name of its file; the spectra are those of the first's fullest head."""
+    """Figures by file name; the spectra are of the first analysis' head with the highest rank."""
     first = next(iter(analyses.values()))
     layer, head = fullest_head(first)
     by_name = {
@@ -50,32 +42,20 @@ def sheets(analyses: Mapping[str, Analysis]) -> dict[str, Sheet]:
 
 
 def fullest_head(analysis: Analysis) -> tuple[int, int]:
-    """Layer and head whose state uses most of its rank."""
+    """Layer and value head with the highest mean utilization."""
     index = int(analysis.mean_utilization.nan_to_num().argmax())
     row, head = divmod(index, analysis.geometry.num_v_heads)
     return list(analysis.layers)[row], head
 
 
 def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
-    """Rank in use by token, mean over layers and heads, one line an analysis."""
-    series = [
-        Series(
-            f"{label} (largest rank {analysis.max_rank})",
-            evenly_spaced(
-                [
-                    Point(x, y)
-                    for x, y in zip(
-                        analysis.positions.tolist(),
-                        analysis.utilization_by_position.tolist(),
-                        strict=True,
-                    )
-                ],
-                MAX_CURVE_POINTS,
-            ),
-            style,
-        )
-        for label, analysis, style in _with_styles(analyses)
-    ]
+    """Rank in use by token position, mean over layers and heads; a line per analysis."""
+    series = []
+    for label, analysis, style in _with_styles(analyses):
+        positions, shares = analysis.positions.tolist(), analysis.utilization_by_position.tolist()
+        points = [Point(x, y) for x, y in zip(positions, shares, strict=True)]
+        name = f"{label} (largest rank {analysis.max_rank})"
+        series.append(Series(name, evenly_spaced(points, MAX_CURVE_POINTS), style))
     chart = charts.line_chart(
         series,
         "Share of the largest rank in use, by token",
@@ -94,7 +74,10 @@ def utilization_curves(analyses: Mapping[str, Analysis]) -> Sheet:
 
 
 def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Sheet:
-    """Singular values of one head's state: the mean of each, and how all of them spread."""
+    """Singular values of one head's state: mean of each, and histogram over tokens.
+
+    Raises StatetrimError if an analysis lacks the layer or the head.
+    """
     for label, analysis in analyses.items():
         heads = analysis.geometry.num_v_heads
         if layer not in analysis.layers or not 0 <= head < heads:
@@ -115,20 +98,15 @@ def spectra(analyses: Mapping[str, Analysis], layer: int, head: int) -> Sheet:
 
 
 def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
-    """Mean utilization of every layer and head, one panel an analysis, one colour scale."""
-    panels = {label: analysis.mean_utilization for label, analysis in analyses.items()}
-    top = max(float(panel.nan_to_num().max()) for panel in panels.values())
-    charts_drawn = [
-        charts.heat_map(
-            panel,
-            list(map(str, analyses[label].layers)),
-            f"Rank in use, {label} (of {analyses[label].max_rank}), in %",
-            top,
-        )
-        for label, panel in panels.items()
-    ]
+    """Mean utilization by layer and head; a panel per analysis, on one colour scale."""
+    top = max(float(x.mean_utilization.nan_to_num().max()) for x in analyses.values())
+    panels: list[Drawing] = []
+    for label, analysis in analyses.items():
+        title = f"Rank in use, {label} (of {analysis.max_rank}), in %"
+        layers = list(map(str, analysis.layers))
+        panels += _as_list(charts.heat_map(analysis.mean_utilization, layers, title, top))
     return Sheet(
-        [chart for chart in charts_drawn if chart],
+        panels,
         "How to read it: a row a layer, a column a head; the colour of a cell is the share of the "
         "largest possible rank that the head's state uses, on average after the burn-in. Dark "
         "heads are full, pale heads keep little.",
@@ -136,14 +114,17 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
 
 
 def filter_picture(analysis: Analysis) -> Sheet:
-    """Convolution filters of queries and keys, each scaled to norm one, side by side by head."""
+    """Filters of the short convolution of queries and keys, each scaled to norm one, by head.
+
+    Raises StatetrimError if the model has no short convolution.
+    """
     if analysis.geometry.conv_width == 0:
         raise StatetrimError("this model has no short convolution, so there are no filters to show")
     layers = evenly_spaced(list(analysis.layers), MAX_FILTER_LAYERS)
     return Sheet(
         [
-            _filter_drawing("query", {n: analysis.layers[n].query_filters for n in layers}),
-            _filter_drawing("key", {n: analysis.layers[n].key_filters for n in layers}),
+            _filter_drawing("query", analysis, layers),
+            _filter_drawing("key", analysis, layers),
         ],
         "How to read it: every column is the filter of one channel, oldest token at the top, red "
         "above zero and blue below, the darker the stronger; lines part the heads. Stripes that "
@@ -169,7 +150,7 @@ def _spectrum_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> 
 
 
 def _histogram_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
-    """Singular values pooled over tokens, counted by their size."""
+    """Histogram of singular values over all tokens; the area is the values of one state."""
     bin_centres = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
     series = []
     for label, analysis, style in _with_styles(analyses):
@@ -190,25 +171,18 @@ def _histogram_chart(analyses: Mapping[str, Analysis], layer: int, head: int) ->
     )
 
 
-def _filter_drawing(side: str, by_layer: Mapping[int, Tensor | None]) -> Drawing:
-    """A band for each layer: its heads side by side, similarity above."""
-    width, band_height = 420, 64
-    left, shapes = 58, list[Shape]()
-    for row, (layer, filters) in enumerate(by_layer.items()):
+def _filter_drawing(side: str, analysis: Analysis, layers: Sequence[int]) -> Drawing:
+    """A band per layer: its heads side by side, the similarity of their filters above."""
+    left, width, band_height = 58, 420, 64
+    shapes: list[Shape] = []
+    for row, layer in enumerate(layers):
+        statistics = analysis.layers[layer]
+        filters = statistics.query_filters if side == "query" else statistics.key_filters
         assert filters is not None
         y = 18 + (band_height + 40) * row
-        heads, colour_indices = len(filters), _colour_indices(filters)
+        heads, pixels = len(filters), _colour_indices(filters)
         shapes.append(Label(left - 8, y + band_height / 2 + 4, f"layer {layer}", "end", "faint"))
-        shapes.append(
-            Raster(
-                colour_indices,
-                _diverging_palette(),
-                x=left,
-                y=y,
-                width=width - left,
-                height=band_height,
-            )
-        )
+        shapes.append(Raster(pixels, _diverging_palette(), "", left, y, width - left, band_height))
         for head, value in enumerate(filter_similarity(filters).tolist()):
             x = left + (width - left) * (head + 0.5) / heads
             if head:
@@ -218,13 +192,12 @@ def _filter_drawing(side: str, by_layer: Mapping[int, Tensor | None]) -> Drawing
                 shapes.append(Label(x, y - 4, f"{value:.2f}", "middle"))
             if heads <= 16 or head % 4 == 0:
                 shapes.append(Label(x, y + band_height + 13, str(head), "middle", "faint"))
-    return Drawing(
-        width, 18 + (band_height + 40) * len(by_layer), f"{side} filters by head", shapes
-    )
+    height = 18 + (band_height + 40) * len(layers)
+    return Drawing(width, height, f"{side} filters by head", shapes)
 
 
 def _colour_indices(filters: Tensor) -> Tensor:
-    """`filters` [heads, channels, copies, width] -> indices of colours [width, columns]."""
+    """`filters` [heads, channels, copies, width] -> palette indices, uint8 [width, columns]."""
     taps = filters.transpose(1, 2).reshape(-1, filters.shape[-1]).float()
     taps = taps / taps.norm(dim=-1, keepdim=True).clamp(min=1e-30)
     indices = ((taps + 1) / 2 * (_FILTER_COLOURS - 1)).round().nan_to_num(0)
@@ -241,13 +214,14 @@ def _diverging_palette() -> list[tuple[int, int, int] | None]:
 
 
 def _with_styles(analyses: Mapping[str, Analysis]) -> Iterator[tuple[str, Analysis, str]]:
-    """Of several the first is the original."""
+    """Label, analysis and stroke; of several analyses the first is drawn as the original."""
     for number, (label, analysis) in enumerate(analyses.items()):
         if number == 0 and len(analyses) > 1:
             yield label, analysis, "original"
+        elif label in METHODS:
+            yield label, analysis, f"series-{METHODS.index(label)}"
         else:
-            has_colour = label in METHODS
-            yield label, analysis, f"series-{METHODS.index(label)}" if has_colour else ""
+            yield label, analysis, ""
 
 
 def _as_list(chart: Drawing | None) -> list[Drawing]:

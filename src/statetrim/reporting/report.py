@@ -1,4 +1,4 @@
-"""Artifacts -> one page to forward: report.html, and the same in Markdown."""
+"""Artifacts -> a report: one self-contained HTML page, and its text in Markdown."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +17,7 @@ from .sections import build_sections
 from .summary import build_summary, title_text
 
 MAX_PAGE_BYTES = 2_000_000
+# Errors that an untrusted record may cause: records are not validated in full.
 _BAD_RECORD_ERRORS = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError)
 HTML, MARKDOWN = "report.html", "report.md"
 
@@ -30,14 +31,12 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
     """
     out = Path(out)
     files = {MARKDOWN: out / MARKDOWN, HTML: out / HTML}
-    # In a directory that is there already, only the page itself is ours to lock.
+    # In a directory that exists already, lock and replace only the page itself.
     output_path = out / HTML if out.is_dir() and not partial_path(out).exists() else out
     if not out.is_dir():
         check_absent(out)
-    artifact_paths = [
-        str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts
-    ]
-    record = {"format": "statetrim report", "statetrim": __version__, "artifacts": artifact_paths}
+    paths = [str(item.path if isinstance(item, Checkpoint) else item) for item in artifacts]
+    record = {"format": "statetrim report", "statetrim": __version__, "artifacts": paths}
     with open_output(output_path, "job.json", record, files=files) as work:
         if not work.done:
             try:
@@ -45,9 +44,7 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
                 page = html.render_page(document)
             except StatetrimError:
                 raise
-            except (
-                _BAD_RECORD_ERRORS
-            ) as error:  # records are read as they are, and anybody may write one
+            except _BAD_RECORD_ERRORS as error:
                 reason = shorten(f"{type(error).__name__}: {error}", 120)
                 raise StatetrimError(
                     f"a record among the artifacts holds values that mean nothing ({reason}); "
@@ -65,7 +62,7 @@ def report(artifacts: Sequence[str | Path | Checkpoint], out: str | Path) -> Pat
 
 
 def build_document(findings: Findings) -> Document:
-    """The document of these findings."""
+    """Compose title, summary and sections."""
     return Document(
         title=title_text(findings),
         summary=build_summary(findings),

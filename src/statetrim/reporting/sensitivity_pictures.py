@@ -1,4 +1,4 @@
-"""Pictures of a sensitivity: what each layer costs when it alone is cut."""
+"""Pictures of a sensitivity: the losses when one layer alone is pruned, by layer."""
 
 from collections.abc import Callable
 
@@ -15,37 +15,44 @@ CAPTION = (
 
 
 def sheet(sensitivity: Sensitivity) -> Sheet:
+    """All pictures in one figure."""
     return Sheet(pictures(sensitivity), CAPTION)
 
 
 def pictures(sensitivity: Sensitivity) -> list[Drawing]:
-    """Recall lost, NLL gained, and the layer's own error on recall sequences, by layer."""
+    """By layer: recall lost, NLL gained, and the error of the layer's output on both texts."""
 
-    def recall(layer_cut: LayerCut) -> Point | None:
-        drop = sensitivity.recall_drop(layer_cut)
+    def recall_point(cut: LayerCut) -> Point | None:
+        drop = sensitivity.recall_drop(cut)
         if drop is None:
             return None
-        return Point(layer_cut.layer, 100 * drop.estimate, 100 * drop.low, 100 * drop.high)
+        return Point(cut.layer, 100 * drop.estimate, 100 * drop.low, 100 * drop.high)
 
-    def nll(layer_cut: LayerCut) -> Point:
-        change = sensitivity.nll_increase(layer_cut)
-        return Point(layer_cut.layer, change.estimate, change.low, change.high)
+    def nll_point(cut: LayerCut) -> Point:
+        increase = sensitivity.nll_increase(cut)
+        return Point(cut.layer, increase.estimate, increase.low, increase.high)
 
-    def error(source: str) -> Callable[[LayerCut], Point]:
-        return lambda cut: Point(cut.layer, 100 * cut.error[source])
+    def text_error_point(cut: LayerCut) -> Point:
+        return Point(cut.layer, 100 * cut.error["text"])
 
-    drawings = (
-        _picture(sensitivity, recall, "Recall lost when one layer is cut", "points"),
-        _picture(sensitivity, nll, "Text: increase of NLL when one layer is cut", "nats"),
-        _picture(
-            sensitivity, error("text"), "Error of the cut layer's output on text", "% of its square"
-        ),
-        _picture(sensitivity, error("recall"), "The same on recall sequences", "% of its square"),
-    )
-    return [drawing for drawing in drawings if drawing]
+    def recall_error_point(cut: LayerCut) -> Point:
+        return Point(cut.layer, 100 * cut.error["recall"])
+
+    drawings = []
+    for to_point, title, unit in (
+        (recall_point, "Recall lost when one layer is cut", "points"),
+        (nll_point, "Text: increase of NLL when one layer is cut", "nats"),
+        (text_error_point, "Error of the cut layer's output on text", "% of its square"),
+        (recall_error_point, "The same on recall sequences", "% of its square"),
+    ):
+        drawing = _picture(sensitivity, to_point, title, unit)
+        if drawing:
+            drawings.append(drawing)
+    return drawings
 
 
 def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:
+    """Axis and kept channels in words: "32 of 64 keys"."""
     axis, keep = variant
     return f"{keep} of {sensitivity.widths[axis]} {axis}s"
 
@@ -53,13 +60,13 @@ def variant_text(sensitivity: Sensitivity, variant: tuple[Axis, int]) -> str:
 def _picture(
     sensitivity: Sensitivity, to_point: Callable[[LayerCut], Point | None], title: str, unit: str
 ) -> Drawing | None:
+    """A chart with a line per variant and a point per layer."""
     series = []
     for axis, keep in sensitivity.variants:
-        points = [to_point(sensitivity.find(layer, axis, keep)) for layer in sensitivity.layers]
-        series.append(
-            Series(
-                variant_text(sensitivity, (axis, keep)),
-                [drawable for drawable in points if drawable],
-            )
-        )
+        points = []
+        for layer in sensitivity.layers:
+            point = to_point(sensitivity.find(layer, axis, keep))
+            if point:
+                points.append(point)
+        series.append(Series(variant_text(sensitivity, (axis, keep)), points))
     return line_chart(series, title, x="layer", y=unit, from_zero=True, marks=True)

@@ -1,4 +1,4 @@
-"""Findings -> the first screen: whether to ship, why, and the two or three facts that decide it."""
+"""Findings -> the first screen: whether to ship, why, and the few facts that decide it."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,18 +22,18 @@ TONES = {
     Outcome.STOP: "bad",
     Outcome.UNKNOWN: "unknown",
 }
-MAX_QUALITY_LINES = 3  # lines of quality on the first screen
+MAX_QUALITY_LINES = 3
 
 
 def build_summary(findings: Findings) -> Summary:
-    """Of the cut where there is one, else of the sweep."""
+    """Summarize the cut; where only a sweep was given, its recommendation."""
     if findings.sweep is not None and findings.cut is None and findings.scores is None:
         return _sweep_summary(findings, recommend(findings.sweep))
     return _cut_summary(findings, verdict_for(findings))
 
 
 def verdict_for(findings: Findings) -> Verdict:
-    """The verdict on the report's checkpoint; scores that do not belong to it are doubted."""
+    """The ship verdict on the report's checkpoint; mismatched artifacts make it uncertain."""
     return ship_verdict(
         findings.scores,
         findings.scored_name,
@@ -44,15 +44,15 @@ def verdict_for(findings: Findings) -> Verdict:
 
 
 def title_text(findings: Findings) -> str:
+    """The model's name, and its state's shape before and after where both are known."""
     original, cut = findings.original_geometry, findings.cut_geometry
     model = findings.original or findings.cut
-    name = model.name if model else ""
-    if not name:
-        name = (
-            findings.sweep.model
-            if findings.sweep
-            else Path(next(iter(findings.sources.values()))).stem
-        )
+    if model and model.name:
+        name = model.name
+    elif findings.sweep:
+        name = findings.sweep.model
+    else:
+        name = Path(next(iter(findings.sources.values()))).stem
     if original and cut and original != cut:
         return f"{name}: state {original.describe_against(cut)} → {cut.describe_against(original)}"
     return f"{name}: what a smaller state costs"
@@ -60,6 +60,11 @@ def title_text(findings: Findings) -> str:
 
 def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
     facts = [Fact("Quality", verdict.facts[:MAX_QUALITY_LINES])] if verdict.facts else []
+    facts += _memory_fact(findings, findings.cut_geometry)
+    facts += _engine_fact(findings)
+    if verdict.outcome is Outcome.RECOVER:
+        line = "recover it, then evaluate the result as this one was"
+        facts.append(Fact("Next", [line], [recover_command(findings)]))
     recorded_warnings = as_strings(as_mapping(findings.trim).get("warnings"))
     notes = [f"These artifacts do not belong together: {text}" for text in findings.mismatches]
     notes += [f"Warning: {text}" for text in dict.fromkeys((*verdict.warnings, *recorded_warnings))]
@@ -67,38 +72,21 @@ def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
         answer=str(verdict.outcome).capitalize(),
         tone=TONES[verdict.outcome],
         reason=verdict.reason,
-        facts=[
-            *facts,
-            *_memory_fact(findings, findings.cut_geometry),
-            *_engine_fact(findings),
-            *_next_step(findings, verdict),
-        ],
+        facts=facts,
         notes=notes,
     )
-
-
-def _next_step(findings: Findings, verdict: Verdict) -> Iterator[Fact]:
-    """What to type where training may bring the loss back."""
-    if verdict.outcome is Outcome.RECOVER:
-        line = "recover it, then evaluate the result as this one was"
-        yield Fact("Next", [line], [recover_command(findings)])
 
 
 def _sweep_summary(findings: Findings, advice: Recommendation) -> Summary:
     cut = advice.chosen or advice.closest
     if cut is None:
         return Summary("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
-    facts = [
-        Fact(
-            "Quality", [f"{metric_label(x)}: {x.sentence}" for x in cut.losses[:MAX_QUALITY_LINES]]
-        )
-    ]
-    facts += _memory_fact(findings, _resized_geometry(findings, cut))
+    quality = [f"{metric_label(loss)}: {loss.sentence}" for loss in cut.losses[:MAX_QUALITY_LINES]]
+    facts = [Fact("Quality", quality), *_memory_fact(findings, _resized_geometry(findings, cut))]
     command = trim_command(findings, cut.point.keep, cut.point.keep_values)
     if advice.chosen:
-        facts.append(
-            Fact("Next", ["cut, check and measure it, with a random cut for comparison"], [command])
-        )
+        line = "cut, check and measure it, with a random cut for comparison"
+        facts.append(Fact("Next", [line], [command]))
         return Summary(f"Take {cut.shape}", TONES[Outcome.SHIP], advice.reason, facts)
     recover = f"{command} --recover {command_arguments(findings).tokens}"
     facts.append(Fact("Next", ["recover the nearest, or sweep larger shapes"], [recover]))
@@ -106,56 +94,52 @@ def _sweep_summary(findings: Findings, advice: Recommendation) -> Summary:
 
 
 def _resized_geometry(findings: Findings, cut: JudgedCut) -> Geometry | None:
-    """The model's state in that shape; an untrusted sweep may say anything."""
-    original, shape = findings.original_geometry, (cut.point.keep, cut.point.keep_values)
-    if original is None or not all(type(count) is int and count > 0 for count in shape):
+    """The original's geometry in the cut's shape; None if an untrusted sweep holds no widths."""
+    original, keep, keep_values = findings.original_geometry, cut.point.keep, cut.point.keep_values
+    if original is None or type(keep) is not int or type(keep_values) is not int:
         return None
-    return original.resized(*shape)
+    return original.resized(keep, keep_values) if keep > 0 and keep_values > 0 else None
 
 
 def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[Fact]:
-    """Bytes and sequences: the cut, and what is free without it."""
+    """State bytes and sequences: original, cut, bfloat16 without a cut, and both."""
     original = findings.original_geometry
     if original is None or cut_geometry is None:
         return
-    full_row, bfloat16_row, cut_row, both_row = alternatives(
-        original, cut_geometry, findings.original
-    )
+    rows = alternatives(original, cut_geometry, findings.original)
+    full, bfloat16, cut, both = rows
+    full_text, bfloat16_text, cut_text, both_text = (bytes_text(row.state_bytes) for row in rows)
     lines = [
-        f"{bytes_text(full_row.state_bytes)} → {bytes_text(cut_row.state_bytes)} of state per sequence "
-        f"({relative_change_text(full_row.state_bytes, cut_row.state_bytes)}); a bfloat16 state without a cut "
-        f"{bytes_text(bfloat16_row.state_bytes)}, both {bytes_text(both_row.state_bytes)}"
+        f"{full_text} → {cut_text} of state per sequence "
+        f"({relative_change_text(full.state_bytes, cut.state_bytes)}); a bfloat16 state without a "
+        f"cut {bfloat16_text}, both {both_text}"
     ]
-    if full_row.sequences is not None:
+    if full.sequences is not None:
         lines.append(
-            f"{full_row.sequences:,} → {cut_row.sequences:,} sequences of {CONTEXT:,} tokens in "
-            f"{MEMORY_GIB:g} GiB of cache; bfloat16 alone {bfloat16_row.sequences:,}, both "
-            f"{both_row.sequences:,}"
+            f"{full.sequences:,} → {cut.sequences:,} sequences of {CONTEXT:,} tokens in "
+            f"{MEMORY_GIB:g} GiB of cache; bfloat16 alone {bfloat16.sequences:,}, both "
+            f"{both.sequences:,}"
         )
     yield Fact("Memory", lines)
 
 
 def _engine_fact(findings: Findings) -> Iterator[Fact]:
-    """Which engines serve the shape, and the command of the one asked for, or of the first."""
-    model, shape = findings.cut or findings.original, findings.cut_geometry
-    if model is None or shape is None:
+    """Engines that serve or refuse the shape, and one command: of the requested or first engine."""
+    model, geometry = findings.checkpoint, findings.cut_geometry
+    if model is None or geometry is None:
         return
-    current_rows = [
-        x
-        for x in compatibility_of_geometry(str(model.config.get("model_type")), shape)
-        if x.current
-    ]
+    accepting, refusing = set[str](), set[str]()
+    for row in compatibility_of_geometry(str(model.config.get("model_type")), geometry):
+        if row.current and row.serves:
+            accepting.add(row.engine)
+        if row.current and row.verdict in ("refused", "wrong"):
+            refusing.add(row.engine)
     commands = serving_commands(findings)
-    serving = [
-        name for name in commands if any(x.engine == name and x.serves for x in current_rows)
-    ]
-    refusing = sorted(
-        {line.engine for line in current_rows if line.verdict in ("refused", "wrong")}
-    )
-    refusing = [name for name in refusing if name not in serving]
+    serving = [name for name in commands if name in accepting]
+    refusing.difference_update(serving)
     lines = [f"served by {', '.join(serving)}" if serving else "no engine is known to serve it"]
     if refusing:
-        lines.append(f"refused by {', '.join(refusing)}")
+        lines.append(f"refused by {', '.join(sorted(refusing))}")
     command_lines: list[str] = []
     if serving and findings.cut:
         command_lines = command_below_comment(serving[0], commands[serving[0]])

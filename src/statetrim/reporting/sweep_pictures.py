@@ -1,6 +1,6 @@
-"""Pictures of a sweep: what is lost against what a sequence costs, so that a knee shows."""
+"""Pictures of a sweep: scores against the bytes of state that a sequence takes."""
 
-from ..artifacts.sweep import Point as Tried
+from ..artifacts import sweep as artifact
 from ..artifacts.sweep import Sweep, SweepScore
 from ..maths.formatting import percent_text
 from ..maths.units import MIB, is_number
@@ -18,45 +18,44 @@ CAPTION = (
 
 
 def sheet(sweep: Sweep) -> Sheet:
-    """The pictures of the first few tasks side by side."""
+    """The pictures of the first MAX_PANELS tasks in one figure."""
     return Sheet(list(pictures(sweep).values())[:MAX_PANELS], CAPTION)
 
 
 def pictures(sweep: Sweep) -> dict[str, Drawing]:
-    """By "task metric": what every task is judged by; an unknown task shows all it has."""
-    names = dict.fromkeys(
-        name for point in sweep.points for name in point.scores if is_main_metric(name)
-    )
-    drawings = {name: _picture(sweep, name) for name in names}
-    return {name: drawing for name, drawing in drawings.items() if drawing}
+    """Drawings by "task metric", one per main metric; an unknown task shows all its metrics."""
+    names: dict[str, None] = {}  # an ordered set
+    for point in sweep.points:
+        names.update(dict.fromkeys(point.scores))
+    drawings = {}
+    for name in names:
+        drawing = _picture(sweep, name) if is_main_metric(name) else None
+        if drawing:
+            drawings[name] = drawing
+    return drawings
 
 
 def is_main_metric(name: str) -> bool:
-    """Whether "task metric" is what the task is judged by."""
+    """Whether "task metric" names the metric that the verdict uses for the task."""
     task, _, metric = name.partition(" ")
     return task not in TASKS or metric == TASKS[task].metric
 
 
-def method_and_axes(sweep: Sweep, cut_point: Tried) -> str:
-    """The method and which axes it cut: at equal bytes they are not alike."""
-    if cut_point.method == "none":
+def method_and_axes(sweep: Sweep, cut: artifact.Point) -> str:
+    """Method and pruned axes, as "drrqr, keys": axes are not equivalent at equal bytes."""
+    if cut.method == "none":
         return "original"
     original = next((point for point in sweep.points if point.method == "none"), None)
-    axes = [
-        axis
-        for axis, width, full_width in (
-            ("keys", cut_point.keep, original and original.keep),
-            ("values", cut_point.keep_values, original and original.keep_values),
-        )
-        if width != full_width
-    ]
-    return (
-        f"{cut_point.method}, {' and '.join(axes)}" if original and axes else str(cut_point.method)
-    )
+    axes = []
+    if original and cut.keep != original.keep:
+        axes.append("keys")
+    if original and cut.keep_values != original.keep_values:
+        axes.append("values")
+    return f"{cut.method}, {' and '.join(axes)}" if axes else str(cut.method)
 
 
 def interval_bounds(measured: SweepScore) -> tuple[float | None, float | None]:
-    """The interval, within what a share can be."""
+    """The interval, or (None, None) if it holds no numbers; that of a share is clamped to 0..1."""
     low, high = measured.low, measured.high
     if not is_number(low) or not is_number(high) or low is None or high is None:
         return None, None
@@ -64,34 +63,30 @@ def interval_bounds(measured: SweepScore) -> tuple[float | None, float | None]:
 
 
 def _picture(sweep: Sweep, name: str) -> Drawing | None:
-    shown = [
-        (point, point.scores[name])
-        for point in sweep.points
-        if name in point.scores
-        and is_number(point.state_bytes)
-        and is_number(point.scores[name].value)
-    ]
-    large = any(point.state_bytes >= MIB for point, _ in shown)
-    scale, unit = (MIB, "MiB") if large else (1024, "KiB")
+    """A line per method and pruned axes; values of an untrusted sweep that are no numbers are
+    left out."""
+    shown: list[tuple[artifact.Point, SweepScore]] = []
+    for cut in sweep.points:
+        score = cut.scores.get(name)
+        if score is not None and is_number(cut.state_bytes) and is_number(score.value):
+            shown.append((cut, score))
+    is_large = any(cut.state_bytes >= MIB for cut, _ in shown)
+    scale, unit = (MIB, "MiB") if is_large else (1024, "KiB")
+    is_share = all(score.unit == "share" for _, score in shown)
     points_by_label: dict[str, list[Point]] = {}
     original_value = None
-    for point, measured in shown:
-        if point.method == "none":
-            original_value = measured.value
-        points_by_label.setdefault(method_and_axes(sweep, point), []).append(
-            Point(
-                point.state_bytes / scale,
-                measured.value,
-                *interval_bounds(measured),
-                label=f"{point.keep}x{point.keep_values}"[:20],
-            )
-        )
-    is_share = all(measured.unit == "share" for _, measured in shown)
+    for cut, score in shown:
+        if cut.method == "none":
+            original_value = score.value
+        shape = f"{cut.keep}x{cut.keep_values}"[:20]
+        point = Point(cut.state_bytes / scale, score.value, *interval_bounds(score), label=shape)
+        points_by_label.setdefault(method_and_axes(sweep, cut), []).append(point)
+    series = []
+    for label, points in points_by_label.items():
+        style = "original" if label == "original" else ""
+        series.append(Series(label, sorted(points, key=lambda point: point.x), style))
     return line_chart(
-        [
-            Series(label, sorted(points, key=lambda p: p.x), "original" * (label == "original"))
-            for label, points in points_by_label.items()
-        ],
+        series,
         f"{name} against the state of one sequence",
         x=f"state of a sequence, {unit}",
         y=name,

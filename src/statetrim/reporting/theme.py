@@ -1,6 +1,6 @@
-"""Colours and lines of every picture, for the page in light and dark and for files alike.
+"""Colours and strokes of the page, in its light and dark scheme, and of figure files.
 
-In pictures dark means full or kept, whatever the ground: cells have colours of their own.
+Cells of heat maps and channel maps have one colour scale in both schemes: dark is full or kept.
 """
 
 from collections.abc import Sequence
@@ -57,7 +57,7 @@ DARK = {
 SERIES_COUNT = 7
 
 EMPTY, FULL = (0xE9, 0xF0, 0xF8), (0x0B, 0x3C, 0x70)
-"""The two ends of the scale of shares; kept channels have the second."""
+"""RGB at both ends of the scale of shares, 0 and 1; kept channels have the second."""
 DIVERGING = (
     (0x05, 0x30, 0x61),
     (0x43, 0x93, 0xC3),
@@ -70,7 +70,7 @@ ON_EMPTY, ON_FULL = "#1b2430", "#ffffff"  # text on a cell, by its colour
 
 @dataclass(frozen=True)
 class Stroke:
-    """A line: the name of its colour, its width, and the lengths of dashes and gaps."""
+    """A line: name of its colour in LIGHT and DARK, width and dash lengths in pixels."""
 
     colour: str
     width: float = 1.0
@@ -83,24 +83,22 @@ STROKES = {
     "original": Stroke("ink", 1.8),
     "reference": Stroke("ink", 1.2, (5, 4)),
     "separator": Stroke("ink"),
-    **{
-        f"series-{number}": Stroke(f"series-{number}", 2, dash)
-        for number, dash in enumerate(
-            ((), (7, 3), (2, 3), (8, 3, 2, 3), (12, 3), (4, 4), (9, 3, 2, 3, 2, 3))
-        )
-    },
-    **{f"bar-{number}": Stroke(f"series-{number}", 2.5) for number in range(SERIES_COUNT)},
 }
+_DASHES = ((), (7, 3), (2, 3), (8, 3, 2, 3), (12, 3), (4, 4), (9, 3, 2, 3, 2, 3))
+for _number, _dash in enumerate(_DASHES):
+    STROKES[f"series-{_number}"] = Stroke(f"series-{_number}", 2, _dash)
+for _number in range(SERIES_COUNT):
+    STROKES[f"bar-{_number}"] = Stroke(f"series-{_number}", 2.5)
 
 
 def interpolate_colour(
     fraction: float, stops: Sequence[tuple[int, int, int]] = (EMPTY, FULL)
 ) -> str:
-    """The colour at `share` (0 to 1) of the way along the stops."""
+    """Colour "#rrggbb" at `fraction` (clamped to 0..1) of the way along the `stops`."""
     position = min(1.0, max(0.0, fraction)) * (len(stops) - 1)
     first = min(int(position), len(stops) - 2)
     weight = position - first
-    return "#" + "".join(
-        f"{round((1 - weight) * a + weight * b):02x}"
-        for a, b in zip(stops[first], stops[first + 1], strict=True)
-    )
+    colour = "#"
+    for a, b in zip(stops[first], stops[first + 1], strict=True):
+        colour += f"{round((1 - weight) * a + weight * b):02x}"
+    return colour

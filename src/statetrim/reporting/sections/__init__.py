@@ -1,7 +1,7 @@
 """Findings -> the sections of a report.
 
-A section is a file here with a TITLE and a function `blocks`, and its name in ORDER. Where its
-artifact is missing it yields what is `Missing`, and is named below all others.
+A section is a module here with a TITLE and a function `blocks`, whose name is in ORDER. If its
+artifact was not given, `blocks` yields `Missing`, and the section is listed at the end.
 """
 
 from collections.abc import Iterator
@@ -25,11 +25,11 @@ ORDER = (
     "reproduce",
     "lineage",
 )
-"""As a reader asks."""
+"""Modules, in the order of the report."""
 
 
 class SectionModule(Protocol):
-    """What a file of a section holds."""
+    """The interface of a section's module."""
 
     TITLE: str
 
@@ -37,6 +37,11 @@ class SectionModule(Protocol):
 
 
 def build_sections(findings: Findings) -> list[Section]:
-    modules: list[SectionModule] = [import_module(f".{name}", __package__) for name in ORDER]
-    built = [Section(module.TITLE, list(module.blocks(findings))) for module in modules]
-    return [section for section in built if section.blocks]
+    """All sections in ORDER, without those that yield no block."""
+    built = []
+    for name in ORDER:
+        module: SectionModule = import_module(f".{name}", __package__)
+        section = Section(module.TITLE, list(module.blocks(findings)))
+        if section.blocks:
+            built.append(section)
+    return built

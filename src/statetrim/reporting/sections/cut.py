@@ -1,6 +1,7 @@
-"""Which channels stay, layer by layer."""
+"""Which channels or heads the plan keeps, by layer."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -22,40 +23,22 @@ MAX_LISTED_HEADS = 64
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """The plan's settings, then pictures and lists of what it keeps."""
     plan = findings.plan
     if plan is None:
+        model = command_arguments(findings).model
         yield Missing(
             "No plan was given, so this report cannot show which channels were removed.",
-            [
-                f"statetrim select {command_arguments(findings).model} --method l1 --keep 0.5 -o plan.json"
-            ],
+            [f"statetrim select {model} --method l1 --keep 0.5 -o plan.json"],
         )
         return
     if plan.kept_heads is not None:
         yield from _head_blocks(plan, plan.kept_heads, findings)
         return
-    options = ", ".join(f"{name}={value}" for name, value in plan.options.items()) or "none"
-    rows = [
-        ("method", plan.method),
-        ("its options", options),
-        ("seed", str(plan.seed)),
-        ("asked to keep", plan.requested),
-        ("key/query channels kept per head", plan.key_width_range),
-    ]
-    if plan.value_width_range is not None:
-        value_options = ", ".join(f"{name}={value}" for name, value in plan.value_options.items())
-        rows += [
-            (
-                "method for values",
-                f"{plan.value_method}{f' ({value_options})' if value_options else ''}",
-            ),
-            ("value channels kept per head", plan.value_width_range),
-        ]
-    rows.append(("linear-attention layers", str(len(plan.kept))))
-    yield Table(("", "the plan"), rows)
+    yield _plan_table(plan)
     original = findings.original_geometry
     kept_by_axis: list[tuple[Axis, Mapping[int, Tensor]]] = []
-    if plan.method != "none":  # values alone
+    if plan.method != "none":  # otherwise only values were pruned
         kept_by_axis.append(("key", plan.kept))
     if plan.kept_values is not None:
         kept_by_axis.append(("value", plan.kept_values))
@@ -64,7 +47,29 @@ def blocks(findings: Findings) -> Iterator[Block]:
         yield from _channel_blocks(axis, kept, original.width(axis) if original else least_width)
 
 
+def _plan_table(plan: Plan) -> Table:
+    rows = [
+        ("method", plan.method),
+        ("its options", _options_text(plan.options) or "none"),
+        ("seed", str(plan.seed)),
+        ("asked to keep", plan.requested),
+        ("key/query channels kept per head", plan.key_width_range),
+    ]
+    if plan.value_width_range is not None:
+        options = _options_text(plan.value_options)
+        method = f"{plan.value_method} ({options})" if options else str(plan.value_method)
+        rows.append(("method for values", method))
+        rows.append(("value channels kept per head", plan.value_width_range))
+    rows.append(("linear-attention layers", str(len(plan.kept))))
+    return Table(("", "the plan"), rows)
+
+
+def _options_text(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
+
+
 def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> Iterator[Block]:
+    """`kept` maps a layer to its kept value heads."""
     original = findings.original_geometry
     total_text = f" of {original.num_v_heads}" if original else ""
     yield Table(
@@ -86,43 +91,40 @@ def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> 
 
 
 def _channel_blocks(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
+    """`kept` maps a layer to its kept channels [heads, keep] out of `channels`."""
     heads, keep = next(iter(kept.values())).shape
     name = "key/query" if axis == "key" else "value"
     layers = evenly_spaced(list(kept), MAX_LAYER_PICTURES)
     if channels <= MAX_PICTURED_CHANNELS:
         subset_text = "" if len(layers) == len(kept) else f" ({len(layers)} of {len(kept)} layers)"
+        images = []
+        for layer in layers:
+            images.append((f"layer {layer}", _layer_picture(kept[layer], layer, name, channels)))
         yield Gallery(
-            [
-                (f"layer {layer}", _layer_picture(kept[layer], layer, name, channels))
-                for layer in layers
-            ],
+            images,
             f"Kept {name} channels{subset_text}: one band per head, from channel 0 on the left to "
             f"{channels - 1} on the right; dark channels are kept ({keep} in every head), gaps "
             f"were removed. Each head has its own choice, so positions do not compare.",
         )
     if heads * len(kept) <= MAX_LISTED_HEADS:
-        yield Table(
-            ("layer", "head", "kept channels"),
-            [
-                (str(layer), str(head), _ranges_text(row))
-                for layer, table in kept.items()
-                for head, row in enumerate(table.tolist())
-            ],
-            caption=f"Kept {name} channels in numbers",
-            folded=True,
-        )
+        rows = []
+        for layer, table in kept.items():
+            for head, row in enumerate(table.tolist()):
+                rows.append((str(layer), str(head), _ranges_text(row)))
+        caption = f"Kept {name} channels in numbers"
+        yield Table(("layer", "head", "kept channels"), rows, caption, folded=True)
     else:
         yield Text("The plan lists all kept channels.")
 
 
 def _layer_picture(kept: Tensor, layer: int, name: str, channels: int) -> Raster:
+    """A map of the kept channels, `kept` [heads, keep]."""
     heads = kept[:MAX_PICTURED_HEADS]
-    channels = max(channels, int(heads.max()) + 1)  # the other model may be another's
+    channels = max(channels, int(heads.max()) + 1)  # the given original may be another model
     mask = torch.zeros(len(heads), channels, dtype=torch.bool).scatter_(1, heads, True)
     subset_text = "" if len(heads) == len(kept) else f" (the first {len(heads)})"
-    return channel_map(
-        mask, f"Layer {layer}: kept {name} channels of {len(kept)} heads{subset_text}"
-    )
+    alt = f"Layer {layer}: kept {name} channels of {len(kept)} heads{subset_text}"
+    return channel_map(mask, alt)
 
 
 def _ranges_text(channels: list[int]) -> str:

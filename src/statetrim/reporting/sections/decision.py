@@ -10,25 +10,23 @@ TITLE = "Why this shape"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """The decision in a sentence, and a table of all candidate shapes."""
     decision = findings.decision
     if decision is None:
         return
     yield Text(as_sentence(decision.sentence))
-    measured = {contender.name: contender for contender in decision.measured}
+    candidates = {candidate.name: candidate for candidate in decision.measured}
     rows = []
     for shape, missed in decision.predicted.items():
-        contender = measured.get(shape)
-        rows.append(
-            [
-                f"{shape} (chosen)" if shape == decision.chosen else shape,
-                f"{100 * missed:.1f} %",
-                "not measured" if contender is None else _interval_text(contender.loss, 4),
-                ""
-                if contender is None or contender.recall is None
-                else _interval_text(-contender.recall, 1),
-                ", ".join(decision.refused.get(shape, ())) or "none known",
-            ]
-        )
+        name = f"{shape} (chosen)" if shape == decision.chosen else shape
+        loss, recall_loss = "not measured", ""
+        candidate = candidates.get(shape)
+        if candidate is not None:
+            loss = _interval_text(candidate.loss, 4)
+            if candidate.recall is not None:
+                recall_loss = _interval_text(-candidate.recall, 1)
+        refused_by = ", ".join(decision.refused.get(shape, ())) or "none known"
+        rows.append([name, f"{100 * missed:.1f} %", loss, recall_loss, refused_by])
     header = ["keys x values", "output missed", "loss, nats", "recall lost, points", "refused by"]
     caption = (
         "Output missed is predicted: the part of the layers' output that is missed after a refit, "

@@ -1,4 +1,4 @@
-"""Which engines serve the shape, and how they are started."""
+"""Which engines serve the shape, and the commands that start them."""
 
 from collections.abc import Iterator
 
@@ -22,25 +22,21 @@ SUPPORT_TEXT = {
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Where this very checkpoint ran, what is known of engines for its shape, and commands."""
+    """Engines in which this checkpoint ran, the compatibility of its shape, and commands."""
     yield from _verification_blocks(findings)
-    model, shape = (
-        findings.cut or findings.original,
-        findings.cut_geometry or findings.original_geometry,
-    )
-    if model is None or shape is None:
-        arguments = command_arguments(findings)
+    model, geometry = findings.checkpoint, findings.geometry
+    if model is None or geometry is None:
         yield Missing(
             "Which engines serve it depends on the model type and the shape: give the checkpoint.",
-            [f"statetrim inspect {arguments.cut}"],
+            [f"statetrim inspect {command_arguments(findings).cut}"],
         )
         return
-    rows = relevant_lines(compatibility_of_geometry(str(model.config.get("model_type")), shape))
+    rows = relevant_lines(compatibility_of_geometry(str(model.config.get("model_type")), geometry))
     if not rows:
         yield Text("No engine is known to serve or refuse this model type.")
         return
     yield Text(
-        f"A head's state is {shape.shape} (keys x values). How it is known: run, a model "
+        f"A head's state is {geometry.shape} (keys x values). How it is known: run, a model "
         f"generated; kernel, one kernel ran; compiled, ahead of time only; source, read in the "
         f"code; report, a public report by others."
     )
@@ -51,20 +47,17 @@ def blocks(findings: Findings) -> Iterator[Block]:
         hardware_by_cells.setdefault(cells, []).append(row.hardware)
     yield Table(
         ("engine", "on", "verdict", "known by", "remark"),
-        [
-            (cells[0], ", ".join(hardware), *cells[1:])
-            for cells, hardware in hardware_by_cells.items()
-        ],
+        [(name, ", ".join(on), *cells) for (name, *cells), on in hardware_by_cells.items()],
     )
-    commands = serving_commands(findings)
-    if commands:
-        yield Command(
-            [x for named_command in commands.items() for x in command_below_comment(*named_command)]
-        )
+    command_lines = []
+    for engine, command in serving_commands(findings).items():
+        command_lines += command_below_comment(engine, command)
+    if command_lines:
+        yield Command(command_lines)
 
 
 def _verification_blocks(findings: Findings) -> Iterator[Block]:
-    """What engines answered for this checkpoint and its original, judged by transformers."""
+    """How often engines choose the same tokens as transformers, and the faults they found."""
     runs = findings.verifications
     if not runs:
         if findings.cut is not None:
@@ -73,28 +66,19 @@ def _verification_blocks(findings: Findings) -> Iterator[Block]:
                 "what follows is what is known of its shape."
             )
         return
-    rows = [
-        (
-            run.version or run.engine,
-            run.dtype,
-            f"{agreement.model}, {agreement.kind}",
-            f"{sum(agreement.agreed):,} of {sum(agreement.places):,}",
-            f"{agreement.largest_gap:.2g}",
-            _loss_text(run, agreement.model, agreement.kind),
-        )
-        for run in runs
-        for agreement in run.agreements
-    ]
+    rows = []
+    for run in runs:
+        for agreement in run.agreements:
+            model_and_tokens = f"{agreement.model}, {agreement.kind}"
+            agreed = f"{sum(agreement.agreed):,} of {sum(agreement.places):,}"
+            gap = f"{agreement.largest_gap:.2g}"
+            loss = _loss_text(run, agreement.model, agreement.kind)
+            engine = run.version or run.engine
+            rows.append((engine, run.dtype, model_and_tokens, agreed, gap, loss))
     if rows:
+        header = ("engine", "in", "model and tokens", "choices as transformers", "largest gap")
         yield Table(
-            (
-                "engine",
-                "in",
-                "model and tokens",
-                "choices as transformers",
-                "largest gap",
-                "loss, points",
-            ),
+            (*header, "loss, points"),
             rows,
             caption="Tokens that the engine and transformers both choose, given the same text; "
             "gap: the logits by which transformers preferred another token; loss against "
@@ -107,6 +91,7 @@ def _verification_blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _loss_text(run: Verification, model: str, kind: Kind) -> str:
+    """Agreement that the cut lost against the original, in points with 95% interval."""
     change = run.agreement_change(model, kind) if model != run.models[0] else None
     if change is None:
         return ""

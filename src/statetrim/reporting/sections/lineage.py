@@ -1,4 +1,4 @@
-"""Which file says what, and of which model."""
+"""The file, version and model digest of every artifact."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,29 +11,35 @@ TITLE = "Lineage"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """A row per artifact, record and checkpoint."""
+    artifacts: dict[str, Any] = {
+        "plan": findings.plan,
+        "analysis": findings.analysis,
+        "scores": findings.scores,
+        "timings": findings.timings,
+        "sweep": findings.sweep,
+    }
     records: dict[str, Mapping[str, Any]] = {}
-    if findings.plan:
-        records["plan"] = findings.plan.lineage
-    if findings.analysis:
-        records["analysis"] = findings.analysis.lineage
-    for name in ("scores", "timings", "sweep"):
-        if getattr(findings, name):
-            records[name] = as_mapping(getattr(findings, name).lineage)
-    for name in ("prune", "refit", "trim", "recovery"):
-        if getattr(findings, name):
-            records[name] = getattr(findings, name)
-    rows = [
-        (
-            name,
-            findings.sources.get(name, ""),
-            truncated_text(record.get("statetrim")),
-            truncated_text(record.get("source") or record.get("student") or record.get("baseline")),
-        )
-        for name, record in records.items()
-    ]
-    rows += [
-        (f"checkpoint {name}", findings.sources[name], "", truncated_text(model.digest))
-        for name, model in (("before", findings.original), ("after", findings.cut))
-        if model is not None and model.shards
-    ]
+    for name, artifact in artifacts.items():
+        if artifact is not None:
+            records[name] = as_mapping(artifact.lineage)
+    for name, record in (
+        ("prune", findings.prune),
+        ("refit", findings.refit),
+        ("trim", findings.trim),
+        ("recovery", findings.recovery),
+    ):
+        if record:
+            records[name] = record
+    rows = []
+    for name, lineage in records.items():
+        digest = lineage.get("source") or lineage.get("student") or lineage.get("baseline")
+        version = truncated_text(lineage.get("statetrim"))
+        rows.append((name, findings.sources.get(name, ""), version, truncated_text(digest)))
+    for label, name, checkpoint in (
+        ("checkpoint before", "original", findings.original),
+        ("checkpoint after", "cut", findings.cut),
+    ):
+        if checkpoint is not None and checkpoint.shards:
+            rows.append((label, findings.sources[name], "", truncated_text(checkpoint.digest)))
     yield Table(("artifact", "file", "statetrim", "model digest"), rows)

@@ -1,4 +1,4 @@
-"""What the model still does, with intervals."""
+"""Losses of the cut on tasks, with intervals, and the self-checks of `trim`."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -22,7 +22,7 @@ from ..findings import Findings
 from ..records import as_mapping
 
 TITLE = "Quality"
-PRUNED_NAME = "pruned"  # what trim calls the cut before later steps
+PRUNED_NAME = "pruned"  # trim's name for the cut before refit and recovery
 
 CHECK_TEXTS = {
     "sliced_against_masked": "cut model against the original with those channels masked",
@@ -37,15 +37,16 @@ UNIT_TEXTS = (
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Scores against the original, then checks of the cut itself."""
+    """Losses against the original, then the self-checks of `trim`."""
     scores = findings.scores
     if scores is None or len(scores.models) < 2:
         arguments = command_arguments(findings)
         yield Missing(
             "Quality was not measured. A cut loses quality; recall suffers before perplexity.",
             [
-                f"statetrim evaluate {arguments.cut} --baseline {arguments.model} --tasks text,mqar "
-                f"--text {arguments.text} --skip {arguments.tokens} --limit 32 -o scores.json"
+                f"statetrim evaluate {arguments.cut} --baseline {arguments.model} "
+                f"--tasks text,mqar --text {arguments.text} --skip {arguments.tokens} --limit 32 "
+                f"-o scores.json"
             ],
         )
     else:
@@ -55,42 +56,40 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
+    """`own_name` is the name of the report's checkpoint in the scores."""
+    all_losses: list[Loss] = []
     try:
-        all_losses = [x for model in scores.models[1:] for x in task_losses(scores, model)]
+        for model in scores.models[1:]:
+            all_losses += task_losses(scores, model)
     except StatetrimError as error:
         yield Text(f"These scores cannot be compared: {error}.", "note")
         return
-    roles = [f"The original is {scores.baseline}"]
-    roles += [f"this checkpoint is {own_name}"] if own_name else []
-    if own_name and own_name != PRUNED_NAME and PRUNED_NAME in scores.models:
-        roles.append(f"{PRUNED_NAME} is the same cut before it was refitted or trained")
-    roles += [f"{name} is a random cut" for name in random_controls(scores)]
     yield Text(
-        f"{', '.join(roles)}. Losses are against the original, in percentage points, percent of "
-        f"perplexity or nats; a positive figure is a loss, a negative one a gain. Intervals are of "
-        f"95%, paired by sample. Of a task with settings the figure is the mean of those on which "
-        f"the original is above chance, the same for every model."
+        f"{_roles_text(scores, own_name)}. Losses are against the original, in percentage points, "
+        f"percent of perplexity or nats; a positive figure is a loss, a negative one a gain. "
+        f"Intervals are of 95%, paired by sample. Of a task with settings the figure is the mean "
+        f"of those on which the original is above chance, the same for every model."
     )
     state_dtype = as_mapping(scores.lineage.get("state")).get("dtype")
     if isinstance(state_dtype, str):
         yield Text(
-            f"All but the original ran with states stored in {state_dtype[:20]} as an engine would, so "
-            f"what is lost is the cut's and the dtype's together."
+            f"All but the original ran with states stored in {state_dtype[:20]} as an engine "
+            f"would, so what is lost is the cut's and the dtype's together."
         )
     header = ("task", "model", "samples", "original", "now", "loss", "limit")
     yield Table(header, list(_loss_rows(scores, all_losses)))
     for unit, unit_text in UNIT_TEXTS:
-        rows = [
-            (_loss_label(scores, x), x.loss.estimate, x.loss.low, x.loss.high)
-            for x in all_losses
-            if x.unit == unit and not x.uninformative
-        ]
+        rows = []
+        for x in all_losses:
+            if x.unit == unit and not x.uninformative:
+                rows.append((_loss_label(scores, x), x.loss.estimate, x.loss.low, x.loss.high))
         chart = interval_chart(rows, f"Loss by task with 95% intervals: {unit_text}", unit_text)
         if chart:
             yield Picture(
                 chart,
-                f"How to read it: a dot is the measured loss, its bar the 95% interval ({unit_text}); "
-                f"a bar that touches the dashed zero line is no proven loss. Left is better.",
+                f"How to read it: a dot is the measured loss, its bar the 95% interval "
+                f"({unit_text}); a bar that touches the dashed zero line is no proven loss. "
+                f"Left is better.",
             )
     for model in scores.models[1:]:
         if recall_text := mean_recall_text(scores, model):
@@ -103,55 +102,63 @@ def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
     )
 
 
+def _roles_text(scores: Scores, own_name: str | None) -> str:
+    """Which of the scores' models is the original, this checkpoint, or a control."""
+    roles = [f"The original is {scores.baseline}"]
+    if own_name:
+        roles.append(f"this checkpoint is {own_name}")
+    if own_name and own_name != PRUNED_NAME and PRUNED_NAME in scores.models:
+        roles.append(f"{PRUNED_NAME} is the same cut before it was refitted or trained")
+    for name in random_controls(scores):
+        roles.append(f"{name} is a random cut")
+    return ", ".join(roles)
+
+
 def _other_metrics(scores: Scores, all_losses: list[Loss]) -> Iterator[Block]:
-    main_metrics = {(x.task, x.metric) for x in all_losses}
-    rows = [
-        _score_cells(scores, task, metric)
-        for task in scores.tasks
-        for metric in scores.metrics(task)
-        if (task, metric) not in main_metrics
-    ]
+    """The scores that `all_losses` leave out: settings of tasks, and other metrics."""
+    main_metrics = {(loss.task, loss.metric) for loss in all_losses}
+    rows = []
+    for task in scores.tasks:
+        for metric in scores.metrics(task):
+            if (task, metric) not in main_metrics:
+                rows.append(_score_cells(scores, task, metric))
     if rows:
         header = ("task", "metric", "samples", *scores.models)
         yield Table(header, rows, caption="Settings and other metrics", folded=True)
 
 
 def _check_blocks(record: Mapping[str, Any]) -> Iterator[Block]:
-    """What `trim` compared, to be sure of the cut itself."""
+    """Largest differences of the self-checks in a record of `trim`."""
     checks = as_mapping(record.get("checks"))
-    rows = [
-        (check_text, f"{checks[name]:.1e}")
-        for name, check_text in CHECK_TEXTS.items()
-        if is_number(checks.get(name))
-    ]
+    rows = []
+    for name, check_text in CHECK_TEXTS.items():
+        if is_number(checks.get(name)):
+            rows.append((check_text, f"{checks[name]:.1e}"))
     if rows:
         yield Table(("check", "largest difference"), rows, caption="Self-checks, relative")
 
 
 def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ...]]:
-    for x in sorted(all_losses, key=lambda x: x.task):
-        limit, mean_text = ship_limit(x), averaged_settings_text(scores, x.task, x.metric)
+    for x in sorted(all_losses, key=lambda loss: loss.task):
+        settings_text = averaged_settings_text(scores, x.task, x.metric)
+        limit, limit_text = ship_limit(x), ""
+        if limit is not None and not x.uninformative:
+            limit_text = f"{compare_with_limit(x.loss, limit)} ({limit:g})"
         yield (
-            f"{x.task}, {x.metric}{f' ({mean_text})' if mean_text else ''}",
+            f"{x.task}, {x.metric}{f' ({settings_text})' if settings_text else ''}",
             x.model,
             str(x.samples),
             score_text(x.before, x.unit),
             score_text(x.after, x.unit),
             x.sentence,
-            ""
-            if limit is None or x.uninformative
-            else f"{compare_with_limit(x.loss, limit)} ({limit:g})",
+            limit_text,
         )
 
 
 def _score_cells(scores: Scores, task: str, metric: str) -> tuple[str, ...]:
     headlines = [headline_score(scores, model, task, metric) for model in scores.models]
-    return (
-        task,
-        metric,
-        str(len(headlines[0].samples)),
-        *(score_text(score.value, score.unit) for score in headlines),
-    )
+    values = [score_text(score.value, score.unit) for score in headlines]
+    return (task, metric, str(len(headlines[0].samples)), *values)
 
 
 def _loss_label(scores: Scores, x: Loss) -> str:

@@ -13,55 +13,58 @@ TITLE = "Effective rank of the state"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """Mean rank in use, its pictures, and a table by layer."""
     analysis = findings.analysis
     if analysis is None:
         arguments = command_arguments(findings)
         yield Missing(
             "The rank of the state was not measured.",
             [
-                f"statetrim analyze {arguments.cut} --baseline {arguments.model} --text {arguments.text} "
-                f"--tokens {min(arguments.tokens, 2**14)} --length 512 -o analysis.json"
+                f"statetrim analyze {arguments.cut} --baseline {arguments.model} "
+                f"--text {arguments.text} --tokens {min(arguments.tokens, 2**14)} --length 512 "
+                f"-o analysis.json"
             ],
         )
         return
-    baseline = {"before": analysis.baseline} if analysis.baseline else {}
-    analyses: dict[str, Analysis] = {**baseline, "after" if baseline else "this model": analysis}
-    means = {name: float(entry.mean_utilization.nanmean()) for name, entry in analyses.items()}
-    shares = ", ".join(
-        f"{name} {100 * mean:.1f}% of {analyses[name].max_rank}" for name, mean in means.items()
-    )
+    analyses = {"this model": analysis}
+    if analysis.baseline:
+        analyses = {"before": analysis.baseline, "after": analysis}
+    shares = []
+    for name, shown in analyses.items():
+        mean = float(shown.mean_utilization.nanmean())
+        shares.append(f"{name} {100 * mean:.1f}% of {shown.max_rank}")
     yield Text(
         f"A state of d keys could have rank d; its effective rank says how many directions it "
-        f"really uses. Mean use: {shares}. A narrower state reaches a higher share with less in it."
+        f"really uses. Mean use: {', '.join(shares)}. A narrower state reaches a higher share with "
+        f"less in it."
     )
     yield from _pictures(analyses)
     yield Table(
         ("layer", *analyses, "κ keys", "κ queries"),
-        [
-            (
-                str(layer),
-                *(
-                    percent_text(float(entry.mean_utilization[row].nanmean()))
-                    for entry in analyses.values()
-                ),
-                f"{float(layer_analysis.key_condition.nanmedian()):,.0f}",
-                f"{float(layer_analysis.query_condition.nanmedian()):,.0f}",
-            )
-            for row, (layer, layer_analysis) in enumerate(analysis.layers.items())
-            if all(row < len(entry.layers) for entry in analyses.values())
-        ],
+        list(_layer_rows(analysis, list(analyses.values()))),
         caption="Rank in use by layer; κ is the condition number, median head",
         folded=True,
     )
 
 
+def _layer_rows(analysis: Analysis, shown: list[Analysis]) -> Iterator[tuple[str, ...]]:
+    """A row per layer that all `shown` analyses have; conditions are those of `analysis`."""
+    count = min(len(entry.layers) for entry in shown)
+    for row, (layer, statistics) in enumerate(list(analysis.layers.items())[:count]):
+        means = [float(entry.mean_utilization[row].nanmean()) for entry in shown]
+        key_condition = float(statistics.key_condition.nanmedian())
+        query_condition = float(statistics.query_condition.nanmedian())
+        conditions = f"{key_condition:,.0f}", f"{query_condition:,.0f}"
+        yield (str(layer), *map(percent_text, means), *conditions)
+
+
 def _pictures(analyses: dict[str, Analysis]) -> Iterator[Block]:
+    """Curves, spectra of the last analysis' head with the highest rank, and heat maps."""
     layer, head = rank_pictures.fullest_head(list(analyses.values())[-1])
-    comparable = {
-        name: entry
-        for name, entry in analyses.items()
-        if layer in entry.layers and head < entry.geometry.num_v_heads
-    }
+    comparable = {}
+    for name, analysis in analyses.items():
+        if layer in analysis.layers and head < analysis.geometry.num_v_heads:
+            comparable[name] = analysis
     for sheet in (
         rank_pictures.utilization_curves(analyses),
         rank_pictures.spectra(comparable, layer, head),

@@ -1,4 +1,4 @@
-"""What was trained or fitted after the cut."""
+"""Refit and recovery: errors by layer, and losses by training step."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -16,6 +16,7 @@ MAX_CURVE_POINTS = 300
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """Errors of the refit, options and losses of the recovery, and held-out recall."""
     if findings.refit is not None:
         yield from _refit_blocks(findings.refit)
     record = findings.recovery
@@ -24,39 +25,28 @@ def blocks(findings: Findings) -> Iterator[Block]:
         return
     options = as_mapping(record.get("options"))
     yield Table(("", "recovery"), [(str(name), str(value)) for name, value in options.items()])
-    curve = [p for p in as_dicts(record.get("curve")) if is_number(p.get("step"))]
-    loss_names = [
-        n for n in ("loss", "ce", "kl") if curve and all(is_number(p.get(n)) for p in curve)
-    ]
-    series = [
-        Series(
-            name,
-            evenly_spaced(
-                [Point(float(p["step"]), float(p[name])) for p in curve], MAX_CURVE_POINTS
-            ),
-        )
-        for name in loss_names
-    ]
+    curve = [line for line in as_dicts(record.get("curve")) if _has_number(line, "step")]
+    series = []
+    for name in ("loss", "ce", "kl"):
+        points = _points(curve, "step", name)
+        if points and len(points) == len(curve):
+            series.append(Series(name, evenly_spaced(points, MAX_CURVE_POINTS)))
     unit = "part of the output" if options.get("layerwise") else "nats per token"
     chart = line_chart(series, "Loss by training step", x="step", y=unit)
     if chart:
         yield Picture(chart, f"Loss while training after the cut: {unit}.")
-        yield Table(
-            ("", *loss_names),
-            [
-                (row_name, *(f"{float(point[name]):.4f}" for name in loss_names))
-                for row_name, point in (("first", curve[0]), ("last", curve[-1]))
-            ],
-        )
+        header, first, last = [""], ["first"], ["last"]
+        for line in series:
+            header.append(line.name)
+            first.append(f"{line.points[0].y:.4f}")
+            last.append(f"{line.points[-1].y:.4f}")
+        yield Table(header, [first, last])
     yield from _held_out_blocks(as_dicts(record.get("held_out")))
 
 
 def _held_out_blocks(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
-    """What the recall sequences that were not trained on say, by tokens."""
-    usable = [p for p in checks if is_number(p.get("tokens"))]
-    recall_points = [
-        Point(float(p["tokens"]), float(p["recall"])) for p in usable if _has_number(p, "recall")
-    ]
+    """Recall, and errors of layers, on held-out recall sequences by training tokens."""
+    recall_points = _points(checks, "tokens", "recall")
     chart = line_chart(
         [Series("recall", recall_points)],
         "Held-out recall by tokens",
@@ -65,12 +55,14 @@ def _held_out_blocks(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
     )
     if recall_points and chart:
         yield Picture(chart, "Part of the answers of held-out recall sequences, while training.")
-    errors: dict[str, list[Point]] = {}
-    for p in usable:
-        if _has_number(p, "recall_error") and is_number(p.get("layer")):
-            point = Point(float(p["tokens"]), float(p["recall_error"]))
-            errors.setdefault(f"layer {p['layer']}", []).append(point)
-    series = [Series(name, points) for name, points in errors.items()]
+    checks_by_layer: dict[str, list[Mapping[str, Any]]] = {}
+    for check in checks:
+        if _has_number(check, "layer"):
+            checks_by_layer.setdefault(f"layer {check['layer']}", []).append(check)
+    series = []
+    for name, layer_checks in checks_by_layer.items():
+        if points := _points(layer_checks, "tokens", "recall_error"):
+            series.append(Series(name, points))
     chart = line_chart(series, "Error on held-out recall", x="tokens", y="part of the output")
     if series and chart:
         yield Picture(
@@ -78,24 +70,35 @@ def _held_out_blocks(checks: Sequence[Mapping[str, Any]]) -> Iterator[Block]:
         )
 
 
+def _points(lines: Sequence[Mapping[str, Any]], x: str, y: str) -> list[Point]:
+    """A point for each line of an untrusted record that holds both numbers."""
+    points = []
+    for line in lines:
+        if _has_number(line, x) and _has_number(line, y):
+            points.append(Point(float(line[x]), float(line[y])))
+    return points
+
+
 def _has_number(line: Mapping[str, Any], name: str) -> bool:
     return is_number(line.get(name))
 
 
 def _refit_blocks(record: Mapping[str, Any]) -> Iterator[Block]:
-    layers = {
-        str(layer): {str(k): v for k, v in as_mapping(errors).items() if is_number(v)}
-        for layer, errors in as_mapping(record.get("layers")).items()
-    }
-    names = list(dict.fromkeys(name for errors in layers.values() for name in errors))
+    """A table of the errors by layer; entries of the record that are no numbers are left out."""
+    layers = as_mapping(record.get("layers"))
+    names: dict[str, None] = {}  # an ordered set
+    for errors in layers.values():
+        for name, error in as_mapping(errors).items():
+            if is_number(error):
+                names[name] = None
     yield Text("The output projections were refitted to the original's layer outputs.")
     if names:
-        yield Table(
-            ("layer", *(name.replace("_", " ") for name in names)),
-            [
-                (layer, *(f"{errors[n]:.4g}" if n in errors else "" for n in names))
-                for layer, errors in layers.items()
-            ],
-            caption="Errors of the refit by layer",
-            folded=True,
-        )
+        header = ["layer", *(name.replace("_", " ") for name in names)]
+        rows = []
+        for layer, errors in layers.items():
+            cells = [layer]
+            for name in names:
+                error = as_mapping(errors).get(name)
+                cells.append(f"{error:.4g}" if is_number(error) else "")
+            rows.append(cells)
+        yield Table(header, rows, caption="Errors of the refit by layer", folded=True)

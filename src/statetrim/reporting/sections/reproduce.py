@@ -1,4 +1,4 @@
-"""The commands that give the same plan and the same bytes again."""
+"""The commands that make an equal plan and an equal cut again."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,14 +12,15 @@ TITLE = "How to reproduce it"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """Commands for calibrate, select and prune with the options of the plan."""
     plan = findings.plan
     if plan is None:
         yield Missing("Without a plan, the steps cannot be shown.")
         return
-    arguments = command_arguments(findings)
+    model = command_arguments(findings).model
     calibration = as_mapping(plan.lineage.get("statistics"))
-    methods = ",".join(m for m in (plan.method, plan.value_method) if m and m != "none")
-    lines = _calibrate_commands(arguments.model, calibration, methods)
+    methods = ",".join(name for name in (plan.method, plan.value_method) if name and name != "none")
+    lines = _calibrate_commands(model, calibration, methods)
     options = ""
     if plan.method != "none":
         options += f" --keep {shell_quoted(plan.requested)} --method {shell_quoted(plan.method)}"
@@ -29,19 +30,18 @@ def blocks(findings: Findings) -> Iterator[Block]:
         options += f" --value-method {shell_quoted(plan.value_method)}"
         options += _option_flags("--value-option", plan.value_options)
     statistics = " --statistics statistics.safetensors" if calibration else ""
-    lines.append(
-        f"statetrim select {arguments.model}{options} --seed {plan.seed}{statistics} -o plan.json"
-    )
-    lines.append(f"statetrim prune {arguments.model} plan.json -o SMALL")
+    lines.append(f"statetrim select {model}{options} --seed {plan.seed}{statistics} -o plan.json")
+    lines.append(f"statetrim prune {model} plan.json -o SMALL")
+    digest = truncated_text(plan.lineage.get("source"))
     yield Text(
-        f"The original checkpoint has the digest {truncated_text(plan.lineage.get('source'))}. The same "
-        f"model, text and options give the same plan, and the same plan the same bytes."
+        f"The original checkpoint has the digest {digest}. The same model, text and options give "
+        f"the same plan, and the same plan the same bytes."
     )
     yield Command(lines)
 
 
 def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str) -> list[str]:
-    """A command for each text, which also generates the same sequences again."""
+    """A command per text; generated sequences belong to the text that they follow."""
     runs: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     for data in as_dicts(calibration.get("data")):
         if not _token_count(data):
@@ -50,27 +50,27 @@ def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str
             runs.append((data, []))
         elif runs:
             runs[-1][1].append(data)
-    lines = []
+    commands = []
     for text, generated in runs:
         total = _token_count(text) + sum(map(_token_count, generated))
-        # Half a token more, so that rounding the share down gives the same sequences.
-        generated_shares = {
-            source["generated"]: f"{(_token_count(source) + 0.5) / total:.9f}"
-            for source in generated
-        }
-        shares = {"recall": "0", **generated_shares}
-        lines.append(
+        shares = {"recall": "0"}
+        for source in generated:
+            # Half a token more, so that calibrate, which rounds down, generates as many sequences.
+            shares[source["generated"]] = f"{(_token_count(source) + 0.5) / total:.9f}"
+        command = (
             f"statetrim calibrate {model} --text {shell_quoted(text.get('text'))} --tokens {total} "
             f"--length {text['length']} --skip {shell_quoted(text.get('skip'))} "
-            + "".join(f"--{shell_quoted(kind)} {share} " for kind, share in shares.items())
-            + f"--batch-size {shell_quoted(calibration.get('batch_size'))} --for {shell_quoted(methods)} "
-            f"-o statistics.safetensors"
         )
-    return lines
+        for kind, share in shares.items():
+            command += f"--{shell_quoted(kind)} {share} "
+        batch_size = shell_quoted(calibration.get("batch_size"))
+        command += f"--batch-size {batch_size} --for {shell_quoted(methods)} "
+        commands.append(f"{command}-o statistics.safetensors")
+    return commands
 
 
 def _token_count(data: Mapping[str, Any]) -> int:
-    """Tokens of a source; 0 where the lineage does not say."""
+    """Tokens of a source of calibration data; 0 if the untrusted lineage holds no valid sizes."""
     count, length = data.get("count"), data.get("length")
     if type(count) is not int or type(length) is not int:
         return 0
@@ -78,11 +78,9 @@ def _token_count(data: Mapping[str, Any]) -> int:
 
 
 def _option_flags(flag: str, options: Mapping[str, Any]) -> str:
-    return "".join(
-        f" {flag} {shell_quoted(f'{name}={_option_value(value)}')}"
-        for name, value in options.items()
-    )
-
-
-def _option_value(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    """The options of a method, each as " FLAG NAME=VALUE"."""
+    flags = ""
+    for name, value in options.items():
+        value_text = str(value).lower() if isinstance(value, bool) else str(value)
+        flags += f" {flag} {shell_quoted(f'{name}={value_text}')}"
+    return flags

@@ -1,4 +1,4 @@
-"""What each layer costs when it alone is cut, and where recall lives."""
+"""Losses when one layer alone is pruned, and which layers carry recall."""
 
 from collections.abc import Iterator
 
@@ -11,6 +11,7 @@ TITLE = "Which layer carries what"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """Pictures by layer, and a table of every layer and width."""
     sensitivity = findings.sensitivity
     if sensitivity is None:
         arguments = command_arguments(findings)
@@ -31,18 +32,12 @@ def blocks(findings: Findings) -> Iterator[Block]:
         for layer in sensitivity.layers:
             layer_cut = sensitivity.find(layer, *variant)
             nll, drop = sensitivity.nll_increase(layer_cut), sensitivity.recall_drop(layer_cut)
-            rows.append(
-                (
-                    str(layer),
-                    variant_text(sensitivity, variant),
-                    f"{nll.estimate:+.4f} ± {nll.margin:.4f}",
-                    "" if drop is None else f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}",
-                    *(
-                        f"{100 * layer_cut.error[source]:.1f}%"
-                        for source in sorted(layer_cut.error)
-                    ),
-                )
-            )
+            nll_text, drop_text = f"{nll.estimate:+.4f} ± {nll.margin:.4f}", ""
+            if drop is not None:
+                drop_text = f"{100 * drop.estimate:.1f} ± {100 * drop.margin:.1f}"
+            errors = [f"{100 * error:.1f}%" for _, error in sorted(layer_cut.error.items())]
+            kept = variant_text(sensitivity, variant)
+            rows.append((str(layer), kept, nll_text, drop_text, *errors))
     yield Table(
         ("layer", "kept", "NLL", "recall lost", "error, random", "error, recall", "error, text"),
         rows,

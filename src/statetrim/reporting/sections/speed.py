@@ -1,4 +1,4 @@
-"""What serving it takes, as it was timed."""
+"""Measured speed and memory of serving."""
 
 from collections.abc import Iterator
 
@@ -10,7 +10,7 @@ TITLE = "Speed"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Medians of each figure by model, with the ratio to the original."""
+    """A table of medians by metric and model, with the ratio to the original."""
     timings = findings.timings
     if timings is None:
         arguments = command_arguments(findings)
@@ -20,7 +20,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
             [f"statetrim benchmark {arguments.cut} --baseline {arguments.model} -o timings.json"],
         )
         return
-    device, clock = (timings.lineage.get(name) for name in ("device", "clock"))
+    device, clock = timings.lineage.get("device"), timings.lineage.get("clock")
     yield Text(
         f"Measured on {device or 'a machine the timings do not name'}"
         f"{f', {clock}' if clock else ''}; other machines and kernels differ."

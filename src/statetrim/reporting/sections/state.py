@@ -1,4 +1,4 @@
-"""What a sequence costs before and after, compared with what is free without a cut."""
+"""Memory of a sequence before and after the cut, and with a bfloat16 state."""
 
 from collections.abc import Iterator
 
@@ -6,6 +6,7 @@ from ...geometry import KERNEL_TILE, Geometry
 from ...maths.formatting import bytes_text, relative_change_text
 from ...serving.alternatives import CONTEXT, MEMORY_GIB, alternatives
 from ...serving.state_size import StateSize, stored_dtype
+from ...storage.checkpoint import Checkpoint
 from ..charts import bar_chart
 from ..commands import command_arguments
 from ..document import Block, Missing, Picture, Table, Text
@@ -15,6 +16,7 @@ TITLE = "Memory before and after"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
+    """Bytes of state and sequences that fit, by cut and dtype, then other sizes."""
     original, cut = findings.original_geometry, findings.cut_geometry
     if cut is None or original is None or original == cut:
         arguments = command_arguments(findings)
@@ -24,38 +26,23 @@ def blocks(findings: Findings) -> Iterator[Block]:
         )
         return
     rows = alternatives(original, cut, findings.original)
-    chart = bar_chart(
-        [(row.name, row.state_bytes, bytes_text(row.state_bytes)) for row in rows],
-        "Recurrent state of one sequence: "
-        + ", ".join(f"{row.name} {bytes_text(row.state_bytes)}" for row in rows),
-    )
+    full = rows[0]
+    header = ["state", "per sequence", "change"]
+    if full.sequences is not None:
+        header.append(f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB of cache")
+    bars, sizes, cells = [], [], []
+    for row in rows:
+        size_text = bytes_text(row.state_bytes)
+        bars.append((row.name, row.state_bytes, size_text))
+        sizes.append(f"{row.name} {size_text}")
+        change = relative_change_text(full.state_bytes, row.state_bytes) if row is not full else ""
+        cells.append([row.name, size_text, change])
+        if row.sequences is not None:
+            cells[-1].append(f"{row.sequences:,}")
+    chart = bar_chart(bars, f"Recurrent state of one sequence: {', '.join(sizes)}")
     if chart:
         yield Picture(chart, "Recurrent state of one sequence, all linear layers together.")
-    full_row = rows[0]
-    has_sequences = full_row.sequences is not None
-    yield Table(
-        (
-            "state",
-            "per sequence",
-            "change",
-            *(
-                [f"sequences of {CONTEXT:,} tokens in {MEMORY_GIB:g} GiB of cache"]
-                if has_sequences
-                else []
-            ),
-        ),
-        [
-            (
-                row.name,
-                bytes_text(row.state_bytes),
-                relative_change_text(full_row.state_bytes, row.state_bytes)
-                if row is not full_row
-                else "",
-                *([f"{row.sequences:,}"] if row.sequences is not None else []),
-            )
-            for row in rows
-        ],
-    )
+    yield Table(header, cells)
     yield Text(
         "A bfloat16 state needs no cut, only an engine's option (vLLM: --mamba-ssm-cache-dtype "
         "bfloat16); what it costs in quality was not measured here. Sequences are memory over "
@@ -72,6 +59,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterator[tuple[str, ...]]:
+    """Rows of (name, before, after, change)."""
     yield (
         "state of a head, keys x values",
         original.describe_against(cut),
@@ -81,20 +69,20 @@ def _size_rows(findings: Findings, original: Geometry, cut: Geometry) -> Iterato
     model = findings.original or findings.cut
     if model is not None:
         dtype = stored_dtype(model)
-        old, new = (
-            StateSize.from_geometry(geometry, dtype).conv_bytes for geometry in (original, cut)
-        )
-        yield (
-            f"convolution state per sequence, {dtype}",
-            bytes_text(old),
-            bytes_text(new),
-            relative_change_text(old, new),
-        )
+        old = StateSize.from_geometry(original, dtype).conv_bytes
+        new = StateSize.from_geometry(cut, dtype).conv_bytes
+        yield _bytes_row(f"convolution state per sequence, {dtype}", old, new)
     if findings.original is not None and findings.cut is not None and findings.original.shards:
-        counts = findings.original.parameters, findings.cut.parameters
-        yield "parameters", f"{counts[0]:,}", f"{counts[1]:,}", relative_change_text(*counts)
-        old, new = (
-            sum(tensor.nbytes for _, tensor in checkpoint.tensors.values())
-            for checkpoint in (findings.original, findings.cut)
+        old, new = findings.original.parameters, findings.cut.parameters
+        yield "parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new)
+        yield _bytes_row(
+            "weights on disk", _weight_bytes(findings.original), _weight_bytes(findings.cut)
         )
-        yield "weights on disk", bytes_text(old), bytes_text(new), relative_change_text(old, new)
+
+
+def _bytes_row(name: str, old: int, new: int) -> tuple[str, ...]:
+    return name, bytes_text(old), bytes_text(new), relative_change_text(old, new)
+
+
+def _weight_bytes(model: Checkpoint) -> int:
+    return sum(tensor.nbytes for _, tensor in model.tensors.values())

@@ -1,4 +1,4 @@
-"""Every shape of a sweep: what it costs, how it stands to the limits, and its plan."""
+"""Every shape of a sweep: its state size, its losses against the limits, and its plan."""
 
 from collections.abc import Iterator
 
@@ -8,6 +8,7 @@ from ...artifacts.verdict import metric_label
 from ...maths.formatting import bytes_text, relative_change_text
 from ...maths.units import is_number
 from ...serving.engines import Shape, compatibility_of_shape
+from ...storage.checkpoint import Checkpoint
 from ..commands import command_arguments, shell_quoted, trim_command
 from ..document import Block, Command, Missing, Picture, Table, Text, as_sentence
 from ..findings import Findings
@@ -17,7 +18,7 @@ TITLE = "Quality against state size"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """The shapes and the one to take, a picture for the main metric of each task, all numbers."""
+    """The recommendation, a picture per main metric, and all scores."""
     sweep = findings.sweep
     if sweep is None:
         arguments = command_arguments(findings)
@@ -47,6 +48,7 @@ def blocks(findings: Findings) -> Iterator[Block]:
 def _recommendation_blocks(
     findings: Findings, sweep: Sweep, advice: Recommendation
 ) -> Iterator[Block]:
+    """The recommended shape, a table of all shapes, and the commands that make it."""
     if not advice.cuts:
         return
     original = next(point for point in sweep.points if point.method == "none")
@@ -56,28 +58,27 @@ def _recommendation_blocks(
     )
     bfloat16_size = bytes_text(original.state_bytes / 2)
     yield Text(
-        f"Without a cut, a bfloat16 state takes {bfloat16_size} per sequence; each of these shapes takes "
-        f"half of what is listed in bfloat16."
+        f"Without a cut, a bfloat16 state takes {bfloat16_size} per sequence; each of these shapes "
+        f"takes half of what is listed in bfloat16."
     )
     header = ["keys x values", "state", "change", "on the frontier", "worst task", "verdict"]
-    has_original = findings.original is not None
-    yield Table(
-        [*header, *(["served by"] if has_original else []), "plan"],
-        [
-            (
-                f"{cut.point.keep} x {cut.point.keep_values}",
-                bytes_text(int(cut.point.state_bytes)),
-                relative_change_text(original.state_bytes, cut.point.state_bytes),
-                "yes" if cut.on_frontier else "",
-                f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
-                "recommended" if cut is chosen else str(cut.limit_status),
-                *([_serving_engines(findings, cut)] if has_original else []),
-                findings.sweep_plans.get(cut.shape, ""),
-            )
-            for cut in advice.cuts
-        ],
-        caption="On the frontier: no other shape is as small and loses as little",
-    )
+    if findings.original is not None:
+        header.append("served by")
+    rows = []
+    for cut in advice.cuts:
+        cells = [
+            f"{cut.point.keep} x {cut.point.keep_values}",
+            bytes_text(int(cut.point.state_bytes)),
+            relative_change_text(original.state_bytes, cut.point.state_bytes),
+            "yes" if cut.on_frontier else "",
+            f"{metric_label(cut.worst)}: {cut.worst.sentence}" if cut.worst else "",
+            "recommended" if cut is chosen else str(cut.limit_status),
+        ]
+        if findings.original is not None:
+            cells.append(_serving_engines(findings.original, cut))
+        rows.append([*cells, findings.sweep_plans.get(cut.shape, "")])
+    caption = "On the frontier: no other shape is as small and loses as little"
+    yield Table([*header, "plan"], rows, caption)
     if chosen:
         lines = [trim_command(findings, chosen.point.keep, chosen.point.keep_values)]
         if chosen.shape in findings.sweep_plans:
@@ -87,18 +88,18 @@ def _recommendation_blocks(
         yield Command(lines)
 
 
-def _serving_engines(findings: Findings, cut: JudgedCut) -> str:
-    """The engines that take the shape; the model's type decides."""
-    assert findings.original is not None
+def _serving_engines(original: Checkpoint, cut: JudgedCut) -> str:
+    """Engines whose current versions serve the original's model type in the cut's shape."""
     try:
         shape = Shape(int(cut.point.keep), int(cut.point.keep_values))
     except (TypeError, ValueError):
         return ""
-    rows = compatibility_of_shape(str(findings.original.config.get("model_type")), shape)
+    rows = compatibility_of_shape(str(original.config.get("model_type")), shape)
     return ", ".join(dict.fromkeys(row.engine for row in rows if row.current and row.serves))
 
 
 def _score_rows(sweep: Sweep) -> Iterator[tuple[str, ...]]:
+    """A row per shape and metric; what is no number in an untrusted sweep is left out."""
     for point in sweep.points:
         if not is_number(point.state_bytes):
             continue
