@@ -1,1 +1,1 @@
-"""A cut and its original in a real engine, judged by transformers."""
+"""Run a cut and its original in a real engine and compare its choices with transformers."""

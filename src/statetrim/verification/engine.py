@@ -1,10 +1,11 @@
-"""One question to an engine, asked in its own environment: a file of JSON in, a file out."""
+"""Run an engine on one model: a driver in the engine's environment, JSON files in and out."""
 
 import re
 import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
+from itertools import chain
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Literal, cast, get_args
@@ -23,12 +24,12 @@ Sequences = Sequence[Sequence[int]]
 
 
 class EngineError(Exception):
-    """The engine ended with an error: it cannot run this model, or cannot run at all."""
+    """The engine cannot run this model, or cannot run at all."""
 
 
 @dataclass(frozen=True)
 class Request:
-    """What an engine is asked; `drivers` says what each field means."""
+    """The driver's input; `drivers/__init__.py` documents the fields."""
 
     model: str
     dtype: str
@@ -41,7 +42,9 @@ class Request:
 
 @dataclass(frozen=True)
 class Answer:
-    engine: str  # names and versions
+    """The driver's output; `drivers/__init__.py` documents the fields."""
+
+    engine: str
     encoded: Sequences | None
     choices: Sequences
     log_probabilities: Sequence[Sequence[float | None]]
@@ -49,6 +52,7 @@ class Answer:
 
 
 def parse_engine(name: str) -> Engine:
+    """`name` as an Engine; raises StatetrimError for an unknown one."""
     for engine in get_args(Engine):
         if name == engine:
             return cast(Engine, engine)
@@ -56,7 +60,10 @@ def parse_engine(name: str) -> Engine:
 
 
 def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
-    """Start the engine, ask, and end it; `EngineFailed` where it cannot."""
+    """Run the engine's driver in a process of `python` and return its answer.
+
+    Raises EngineError if the process fails, takes longer than `seconds`, or answers nonsense.
+    """
     driver = files(__package__) / "drivers" / f"ask_{engine}.py"
     with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
         request_path, answer_path = Path(folder, "request.json"), Path(folder, "answer.json")
@@ -73,32 +80,29 @@ def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -
 
 
 def _failure_reason(log: Path) -> str:
-    """What the engine said; llama.cpp's own word where Python only knows that it failed."""
+    """The last error in the log, or llama.cpp's own message, which no Python exception holds."""
     match = _LOAD_ERROR.search(log.read_text(errors="replace"))
     return " ".join(match.group(1).split())[:300] if match else last_error(log)
 
 
 def _parse_answer(stored: dict[str, Any], request: Request) -> Answer:
-    """An answer to this very request, for every sequence and prompt."""
+    """The answer; raises EngineError if it does not cover every sequence, prompt and text."""
     try:
         answer = Answer(**stored)
-        fits = (
-            _lengths(answer.choices) == [len(ids) - 1 for ids in request.sequences]
-            and _lengths(answer.log_probabilities) == _lengths(answer.choices)
-            and _lengths(answer.continuations) == [request.generate] * len(request.prompts)
-            and (answer.encoded is None or len(answer.encoded) == len(request.texts))
-            and all(
-                type(token) is int
-                for row in (*answer.choices, *answer.continuations, *(answer.encoded or []))
-                for token in row
-            )
-        )
-    except TypeError:
-        fits = False
-    if not fits:
-        raise EngineError("an answer that does not fit the question")
-    return answer
+        if _is_complete(answer, request):
+            return answer
+    except TypeError:  # other fields, or values of other types
+        pass
+    raise EngineError("an answer that does not fit the request")
 
 
-def _lengths(rows: Sequence[Sequence[Any]]) -> list[int]:
-    return [len(row) for row in rows]
+def _is_complete(answer: Answer, request: Request) -> bool:
+    choice_counts = [len(ids) - 1 for ids in request.sequences]
+    token_rows = [*answer.choices, *answer.continuations, *(answer.encoded or [])]
+    return (
+        list(map(len, answer.choices)) == choice_counts
+        and list(map(len, answer.log_probabilities)) == choice_counts
+        and list(map(len, answer.continuations)) == [request.generate] * len(request.prompts)
+        and (answer.encoded is None or len(answer.encoded) == len(request.texts))
+        and all(type(token) is int for token in chain.from_iterable(token_rows))
+    )

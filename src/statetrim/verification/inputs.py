@@ -1,4 +1,4 @@
-"""What every model of a verification is asked: the same texts, sequences and prompts."""
+"""The texts, sequences and prompts that every model of a verification gets."""
 
 from collections.abc import Sequence
 from itertools import islice
@@ -8,13 +8,16 @@ from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint
 from ..storage.text import documents, read_sequences
 
-MAX_CHARACTERS = 2000  # of a document whose encodings are compared
+MAX_CHARACTERS = 2000  # of a document, to compare tokenizers on
 
 TokenIds = Sequence[Sequence[int]]
 
 
 class VerificationInputs:
-    """`texts` to encode, `sequences` of ids to read, and their first halves to continue."""
+    """`texts` to encode, `sequences` of token ids to read, and `prompts`, their first halves.
+
+    `original_ids` are the texts as the original's tokenizer encodes them.
+    """
 
     def __init__(
         self, original: Checkpoint, text: str | Path, count: int, length: int, skip: int
@@ -29,6 +32,6 @@ class VerificationInputs:
         self.original_ids = self.encode_with(original)
 
     def encode_with(self, model: Checkpoint) -> TokenIds:
-        """The texts as a model's own tokenizer encodes them."""
+        """Token ids of each text by the model's own tokenizer."""
         tokenizer = load_tokenizer(model)
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.texts]

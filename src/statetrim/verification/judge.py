@@ -1,4 +1,4 @@
-"""Transformers reads what an engine read, and says of each of its choices whether it agrees."""
+"""Compare the tokens that an engine chose with those of transformers on the same sequences."""
 
 import gc
 from collections.abc import Sequence
@@ -13,12 +13,13 @@ from ..runtime.logits import LogitReader
 from ..runtime.placement import Placement
 from ..storage.checkpoint import Checkpoint
 
-_CHUNK_POSITIONS = 128  # places whose logits are held at a time
+_CHUNK_POSITIONS = 128  # whose logits are in memory at a time
 
 
 @dataclass(frozen=True)
 class EngineChoices:
-    """What an engine chose after the first `begin` tokens of each sequence, and after each more."""
+    """The engine's most likely tokens after each sequence's first `prompt_length` tokens, then
+    after one more each; with log-probabilities where it reports them."""
 
     kind: Kind
     sequences: Sequence[Sequence[int]]
@@ -29,64 +30,67 @@ class EngineChoices:
 
 @dataclass(frozen=True, eq=False)
 class _Reading:
-    """One sequence as a model reads it; several tokens were proposed for each of its places."""
+    """Logits of transformers along one sequence, for candidate tokens at each position.
 
-    best: Tensor  # int64 [places]
-    gaps: Tensor  # float32 [proposals, places]: logits below the best, 0 for the best
-    log_probabilities: Tensor  # float32 [proposals, places]
+    The first candidate is the engine's choice, the second that of transformers in another dtype.
+    """
+
+    best: Tensor  # int64 [positions]
+    gaps: Tensor  # float32 [candidates, positions]: logits below the best, 0 for the best
+    log_probabilities: Tensor  # float32 [candidates, positions]
 
 
 def compare_choices(
     model: Checkpoint, name: str, dtype: torch.dtype, engine_choices: Sequence[EngineChoices]
 ) -> list[Agreement]:
-    """Agreement of an engine's choices with `model` in transformers, in both dtypes."""
-    candidates = [
-        [[list(sequence_choices)] for sequence_choices in chosen.choices]
-        for chosen in engine_choices
-    ]
-    in_dtype = _read_all(model, dtype, engine_choices, candidates)
-    for proposals, reads in zip(candidates, in_dtype, strict=True):
-        for sequence_candidates, read in zip(proposals, reads, strict=True):
-            sequence_candidates.append(read.best.tolist())
-    in_float32 = (
-        in_dtype
-        if dtype == torch.float32
-        else _read_all(model, torch.float32, engine_choices, candidates)
-    )
-    return [
-        _agreement(name, chosen, *reads)
-        for chosen, *reads in zip(engine_choices, in_dtype, in_float32, strict=True)
-    ]
+    """Agreement of an engine's choices with `model` in transformers, in `dtype` and float32.
+
+    How often transformers in `dtype` agrees with float32 shows what the dtype alone explains.
+    """
+    in_dtype = _read_all(model, dtype, engine_choices, None)
+    in_float32 = in_dtype
+    if dtype != torch.float32:
+        in_float32 = _read_all(model, torch.float32, engine_choices, in_dtype)
+    agreements = []
+    for chosen, readings, exact in zip(engine_choices, in_dtype, in_float32, strict=True):
+        agreements.append(_agreement(name, chosen, readings, exact))
+    return agreements
 
 
 def _agreement(
     name: str, engine_choices: EngineChoices, in_dtype: list[_Reading], in_float32: list[_Reading]
 ) -> Agreement:
-    def count_best(reads: list[_Reading], candidate: int) -> list[int]:
-        return [int((read.gaps[candidate] == 0).sum()) for read in reads]
-
-    positions = [len(choices) for choices in engine_choices.choices]
-    is_float32 = in_dtype is in_float32
+    positions = list(map(len, engine_choices.choices))
+    ran_in_float32 = in_dtype is in_float32  # then transformers agrees with itself everywhere
+    tokens: set[int] = set()
+    for choices in engine_choices.choices:
+        tokens.update(choices)
     return Agreement(
         model=name,
         kind=engine_choices.kind,
         places=positions,
-        agreed=count_best(in_dtype, 0),
-        agreed_float32=count_best(in_float32, 0),
-        own=positions if is_float32 else count_best(in_float32, 1),
-        largest_gap=max(float(read.gaps[0].max()) for read in in_dtype),
+        agreed=_count_best(in_dtype, 0),
+        agreed_float32=_count_best(in_float32, 0),
+        own=positions if ran_in_float32 else _count_best(in_float32, 1),
+        largest_gap=max(float(reading.gaps[0].max()) for reading in in_dtype),
         largest_difference=_largest_difference(engine_choices, in_dtype),
-        different_tokens=len({token for choices in engine_choices.choices for token in choices}),
+        different_tokens=len(tokens),
     )
 
 
+def _count_best(readings: list[_Reading], candidate: int) -> list[int]:
+    """Positions of each sequence at which no token has a larger logit than the candidate."""
+    return [int((reading.gaps[candidate] == 0).sum()) for reading in readings]
+
+
 def _largest_difference(engine_choices: EngineChoices, in_dtype: list[_Reading]) -> float | None:
-    differences = [
-        abs(engine_value - float(own_value))
-        for engine_row, read in zip(engine_choices.log_probabilities or [], in_dtype, strict=False)
-        for engine_value, own_value in zip(engine_row, read.log_probabilities[0], strict=True)
-        if engine_value is not None
-    ]
+    """Between log-probabilities of the engine and of transformers; None if it reports none."""
+    differences = []
+    for engine_row, reading in zip(engine_choices.log_probabilities or [], in_dtype, strict=False):
+        own_row = reading.log_probabilities[0].tolist()
+        for engine_value, own_value in zip(engine_row, own_row, strict=True):
+            if engine_value is not None:
+                differences.append(abs(engine_value - own_value))
     return max(differences, default=None)
 
 
@@ -94,20 +98,25 @@ def _read_all(
     model: Checkpoint,
     dtype: torch.dtype,
     engine_choices: Sequence[EngineChoices],
-    candidates: Sequence[Sequence[Sequence[Sequence[int]]]],
+    other_dtype: Sequence[Sequence[_Reading]] | None,
 ) -> list[list[_Reading]]:
-    """The model, loaded once, reads every sequence of every kind."""
+    """Load the model once and read every sequence; readings by kind and sequence.
+
+    Candidates are the engine's choices and, if given, the best tokens of `other_dtype`.
+    """
     reader = LogitReader(load_live(model, Placement(dtype=dtype)))
-    readings = [
-        [
-            _read_sequence(reader, ids, chosen.prompt_length, row_candidates)
-            for ids, row_candidates in zip(chosen.sequences, sequence_candidates, strict=True)
-        ]
-        for chosen, sequence_candidates in zip(engine_choices, candidates, strict=True)
-    ]
+    all_readings = []
+    for number, chosen in enumerate(engine_choices):
+        readings = []
+        for row, (ids, choices) in enumerate(zip(chosen.sequences, chosen.choices, strict=True)):
+            candidates = [list(choices)]
+            if other_dtype is not None:
+                candidates.append(other_dtype[number][row].best.tolist())
+            readings.append(_read_sequence(reader, ids, chosen.prompt_length, candidates))
+        all_readings.append(readings)
     del reader
-    gc.collect()  # before the next model comes
-    return readings
+    gc.collect()  # frees the model before another is loaded
+    return all_readings
 
 
 @torch.inference_mode()
@@ -115,16 +124,14 @@ def _read_sequence(
     reader: LogitReader, ids: Sequence[int], prompt_length: int, candidates: Sequence[Sequence[int]]
 ) -> _Reading:
     logits_at = reader.forward(torch.tensor([ids]))
-    candidate_ids = torch.tensor(candidates)  # [proposals, places]
-    chunks = []
+    candidate_ids = torch.tensor(candidates)  # [candidates, positions]
+    best_ids, gaps, log_probabilities = [], [], []
     for start in range(0, candidate_ids.shape[1], _CHUNK_POSITIONS):
         chunk_ids = candidate_ids[:, start : start + _CHUNK_POSITIONS]
         logits = logits_at(torch.arange(chunk_ids.shape[1]) + prompt_length - 1 + start)[0].cpu()
         best = logits.max(-1)
-        values = logits.gather(1, chunk_ids.mT).mT  # [proposals, places]
-        log_probabilities = values - logits.logsumexp(-1)
-        chunks.append((best.indices, best.values - values, log_probabilities))
-    indices, gaps, log_probabilities = (
-        torch.cat(pieces, dim=-1) for pieces in zip(*chunks, strict=True)
-    )
-    return _Reading(indices, gaps, log_probabilities)
+        values = logits.gather(1, chunk_ids.mT).mT  # [candidates, positions]
+        best_ids.append(best.indices)
+        gaps.append(best.values - values)
+        log_probabilities.append(values - logits.logsumexp(-1))
+    return _Reading(torch.cat(best_ids), torch.cat(gaps, -1), torch.cat(log_probabilities, -1))

@@ -1,10 +1,11 @@
-"""Is a cut what its own plan makes of the original? Its config, and the tensors that were cut.
+"""Check without running a model that a cut is the original pruned by the cut's plan.
 
-No model runs for this. What a refit or a recovery has trained since cannot be compared byte for
-byte; there most rows must still be nearest to the rows they came from.
+Config fields and pruned tensors must be equal to what pruning gives. Tensors that a refit or a
+recovery trained cannot be compared byte for byte; most of their rows must still be nearest to the
+rows that they were pruned from.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -12,26 +13,25 @@ from torch import Tensor
 
 from ..artifacts.plan import Plan
 from ..families.contract import resized_config
-from ..geometry import ChannelRows
+from ..geometry import ChannelRows, Role
 from ..storage.channel_rows import LayerRows
 from ..storage.checkpoint import Checkpoint, path_inside
 from ..storage.json_file import read_json
 from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES
 
 PLAN_FILE = f"{ARTIFACTS}/plan.json"
-_MIN_NEAREST = 0.5  # the part of a trained tensor's rows that must be nearest to their origin
+_MIN_NEAREST = 0.5  # share of a trained tensor's rows that must be nearest to their origin
 
 
 def load_carried_plan(cut: Checkpoint) -> Plan | None:
-    """The plan a checkpoint was cut by, which it carries; None where it has none."""
+    """The plan in the cut's directory, by which it was pruned; None if it carries none."""
     return Plan.load(path_inside(cut.path, PLAN_FILE)) if (cut.path / PLAN_FILE).exists() else None
 
 
 def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
-    """What differs between the cut's config and the original's, resized by the plan."""
-    expected = resized_config(
-        original.family, original.config, plan.pruned_geometry(original.geometry)
-    )
+    """A sentence for each field of the cut's config that differs from what pruning gives."""
+    geometry = plan.pruned_geometry(original.geometry)
+    expected = resized_config(original.family, original.config, geometry)
     for name, needed, actual in _config_differences(expected, cut.config):
         yield f"config field {name!r} is {str(actual)[:40]}, and this cut needs {str(needed)[:40]}"
 
@@ -39,6 +39,7 @@ def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
 def _config_differences(
     expected: Any, actual: Any, name: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
+    """Dotted name, expected and actual value of every differing field of nested dicts."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         for key in sorted({*expected, *actual}):
             full_name = f"{name}.{key}" if name else key
@@ -48,89 +49,91 @@ def _config_differences(
 
 
 def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
-    """Cut tensors that hold other rows or columns than the plan keeps."""
-    trained, shared_norms = (
-        _trained_tensors(cut),
-        _shared_norms(original) if plan.kept_values else {},
-    )
-    original_claims, cut_claims = (
-        model.channel_rows if plan.kept_heads is None else model.head_rows
-        for model in (original, cut)
-    )
-    for name, owner in original_claims.items():
-        expected = _expected_tensor(original, name, owner, plan, shared_norms)
-        actual, claims = cut.tensor(name), cut_claims[name].channel_rows
+    """A sentence for each pruned tensor that holds other rows or columns than the plan keeps."""
+    trained = _trained_tensors(cut)
+    shared_norms = _shared_norms(original) if plan.kept_values else {}
+    prunes_heads = plan.kept_heads is not None
+    cut_rows = cut.head_rows if prunes_heads else cut.channel_rows
+    original_rows = original.head_rows if prunes_heads else original.channel_rows
+    for name, layer_rows in original_rows.items():
+        expected = _expected_tensor(original, name, layer_rows, plan, shared_norms)
+        actual, channel_rows = cut.tensor(name), cut_rows[name].channel_rows
         if name in trained:
-            moved_roles = [
-                claim.role
-                for claim in claims
-                if actual.dim() > 1 and _nearest_fraction(expected, actual, claim) < _MIN_NEAREST
-            ]
-            if moved_roles:
+            role = _moved_role(expected, actual, channel_rows)
+            if role is not None:
                 yield (
-                    f"layer {owner.layer}: {name} was trained after the cut, but most of its "
-                    f"{moved_roles[0]} rows are nearer to others of the original than to their own"
+                    f"layer {layer_rows.layer}: {name} was trained after the cut, but most of its "
+                    f"{role} rows are nearer to others of the original than to their own"
                 )
         elif not torch.equal(expected, actual):
-            dim = claims[0].dim
-            matching = (expected == actual).movedim(dim, 0).reshape(expected.shape[dim], -1).all(1)
+            dim = channel_rows[0].dim
+            equal = (expected == actual).movedim(dim, 0).reshape(expected.shape[dim], -1).all(1)
             unit = "columns" if dim else "rows"
             yield (
-                f"layer {owner.layer}: {int((~matching).sum())} of {len(matching)} {unit} of {name} are "
-                f"not those that the plan keeps of the original"
+                f"layer {layer_rows.layer}: {int((~equal).sum())} of {len(equal)} {unit} of {name} "
+                f"are not those that the plan keeps of the original"
             )
 
 
 def _expected_tensor(
-    original: Checkpoint, name: str, owner: LayerRows, plan: Plan, shared_norms: dict[int, str]
+    original: Checkpoint, name: str, layer_rows: LayerRows, plan: Plan, shared_norms: dict[int, str]
 ) -> Tensor:
-    """The tensor as the cut alone leaves it; a shared norm lies in the output projection then."""
-    tensor, role = original.tensor(name), owner.channel_rows[0].role
-    if role == "o_proj" and owner.layer in shared_norms:
-        factors = torch.ones(owner.channel_rows[0].size, dtype=torch.float64)
-        for claim in owner.channel_rows:
-            factors[claim.rows] = original.tensor(shared_norms[owner.layer]).double()
+    """The tensor right after pruning, which multiplies a norm that heads share into o_proj."""
+    tensor, channel_rows = original.tensor(name), layer_rows.channel_rows
+    role = channel_rows[0].role
+    if role == "o_proj" and layer_rows.layer in shared_norms:
+        factors = torch.ones(channel_rows[0].size, dtype=torch.float64)
+        for entry in channel_rows:
+            factors[entry.rows] = original.tensor(shared_norms[layer_rows.layer]).double()
         tensor = (tensor.double() * factors).to(tensor.dtype)
-    for dim, mask in plan.kept_masks(owner.layer, owner.channel_rows, original.geometry).items():
+    for dim, mask in plan.kept_masks(layer_rows.layer, channel_rows, original.geometry).items():
         tensor = tensor.index_select(dim, mask.nonzero().squeeze(1))
     return torch.ones_like(tensor) if role == "shared_norm" and shared_norms else tensor
 
 
 def _shared_norms(model: Checkpoint) -> dict[int, str]:
-    """Layer -> the norm whose weight all heads share."""
-    return {
-        owner.layer: name
-        for name, owner in model.channel_rows.items()
-        if owner.channel_rows[0].role == "shared_norm"
-    }
+    """Layer -> name of the norm whose weight all heads share."""
+    norms = _tensors_of_role(model, "shared_norm")
+    return {model.channel_rows[name].layer: name for name in norms}
 
 
-def _nearest_fraction(expected: Tensor, actual: Tensor, claim: ChannelRows) -> float:
-    """The part of a claim's rows that are nearest, within their head, to what they came from."""
-    original_rows, actual_rows = (
-        tensor.movedim(claim.dim, 0)[claim.rows].double().reshape(*claim.rows.shape, -1)
-        for tensor in (expected, actual)
-    )  # [heads, channels, entries]
-    nearest = torch.cdist(actual_rows, original_rows).argmin(-1)
+def _tensors_of_role(model: Checkpoint, role: Role) -> list[str]:
+    rows = model.channel_rows.items()
+    return [name for name, layer_rows in rows if layer_rows.channel_rows[0].role == role]
+
+
+def _moved_role(
+    expected: Tensor, actual: Tensor, channel_rows: Sequence[ChannelRows]
+) -> Role | None:
+    """The first role of a trained tensor most of whose rows are not nearest to their origin."""
+    for entry in channel_rows:
+        if actual.dim() > 1 and _nearest_fraction(expected, actual, entry) < _MIN_NEAREST:
+            return entry.role
+    return None
+
+
+def _nearest_fraction(expected: Tensor, actual: Tensor, entry: ChannelRows) -> float:
+    """Share of the rows that are nearest, among those of their head, to the row they came from."""
+    nearest = torch.cdist(_head_rows(actual, entry), _head_rows(expected, entry)).argmin(-1)
     return float((nearest == torch.arange(nearest.shape[1])).double().mean())
 
 
+def _head_rows(tensor: Tensor, entry: ChannelRows) -> Tensor:
+    """The rows of each head, float64 [heads, channels, entries]."""
+    rows = tensor.movedim(entry.dim, 0)[entry.rows].double()
+    return rows.reshape(*entry.rows.shape, -1)
+
+
 def _trained_tensors(cut: Checkpoint) -> set[str]:
-    """Tensors that were trained or refitted after the cut, by the checkpoint's own records."""
+    """Names of the tensors that were trained or refitted, by the checkpoint's own records."""
     names: set[str] = set()
-    folder = cut.path / ARTIFACTS
-    for path in sorted(folder.iterdir()):
-        name = path.name.replace("source_", "")
-        if name not in ("recover.json", "refit.json"):
+    for path in sorted((cut.path / ARTIFACTS).iterdir()):
+        kind = path.name.replace("source_", "")
+        if kind not in ("recover.json", "refit.json"):
             continue
         record = read_json(path_inside(cut.path, f"{ARTIFACTS}/{path.name}"), MAX_RECORD_BYTES)
-        if name == "recover.json":
-            names.update(str(tensor_name) for tensor_name in record.get("trained_tensors") or [])
+        if kind == "recover.json":
+            names.update(map(str, record.get("trained_tensors") or []))
         else:
-            claims = cut.channel_rows.items()
-            names.update(
-                tensor_name
-                for tensor_name, owner in claims
-                if owner.channel_rows[0].role == "o_proj"
-            )
+            names.update(_tensors_of_role(cut, "o_proj"))
     return names

@@ -1,12 +1,12 @@
-"""Cuts + original -> Verification: all run in a real engine, and transformers judges.
+"""Cuts and their original in a real engine, compared with transformers -> Verification.
 
-First what needs no engine: a cut's config, weights and tokenizer against the original's. Then the
-engine reads texts and continues prompts with every model, and transformers is given the same
-tokens. A cut must agree with it as well as the original does.
+A cut's config, weights and tokenizer are compared with the original's first; that needs no engine.
+Then the engine reads texts and continues prompts with every model, and transformers reads the same
+tokens: the engine must agree with transformers on a cut as well as on the original.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +23,8 @@ from .engine import ENGINE_NAMES, Answer, Engine, EngineError, Request, parse_en
 from .inputs import TokenIds, VerificationInputs
 from .judge import EngineChoices, compare_choices
 
-MAX_AGREEMENT_LOSS = 1.0  # points by which a cut may agree less than its original, besides chance
-MAX_ENGINE_GAP = 5.0  # points by which an engine may agree less than its dtype explains
+MAX_AGREEMENT_LOSS = 1.0  # points that a cut may significantly lose against its original
+MAX_ENGINE_GAP = 5.0  # points of disagreement beyond what the engine's dtype explains
 DTYPE_NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
@@ -44,7 +44,7 @@ def verify(
     seconds: float = 3600.0,
     progress: OnProgress = ignore_progress,
 ) -> Verification:
-    """Run `models` and the `baseline` they were cut from in `engine`: mlx, vllm or llamacpp.
+    """Run the cuts `models` and their original `baseline` in `engine`: mlx, vllm or llamacpp.
 
     `python` is the executable of the engine's environment. Every model reads `count` sequences of
     `length` tokens of `text`, and continues the first half of each by `generate` tokens. `dtype`
@@ -83,53 +83,49 @@ def verify(
     for number, (name, model) in enumerate(zip(verification.models, checkpoints, strict=True)):
         label = f"{ENGINE_NAMES[kind]} runs {name}, and transformers reads the same"
         progress(Progress(number, len(checkpoints), "settings", label))
-        faults, notes = (
-            verification.faults.setdefault(name, []),
-            verification.notes.setdefault(name, []),
-        )
+        faults = verification.faults.setdefault(name, [])
+        notes = verification.notes.setdefault(name, [])
         if number:
-            faults.extend(_checkpoint_faults(checkpoints[0], model, notes))
+            checkpoint_faults, checkpoint_notes = _compare_with_plan(checkpoints[0], model)
+            faults += checkpoint_faults
+            notes += checkpoint_notes
         if faults:
             notes.append(f"not started in {ENGINE_NAMES[kind]}: the checkpoint itself is at fault")
             continue
         token_ids = inputs.encode_with(model)
         if number:
-            faults.extend(
-                _encoding_faults(inputs.original_ids, token_ids, "its tokenizer", "the original's")
+            faults += _encoding_faults(
+                inputs.original_ids, token_ids, "its tokenizer", "the original's"
             )
         engine_run.run_model(name, model, token_ids)
-        faults.extend(_engine_faults(verification, name, ENGINE_NAMES[kind]))
+        faults += _engine_faults(verification, name, ENGINE_NAMES[kind])
     return replace(
         verification,
         version=engine_run.version,
-        faults={name: faults for name, faults in verification.faults.items() if faults},
-        notes={name: notes for name, notes in verification.notes.items() if notes},
+        faults=_without_empty(verification.faults),
+        notes=_without_empty(verification.notes),
     )
 
 
-class _EngineRun:
-    """One engine, asked the same of every model; what it answers is added to `found`."""
+def _without_empty(messages: Mapping[str, list[str]]) -> dict[str, list[str]]:
+    return {name: texts for name, texts in messages.items() if texts}
 
-    def __init__(
-        self,
-        verification: Verification,
-        engine: Engine,
-        python: Path,
-        inputs: VerificationInputs,
-        generate: int,
-        options: dict[str, Any],
-        seconds: float,
-    ) -> None:
-        self.verification, self.engine, self.python, self.inputs = (
-            verification,
-            engine,
-            python,
-            inputs,
-        )
-        self.generate, self.options, self.seconds = generate, options, seconds
-        self.version = ""
+
+@dataclass
+class _EngineRun:
+    """An engine that gets the same inputs with every model; results are added to `verification`."""
+
+    verification: Verification
+    engine: Engine
+    python: Path
+    inputs: VerificationInputs
+    generate: int
+    options: dict[str, Any]
+    seconds: float
+    version: str = ""  # as the engine reports it
 
     def run_model(self, name: str, model: Checkpoint, token_ids: TokenIds) -> None:
+        """Add the model's agreements or its refusal; `token_ids` are its texts by transformers."""
         request = Request(
             model=str(model.path.resolve()),
             dtype=self.verification.dtype,
@@ -150,46 +146,47 @@ class _EngineRun:
                 f"{ENGINE_NAMES[self.engine]} does not know its tokenizer"
             )
         else:
-            tokenizer_text = f"{ENGINE_NAMES[self.engine]}'s tokenizer of it"
-            self.verification.faults[name].extend(
-                _encoding_faults(token_ids, answer.encoded, tokenizer_text, "transformers'")
+            tokenizer = f"{ENGINE_NAMES[self.engine]}'s tokenizer of it"
+            self.verification.faults[name] += _encoding_faults(
+                token_ids, answer.encoded, tokenizer, "transformers'"
             )
         dtype = getattr(torch, self.verification.dtype)
-        self.verification.agreements.extend(
-            compare_choices(model, name, dtype, _engine_choices(request, answer))
-        )
+        choices = _engine_choices(request, answer)
+        self.verification.agreements.extend(compare_choices(model, name, dtype, choices))
 
 
-def _checkpoint_faults(original: Checkpoint, cut: Checkpoint, notes: list[str]) -> Iterator[str]:
-    """What is wrong with the files of a cut, by its own plan and the original."""
+def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str], list[str]]:
+    """Faults of the cut's config and weights by the plan it carries, and notes on why they were
+    not compared."""
     plan = provenance.load_carried_plan(cut)
     if plan is None:
-        notes.append("it carries no plan, so its weights were not compared with the original's")
-    elif plan.lineage.get("source") != original.digest:
-        notes.append("its plan is of another model, so its weights were not compared")
-    else:
-        config_faults = list(provenance.config_faults(original, cut, plan))
-        yield from config_faults
-        if not config_faults:
-            yield from provenance.weight_faults(original, require_prunable(cut), plan)
+        return [], ["it carries no plan, so its weights were not compared with the original's"]
+    if plan.lineage.get("source") != original.digest:
+        return [], ["its plan is of another model, so its weights were not compared"]
+    faults = list(provenance.config_faults(original, cut, plan))
+    if not faults:
+        faults += provenance.weight_faults(original, require_prunable(cut), plan)
+    return faults, []
 
 
 def _encoding_faults(
     expected: TokenIds, actual: TokenIds, tokenizer: str, reference: str
-) -> Iterator[str]:
-    differing = sum(
-        list(expected_ids) != list(actual_ids)
-        for expected_ids, actual_ids in zip(expected, actual, strict=True)
-    )
-    if differing:
-        yield f"{tokenizer} gives other tokens than {reference} for {differing} of {len(expected)} texts"
+) -> list[str]:
+    """A sentence if the tokenizers encode any text differently."""
+    differing = 0
+    for expected_ids, actual_ids in zip(expected, actual, strict=True):
+        differing += list(expected_ids) != list(actual_ids)
+    if not differing:
+        return []
+    texts = f"{differing} of {len(expected)} texts"
+    return [f"{tokenizer} gives other tokens than {reference} for {texts}"]
 
 
 def _engine_choices(request: Request, answer: Answer) -> list[EngineChoices]:
-    continued = [
-        [*prompt, *tokens]
-        for prompt, tokens in zip(request.prompts, answer.continuations, strict=True)
-    ]
+    """Choices in the given texts, and in the continuations after their prompts."""
+    continued = []
+    for prompt, tokens in zip(request.prompts, answer.continuations, strict=True):
+        continued.append([*prompt, *tokens])
     return [
         EngineChoices("texts", request.sequences, 1, answer.choices, answer.log_probabilities),
         EngineChoices("continuations", continued, len(request.prompts[0]), answer.continuations),
@@ -197,23 +194,24 @@ def _engine_choices(request: Request, answer: Answer) -> list[EngineChoices]:
 
 
 def _engine_faults(verification: Verification, name: str, engine: str) -> Iterator[str]:
-    """What is wrong with a model by what the engine did."""
+    """A sentence for a refusal, and for each kind of tokens on which the engine disagrees."""
+    original = verification.models[0]
     if name in verification.refusals:
-        also_original = "" if name == verification.models[0] else ", nor the original"
-        original_runs = verification.models[0] not in verification.refusals
-        yield f"{engine} does not run it{'' if original_runs else also_original}: {verification.refusals[name]}"
+        refuses_original = name != original and original in verification.refusals
+        also_original = ", nor the original" if refuses_original else ""
+        yield f"{engine} does not run it{also_original}: {verification.refusals[name]}"
     for kind in verification.kinds:
-        agreement, change = verification.find(name, kind), None
+        agreement = verification.find(name, kind)
         if agreement is None:
             continue
         share, own_share = agreement.share("agreed_float32"), agreement.share("own")
         if 100 * (own_share - share) > MAX_ENGINE_GAP:
             yield (
                 f"{engine} chooses as transformers in float32 at only {100 * share:.1f} % of the "
-                f"places in {kind}, where {verification.dtype} itself does at {100 * own_share:.1f} %"
+                f"positions in {kind}, where {verification.dtype} itself does at "
+                f"{100 * own_share:.1f} %"
             )
-        if name != verification.models[0]:
-            change = verification.agreement_change(name, kind)
+        change = None if name == original else verification.agreement_change(name, kind)
         if change is not None and change.high < 0 and change.estimate < -MAX_AGREEMENT_LOSS:
             yield (
                 f"{engine} agrees with transformers less than on the original in {kind}: "
@@ -222,9 +220,10 @@ def _engine_faults(verification: Verification, name: str, engine: str) -> Iterat
 
 
 def _default_dtype(engine: Engine, model: Checkpoint) -> str:
+    """bfloat16 in vLLM, else the dtype in which the prunable tensors are stored."""
     if engine == "vllm":
         return "bfloat16"
     stored_dtypes = {model.tensors[name][1].dtype for name in model.channel_rows}
-    return next(
-        (DTYPE_NAMES[name] for name in sorted(stored_dtypes) if name in DTYPE_NAMES), "float32"
-    )
+    for name in sorted(stored_dtypes & set(DTYPE_NAMES)):
+        return DTYPE_NAMES[name]
+    return "float32"

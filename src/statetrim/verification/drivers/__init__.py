@@ -1,10 +1,10 @@
-"""A file an engine, run as a program by that engine's own Python; statetrim is not there.
+"""One program per engine, run by the Python of the engine's environment, without statetrim.
 
     PYTHON drivers/ask_ENGINE.py REQUEST.json ANSWER.json
 
 A request has `model` (a directory), `dtype`, `texts` to encode, `sequences` of token ids to read,
-`prompts` to continue by `generate` tokens greedily, and `options` of the engine. The answer has
-`engine` (names and versions), `encoded` (ids of each text, or null where the engine cannot),
-`choices` (the most likely token after each but the last of a sequence), `log_probabilities` of
-those choices (null where the engine does not tell), and `continuations`.
+`prompts` to continue greedily by `generate` tokens, and `options` of the engine. The answer has
+`engine` (names and versions), `encoded` (ids of each text, or null if the engine cannot encode),
+`choices` (the most likely token after each token of a sequence but the last), `log_probabilities`
+of those choices (null where the engine does not report it), and `continuations`.
 """

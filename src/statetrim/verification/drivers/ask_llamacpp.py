@@ -1,8 +1,8 @@
-"""llama.cpp reads sequences and continues prompts; see `drivers/__init__.py` for the two files.
+"""llama.cpp reads sequences and continues prompts; `drivers/__init__.py` documents the files.
 
-The checkpoint is converted to GGUF by llama.cpp's own converter, which `options["converter"]` names
-or which lies in `llama.cpp` below this environment. llama.cpp's server, which xllamacpp brings, is
-then asked token by token: it tells the choice after a prompt only.
+llama.cpp's converter writes the checkpoint as GGUF; it is `options["converter"]`, or lies in
+`llama.cpp` below this environment. The server, a part of xllamacpp, gets one request per token,
+because it reports the most likely token only after a prompt.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ import xllamacpp
 from safetensors import safe_open
 
 OUTTYPES = {"float32": "f32", "float16": "f16", "bfloat16": "bf16"}
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # past any http_proxy
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # ignores http_proxy
 
 
 def convert(model: Path, out: Path, dtype: str, converter: Path) -> bool:
-    """Write `model` to `out`; False where llama.cpp does not know its tokenizer.
+    """Convert `model` to a GGUF file; returns whether llama.cpp knows its tokenizer.
 
-    All is asked in token ids, so an unknown one may stand under the name of GPT-2's.
+    An unknown tokenizer is converted as GPT-2's: sequences and prompts are token ids anyway.
     """
     sys.path.insert(0, str(converter.parent))
     from conversion import base
 
-    is_known, stock_method = [True], base.TextModel.get_vocab_base_pre
+    is_known, stock_method = True, base.TextModel.get_vocab_base_pre
 
-    def tolerant(self: Any, tokenizer: Any) -> str:
+    def name_or_gpt2(self: Any, tokenizer: Any) -> str:
+        nonlocal is_known
         try:
             return str(stock_method(self, tokenizer))
         except NotImplementedError:
-            is_known[0] = False
+            is_known = False
             return "gpt-2"
 
-    base.TextModel.get_vocab_base_pre = tolerant
+    base.TextModel.get_vocab_base_pre = name_or_gpt2
     arguments = [str(converter), str(model), "--outfile", str(out), "--outtype", OUTTYPES[dtype]]
     qwen = "qwen" in (model / "config.json").read_text(encoding="utf-8").lower()
-    if qwen and not has_mtp(model):  # of other types the option is refused
+    if qwen and not has_mtp(model):  # the converter refuses the option for other types
         arguments.append("--no-mtp")
     saved_argv, sys.argv = sys.argv, arguments
     try:
         runpy.run_path(str(converter), run_name="__main__")
     finally:
         sys.argv = saved_argv
-    return is_known[0]
+    return is_known
 
 
 def has_mtp(model: Path) -> bool:
-    """Whether the checkpoint holds a head that foretells several tokens; else the converter must be
-    told that there is none."""
+    """Whether the checkpoint has a head for multi-token prediction."""
     for path in model.glob("*.safetensors"):
         with safe_open(path, "pt") as file:
             if any(name.startswith("mtp.") for name in file.offset_keys()):
@@ -65,11 +65,12 @@ def has_mtp(model: Path) -> bool:
 
 
 def serve(gguf: Path, request: dict[str, Any], options: dict[str, Any]) -> Any:
+    """Start a server with room for the longest request; `options` are xllamacpp.CommonParams."""
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(gguf)
     longest = max(map(len, request["sequences"] + request["prompts"])) + request["generate"] + 1
     parameters.n_ctx, parameters.n_parallel = longest, 1
-    if request["dtype"] == "float32":  # all of it; flash attention computes in half precision
+    if request["dtype"] == "float32":  # flash attention computes in half precision
         parameters.cache_type_k = parameters.cache_type_v = xllamacpp.ggml_type.GGML_TYPE_F32
         flash_off = xllamacpp.llama_flash_attn_type.LLAMA_FLASH_ATTN_TYPE_DISABLED
         parameters.flash_attn_type = flash_off
@@ -91,19 +92,24 @@ def post_json(address: str, path: str, body: dict[str, Any]) -> Any:
         return json.load(answer)
 
 
+def encode(address: str, text: str) -> list[int]:
+    body = {"content": text, "add_special": False}
+    return list(post_json(address, "tokenize", body)["tokens"])
+
+
 def next_token(address: str, ids: list[int]) -> tuple[int, float | None]:
     """The most likely token after `ids`, and its log-probability.
 
-    The server keeps the state of what it read, so one more token costs one token. It drops the
+    The server caches the state of a prompt, so that one more token costs one step. It reports no
     probability of a token that ends within a character.
     """
     body = {"prompt": ids, "n_predict": 1, "temperature": 0.0, "n_probs": 1, "return_tokens": True}
     completion = post_json(address, "completion", body | {"cache_prompt": True})
     token = int(completion["tokens"][0])
-    entries = [
-        entry for entry in completion.get("completion_probabilities", []) if entry["id"] == token
-    ]
-    return token, float(entries[0]["logprob"]) if entries else None
+    for entry in completion.get("completion_probabilities", []):
+        if entry["id"] == token:
+            return token, float(entry["logprob"])
+    return token, None
 
 
 def generate(address: str, prompt: list[int], tokens: int) -> list[int]:
@@ -125,26 +131,22 @@ def main() -> None:
         knows_tokenizer = convert(Path(request["model"]), gguf, request["dtype"], converter)
         server = serve(gguf, request, options)
         address = server.listening_address
-        next_tokens = [
-            [next_token(address, ids[:count]) for count in range(1, len(ids))]
-            for ids in request["sequences"]
-        ]
-        answer = {
+        answer: dict[str, Any] = {
             "engine": f"llama.cpp by xllamacpp {version('xllamacpp')}",
-            "encoded": [
-                post_json(address, "tokenize", {"content": text, "add_special": False})["tokens"]
-                for text in request["texts"]
-            ]
-            if knows_tokenizer
-            else None,
-            "choices": [[token for token, _ in row] for row in next_tokens],
-            "log_probabilities": [
-                [log_probability for _, log_probability in row] for row in next_tokens
-            ],
-            "continuations": [
-                generate(address, p, request["generate"]) for p in request["prompts"]
-            ],
+            "encoded": None,
+            "choices": [],
+            "log_probabilities": [],
+            "continuations": [],
         }
+        if knows_tokenizer:
+            answer["encoded"] = [encode(address, text) for text in request["texts"]]
+        for ids in request["sequences"]:
+            best = [next_token(address, ids[:count]) for count in range(1, len(ids))]
+            choices, log_probabilities = zip(*best, strict=True)
+            answer["choices"].append(choices)
+            answer["log_probabilities"].append(log_probabilities)
+        for prompt in request["prompts"]:
+            answer["continuations"].append(generate(address, prompt, request["generate"]))
         Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

@@ -1,4 +1,4 @@
-"""MLX-LM reads sequences and continues prompts; see `drivers/__init__.py` for the two files."""
+"""MLX-LM reads sequences and continues prompts; `drivers/__init__.py` documents the files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mlx_lm.models.cache import make_prompt_cache
 
 
 def most_likely(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
-    """The most likely token after each but the last of `ids`, and its log-probability."""
+    """The most likely token after each token of `ids` but the last, and its log-probability."""
     logits = model(mx.array([ids]))[0, :-1].astype(mx.float32)
     log_probabilities = mx.max(logits, axis=-1) - mx.logsumexp(logits, axis=-1)
     return mx.argmax(logits, axis=-1).tolist(), log_probabilities.tolist()
@@ -34,14 +34,17 @@ def main() -> None:
     request = json.loads(Path(sys.argv[1]).read_text())
     model, tokenizer = load(request["model"], **request["options"])
     model.set_dtype(getattr(mx, request["dtype"]))
-    readings = [most_likely(model, ids) for ids in request["sequences"]]
-    answer = {
+    answer: dict[str, Any] = {
         "engine": f"mlx-lm {version('mlx-lm')}, mlx {version('mlx')}, {mx.default_device()}",
         "encoded": [tokenizer.encode(t, add_special_tokens=False) for t in request["texts"]],
-        "choices": [choices for choices, _ in readings],
-        "log_probabilities": [log_probabilities for _, log_probabilities in readings],
+        "choices": [],
+        "log_probabilities": [],
         "continuations": [generate(model, p, request["generate"]) for p in request["prompts"]],
     }
+    for ids in request["sequences"]:
+        choices, log_probabilities = most_likely(model, ids)
+        answer["choices"].append(choices)
+        answer["log_probabilities"].append(log_probabilities)
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 

@@ -1,4 +1,4 @@
-"""vLLM reads sequences and continues prompts; see `drivers/__init__.py` for the two files."""
+"""vLLM reads sequences and continues prompts; `drivers/__init__.py` documents the files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # its errors reach us
+os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # errors appear in this process
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 
 import vllm
@@ -16,14 +16,14 @@ from vllm import LLM, SamplingParams
 
 
 def most_likely(positions: list[dict[int, Any]]) -> tuple[list[int], list[float]]:
-    """The most likely token of each place, and its log-probability."""
-    best = [
-        next((token, logprob.logprob) for token, logprob in position.items() if logprob.rank == 1)
-        for position in positions
-    ]
-    return [int(token) for token, _ in best], [
-        float(log_probability) for _, log_probability in best
-    ]
+    """The most likely token at each position, and its log-probability."""
+    tokens, log_probabilities = [], []
+    for position in positions:
+        for token, entry in position.items():
+            if entry.rank == 1:
+                tokens.append(int(token))
+                log_probabilities.append(float(entry.logprob))
+    return tokens, log_probabilities
 
 
 def main() -> None:
@@ -38,19 +38,20 @@ def main() -> None:
         greedy = SamplingParams(temperature=0.0, **sampling)
         return list(llm.generate(prompts, greedy, use_tqdm=False))
 
-    readings = [
-        most_likely(output.prompt_logprobs[1:])
-        for output in generate(request["sequences"], max_tokens=1, prompt_logprobs=1)
-    ]
-    continuations = generate(request["prompts"], max_tokens=request["generate"], ignore_eos=True)
     tokenizer = llm.get_tokenizer()
-    answer = {
+    answer: dict[str, Any] = {
         "engine": f"vLLM {vllm.__version__}, {vllm.platforms.current_platform.device_name}",
         "encoded": [tokenizer.encode(t, add_special_tokens=False) for t in request["texts"]],
-        "choices": [choices for choices, _ in readings],
-        "log_probabilities": [log_probabilities for _, log_probabilities in readings],
-        "continuations": [list(output.outputs[0].token_ids) for output in continuations],
+        "choices": [],
+        "log_probabilities": [],
+        "continuations": [],
     }
+    for output in generate(request["sequences"], max_tokens=1, prompt_logprobs=1):
+        choices, log_probabilities = most_likely(output.prompt_logprobs[1:])
+        answer["choices"].append(choices)
+        answer["log_probabilities"].append(log_probabilities)
+    for output in generate(request["prompts"], max_tokens=request["generate"], ignore_eos=True):
+        answer["continuations"].append(list(output.outputs[0].token_ids))
     Path(sys.argv[2]).write_text(json.dumps(answer))
 
 
