@@ -1,6 +1,6 @@
-"""The command line: parsing only. Each command calls the function of the same name.
+"""The command line: parsing only. Each command calls the Python function of the same name.
 
-A module for each command; they are imported in the order of the help page.
+Each command has a module; the imports below set the order of the help page.
 """
 
 # ruff: noqa: F401, I001

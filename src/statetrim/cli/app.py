@@ -1,4 +1,4 @@
-"""The program: its options, its notes, and how it ends."""
+"""The program: global options, log messages, error messages and exit codes."""
 
 import logging
 import os
@@ -61,8 +61,9 @@ _settings = {"traceback": False, "log": False}
 
 
 def main() -> None:
-    """Run the command line: a user's mistake is one sentence and exit code 2."""
-    # Our own progress and notes, not those of the libraries underneath.
+    """Run the command line. A user's mistake ends in one sentence and exit code 2, a failure of the
+    system or of memory in exit code 1, Ctrl-C in exit code 130."""
+    # Silence the progress bars and messages of libraries; statetrim shows its own.
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TQDM_DISABLE", "1")  # read when tqdm is imported
@@ -72,7 +73,7 @@ def main() -> None:
         app()
     except Interrupted as interrupt:
         print_error(str(interrupt))
-        sys.exit(130)  # as shells know it: 128 and the number of the signal
+        sys.exit(130)  # the convention of shells: 128 + SIGINT
     except StatetrimError as error:
         _exit_with_error(error, 2)
     except OSError as error:
@@ -88,8 +89,12 @@ def main() -> None:
 
 
 def print_error(text: str) -> None:
-    """A sentence on standard error, whatever is in it: names may hold terminal codes."""
-    sentence = " ".join("".join(c if c.isprintable() else " " for c in text).split())
+    """Print one line on standard error and add it to the log.
+
+    Control characters are replaced: names in the text may hold terminal codes.
+    """
+    printable = "".join(c if c.isprintable() else " " for c in text)
+    sentence = " ".join(printable.split())
     text = f"statetrim: {sentence}"
     if sys.stderr.isatty():  # break between words; a path stays whole
         columns = shutil.get_terminal_size().columns
@@ -98,13 +103,13 @@ def print_error(text: str) -> None:
     if _settings["log"]:
         from ..console import terminal
 
-        with suppress(OSError):  # its disk may be what is complained of
+        with suppress(OSError):  # the error may be that the disk of the log is full
             terminal.append_to_log(f"statetrim: {sentence}")
 
 
 class _LogHandler(logging.Handler):
-    """A line for each message, which a bar makes room for; a run that loads models ten times says
-    once where they run."""
+    """Shows log messages above any progress bar, each text once: a run that loads ten models would
+    repeat itself."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -116,7 +121,10 @@ class _LogHandler(logging.Handler):
         text = self.format(record)
         if text not in self.seen:
             self.seen.add(text)
-            (terminal.warn if record.levelno >= logging.WARNING else terminal.note)(text)
+            if record.levelno >= logging.WARNING:
+                terminal.warn(text)
+            else:
+                terminal.note(text)
 
 
 def _exit_with_error(error: Exception, code: int) -> None:

@@ -1,4 +1,4 @@
-"""What several commands take, and how it is read."""
+"""Options that several commands share, and parsers for their values."""
 
 import json
 from pathlib import Path
@@ -13,6 +13,7 @@ SELECT_PARAMETERS = (
     "model", "method", "keep", "keep_values", "square", "value_method", "value_options", "seed",
     "statistics", "shares", "keep_heads", "head_method", "progress",
 )  # fmt: skip
+"""Parameters of `select`, which --option cannot set."""
 DEFAULT_TEXT = "HuggingFaceFW/fineweb-edu"
 
 Model = Annotated[str, typer.Argument(help="Checkpoint directory, config.json, or hub id.")]
@@ -84,7 +85,7 @@ Dtype = Annotated[
 
 
 def parse_count(text: str) -> int:
-    """A number such as 4096 or 64k, as in Python."""
+    """Parse a number such as 4096 or 64k."""
     from ..maths.units import parse_token_count
 
     return parse_token_count(text)
@@ -93,6 +94,7 @@ def parse_count(text: str) -> int:
 def open_model(
     model: str, family: Path | None, *, weights: bool | Literal["headers"] = True
 ) -> Any:
+    """Open a checkpoint, with the family that the Python file `family` defines, if any."""
     from ..families import family_from_file
     from ..storage.checkpoint import open_checkpoint
 
@@ -101,6 +103,7 @@ def open_model(
 
 
 def parse_method_options(pairs: list[str]) -> dict[str, Any]:
+    """Parse NAME=VALUE options of a method; refuse names of `select`'s own parameters."""
     options = parse_named_values(pairs, "--option", "score=q")
     for name in options:
         if name in SELECT_PARAMETERS:
@@ -109,7 +112,7 @@ def parse_method_options(pairs: list[str]) -> dict[str, Any]:
 
 
 def parse_named_values(pairs: list[str], flag: str, example: str) -> dict[str, Any]:
-    """NAME=VALUE, each value JSON or else text."""
+    """Parse NAME=VALUE pairs; a value that is not valid JSON is text."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -123,7 +126,7 @@ def parse_named_values(pairs: list[str], flag: str, example: str) -> dict[str, A
 
 
 def parse_shares(pairs: list[str]) -> dict[str, float] | None:
-    """recall=0.5; None where nothing is said."""
+    """Parse weights of statistics sources, such as recall=0.5; None if there are no pairs."""
     share_by_source: dict[str, float] = {}
     for pair in pairs:
         name, equals, number = pair.partition("=")
@@ -137,7 +140,7 @@ def parse_shares(pairs: list[str]) -> dict[str, float] | None:
 
 
 def parse_layer_numbers(text: str) -> list[int]:
-    """0,4 as [0, 4]."""
+    """Parse layer numbers: 0,4 becomes [0, 4]."""
     numbers = parse_names(text)
     if not all(name.isdecimal() and len(name) < 6 for name in numbers):
         raise StatetrimError(f"{text[:40]!r} are not layer numbers; write them as 0,4")
@@ -145,11 +148,12 @@ def parse_layer_numbers(text: str) -> list[int]:
 
 
 def parse_names(text: str) -> list[str]:
+    """Split a list at its commas; empty names are dropped."""
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
 def check_output_free(output: Path) -> None:
-    """At once, unless a killed command is to be finished."""
+    """Refuse an output that exists, unless an interrupted run left a part of it to resume."""
     from ..storage.output import check_absent, partial_path
 
     if not partial_path(output).exists():

@@ -1,6 +1,6 @@
-"""What an option may be, asked before torch is imported: a mistake is answered at once.
+"""Callbacks that check option values while typer parses, before the slow import of torch.
 
-Typer calls these while it parses. What depends on a model is asked later, by the functions.
+Each returns the value unchanged or raises StatetrimError. What depends on a model is checked later.
 """
 
 import shutil
@@ -14,7 +14,7 @@ from ..errors import StatetrimError
 
 
 def token_counts(value: str | None) -> str | None:
-    """A number of tokens, or several with commas."""
+    """Numbers of tokens, separated by commas."""
     from ..maths.units import parse_token_count
 
     for text in (value or "0").split(","):
@@ -23,7 +23,7 @@ def token_counts(value: str | None) -> str | None:
 
 
 def channel_amount(value: str | None) -> str | None:
-    """A number of channels, or a fraction of them."""
+    """A number of channels, or a fraction of a head's channels."""
     from ..maths.units import parse_amount
 
     if value is not None:
@@ -38,14 +38,14 @@ def at_least_one(parameter: typer.CallbackParam, value: int | None) -> int | Non
 
 
 def seed(value: int) -> int:
-    """What torch, numpy and transformers all take."""
+    """A random seed that torch, numpy and transformers all accept."""
     if not 0 <= value < 2**32:
         raise StatetrimError(f"--seed must be between 0 and {2**32 - 1}, not {str(value)[:40]}")
     return value
 
 
 def fraction(parameter: typer.CallbackParam, value: float | None) -> float | None:
-    """Of a whole."""
+    """A fraction in [0, 1)."""
     if value is not None and not 0 <= value < 1:
         raise StatetrimError(
             f"{parameter.opts[-1]} must be a fraction between 0 and 1, not {value:g}"
@@ -83,7 +83,7 @@ def tasks(value: str) -> str:
 
 
 def text_source(value: str | None) -> str | None:
-    """A source of text."""
+    """A text file, folder or hub dataset."""
     from ..storage.text import check_text_source
 
     if value is not None:
@@ -100,7 +100,7 @@ def rules(value: list[str] | None) -> list[str] | None:
 
 
 def must_exist(value: Any) -> Any:
-    """A file, or several."""
+    """A path, a list of paths, or None; every path exists."""
     for path in value if isinstance(value, list) else [value]:
         if path is not None and not Path(path).exists():
             raise StatetrimError(f"{path} is missing")
@@ -108,23 +108,25 @@ def must_exist(value: Any) -> Any:
 
 
 def artifact_files(value: list[Path]) -> list[Path]:
-    """Files and models; a name without a suffix may be one on the hub."""
+    """Checkpoints and JSON files, which must exist; other names may be models on the hub."""
     must_exist([path for path in value if path.suffix == ".json"])
     return value
 
 
 def one_of(*names: str) -> Callable[[typer.CallbackParam, str | None], str | None]:
+    """Make a callback that accepts only `names`."""
+
     def check(parameter: typer.CallbackParam, value: str | None) -> str | None:
         if value is not None and value not in names:
-            known = f"{', '.join(names[:-1])} or {names[-1]}" if names[1:] else repr(names[0])
-            raise StatetrimError(f"{parameter.opts[-1]} is {known}, not {value[:40]!r}")
+            choices = f"{', '.join(names[:-1])} or {names[-1]}" if names[1:] else repr(names[0])
+            raise StatetrimError(f"{parameter.opts[-1]} is {choices}, not {value[:40]!r}")
         return value
 
     return check
 
 
 def executables(values: list[Path] | None) -> list[Path] | None:
-    """Programs that can be started."""
+    """Paths or names of executables."""
     for value in values or []:
         if shutil.which(value) is None:
             raise StatetrimError(f"{value} cannot be started: it is not a program")

@@ -30,7 +30,7 @@ def demo(
         try:
             with console.muted(quiet):
                 app(words, standalone_mode=False)
-        except Interrupted:  # the demo itself says what it keeps
+        except Interrupted:  # the demo's own message says what is kept
             raise KeyboardInterrupt from None
 
     demo_pipeline.run(output, run_command, console.show_line, show_progress("training"))

@@ -1,60 +1,62 @@
-"""The group of all commands: help that is not cut, options of every command, and Ctrl-C."""
+"""The group of all commands: help in full sentences, global options, version and Ctrl-C."""
 
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-_GLOBAL_FLAGS, _GLOBAL_OPTIONS_WITH_VALUE = ("--quiet", "--traceback"), ("--log",)
-"""Options of the program, which may stand after the command too."""
+_GLOBAL_FLAGS = ("--quiet", "--traceback")
+_GLOBAL_OPTIONS_WITH_VALUE = ("--log",)
 
 
 class Interrupted(BaseException):
-    """Ctrl-C; what is kept, in a sentence. (Typer would turn a KeyboardInterrupt into silence.)"""
+    """Ctrl-C; the message says what is kept. Typer would report a KeyboardInterrupt as Aborted."""
 
 
 class StatetrimGroup(TyperGroup):
-    """The program `statetrim`."""
+    """The program `statetrim`, whose global options may also follow the command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         return super().parse_args(ctx, _global_options_first(args))
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Each command's whole sentence, on as many lines as it takes."""
+        """List each command with its full help sentence, wrapped instead of shortened."""
+        rows = [(name, command.help or "") for name, command in self.commands.items()]
         with formatter.section("Commands"):
-            formatter.write_dl(
-                [(name, command.help or "") for name, command in self.commands.items()]
-            )
+            formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:
-            message = getattr(interrupt, "__notes__", ["nothing was written"])[
-                -1
-            ]  # of the outermost job
+            # storage.space gives it a message; without one, no output had been started.
+            message = str(interrupt) or "nothing was written"
             raise Interrupted(f"interrupted; {message}") from None
 
 
 def _global_options_first(words: list[str]) -> list[str]:
-    """`trim M --quiet` as `--quiet trim M`."""
-    global_words, command_words, remaining = [], [], iter(words)
+    """Move global options before the command: `trim M --quiet` becomes `--quiet trim M`."""
+    with_value = tuple(f"{name}=" for name in _GLOBAL_OPTIONS_WITH_VALUE)
+    global_words: list[str] = []
+    command_words: list[str] = []
+    remaining = iter(words)
     for word in remaining:
         if word == "--":
             command_words += [word, *remaining]
-        elif word in _GLOBAL_FLAGS or word.startswith(
-            tuple(f"{name}=" for name in _GLOBAL_OPTIONS_WITH_VALUE)
-        ):
+        elif word in _GLOBAL_FLAGS or word.startswith(with_value):
             global_words.append(word)
         elif word in _GLOBAL_OPTIONS_WITH_VALUE:
-            global_words += [word, *(value for _, value in zip(range(1), remaining, strict=False))]
+            global_words.append(word)
+            value = next(remaining, None)
+            if value is not None:
+                global_words.append(value)
         else:
             command_words.append(word)
     return global_words + command_words
 
 
 def print_version(requested: bool) -> None:
-    """Print the version and end."""
+    """Print the version and exit, if --version was given."""
     if requested:
         from ..version import __version__
 

@@ -140,7 +140,7 @@ Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
 
 
 def _load_recipe_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """What the recipe says takes the place of defaults, so that options given here count."""
+    """Replace the defaults by the recipe's values; options on the command line take precedence."""
     if path is not None and not context.resilient_parsing:
         from ..pipelines.recipe import read_recipe
 
@@ -148,8 +148,12 @@ def _load_recipe_defaults(context: typer.Context, path: Path | None) -> Path | N
         for name in ("control", "benchmark"):
             if name in values:
                 values[f"no_{name}"] = not values.pop(name)
-        joined = {name: ",".join(map(str, v)) for name, v in values.items() if isinstance(v, list)}
-        context.default_map = values | joined | ({"for_": values["for"]} if "for" in values else {})
+        if "for" in values:
+            values["for_"] = values["for"]
+        for name, value in values.items():
+            if isinstance(value, list):
+                values[name] = ",".join(map(str, value))
+        context.default_map = values
     return path
 
 
@@ -236,7 +240,7 @@ def trim(
         control=not no_control,
         benchmark=not no_benchmark,
         seed=seed,
-        layerwise=layerwise or (context.default_map or {}).get("layerwise"),  # None: if it must
+        layerwise=layerwise or (context.default_map or {}).get("layerwise"),  # None: if needed
         device=device,
         device_map=device_map,
         max_memory=max_memory,

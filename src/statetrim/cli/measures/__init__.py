@@ -1,1 +1,1 @@
-"""A file a command: what tells how large, how good and how fast a model is."""
+"""Commands that measure a model: its size, quality and speed."""

@@ -10,7 +10,7 @@ from .. import arguments, checks
 from ..app import app
 from ..arguments import Device, DeviceMap, Dtype, FamilyFile, Json, MaxMemory, Model
 
-SENSITIVITY_WINDOW = 256  # tokens of one that --sensitivity measures
+SENSITIVITY_WINDOW = 256  # tokens per window of text that --sensitivity measures
 
 Text = Annotated[
     str,
@@ -53,9 +53,6 @@ Sensitivity = Annotated[
 Widths = Annotated[
     str, typer.Option(help="With --sensitivity: channels to keep in the layer that is cut.")
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
-]
 StateDtype = Annotated[
     str,
     typer.Option(
@@ -84,7 +81,6 @@ def analyze(
     skip: Skip = "0",
     sensitivity: Sensitivity = False,
     widths: Widths = "0.5,0.25",
-    resume: Resume = False,
     state_dtype: StateDtype = "float32",
     layerwise: Layerwise = False,
     device: Device = None,
@@ -115,7 +111,7 @@ def analyze(
             raise StatetrimError("--sensitivity has float32 states; leave out --state-dtype")
         from ...maths.units import parse_token_count
 
-        options = {"skip": parse_token_count(skip), "resume": resume, **placement}
+        options = {"skip": parse_token_count(skip), **placement}
         options |= {
             "batch_size": batch_size,
             "windows": parse_token_count(tokens) // SENSITIVITY_WINDOW,
@@ -147,15 +143,16 @@ def _run_utilization(
     options: dict[str, Any],
     placement: dict[str, Any],
 ) -> None:
+    """Measure the effective rank of the states, write it, and draw it if `figures` is given."""
     from ...analysis.analyze import analyze as run
     from ...artifacts.analysis import Analysis
     from ...console.measures.analyze import show_analysis
     from ...console.progress import show_progress
-    from ...storage.output import open_output as writing
+    from ...storage.output import open_output
 
     files = {"analysis.json": output, "analysis.safetensors": output.with_suffix(".safetensors")}
     if figures:
-        # Before the work: matplotlib may be absent.
+        # Imported before the work starts: matplotlib may be missing.
         from ...reporting.figure_files import SUFFIXES, save_all
         from ...reporting.rank_pictures import SHEET_NAMES, sheets
 
@@ -171,7 +168,7 @@ def _run_utilization(
         **options,
         **({"dtype": placement["dtype"]} if placement["dtype"] else {}),
     }
-    with writing(output, "job.json", record, files=files) as work:
+    with open_output(output, "job.json", record, files=files) as work:
         if not work.done:
             with show_progress("analysing") as progress:
                 analysis = run(
@@ -197,6 +194,7 @@ def _run_sensitivity(
     as_json: bool,
     options: dict[str, Any],
 ) -> None:
+    """Cut each layer alone, measure the loss, write it, and draw it if `figures` is given."""
     from ...console.measures.sensitivity import show_sensitivity
     from ...console.progress import show_progress
     from ...pipelines.sensitivity import sensitivity as run

@@ -71,9 +71,6 @@ Layerwise = Annotated[
     bool,
     typer.Option("--layerwise", help="Stream weights from disk, for models larger than memory."),
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
-]
 
 
 @app.command()
@@ -98,7 +95,6 @@ def evaluate(
     device_map: DeviceMap = None,
     max_memory: MaxMemory = None,
     dtype: Dtype = None,
-    resume: Resume = False,
     as_json: Json = False,
 ) -> None:
     """Score models and their original on the same samples, and report what was lost."""
@@ -131,7 +127,6 @@ def evaluate(
             max_memory=max_memory,
             dtype=dtype,
             out=output,
-            resume=resume,
             progress=progress,
         )
     if not is_rank_zero():

@@ -1,1 +1,1 @@
-"""A file a command: the steps of a trim, one by one."""
+"""Commands for the single steps of `trim`."""

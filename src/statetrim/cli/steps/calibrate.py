@@ -66,9 +66,6 @@ Layerwise = Annotated[
     bool,
     typer.Option("--layerwise", help="Stream weights from disk, for models larger than memory."),
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
-]
 
 
 @app.command()
@@ -91,7 +88,6 @@ def calibrate(
     device_map: DeviceMap = None,
     max_memory: MaxMemory = None,
     dtype: Dtype = None,
-    resume: Resume = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
@@ -124,7 +120,6 @@ def calibrate(
             max_memory=max_memory,
             dtype=dtype,
             out=output,
-            resume=resume,
             progress=progress,
         )
     if DistributedContext.current().rank == 0:

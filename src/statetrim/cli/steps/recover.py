@@ -91,9 +91,6 @@ Layers = Annotated[
 Whole = Annotated[
     bool, typer.Option("--whole", help="Train all weights of the mixers instead of LoRA adapters.")
 ]
-Resume = Annotated[
-    bool, typer.Option("--resume", help="Deprecated: an interrupted run resumes by itself.")
-]
 
 
 @app.command()
@@ -126,7 +123,6 @@ def recover(
     patience: Patience = 0,
     layers: Layers = "",
     whole: Whole = False,
-    resume: Resume = False,
     family: FamilyFile = None,
     as_json: Json = False,
 ) -> None:
@@ -171,7 +167,6 @@ def recover(
             teacher=arguments.open_model(teacher, family) if teacher else None,
             text=text,
             out=output,
-            resume=resume,
             on_coverage=show_coverage,
             progress=progress,
         )
