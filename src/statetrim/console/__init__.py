@@ -1,1 +1,1 @@
-"""What a person sees, a file for each command."""
+"""Console output, with a module per command."""

@@ -1,4 +1,4 @@
-"""What a person sees of `demo`: its commands."""
+"""Console output of `demo`."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -7,13 +7,13 @@ from . import terminal
 
 
 def show_line(text: str) -> None:
-    """A command or a remark between tables."""
+    """Print a command, which begins with $, or a remark."""
     terminal.print_text(text, style="bold" if text.startswith("$") else "dim")
 
 
 @contextmanager
 def muted(quiet: bool) -> Iterator[None]:
-    """Tables are not shown."""
+    """Within, nothing is printed to standard output if `quiet`."""
     terminal.out.quiet = quiet
     try:
         yield

@@ -1,4 +1,4 @@
-"""What a person sees of `doctor`: tables, and a sentence for each problem."""
+"""Console output of `doctor`."""
 
 from rich.table import Table
 
@@ -8,11 +8,13 @@ from . import terminal
 
 
 def show_environment(environment: Environment, *, as_json: bool) -> None:
+    """Print tables of packages and runtimes, devices and engines, and a line per problem."""
     if as_json:
         terminal.print_json(environment.as_json())
         return
     terminal.print_text(
-        f"statetrim {environment.statetrim}, Python {environment.python}, {environment.system}, {environment.cores} cores"
+        f"statetrim {environment.statetrim}, Python {environment.python}, {environment.system}, "
+        f"{environment.cores} cores"
     )
     _show_packages(environment)
     _show_devices(environment)
@@ -49,10 +51,9 @@ def _show_devices(environment: Environment) -> None:
     terminal.print_text(f"models run on {environment.device} ({cuda})")
     descriptions = []
     for kernel in environment.kernels:
-        state = "broken" if kernel.broken else "used" if kernel.used else "not used"
-        descriptions.append(
-            f"{kernel.name} {kernel.version} ({state})" if kernel.version else f"{kernel.name} no"
-        )
+        use = "broken" if kernel.broken else "used" if kernel.used else "not used"
+        version = f"{kernel.version} ({use})" if kernel.version else "no"
+        descriptions.append(f"{kernel.name} {version}")
     terminal.print_text(f"kernels: {', '.join(descriptions)}")
 
 

@@ -13,7 +13,7 @@ _WIDTH = 120
 
 
 class Log:
-    """A file that grows; another run of the same command adds to it."""
+    """A log file; a run appends to the log of earlier runs and refuses any other existing file."""
 
     def __init__(self, path: Path) -> None:
         if path.exists() and not _is_log(path):
@@ -29,6 +29,7 @@ class Log:
         self.console = PlainConsole(file=self.file, width=_WIDTH, markup=False, no_color=True)
 
     def write_line(self, text: str) -> None:
+        """Append a timestamp and the text, with control characters replaced by spaces."""
         printable = "".join(c if c.isprintable() or c == "\n" else " " for c in text)
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {printable}\n")
 

@@ -1,4 +1,4 @@
-"""A bar for a terminal; for a log, a line now and then."""
+"""Progress of long runs: a bar in a terminal; lines at intervals in a pipe and in the log."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -13,10 +13,10 @@ from . import terminal
 def show_progress(
     label: str = "", overall: RunProgressSource | None = None
 ) -> AbstractContextManager[OnProgress]:
-    """Gives what a long run reports to; `label` stands before parts that have none of their own,
-    and `whole` tells how far the run is of which this is a part.
+    """Yield the function to which a long run reports its Progress; only rank 0 shows anything.
 
-    Of several processes only the first shows anything.
+    `label` is shown for a Progress without a label. `overall` computes the progress of the whole
+    pipeline of which this run is one step.
     """
     if terminal.err.is_terminal and not terminal.err.quiet and is_rank_zero():
         return _bar_and_log(label, overall)
@@ -36,8 +36,8 @@ def _bar_and_log(label: str, overall: RunProgressSource | None) -> Iterator[OnPr
 
 
 class _ProgressLines:
-    """A line every ten seconds, none for what is done at once; and one for every task that is
-    done, every setting that begins, and the last step of a training."""
+    """Writes a line when `interval` has passed since the last one, and for every finished task,
+    every setting that starts, and the last step of a training."""
 
     interval = 10.0  # seconds
 
@@ -56,6 +56,8 @@ class _ProgressLines:
             self.last_written = time.monotonic()
             overall_left = f"; in all {time_left_text(run.seconds_left)}" if run else ""
             self.write(self._line(progress, speed) + overall_left)
+            if progress.unit == "tasks":
+                self.finished_tasks.add(progress.label)
 
     def _is_due(self, progress: Progress) -> bool:
         if not is_rank_zero():
@@ -63,11 +65,9 @@ class _ProgressLines:
         if progress.unit == "settings":
             return True
         if progress.unit == "tasks":
-            new = progress.label not in self.finished_tasks
-            self.finished_tasks.add(progress.label)
-            return new
+            return progress.label not in self.finished_tasks
         if progress.unit == "samples" and progress.done == progress.total:
-            return False  # that the task is done is said next
+            return False  # the line of the finished task follows
         last = progress.loss is not None and progress.done == progress.total
         return last or time.monotonic() - self.last_written >= self.interval
 

@@ -1,4 +1,4 @@
-"""What a person sees of `push`."""
+"""Console output of `push`."""
 
 from dataclasses import asdict
 
@@ -7,6 +7,7 @@ from . import terminal
 
 
 def show_pushed(pushed: Pushed, *, as_json: bool) -> None:
+    """Print the URL, who can see it, and which files were left out."""
     if as_json:
         terminal.print_json(asdict(pushed))
         return

@@ -1,4 +1,4 @@
-"""What a person sees of `recipe`: a file."""
+"""Console output of `recipe`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -7,4 +7,5 @@ from ..pipelines.recipe import recipe_text
 
 
 def show_recipe(recipe: Mapping[str, Any], name: str) -> None:
+    """Print a recipe as YAML."""
     print(recipe_text(recipe, name), end="")

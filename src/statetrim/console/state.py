@@ -1,4 +1,4 @@
-"""The sizes of a state: what a cut saves, compared with a bfloat16 state."""
+"""Sizes of the state before and after a cut, each in float32 and in bfloat16."""
 
 from collections.abc import Mapping, Sequence
 
@@ -10,22 +10,24 @@ from ..serving.alternatives import alternatives
 
 
 def state_size_text(before: Geometry, after: Geometry) -> str:
-    """Before and after the cut, in both dtypes."""
-    original, original_bfloat16, cut, cut_bfloat16 = (
-        bytes_text(option.state_bytes) for option in alternatives(before, after)
+    """The state's bytes per sequence before and after the cut, in both dtypes, as a sentence."""
+    original, original_bfloat16, cut, cut_bfloat16 = alternatives(before, after)
+    float32 = f"{bytes_text(original.state_bytes)} -> {bytes_text(cut.state_bytes)}"
+    bfloat16 = (
+        f"{bytes_text(original_bfloat16.state_bytes)} -> {bytes_text(cut_bfloat16.state_bytes)}"
     )
     return (
-        f"recurrent state per sequence: {original} -> {cut} in float32; {original_bfloat16} -> {cut_bfloat16} in bfloat16 "
+        f"recurrent state per sequence: {float32} in float32; {bfloat16} in bfloat16 "
         f"(an engine option, with or without the cut)"
     )
 
 
 def tensor_parallel_text(before: Geometry, after: Geometry) -> str:
-    """Over how many devices the heads that are left can be divided."""
-    old, new = (_join_with_or(geometry.tensor_parallel) for geometry in (before, after))
+    """Over how many devices the remaining heads can be divided, as a sentence."""
     return (
-        f"tensor parallelism: {after.num_k_heads} key heads can be shared by {new} devices "
-        f"(before: {old})"
+        f"tensor parallelism: {after.num_k_heads} key heads can be shared by "
+        f"{_join_with_or(after.tensor_parallel)} devices "
+        f"(before: {_join_with_or(before.tensor_parallel)})"
     )
 
 
@@ -35,13 +37,11 @@ def _join_with_or(sizes: Sequence[int]) -> str:
 
 
 def state_size_json(before: Geometry, after: Geometry) -> dict[str, list[int]]:
-    """The same for JSON."""
-    original, original_bfloat16, cut, cut_bfloat16 = (
-        option.state_bytes for option in alternatives(before, after)
-    )
+    """The state's bytes per sequence before and after the cut, in both dtypes, for JSON."""
+    original, original_bfloat16, cut, cut_bfloat16 = alternatives(before, after)
     return {
-        "state_bytes": [original, cut],
-        "state_bytes_bfloat16": [original_bfloat16, cut_bfloat16],
+        "state_bytes": [original.state_bytes, cut.state_bytes],
+        "state_bytes_bfloat16": [original_bfloat16.state_bytes, cut_bfloat16.state_bytes],
     }
 
 
@@ -51,7 +51,7 @@ def shapes_table(
     shapes: Mapping[str, Geometry],
     refused: Mapping[str, Sequence[str]],
 ) -> Table:
-    """What a sequence takes in each shape, and who does not serve it; the whole state first."""
+    """State per sequence of each shape and the engines that refuse it; the original comes first."""
     table = Table(title=title, title_justify="left")
     sizes = ("per sequence, float32", "in bfloat16")
     for name in ("keys x values", "of the state", *sizes, "refused by"):
@@ -59,9 +59,8 @@ def shapes_table(
     for name, after in {"no cut": before, **shapes}.items():
         _, _, cut, cut_bfloat16 = alternatives(before, after)
         share = f"{after.state_numel / before.state_numel:.0%}"
-        refused_text = ", ".join(refused.get(name, [])) or (
-            "" if name == "no cut" else "none known"
-        )
+        none_refuse = "" if name == "no cut" else "none known"
+        refused_text = ", ".join(refused.get(name, [])) or none_refuse
         table.add_row(
             name,
             share,

@@ -1,4 +1,4 @@
-"""What a person sees of a sweep."""
+"""Console output of `trim --sweep`."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -19,7 +19,8 @@ from .trim import show_download, steps_table
 def show_sweep_steps(
     jobs: Mapping[str, Job], steps: Sequence[Step], output: str, *, dry_run: bool, as_json: bool
 ) -> None:
-    """The plan of a sweep, before anything is done; of a dry run it is the result."""
+    """Print the steps and shapes of a sweep: to standard error before it runs, to standard output
+    if they are the result of a dry run."""
     model = next(iter(jobs.values())).model
     if as_json:
         shapes = {name: state_size_json(model.geometry, job.after) for name, job in jobs.items()}
@@ -29,16 +30,16 @@ def show_sweep_steps(
     show = terminal.print_table if dry_run else terminal.print_table_to_stderr
     show(steps_table(f"sweep {model.name} -> {output}", steps))
     model_type = str(model.config.get("model_type"))
-    geometries = {name: job.after for name, job in jobs.items()}
-    refused = {
-        name: refusing_engines(model_type, Shape.from_geometry(geometry))
-        for name, geometry in geometries.items()
-    }
+    geometries, refused = {}, {}
+    for name, job in jobs.items():
+        geometries[name] = job.after
+        refused[name] = refusing_engines(model_type, Shape.from_geometry(job.after))
     show(shapes_table("Shapes to measure", model.geometry, geometries, refused))
     show_download(model)
 
 
 def show_sweep(sweep: Sweep, output: str, *, as_json: bool) -> None:
+    """Print the state's size and the metrics of every shape."""
     if as_json:
         terminal.print_json({"output": output, **asdict(sweep)})
         return
@@ -60,7 +61,7 @@ def show_sweep(sweep: Sweep, output: str, *, as_json: bool) -> None:
 
 
 def _is_in_table(metric: str) -> bool:
-    """Leave out the many loads of one recall task; the file has them."""
+    """Whether `metric` has a column; the many settings of a recall task are only in the file."""
     return not metric.split()[-1].startswith("pairs_")
 
 

@@ -1,7 +1,7 @@
-"""What all commands share: the two consoles, JSON, and the log.
+"""Printing for all commands: text, tables and JSON to the consoles, and text and tables to the log.
 
-Tables and JSON go to standard output; progress, notes and warnings to standard error. `--quiet`
-leaves warnings and results; the file of `--log` gets everything but JSON.
+Results (tables and JSON) go to standard output; progress, notes and warnings to standard error.
+`--quiet` suppresses progress and notes; the file of `--log` gets everything except JSON.
 """
 
 import json
@@ -22,25 +22,25 @@ log: Log | None = None
 
 
 def print_text(text: str, style: str | None = None) -> None:
-    """A sentence on standard output: a terminal breaks it between words, a pipe gets one line."""
+    """Print to standard output: wrapped between words in a terminal, one line in a pipe."""
     _print(out, text, style)
     append_to_log(text)
 
 
 def print_command(text: str) -> None:
-    """A line to be copied, which is one line wherever it is shown."""
+    """Print a command to standard output without wrapping, so that it can be copied."""
     out.print(text, highlight=False, soft_wrap=True)
     append_to_log(text)
 
 
 def note(text: str, style: str | None = None) -> None:
-    """A sentence on standard error."""
+    """Print to standard error, unless --quiet."""
     _print(err, text, style)
     append_to_log(text)
 
 
 def warn(text: str) -> None:
-    """A line on standard error that `--quiet` does not silence."""
+    """Print to standard error, also with --quiet."""
     _print(PlainConsole(stderr=True, markup=False) if err.quiet else err, text, "yellow")
     append_to_log(text)
 
@@ -50,25 +50,25 @@ def _print(console: Console, text: str, style: str | None) -> None:
 
 
 def print_table(table: RichTable) -> None:
-    """A table on standard output."""
+    """Print a table to standard output."""
     _render_table(out, table)
 
 
 def print_table_to_stderr(table: RichTable) -> None:
-    """A table on standard error, before the work."""
+    """Print a table to standard error, unless --quiet."""
     _render_table(err, table)
 
 
 def _render_table(console: Console, table: RichTable) -> None:
     for column in table.columns:
-        column.overflow = "fold"  # a long name takes two lines rather than losing its end
+        column.overflow = "fold"  # wrap a long name instead of shortening it
     console.print(table)
     if log:
         log.write_table(table)
 
 
 def print_artifact_table(table: Table, left_columns: int) -> None:
-    """An artifact's table; all columns but the first `left` are figures, below names that fold."""
+    """Print a table to standard output; only the first `left_columns` are left-aligned."""
     rich_table = RichTable(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
         rich_table.add_column(name, justify="left" if number < left_columns else "right")
@@ -78,17 +78,18 @@ def print_artifact_table(table: Table, left_columns: int) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
+    """Print JSON to standard output, and not to the log."""
     print(json.dumps(value, indent=2))
 
 
 def append_to_log(text: str) -> None:
-    """A line in the log alone."""
+    """Write a line to the log only, if there is one."""
     if log:
         log.write_line(text)
 
 
 def open_log(path: Path, command: str) -> None:
-    """From here on everything is written to `path` too, by the first of several processes."""
+    """From now on also write everything to `path`; only rank 0 does."""
     global log
     if is_rank_zero():
         log = Log(path)

@@ -1,4 +1,4 @@
-"""What a person sees of `trim`: the steps and their price, each stage, and what came of it."""
+"""Console output of `trim`: estimated steps, progress, and the result."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -33,7 +33,7 @@ from .steps.recover import show_coverage
 
 
 class TerminalObserver(Observer):
-    """A line for each stage on standard error, and a bar where it takes long."""
+    """Prints a line per stage to standard error, and a progress bar for long stages."""
 
     def __init__(self, steps: Sequence[Step]) -> None:
         self.started: set[str] = set()
@@ -45,11 +45,9 @@ class TerminalObserver(Observer):
 
     def on_start(self, stage: str) -> None:
         self.started.add(stage)
-        left = (
-            f"  ({self._step_text}, {time_left_text(self.schedule.seconds_left())})"
-            if self.is_new_step
-            else ""
-        )
+        left = ""
+        if self.is_new_step:
+            left = f"  ({self._step_text}, {time_left_text(self.schedule.seconds_left())})"
         self.is_new_step = False
         terminal.note(f"{stage} ...{left}")
 
@@ -79,7 +77,8 @@ class TerminalObserver(Observer):
 def show_steps(
     job: Job, steps: Sequence[Step], output: str, *, dry_run: bool, as_json: bool
 ) -> None:
-    """The plan of the run, before anything is done; of a dry run it is the result."""
+    """Print the steps and shapes of a run: to standard error before it runs, to standard output if
+    they are the result of a dry run."""
     show = terminal.print_table if dry_run else terminal.print_table_to_stderr
     if as_json:
         terminal.print_json(
@@ -110,11 +109,10 @@ def show_steps(
 
 
 def show_download(model: Checkpoint) -> None:
-    """A dry run reads the headers on the hub."""
+    """Say how much will be downloaded, after a dry run that read only headers on the hub."""
     if nbytes := _download_bytes(model):
-        terminal.note(
-            f"{bytes_text(nbytes)} of weights are not here yet; the run downloads them first"
-        )
+        size = bytes_text(nbytes)
+        terminal.note(f"{size} of weights are not here yet; the run downloads them first")
 
 
 def _download_bytes(model: Checkpoint) -> int:
@@ -122,13 +120,13 @@ def _download_bytes(model: Checkpoint) -> int:
 
 
 def _state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
-    """What was asked for and what is kept of the state's bytes, and why it is less."""
+    """The requested and the kept fraction of the state's bytes, and why less is kept, for JSON."""
     share = kept.state_numel / job.model.geometry.state_numel
     return {"asked": job.requested_share, "kept": share, "why": job.shortfall}
 
 
 def steps_table(title: str, steps: Sequence[Step]) -> Table:
-    """What each step takes, and all of them."""
+    """Estimated time, memory and disk of each step, and of the run."""
     table = Table(title=title, title_justify="left")
     for name in ("step", "what", "time", "memory", "disk"):
         table.add_column(name, justify="left" if name in ("step", "what") else "right")
@@ -150,7 +148,7 @@ def steps_table(title: str, steps: Sequence[Step]) -> Table:
 
 
 def _show_shape(job: Job) -> None:
-    """What becomes of the state, and who will not serve it."""
+    """Print the state's size and shape after the cut, and warn if engines refuse that shape."""
     before, after = job.model.geometry, job.after
     terminal.note(state_size_text(before, after))
     if job.removes_heads:
@@ -162,18 +160,10 @@ def _show_shape(job: Job) -> None:
             "stock libraries and engines refuse them"
         )
         return
-    shape, requested = (
-        Shape.from_geometry(after),
-        [job.options.keep, job.options.keep_values, job.options.square],
-    )
-    requested_texts = [str(amount) for amount in requested if amount is not None]
-    if str(shape) not in (
-        "x".join(requested_texts),
-        f"{requested_texts[0]}x{requested_texts[0]}" if requested_texts else "",
-    ):
-        terminal.note(
-            f"the state is cut to {shape} (keys x values) of {Shape.from_geometry(before)}"
-        )
+    shape = Shape.from_geometry(after)
+    if not _is_requested(shape, job):
+        original = Shape.from_geometry(before)
+        terminal.note(f"the state is cut to {shape} (keys x values) of {original}")
     refused = refusing_engines(str(job.model.config.get("model_type")), shape)
     if refused:
         share = after.state_numel / before.state_numel
@@ -181,6 +171,17 @@ def _show_shape(job: Job) -> None:
             f"warning: {shape} is refused by {', '.join(refused)}; --state {share:.2g} compares "
             "all shapes of at most this size, and --for ENGINE allows only those that it serves"
         )
+
+
+def _is_requested(shape: Shape, job: Job) -> bool:
+    """Whether the options name this shape literally: both widths, or one for both axes."""
+    amounts = []
+    for amount in (job.options.keep, job.options.keep_values, job.options.square):
+        if amount is not None:
+            amounts.append(str(amount))
+    if not amounts:
+        return False
+    return str(shape) in ("x".join(amounts), f"{amounts[0]}x{amounts[0]}")
 
 
 def _show_heads(before: Geometry, after: Geometry) -> None:
@@ -196,10 +197,8 @@ def _show_heads(before: Geometry, after: Geometry) -> None:
 
 
 def _candidates_table(job: Job) -> Table:
-    """The shapes that will be compared."""
-    title = "Shapes to compare: all are predicted, the best three measured, one is kept"
     return shapes_table(
-        title,
+        "Shapes to compare: all are predicted, the best three measured, one is kept",
         job.model.geometry,
         {str(candidate.shape): target.after for candidate, target in job.candidates.items()},
         {str(candidate.shape): candidate.refused for candidate in job.candidates},
@@ -207,9 +206,9 @@ def _candidates_table(job: Job) -> Table:
 
 
 def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_json: bool) -> None:
+    """Print the scores, checks, sizes, commands and verdict of a finished trim."""
     if not observer.started:
-        text = f"{cut.path} is already complete; nothing was run"
-        terminal.note(text)
+        terminal.note(f"{cut.path} is already complete; nothing was run")
     artifacts = cut.path / ARTIFACTS
     record, scores = read_json(artifacts / RECORD, MIB), Scores.load(artifacts / "scores.json")
     verdict = ship_verdict(scores, scores.models[1], cut)
@@ -223,12 +222,9 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
     terminal.print_text(columns_text(scores))
     show_scores(scores, [], str(artifacts / "scores.json"), as_json=False)
     checks, state_storage = record["checks"], scores.lineage.get("state")
+    if state_storage:
+        terminal.print_text(f"the cut was measured with states in {state_storage['dtype']}")
     for sentence in (
-        *(
-            [f"the cut was measured with states in {state_storage['dtype']}"]
-            if state_storage
-            else []
-        ),
         f"checked in {checks['runtime']}: equals the masked original within "
         f"{checks['sliced_against_masked']:.0e}, decode equals prefill within "
         f"{checks['prefill_against_decode']:.0e}",
@@ -244,47 +240,41 @@ def show_trimmed(cut: Checkpoint, job: Job, observer: TerminalObserver, *, as_js
         f"push it:   statetrim push {cut.path} YOUR-NAME/{cut.path.resolve().name}   "
         "# private, and without records that name your files",
     ):
-        to_copy = line.startswith(("load it:", "serve it:", "push it:"))
-        (terminal.print_command if to_copy else terminal.print_text)(line)
+        is_command = line.startswith(("load it:", "serve it:", "push it:"))
+        show_line = terminal.print_command if is_command else terminal.print_text
+        show_line(line)
     show_verdict(verdict, str(cut.path))
 
 
 def columns_text(scores: Scores) -> str:
-    """What the models in the table of scores are."""
+    """What each column of the table of scores is, as a sentence."""
     original, result, *others = scores.models
     descriptions = {
         "pruned": "pruned the same cut before it was refitted or trained",
         CONTROL_METHOD: f"{CONTROL_METHOD} a random cut to the same shape",
     }
     sentences = [f"{original} is the original", f"{result} the result"]
-    return "; ".join([*sentences, *(descriptions[name] for name in others if name in descriptions)])
+    for name in others:
+        if name in descriptions:
+            sentences.append(descriptions[name])
+    return "; ".join(sentences)
 
 
 def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
-    """A command for each engine that takes this shape, and the names of those that do not."""
+    """A command for each engine that serves this cut, and the names of those that refuse it."""
     commands = serve_commands(cut, cut.geometry, str(cut.path), first_engine=first_engine)
-    command_lines = [
-        f"serve it:  {command_with_comment(engine, command)}"
-        for engine, command in commands.items()
-        if engine in ENGINE_NAMES.values()
-    ]
-    compatibilities = compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry)
-    refused = sorted(
-        {
-            compatibility.engine
-            for compatibility in compatibilities
-            if compatibility.verdict == "refused"
-        }
-    )
-    if refused:
-        command_lines.append(
-            f"refused by {', '.join(refused)}: statetrim inspect {cut.path} shows why"
-        )
-    if command_lines:
-        return command_lines
-    return [
-        f"no server is known for this model type; statetrim inspect {cut.path} says what runs it"
-    ]
+    lines = []
+    for engine, command in commands.items():
+        if engine in ENGINE_NAMES.values():
+            lines.append(f"serve it:  {command_with_comment(engine, command)}")
+    refusing = set()
+    for row in compatibility_of_geometry(str(cut.config.get("model_type")), cut.geometry):
+        if row.verdict == "refused":
+            refusing.add(row.engine)
+    inspect = f"statetrim inspect {cut.path}"
+    if refusing:
+        lines.append(f"refused by {', '.join(sorted(refusing))}: {inspect} shows why")
+    return lines or [f"no server is known for this model type; {inspect} says what runs it"]
 
 
 def _import_hint(runtime: str) -> str:

@@ -1,1 +1,1 @@
-"""What a person sees of sizes, scores and timings."""
+"""Console output of the commands that measure a model."""

@@ -1,4 +1,4 @@
-"""What a person sees of `analyze`."""
+"""Console output of `analyze`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +12,7 @@ from .. import terminal
 def show_analysis(
     analysis: Analysis, output: str, figures: Sequence[Path], *, as_json: bool
 ) -> None:
-    """One row a layer; narrow enough for a terminal of 80 columns."""
+    """Print a row per layer, narrow enough for a terminal of 80 columns."""
     if as_json:
         terminal.print_json(
             {
@@ -36,7 +36,8 @@ def show_analysis(
     data, before = analysis.lineage["data"], f", before {baseline.max_rank}" if baseline else ""
     state_dtype = analysis.lineage.get("state_dtype")
     for line in (
-        f"used: effective rank of a state, of the largest possible rank ({analysis.max_rank}{before});",
+        "used: effective rank of a state, of the largest possible rank "
+        f"({analysis.max_rank}{before});",
         f"  mean over {data['count']} x {data['length']} tokens without the first "
         f"{analysis.burn_in}; heads: one bar each",
         *([f"states are stored in {state_dtype}, as an engine would"] if state_dtype else []),

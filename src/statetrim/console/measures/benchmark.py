@@ -1,10 +1,11 @@
-"""What a person sees of `benchmark`."""
+"""Console output of `benchmark`."""
 
 from ...artifacts.timings import Timings
 from .. import terminal
 
 
 def show_timings(timings: Timings, output: str, *, as_json: bool) -> None:
+    """Print the table of timings, and what vLLM logged about its cache."""
     if as_json:
         terminal.print_json(timings.as_json() | {"output": output})
         return

@@ -1,8 +1,9 @@
-"""What a person sees of `evaluate`."""
+"""Console output of `evaluate`."""
 
 from collections.abc import Sequence
+from typing import Any
 
-from ...artifacts.losses import averaged_settings_text, mean_recall_text, task_losses
+from ...artifacts.losses import Loss, averaged_settings_text, mean_recall_text, task_losses
 from ...artifacts.scores import Scores
 from ...artifacts.verdict import Verdict
 from .. import terminal
@@ -11,27 +12,20 @@ from .. import terminal
 def show_scores(
     scores: Scores, ship_verdicts: Sequence[Verdict], output: str, *, as_json: bool
 ) -> None:
-    """Every score, what was lost, and the verdict on each cut."""
-    model_losses = [loss for model in scores.models[1:] for loss in task_losses(scores, model)]
+    """Print every score, what each cut lost, and the verdict on each cut."""
+    losses: list[Loss] = []
+    for model in scores.models[1:]:
+        losses += task_losses(scores, model)
     if as_json:
-        loss_records = [
-            {
-                "model": v.model,
-                "task": v.task,
-                "metric": v.metric,
-                "loss": [v.loss.estimate, v.loss.low, v.loss.high],
-                "unit": {"perplexity": "%", "share": "points", "nats": "nats"}[v.unit],
-                "mcnemar_p": v.p,
-                "verdict": v.sentence,
-            }
-            for v in model_losses
-        ]
-        verdict_records = [verdict.as_json() for verdict in ship_verdicts]
-        extra = {"verdicts": loss_records, "ship": verdict_records, "output": output}
+        extra = {
+            "verdicts": [_loss_json(loss) for loss in losses],
+            "ship": [verdict.as_json() for verdict in ship_verdicts],
+            "output": output,
+        }
         terminal.print_json(scores.as_json(samples=False) | extra)
         return
     terminal.print_artifact_table(scores.table(), left_columns=2)
-    for loss in model_losses:
+    for loss in losses:
         p = "" if loss.p is None else f" (McNemar p = {loss.p:.3g})"
         terminal.print_text(f"{loss.task}, {loss.metric}, {loss.model}: {loss.sentence}{p}")
     for model in scores.models[1:]:
@@ -46,8 +40,20 @@ def show_scores(
         show_verdict(verdict)
 
 
+def _loss_json(row: Loss) -> dict[str, Any]:
+    return {
+        "model": row.model,
+        "task": row.task,
+        "metric": row.metric,
+        "loss": [row.loss.estimate, row.loss.low, row.loss.high],
+        "unit": {"perplexity": "%", "share": "points", "nats": "nats"}[row.unit],
+        "mcnemar_p": row.p,
+        "verdict": row.sentence,
+    }
+
+
 def show_verdict(verdict: Verdict, name: str = "") -> None:
-    """The outcome, why, and what to know before serving."""
+    """Print the outcome with its reason, then facts and warnings to know before serving."""
     terminal.print_text(
         f"{name or verdict.model}: {verdict.outcome.upper()}: {verdict.reason}", style="bold"
     )

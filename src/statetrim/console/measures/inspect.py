@@ -1,4 +1,4 @@
-"""What a person sees of `inspect`: the state, engines and capacity."""
+"""Console output of `inspect`: state, engines and capacity."""
 
 from typing import Any
 
@@ -15,6 +15,7 @@ from .. import terminal
 
 
 def show_report(report: StateReport, *, as_json: bool) -> None:
+    """Print tables of the state, of the engines that serve it, and of the sequences that fit."""
     if as_json:
         terminal.print_json(report.as_json())
         return
@@ -98,25 +99,25 @@ def _kept_text(before: StateSize, after: StateSize) -> str:
 
 
 def _add_row(table: Table, name: str, value: str) -> None:
-    table.add_row(name, value, *[value if i == 0 else "" for i in range(len(table.columns) - 2)])
+    """Add a row whose value a cut does not change."""
+    cells = [value, value] if len(table.columns) > 2 else [value]
+    table.add_row(name, *cells)
 
 
 def _add_comparison(
     table: Table, name: str, report: StateReport, to_text: Any, field: str = ""
 ) -> None:
+    """Add a row with the value before and, if there is a cut, after it, and the change of `field`
+    (of a head's state, if no field is named)."""
     cells = [to_text(report.before)]
     if report.after:
-        old, new = (
-            _state_number(state_size, field) for state_size in (report.before, report.after)
-        )
+        old, new = _state_number(report.before, field), _state_number(report.after, field)
         cells += [to_text(report.after), relative_change_text(old, new)]
     table.add_row(name, *cells)
 
 
-def _state_number(state_size: StateSize, field: str) -> int:
-    return (
-        int(getattr(state_size, field)) if field else state_size.head_k_dim * state_size.head_v_dim
-    )
+def _state_number(state: StateSize, field: str) -> int:
+    return int(getattr(state, field)) if field else state.head_k_dim * state.head_v_dim
 
 
 def _show_engines(deployment: Deployment) -> None:
@@ -142,19 +143,23 @@ def _show_engines(deployment: Deployment) -> None:
         terminal.print_command(command_with_comment(engine, command))
     if deployment.everywhere and deployment.everywhere != deployment.shape:
         keys, _, values = deployment.everywhere.partition("x")
-        text = f"nearest shape every engine serves: --keep {keys} --keep-values {values}"
-        terminal.print_text(text)
+        terminal.print_text(
+            f"nearest shape every engine serves: --keep {keys} --keep-values {values}"
+        )
 
 
 def _show_shapes(shapes: list[ServedShape]) -> None:
-    """Engines downwards, so that seven shapes fit into 80 columns."""
+    """Print a row per engine and a column per shape; seven shapes fit into 80 columns."""
     table = Table(title="Which engines serve which shape, keys x values", title_justify="left")
     table.add_column("engine")
     for served_shape in shapes:
         table.add_column(f"{served_shape.shape}\n{served_shape.share:.0%}", justify="right")
     for engine in shapes[0].engines:
-        answers = [served_shape.engines[engine] for served_shape in shapes]
-        table.add_row(engine, *("?" if answer == "unknown" else answer for answer in answers))
+        cells = [engine]
+        for served_shape in shapes:
+            answer = served_shape.engines[engine]
+            cells.append("?" if answer == "unknown" else answer)
+        table.add_row(*cells)
     terminal.print_table(table)
     terminal.print_text(
         "flag: some hardware needs a flag; ?: not known. Commands and reasons for one shape: "
@@ -163,12 +168,12 @@ def _show_shapes(shapes: list[ServedShape]) -> None:
 
 
 def _flag_text(line: Compatibility) -> str:
-    """A flag to copy stands whole in the command below the table, which would break it."""
+    """A hint at the flag; the flag itself is in the command below, since a cell may wrap it."""
     return "needs the flag in its command below" if line.serves else f"add {line.flag}"
 
 
 def _merge_hardware(lines: list[Compatibility]) -> list[tuple[Compatibility, list[str]]]:
-    """Hardware for which an engine does the same, on one line."""
+    """Group lines that differ only in hardware: the first line, and the hardware of all."""
     merged: dict[tuple[str, ...], tuple[Compatibility, list[str]]] = {}
     for line in lines:
         key = (line.engine, line.versions, line.verdict, line.evidence, line.flag, line.error)
@@ -198,7 +203,7 @@ def _show_capacity(deployment: Deployment) -> None:
     if not first.vllm:
         vllm = "not worked out without softmax attention"
     terminal.print_text(
-        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB a token in {first.dtype}, in "
+        f"keys and values: {first.key_value_bytes / 2**10:,.1f} KiB per token in {first.dtype}, in "
         f"which engines serve this model; vLLM: {vllm}; any engine: memory over what a sequence "
         "holds",
     )
@@ -209,7 +214,7 @@ def _show_capacity(deployment: Deployment) -> None:
 
 
 def _paged_cells(first: Capacity, capacity: Capacity) -> tuple[str, ...]:
-    """Block, sequences, and sequences without prefix caching; nothing where vLLM is left out."""
+    """Block size, sequences, and sequences without prefix caching in vLLM; empty without vLLM."""
     if capacity.vllm is None or first.vllm is None:
         return ()
     ratio = capacity.vllm.sequences_prefix_caching / first.vllm.sequences_prefix_caching

@@ -1,4 +1,4 @@
-"""What a person sees of `report`."""
+"""Console output of `report`."""
 
 from pathlib import Path
 
@@ -6,6 +6,7 @@ from .. import terminal
 
 
 def show_page(page: Path, *, as_json: bool) -> None:
+    """Print the paths of the report."""
     if as_json:
         terminal.print_json({"html": str(page), "markdown": str(page.with_suffix(".md"))})
     else:

@@ -1,4 +1,4 @@
-"""What a person sees of `analyze --sensitivity`."""
+"""Console output of `analyze --sensitivity`."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ SHARES = (0.5, 0.25)
 def show_sensitivity(
     sensitivity: Sensitivity, output: str, figures: Sequence[Path], *, as_json: bool
 ) -> None:
-    """One row a layer, for each width what it costs; and the sentence."""
+    """Print a row per layer with the cost of each width, the conclusion, and widths by layer."""
     if as_json:
         terminal.print_json(
             {
@@ -32,8 +32,10 @@ def show_sensitivity(
     for axis, keep in sensitivity.variants:
         table.add_column(f"{keep} of {sensitivity.widths[axis]} {axis}s", justify="right")
     for layer in sensitivity.layers:
-        cuts = [sensitivity.find(layer, *variant) for variant in sensitivity.variants]
-        table.add_row(str(layer), *(_cost_text(sensitivity, cut) for cut in cuts))
+        cells = [str(layer)]
+        for axis, keep in sensitivity.variants:
+            cells.append(_cost_text(sensitivity, sensitivity.find(layer, axis, keep)))
+        table.add_row(*cells)
     terminal.print_table(table)
     terminal.print_text(sensitivity.sentence)
     loads = ", ".join(map(str, sensitivity.recalled_pair_counts)) or "none"
@@ -46,14 +48,15 @@ def show_sensitivity(
 
 
 def _show_allocation(sensitivity: Sensitivity, share: float) -> None:
-    """Shapes by layer, for those who can serve them; nothing where none fit."""
+    """Print the best widths by layer for a fraction of the state; nothing if no widths fit."""
     try:
         allocation = allocate(sensitivity, share)
     except StatetrimError:
         return
     terminal.print_text(
-        f"{allocation.share:.0%} of the bytes by layer (docs/widths-by-layer.md): --widths {allocation}, which "
-        f"would cost {allocation.cost:.3f} (nats and recall), if costs of layers add up"
+        f"{allocation.share:.0%} of the bytes by layer (docs/widths-by-layer.md): --widths "
+        f"{allocation}, which would cost {allocation.cost:.3f} (nats and recall), if costs of "
+        "layers add up"
     )
 
 

@@ -1,4 +1,4 @@
-"""What a person sees of `verify`."""
+"""Console output of `verify`."""
 
 from rich.table import Table
 
@@ -10,6 +10,7 @@ COLUMNS = ("choices equal", "loss, points", "largest gap")
 
 
 def show_verification(verification: Verification, output: str, *, as_json: bool) -> None:
+    """Print how often the engine and transformers agree, notes and faults."""
     if as_json:
         terminal.print_json(verification.as_json() | {"output": output})
         return
@@ -50,11 +51,10 @@ def _table(verification: Verification) -> Table:
 
 
 def _loss_text(verification: Verification, agreement: Agreement) -> str:
-    change = (
-        verification.agreement_change(agreement.model, agreement.kind)
-        if agreement.model != verification.models[0]
-        else None
-    )
+    """What agreement a cut lost against the original, in points; empty for the original."""
+    if agreement.model == verification.models[0]:
+        return ""
+    change = verification.agreement_change(agreement.model, agreement.kind)
     if change is None:
         return ""
     loss = -change

@@ -1,1 +1,1 @@
-"""What a person sees of the steps from a model to a smaller one."""
+"""Console output of the commands for single steps of `trim`."""

@@ -1,4 +1,4 @@
-"""What a person sees of `calibrate`."""
+"""Console output of `calibrate`."""
 
 from rich.table import Table
 
@@ -7,20 +7,21 @@ from ...storage.checkpoint import Checkpoint
 from .. import terminal
 
 NORM_EPS = 1e-6
-"""Of the output norm in every model type known here."""
+"""Epsilon of the output norm in every supported model type."""
 
 
 def show_statistics(
     statistics: Statistics, model: Checkpoint, output: str, *, as_json: bool
 ) -> None:
-    layers = statistics.layers.values()
-    tokens = next(iter(layers)).tokens
-    mean_squares = [
-        float(x.output_square.mean()) / tokens for x in layers if x.output_square is not None
-    ]
-    generated_tokens = {
-        name: next(iter(x.values())).tokens for name, x in statistics.generated.items()
-    }
+    """Print the tokens and sums, and a note if outputs are small compared with the norm's eps."""
+    tokens = next(iter(statistics.layers.values())).tokens
+    mean_squares = []
+    for layer in statistics.layers.values():
+        if layer.output_square is not None:
+            mean_squares.append(float(layer.output_square.mean()) / tokens)
+    generated_tokens = {}
+    for source, layers in statistics.generated.items():
+        generated_tokens[source] = next(iter(layers.values())).tokens
     if as_json:
         terminal.print_json(
             {
@@ -43,7 +44,8 @@ def show_statistics(
     if mean_squares and min(mean_squares) < NORM_EPS:
         small_layers = sum(mean_square < NORM_EPS for mean_square in mean_squares)
         terminal.note(
-            f"in {small_layers} of {len(mean_squares)} layers the output before its norm is small (mean square "
-            f"{min(mean_squares):.2g}, below the norm's eps of about {NORM_EPS:g}): there the norm does "
-            "not undo the rescaling of a cut, which may cost more; compare with a random cut"
+            f"in {small_layers} of {len(mean_squares)} layers the output before its norm is small "
+            f"(mean square {min(mean_squares):.2g}, below the norm's eps of about {NORM_EPS:g}): "
+            "there the norm does not undo the rescaling of a cut, which may cost more; compare "
+            "with a random cut"
         )

@@ -1,4 +1,4 @@
-"""What a person sees of `prune`."""
+"""Console output of `prune`."""
 
 from rich.table import Table
 
@@ -9,6 +9,7 @@ from ..state import state_size_json
 
 
 def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) -> None:
+    """Print state, weights and parameters before and after; `done` is False for a dry run."""
     before, after = surgery.model.geometry, surgery.geometry
     if as_json:
         terminal.print_json(
@@ -28,23 +29,20 @@ def show_surgery(surgery: Surgery, output: str, *, done: bool, as_json: bool) ->
     table = Table(title=title, title_justify="left")
     for name in ("", "before", "after", "change"):
         table.add_column(name, justify="right" if name else "left")
-    rows = [
-        ("state per head, keys x values", before.state_numel, after.state_numel),
+    table.add_row(
+        "state per head, keys x values",
+        before.describe_against(after),
+        after.describe_against(before),
+        relative_change_text(before.state_numel, after.state_numel),
+    )
+    for name, old, new in (
         ("recurrent state per sequence, float32", before.state_numel * 4, after.state_numel * 4),
         ("the same in bfloat16 (an engine option)", before.state_numel * 2, after.state_numel * 2),
         ("weights", surgery.bytes_before, surgery.bytes_after),
-        ("parameters", surgery.model.parameters, surgery.parameters_after),
-    ]
-    table.add_row(
-        rows[0][0],
-        before.describe_against(after),
-        after.describe_against(before),
-        relative_change_text(rows[0][1], rows[0][2]),
-    )
-    for name, old, new in rows[1:4]:
+    ):
         table.add_row(name, bytes_text(old), bytes_text(new), relative_change_text(old, new))
-    name, old, new = rows[4]
-    table.add_row(name, f"{old:,}", f"{new:,}", relative_change_text(old, new))
+    old, new = surgery.model.parameters, surgery.parameters_after
+    table.add_row("parameters", f"{old:,}", f"{new:,}", relative_change_text(old, new))
     terminal.print_table(table)
     files = f"{len(surgery.shards)} weight files, {len(surgery.auxiliary_files)} other files"
     verb = "written to" if done else "would go to"

@@ -1,4 +1,4 @@
-"""What a person sees of a recovery: what is trained, and the loss at both ends."""
+"""Console output of `recover`: what is trained, and the loss at the start and the end."""
 
 from statistics import mean
 
@@ -13,19 +13,18 @@ from .. import terminal
 
 
 def show_coverage(coverage: Coverage) -> None:
-    """Say what is trained, before it is."""
+    """Print what will be trained."""
     if is_rank_zero():
         terminal.note(coverage_text(coverage))
 
 
 def coverage_text(coverage: Coverage) -> str:
-    """What is trained, so that nobody has to guess what LoRA missed."""
+    """How many modules and parameters are trained, as a sentence."""
     share = coverage.trained_parameters / max(1, coverage.all_parameters)
-    others = [
-        f"{name} {adapted} of {total}"
-        for name, (adapted, total) in (("softmax", coverage.softmax), ("MLP", coverage.mlp))
-        if total
-    ]
+    others = []
+    for name, (adapted, total) in (("softmax", coverage.softmax), ("MLP", coverage.mlp)):
+        if total:
+            others.append(f"{name} {adapted} of {total}")
     return (
         f"training {coverage.projections} of {coverage.projections} projections and "
         f"{coverage.convolutions} convolutions of {coverage.layers} linear-attention layers"
@@ -35,6 +34,7 @@ def coverage_text(coverage: Coverage) -> str:
 
 
 def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
+    """Print mean losses of the first and the last tenth of the steps, and held-out recall."""
     record = read_json(recovered.path / ARTIFACTS / "recover.json", MAX_RECORD_BYTES)
     curve = record["curve"]
     if as_json:
@@ -46,11 +46,13 @@ def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
         table.add_column(name, justify="left" if name == "training loss" else "right")
     for name in ("loss", "ce", "kl"):
         if curve[0].get(name) is not None:
-            ends = (curve[:steps], curve[-steps:])
-            table.add_row(name, *(f"{mean(x[name] for x in end):.4f}" for end in ends))
+            first = mean(step[name] for step in curve[:steps])
+            last = mean(step[name] for step in curve[-steps:])
+            table.add_row(name, f"{first:.4f}", f"{last:.4f}")
     checks = record.get("held_out", [])
     if checks and "recall" in checks[0]:
-        table.add_row("held-out recall", *(f"{checks[n]['recall']:.4f}" for n in (0, -1)))
+        first, last = checks[0]["recall"], checks[-1]["recall"]
+        table.add_row("held-out recall", f"{first:.4f}", f"{last:.4f}")
     terminal.print_table(table)
     trained = len(record["trained_tensors"])
     terminal.print_text(

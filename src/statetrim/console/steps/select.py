@@ -1,4 +1,4 @@
-"""What a person sees of `select`."""
+"""Console output of `select`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +12,7 @@ from ..state import tensor_parallel_text
 
 
 def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> None:
+    """Print methods, requested amounts and what the plan keeps."""
     if as_json:
         terminal.print_json(
             {
