@@ -1,1 +1,1 @@
-"""Checkpoints -> Timings."""
+"""Measure the speed and memory of checkpoints: Checkpoints -> Timings."""

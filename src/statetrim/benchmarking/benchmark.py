@@ -1,6 +1,6 @@
-"""Checkpoints -> Timings: mixer, prefill and decode in turns, memory, and the real cache's bytes.
+"""Checkpoints -> Timings: speed of prefill, decode and one mixer, peak memory, bytes of the cache.
 
-On a GPU the settings default to those of the paper's table, batch 32 and 2,048 tokens.
+The defaults on a GPU are those of the paper's table: batch size 32 and 2,048 tokens.
 """
 
 import platform
@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,28 @@ PAPER_BATCHES, PAPER_LENGTHS = (32,), (2048,)
 CPU_BATCHES, CPU_LENGTHS = (1, 16, 64), (256,)
 SERVED_LENGTH = 1024
 DECODE_CYCLE = 16
-"""A round decodes a multiple of so many tokens: `portable` writes its state once in as many."""
+"""A round decodes a multiple of this many tokens: the portable kernel writes its state back once in
+as many, so every round has the same number of writes."""
+CACHE_ATTRIBUTES = {
+    "state bytes": ("recurrent_state", "recurrent_states"),
+    "convolution bytes": ("conv_state", "conv_states"),
+    "key-value bytes": ("keys", "values", "indexer_keys", "attn_state"),
+}
+"""Metric -> names that transformers and fla give to such tensors in a layer of a cache."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Runner:
-    """A live model under the name it has in the timings."""
+    """A loaded model and its name in the timings."""
 
     name: str
     live: LiveModel
 
     def compute_cache(self, ids: Tensor, cache: Any = None) -> Any:
-        """The cache after `ids`; logits of the last token only, as in serving."""
+        """Run `ids` [batch, tokens] after `cache`, and return the cache that results.
+
+        Logits are computed for the last token only, as in serving.
+        """
         return self.live.forward_with_cache(ids, cache)[1]
 
 
@@ -73,13 +84,13 @@ def benchmark(
     out: str | Path | None = None,
     progress: ShowProgress = True,
 ) -> Timings:
-    """Compare the speed of `baseline` and `models` at every batch size and length, in turns.
+    """Compare the speed of `baseline` and `models` at every batch size and length.
 
-    All models are in memory at once, so that other load on the machine affects them alike. With
+    All models are in memory and take turns, so that other load on the machine affects all. With
     `engine` "vllm", a vLLM server from the environment of `engine_python` is started for each
-    model. It gets as many concurrent `requests` of every length and `memory_gib` of cache, and the
-    sequences it holds are counted. `dtype`, `device`, `device_map` and `max_memory` are those of
-    `load`.
+    model with `memory_gib` of cache. It gets `requests` concurrent requests of every length, and
+    the result is how many sequences it held. `dtype`, `device`, `device_map` and `max_memory` are
+    those of `load`.
     """
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
@@ -89,7 +100,9 @@ def benchmark(
     checkpoints = [as_checkpoint(baseline), *as_checkpoints(models)]
     dtype_name = None if dtype is None else str(placement.torch_dtype).removeprefix("torch.")
     settings = [batches, lengths, rounds, dtype_name, engine, requests, memory_gib, prefix_caching]
-    settings += [str(location) for location in (device, device_map) if location is not None]
+    for location in (device, device_map):
+        if location is not None:
+            settings.append(str(location))
     record = {
         "format": "statetrim benchmark",
         "statetrim": __version__,
@@ -113,11 +126,13 @@ def benchmark(
             )
             for length in lengths or (SERVED_LENGTH,)
         ]
-        python = engine_python or sys.executable
-        before, *after = checkpoints
         with progress_reporter(progress, "loading") as report:
             return benchmark_vllm(
-                after, baseline=before, python=python, loads=loads, progress=report
+                checkpoints[1:],
+                baseline=checkpoints[0],
+                python=engine_python or sys.executable,
+                loads=loads,
+                progress=report,
             )
 
     return run_and_save(out, record, run_benchmark, Timings.load)
@@ -131,44 +146,45 @@ def _benchmark_in_process(
     placement: Placement,
     progress: OnProgress,
 ) -> Timings:
-    """In this process, every model once a round."""
+    """Load all models and time them in this process."""
     on_gpu = placement.input_device.type == "cuda"
-    batches = _check_range(
-        batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES), MAX_BATCH, "batch"
-    )
-    token_counts = map(parse_token_count, lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS))
-    lengths = _check_range([*token_counts], MAX_LENGTH, "length")
+    batches = batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES)
+    _check_range(batches, MAX_BATCH, "batch")
+    lengths = lengths or (PAPER_LENGTHS if on_gpu else CPU_LENGTHS)
+    token_counts = [parse_token_count(length) for length in lengths]
+    _check_range(token_counts, MAX_LENGTH, "length")
     _check_range([rounds], MAX_ROUNDS, "number of rounds")
-    runners = [
-        _Runner(checkpoint.name, load_live(checkpoint, placement)) for checkpoint in checkpoints
-    ]
-    for runner, name in zip(runners, unique_names([r.name for r in runners]), strict=True):
-        runner.name = name
-    settings = [(batch, length) for length in lengths for batch in batches]
+    names = unique_names([checkpoint.name for checkpoint in checkpoints])
+    runners = []
+    for name, checkpoint in zip(names, checkpoints, strict=True):
+        runners.append(_Runner(name, load_live(checkpoint, placement)))
+    settings = list(product(token_counts, batches))
     records: list[Timing] = []
     with torch.inference_mode():
-        for done, (batch, length) in enumerate(settings):
+        for done, (length, batch) in enumerate(settings):
             label = f"batch {batch}, {length} tokens"
             progress(Progress(done, len(settings), "settings", label))
-            records += _size_timings(runners, batch, length) if not done else []
+            if done == 0:
+                records += _size_timings(runners, batch, length)
             records += _speed_timings(runners, batch, length, rounds)
             records += _peak_memory_timings(runners, batch, length)
     progress(Progress(len(settings), len(settings), "settings", "done"))
-    names = [runner.name for runner in runners]
-    return Timings(names, records, _lineage(runners, batches, lengths, rounds))
+    return Timings(names, records, _lineage(runners, batches, token_counts, rounds))
 
 
 def _speed_timings(
     runners: list[_Runner], batch: int, length: int, rounds: int
 ) -> Iterator[Timing]:
-    """Whole model and single mixer; prefill of `length` tokens, and decoding after them."""
-    prompts = {runner.name: runner.live.random_ids(batch, length) for runner in runners}
+    """Tokens per second of the model and of one mixer: prefill of `length` tokens, then decode."""
     work_by_metric: dict[str, dict[str, Work]] = {
-        "prefill": {r.name: _prefill_work(r, prompts[r.name]) for r in runners},
-        "decode": {r.name: _decode_work(r, prompts[r.name]) for r in runners},
-        "mixer prefill": {r.name: _mixer_prefill_work(r, prompts[r.name]) for r in runners},
-        "mixer decode": {r.name: _mixer_decode_work(r, prompts[r.name]) for r in runners},
-    }
+        "prefill": {}, "decode": {}, "mixer prefill": {}, "mixer decode": {},
+    }  # fmt: skip
+    for runner in runners:
+        ids = runner.live.random_ids(batch, length)
+        work_by_metric["prefill"][runner.name] = _prefill_work(runner, ids)
+        work_by_metric["decode"][runner.name] = _decode_work(runner, ids)
+        work_by_metric["mixer prefill"][runner.name] = _mixer_prefill_work(runner, ids)
+        work_by_metric["mixer decode"][runner.name] = _mixer_decode_work(runner, ids)
     for metric, competitors in work_by_metric.items():
         tokens = batch * (length if "prefill" in metric else 1)
         cycle = 1 if "prefill" in metric else DECODE_CYCLE
@@ -181,6 +197,7 @@ def _speed_timings(
 def _timings_of_rounds(
     times: RoundTimes, metric: str, batch: int, length: int, tokens: int
 ) -> Iterator[Timing]:
+    """Tokens per second of each model, and for all but the first its ratio to the first."""
     baseline = next(iter(times.seconds))
     for name in times.seconds:
         value, quartiles = times.rate(name, tokens)
@@ -196,7 +213,7 @@ def _prefill_work(runner: _Runner, ids: Tensor) -> Work:
 
 
 def _decode_work(runner: _Runner, ids: Tensor) -> Work:
-    """One token for every sequence; the cache grows by it, on both sides alike."""
+    """Decode one token per sequence. The cache grows with every call, in all models alike."""
     cache = runner.compute_cache(ids)
     token = ids[:, -1:]
     return lambda: runner.compute_cache(token, cache)
@@ -204,7 +221,7 @@ def _decode_work(runner: _Runner, ids: Tensor) -> Work:
 
 def _mixer_prefill_work(runner: _Runner, ids: Tensor) -> Work:
     call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids))
-    # A cache that the call would fill is left out: storing it is not the mixer's work.
+    # Without its cache, which the call would fill: storing it is not the mixer's work.
     kwargs = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
     module, call = runner.live.mixers[call.layer], replace(call, kwargs=kwargs)
     return lambda: call.repeat(module)
@@ -222,7 +239,7 @@ def _is_cache(value: object) -> bool:
 
 
 def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
-    """How the model calls the mixer of its last linear layer."""
+    """Record how the model calls the mixer of its last linear layer during `run`."""
     layer = runner.live.checkpoint.geometry.layers[-1]
     calls: list[MixerCall] = []
     with hook_mixers({layer: runner.live.mixers[layer]}, calls.append):
@@ -231,14 +248,13 @@ def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
 
 
 def _size_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """What a sequence holds, counted on the live cache object; and how much a mixer computes."""
+    """Bytes per sequence, counted on the cache object, and FLOP per token of one mixer."""
     from torch.utils.flop_counter import FlopCounterMode
 
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
-        nbytes_by_metric = _cache_bytes(runner.compute_cache(ids))
-        for metric, total in nbytes_by_metric.items():
-            yield Timing(runner.name, metric, batch, length, total / batch, "bytes/sequence")
+        for metric, nbytes in _cache_bytes(runner.compute_cache(ids)).items():
+            yield Timing(runner.name, metric, batch, length, nbytes / batch, "bytes/sequence")
         work = _mixer_prefill_work(runner, ids)
         with FlopCounterMode(display=False) as counter:
             work()
@@ -247,29 +263,29 @@ def _size_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[T
 
 
 def _cache_bytes(cache: Any) -> dict[str, int]:
-    """Bytes of a cache object's tensors by what they hold, all sequences together.
-
-    Its layers name them as transformers does, or in a dictionary as fla does.
-    """
-    names_by_metric = {
-        "state bytes": ("recurrent_state", "recurrent_states"),
-        "convolution bytes": ("conv_state", "conv_states"),
-        "key-value bytes": ("keys", "values", "indexer_keys", "attn_state"),
-    }
-    nbytes_by_metric = dict.fromkeys(names_by_metric, 0)
+    """Bytes of a cache object's tensors by metric, summed over layers and sequences."""
+    nbytes_by_metric = dict.fromkeys(CACHE_ATTRIBUTES, 0)
     for layer in cache.layers:
+        attributes = dict(vars(layer))
         fla_state = getattr(layer, "state", None)
-        attributes = {**vars(layer), **(fla_state if isinstance(fla_state, dict) else {})}
-        for metric, names in names_by_metric.items():
-            tensors = {id(x): x for name in names for x in tree_leaves(attributes.get(name))}
-            nbytes_by_metric[metric] += sum(
-                x.nbytes for x in tensors.values() if isinstance(x, Tensor)
-            )
+        if isinstance(fla_state, dict):
+            attributes |= fla_state
+        for metric, names in CACHE_ATTRIBUTES.items():
+            nbytes_by_metric[metric] += _tensor_bytes([attributes.get(name) for name in names])
     return nbytes_by_metric
 
 
+def _tensor_bytes(values: list[Any]) -> int:
+    """Bytes of the tensors in nested `values`; one that occurs twice counts once."""
+    nbytes_by_id: dict[int, int] = {}
+    for leaf in tree_leaves(values):
+        if isinstance(leaf, Tensor):
+            nbytes_by_id[id(leaf)] = leaf.nbytes
+    return sum(nbytes_by_id.values())
+
+
 def _peak_memory_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """Memory on top of the weights while a prompt is read and one token decoded."""
+    """Peak bytes, in addition to the weights, of a prefill and one decoded token."""
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
         peak = measure_peak_memory(partial(_prefill_and_decode, runner, ids), runner.live.device)
@@ -281,35 +297,37 @@ def _prefill_and_decode(runner: _Runner, ids: Tensor) -> None:
     _decode_work(runner, ids)()
 
 
-def _check_range(values: Sequence[int], maximum: int, name: str) -> tuple[int, ...]:
+def _check_range(values: Sequence[int], maximum: int, name: str) -> None:
     for value in values:
         if not 1 <= value <= maximum:
             raise StatetrimError(f"a {name} must be between 1 and {maximum}, not {value}")
-    return tuple(values)
 
 
 def _lineage(
     runners: list[_Runner], batches: Sequence[int], lengths: Sequence[int], rounds: int
 ) -> dict[str, Any]:
     device = runners[0].live.device
+    if device.type == "cuda":
+        device_name = torch.cuda.get_device_name(device)
+    else:
+        device_name = f"{platform.machine()} CPU, {torch.get_num_threads()} threads"
     return {
         "statetrim": __version__,
         "torch": torch.__version__,
-        "device": torch.cuda.get_device_name(device)
-        if device.type == "cuda"
-        else f"{platform.machine()} CPU, {torch.get_num_threads()} threads",
+        "device": device_name,
         "batches": list(batches),
         "lengths": list(lengths),
         "rounds": rounds,
         "clock": clock_name(device),
-        "models": {
-            runner.name: {
-                "model_type": runner.live.checkpoint.config["model_type"],
-                "head_k_dim": runner.live.checkpoint.geometry.head_k_dim,
-                "head_v_dim": runner.live.checkpoint.geometry.head_v_dim,
-                "dtype": str(next(runner.live.module.parameters()).dtype).removeprefix("torch."),
-                "runtime": runner.live.runtime.name,
-            }
-            for runner in runners
-        },
+        "models": {runner.name: _model_lineage(runner.live) for runner in runners},
+    }
+
+
+def _model_lineage(live: LiveModel) -> dict[str, Any]:
+    return {
+        "model_type": live.checkpoint.config["model_type"],
+        "head_k_dim": live.checkpoint.geometry.head_k_dim,
+        "head_v_dim": live.checkpoint.geometry.head_v_dim,
+        "dtype": str(next(live.module.parameters()).dtype).removeprefix("torch."),
+        "runtime": live.runtime.name,
     }

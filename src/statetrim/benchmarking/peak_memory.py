@@ -1,4 +1,4 @@
-"""The most memory that a piece of work took on top of what was held before it."""
+"""Peak memory of a function call, in addition to what was allocated before it."""
 
 import ctypes
 import gc
@@ -11,7 +11,7 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def measure_peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
-    """Bytes; None where the system cannot tell."""
+    """Run `work` and return the bytes of its peak, or None if the system does not report it."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -21,22 +21,27 @@ def measure_peak_memory(work: Callable[[], object], device: torch.device) -> int
         return torch.cuda.max_memory_allocated(device) - before
     try:
         _release_free_memory()
-        _RESET.write_text("5")  # Linux: forget the high-water mark so far
-        before = _read_status_kib("VmRSS")
+        _RESET.write_text("5")  # Linux: reset the high-water mark
+        resident = _read_status_kib("VmRSS")
         work()
-        return max(0, _read_status_kib("VmHWM") - before) * 1024
-    except (OSError, StopIteration):
+        peak = _read_status_kib("VmHWM")
+    except OSError:
         return None
+    return None if resident is None or peak is None else max(0, peak - resident) * 1024
 
 
 def _release_free_memory() -> None:
-    """Else work that reuses what was freed before it would seem to take nothing."""
-    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    """Return freed memory to the system: work that reused it would seem to need none."""
+    malloc_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only in glibc
     if malloc_trim is not None:
         gc.collect()
         malloc_trim(0)
 
 
-def _read_status_kib(name: str) -> int:
-    lines = _STATUS.read_text().splitlines()
-    return int(next(line for line in lines if line.startswith(f"{name}:")).split()[1])
+def _read_status_kib(name: str) -> int | None:
+    """A field of /proc/self/status, in KiB; None if it is absent."""
+    for line in _STATUS.read_text().splitlines():
+        field, _, value = line.partition(":")
+        if field == name:
+            return int(value.split()[0])
+    return None

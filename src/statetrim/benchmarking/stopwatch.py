@@ -1,4 +1,4 @@
-"""Take the time of two or more things in turns, so that noise hits all of them alike."""
+"""Time several functions in turns, so that noise on the machine affects all of them alike."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -14,16 +14,16 @@ Work = Callable[[], object]
 
 @dataclass(frozen=True)
 class RoundTimes:
-    """Seconds that each competitor took, round by round; the first is the baseline."""
+    """Seconds per call of each competitor in each round; the first competitor is the baseline."""
 
     seconds: dict[str, list[float]]
 
     def rate(self, name: str, amount: float) -> tuple[float, tuple[float, float]]:
-        """Median and quartiles of `amount` per second."""
+        """Median and quartiles over rounds of units per second; a call does `amount` units."""
         return _median_and_quartiles([amount / elapsed for elapsed in self.seconds[name]])
 
     def speedup(self, name: str) -> tuple[float, tuple[float, float]]:
-        """Of `name` over the baseline, from ratios within a round."""
+        """Median and quartiles over rounds of the speed of `name` relative to the baseline."""
         baseline = next(iter(self.seconds.values()))
         return _median_and_quartiles(
             [before / after for before, after in zip(baseline, self.seconds[name], strict=True)]
@@ -39,9 +39,9 @@ def time_in_turns(
     cycle: int = 1,
     warm_up: int = 2,
 ) -> RoundTimes:
-    """Each round runs every competitor, in alternating order, long enough for the clock.
+    """Time every competitor once per round, in alternating order, for at least `min_seconds`.
 
-    Where not every call does the same, a round is a whole number of cycles of `cycle` calls.
+    A round is a multiple of `cycle` calls, for work whose calls differ periodically.
     """
     repeats = {}
     for name, work in competitors.items():
@@ -58,10 +58,10 @@ def time_in_turns(
 
 
 def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
-    """Of one call: by events on a GPU, which knows best when it began and ended."""
+    """Mean seconds of a call; on a GPU measured by CUDA events, since calls return early."""
     if device.type == "cuda":
         event: Any = torch.cuda.Event
-        start_event, end_event = (event(enable_timing=True) for _ in range(2))
+        start_event, end_event = event(enable_timing=True), event(enable_timing=True)
         torch.cuda.synchronize(device)
         start_event.record()
         for _ in range(repeats):
@@ -77,8 +77,10 @@ def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
 
 
 def clock_name(device: torch.device) -> str:
-    """One thread's CPU time is its wall time on an idle machine, and on a busy one it does not
-    count the turns of other programs."""
+    """The clock that measures `device`.
+
+    With a single thread it is CPU time, which other programs on a busy machine do not affect.
+    """
     if device.type == "cuda":
         return "CUDA events"
     return CPU_TIME if torch.get_num_threads() == 1 else "wall time"

@@ -1,4 +1,4 @@
-"""Checkpoints -> Timings: how many sequences a vLLM server holds, by its own counters."""
+"""Checkpoints -> Timings: how many sequences a vLLM server holds, by its own metrics."""
 
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -20,9 +20,9 @@ def benchmark_vllm(
     loads: Sequence[ServerLoad],
     progress: OnProgress = ignore_progress,
 ) -> Timings:
-    """Put every load on a vLLM server of each model, one after the other, with the same memory.
+    """Start a vLLM server for each model and load, one at a time, and return its metrics.
 
-    `python` is that of the environment vLLM is installed in.
+    `python` is the executable of the environment in which vLLM is installed.
     """
     checkpoints = [require_prunable(m) for m in (as_checkpoint(baseline), *as_checkpoints(models))]
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
@@ -37,19 +37,19 @@ def benchmark_vllm(
             records += _timings_of_load(name, load, result, baseline_result)
             logs[label] = result.cache_log
             baseline_result = baseline_result or result
+    model_lineage = {}
+    for name, checkpoint in zip(names, checkpoints, strict=True):
+        model_lineage[name] = {
+            "model_type": checkpoint.config["model_type"],
+            "head_k_dim": checkpoint.geometry.head_k_dim,
+            "head_v_dim": checkpoint.geometry.head_v_dim,
+        }
     lineage = {
         "statetrim": __version__,
         "engine": "vllm",
         "loads": [asdict(load) for load in loads],
         "log": logs,
-        "models": {
-            name: {
-                "model_type": checkpoint.config["model_type"],
-                "head_k_dim": checkpoint.geometry.head_k_dim,
-                "head_v_dim": checkpoint.geometry.head_v_dim,
-            }
-            for name, checkpoint in zip(names, checkpoints, strict=True)
-        },
+        "models": model_lineage,
     }
     return Timings(names, records, lineage)
 
@@ -57,27 +57,23 @@ def benchmark_vllm(
 def _timings_of_load(
     name: str, load: ServerLoad, result: LoadResult, baseline_result: LoadResult | None
 ) -> list[Timing]:
-    def metrics_of(load_result: LoadResult) -> dict[str, tuple[float, str]]:
-        return {
-            "concurrent sequences": (load_result.max_running, "sequences"),
-            "cache blocks": (load_result.blocks, "blocks"),
-            "cache use": (load_result.max_cache_use, "share"),
-            "preemptions": (load_result.preemptions, "requests"),
-            "served decode": (load_result.generated / load_result.seconds, "tokens/s"),
-        }
+    """A Timing per metric, with its ratio to the baseline's value if that is not zero."""
+    baseline_metrics = {} if baseline_result is None else _metrics(baseline_result)
+    timings = []
+    for metric, (value, unit) in _metrics(result).items():
+        baseline_value, _ = baseline_metrics.get(metric, (0.0, unit))
+        ratio = value / baseline_value if baseline_value else None
+        timing = Timing(name, metric, load.requests, load.length, value, unit, ratio=ratio)
+        timings.append(timing)
+    return timings
 
-    baseline_metrics = {} if baseline_result is None else metrics_of(baseline_result)
-    return [
-        Timing(
-            name,
-            metric,
-            load.requests,
-            load.length,
-            value,
-            unit,
-            ratio=value / baseline_metrics[metric][0]
-            if metric in baseline_metrics and baseline_metrics[metric][0]
-            else None,
-        )
-        for metric, (value, unit) in metrics_of(result).items()
-    ]
+
+def _metrics(result: LoadResult) -> dict[str, tuple[float, str]]:
+    """Value and unit of each metric."""
+    return {
+        "concurrent sequences": (result.max_running, "sequences"),
+        "cache blocks": (result.blocks, "blocks"),
+        "cache use": (result.max_cache_use, "share"),
+        "preemptions": (result.preemptions, "requests"),
+        "served decode": (result.generated / result.seconds, "tokens/s"),
+    }

@@ -1,4 +1,4 @@
-"""A vLLM server of our own on loopback, under a load with an end, read by its own counters."""
+"""Start a vLLM server on the loopback address, send it requests, and read its /metrics."""
 
 import json
 import re
@@ -20,40 +20,41 @@ from ..runtime.child_process import Process, last_error, python_process
 
 MAX_REQUESTS = 4096
 _HOST = "127.0.0.1"
-_OPENER_WITHOUT_PROXY = urllib.request.build_opener(
-    urllib.request.ProxyHandler({})
-)  # past any http_proxy
+_OPENER_WITHOUT_PROXY = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _SAMPLE_SECONDS = 0.1
 _METRIC = re.compile(r"^(vllm:\w+)(?:\{(.*)\})? ([-+.\deE]+|NaN)$", flags=re.MULTILINE)
 _BLOCKS = re.compile(r'num_gpu_blocks="(\d+)"')
+_CACHE_SIZES = re.compile("attention block size|mamba page size|KV cache size")
 
 
 @dataclass(frozen=True)
 class ServerLoad:
-    """What the server is asked: `requests` at once, each of `length` tokens in all."""
+    """Concurrent requests, each of `length` tokens, prompt and generated tokens together."""
 
     requests: int = 64
     length: int = 1024
-    generated: int = 64  # of the length
+    generated: int = 64  # tokens of the length
     memory: int = 2**28  # bytes of cache
-    seconds: float = 900.0  # for the start and for the load, each
+    seconds: float = 900.0  # time limit for the start, and again for the requests
     prefix_caching: bool = False
     cards: int = 1  # GPUs that the model is spread over
 
     def check(self) -> None:
+        """Refuse numbers of requests or tokens that cannot be served."""
         if not 1 <= self.requests <= MAX_REQUESTS:
             raise StatetrimError(
                 f"requests must be between 1 and {MAX_REQUESTS}, not {self.requests}"
             )
         if not 1 <= self.generated < self.length:
             raise StatetrimError(
-                f"of {self.length} tokens some are generated and some are not: {self.generated}"
+                f"a request of {self.length} tokens cannot generate {self.generated} of them: at "
+                "least one token is generated, and at least one is the prompt"
             )
 
 
 @dataclass
 class LoadResult:
-    """What the server's counters said."""
+    """Largest values and totals of the server's metrics during a load."""
 
     max_running: int = 0
     max_waiting: int = 0
@@ -62,11 +63,11 @@ class LoadResult:
     preemptions: int = 0
     generated: int = 0
     seconds: float = 0.0
-    cache_log: list[str] = field(default_factory=list)  # lines about the cache
+    cache_log: list[str] = field(default_factory=list)  # the server's log lines about its cache
 
 
 def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
-    """Start a server for `model`, send the load, read /metrics meanwhile, stop the server."""
+    """Start a server for `model`, send the load, sample /metrics meanwhile, and stop the server."""
     load.check()
     with server(python, model, load) as (port, log):
         result = LoadResult()
@@ -96,7 +97,7 @@ def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
 
 @contextmanager
 def server(python: Path, model: Path, load: ServerLoad) -> Iterator[tuple[int, Path]]:
-    """Within, vLLM answers on 127.0.0.1 at the yielded port; its log is in the yielded file."""
+    """Run a vLLM server on 127.0.0.1; yields its port and its log file."""
     port = _free_port()
     arguments = [
         "-m", "vllm.entrypoints.openai.api_server",
@@ -126,7 +127,7 @@ def _wait_until_ready(process: Process, port: int, log: Path, timeout: float) ->
 
 
 def _send_request(port: int, seed: int, load: ServerLoad, deadline: float) -> None:
-    """One request: a prompt of random tokens, so that no two share a prefix."""
+    """Send one request, with a prompt of random tokens, so that no two share a prefix."""
     rng = Random(seed)
     prompt = [rng.randrange(1, 256) for _ in range(load.length - load.generated)]
     body = {
@@ -152,37 +153,40 @@ def _send_request(port: int, seed: int, load: ServerLoad, deadline: float) -> No
 
 
 def _sample_metrics(port: int, result: LoadResult, stop: threading.Event) -> None:
+    """Update the maxima in `result` until `stop` is set."""
     while not stop.wait(_SAMPLE_SECONDS):
         try:
             metrics = _read_metrics(port)
         except (urllib.error.URLError, OSError):
             continue
-        result.max_running = max(
-            result.max_running, int(metrics.get("vllm:num_requests_running", 0))
-        )
-        result.max_waiting = max(
-            result.max_waiting, int(metrics.get("vllm:num_requests_waiting", 0))
-        )
+        running = int(metrics.get("vllm:num_requests_running", 0))
+        result.max_running = max(result.max_running, running)
+        waiting = int(metrics.get("vllm:num_requests_waiting", 0))
+        result.max_waiting = max(result.max_waiting, waiting)
         use = metrics.get("vllm:kv_cache_usage_perc", 0.0)
         result.max_cache_use = max(result.max_cache_use, use)
         result.blocks = int(metrics.get("blocks", result.blocks))
 
 
 def _read_metrics(port: int) -> dict[str, float]:
-    """vLLM's own counters and gauges; those with several labels are added up."""
+    """vLLM's counters and gauges, summed over labels, and "blocks", the number of cache blocks."""
     with _OPENER_WITHOUT_PROXY.open(f"http://{_HOST}:{port}/metrics", timeout=10) as response:
         text = response.read(2**24).decode()
     totals: dict[str, float] = {}
     for name, _, value in _METRIC.findall(text):
         totals[name] = totals.get(name, 0.0) + float(value)
-    blocks = _BLOCKS.search(text)
-    return totals | ({"blocks": float(blocks.group(1))} if blocks else {})
+    if blocks := _BLOCKS.search(text):
+        totals["blocks"] = float(blocks.group(1))
+    return totals
 
 
 def _cache_log_lines(log: Path) -> list[str]:
-    phrases = ("attention block size", "mamba page size", "KV cache size")
-    lines = log.read_text(errors="replace").splitlines()
-    return [line[line.index("]") + 2 :] for line in lines if any(w in line for w in phrases)]
+    """Lines of a server's log that state sizes of its cache, without their prefix in brackets."""
+    lines = []
+    for line in log.read_text(errors="replace").splitlines():
+        if _CACHE_SIZES.search(line):
+            lines.append(line[line.index("]") + 2 :])
+    return lines
 
 
 def _free_port() -> int:
