@@ -13,7 +13,7 @@ from ..defaults import KEY_METHOD
 from ..progress import OnProgress
 from ..serving.deployment import ship_verdicts
 from ..storage.atomic import atomic_write
-from ..storage.output import check_absent, is_complete, open_output
+from ..storage.output import check_absent, is_complete, open_output, remove_empty_partial
 from ..version import __version__
 from . import demo_model
 from .demo_model import DOCUMENT_TOKENS, MAX_PAIRS
@@ -24,31 +24,33 @@ METHODS = {
     KEY_METHOD: "by activations on text and on recall sequences",
 }
 RECOMMENDED_METHOD = KEY_METHOD
-KEEP = 16
-DOCUMENT_COUNT = 2048  # more than the demo reads: enough for trim, to play with
+KEEP = 16  # key channels per head, of 32
+DOCUMENT_COUNT = 2048  # more than the demo reads, so that TRIM_COMMAND has enough text
 TRIM_COMMAND = "trim MODEL --state 0.5 --text text.jsonl --tokens 32k -o SMALL"
+QUIET_COMMANDS = ("select", "prune")  # run once per method; the tables are alike
 
 
-QUIET_COMMANDS = ("select", "prune")  # three times the same table would hide what matters
-COMMANDS = (
-    f"inspect MODEL --keep {KEEP}",
-    f"calibrate MODEL --text text.jsonl --tokens {128 * DOCUMENT_TOKENS} --length {DOCUMENT_TOKENS} "
-    f"--for {RECOMMENDED_METHOD} -o statistics.safetensors",
-    *(
-        command
-        for method in METHODS
-        for command in (
-            f"select MODEL --method {method} --keep {KEEP}"
-            f"{' --statistics statistics.safetensors' if method == RECOMMENDED_METHOD else ''} "
-            f"-o {method}.json",
-            f"prune MODEL {method}.json -o {method}",
-        )
-    ),
-    f"evaluate {' '.join(METHODS)} --baseline MODEL --tasks mqar -o scores.json",
-    f"analyze {RECOMMENDED_METHOD} --baseline MODEL --text text.jsonl --tokens {64 * DOCUMENT_TOKENS} "
-    f"--length {DOCUMENT_TOKENS} --every 8 --burn-in 32 -o analysis.json",
-    f"report MODEL {RECOMMENDED_METHOD} scores.json analysis.json -o report",
-)
+def _commands() -> Iterator[str]:
+    """The command lines of the demo, without `statetrim`, in order."""
+    yield f"inspect MODEL --keep {KEEP}"
+    yield (
+        f"calibrate MODEL {_text_options(128)} --for {RECOMMENDED_METHOD} -o statistics.safetensors"
+    )
+    for method in METHODS:
+        statistics = "--statistics statistics.safetensors " if method == RECOMMENDED_METHOD else ""
+        yield f"select MODEL --method {method} --keep {KEEP} {statistics}-o {method}.json"
+        yield f"prune MODEL {method}.json -o {method}"
+    yield f"evaluate {' '.join(METHODS)} --baseline MODEL --tasks mqar -o scores.json"
+    yield (
+        f"analyze {RECOMMENDED_METHOD} --baseline MODEL {_text_options(64)} --every 8 --burn-in 32 "
+        "-o analysis.json"
+    )
+    yield f"report MODEL {RECOMMENDED_METHOD} scores.json analysis.json -o report"
+
+
+def _text_options(documents: int) -> str:
+    tokens = documents * DOCUMENT_TOKENS
+    return f"--text text.jsonl --tokens {tokens} --length {DOCUMENT_TOKENS}"
 
 
 def run(
@@ -57,30 +59,34 @@ def run(
     print_line: Callable[[str], None],
     training_progress: AbstractContextManager[OnProgress],
 ) -> Path:
-    """Everything into `out`, which appears when all is done; the page to open.
+    """Run the demo into the directory `out` and return the path of its HTML report.
 
-    `command` runs a line of the command line, quietly or not, `say` shows one, and `training`
-    shows how far the training is.
+    `out` appears when everything is done; an interrupted demo resumes. `run_command` gets the
+    arguments of a statetrim command and whether it is quiet, `print_line` shows a line, and
+    `training_progress` reports the steps of training. Raises StatetrimError if `out` exists.
     """
     check_absent(out)
     record = {"format": "statetrim demo", "statetrim": __version__}
-    torch.set_num_threads(1)  # the matrices are so small that threads only wait for each other
+    torch.set_num_threads(1)  # on matrices this small more threads are slower
     start = time.monotonic()
     with open_output(out, "demo.json", record) as output_dir:
         print_line("# a model of 117 thousand parameters is trained to recall 16 pairs")
         model = output_dir.path / "MODEL"
+        remove_empty_partial(model)
         if not is_complete(model):
             with atomic_write(model) as model_path, training_progress as progress:
                 demo_model.train(model_path, progress)
         demo_model.write_text(output_dir.path / "text.jsonl", DOCUMENT_COUNT)
         with chdir(output_dir.path):
-            for line in COMMANDS:
+            for line in _commands():
                 arguments = shlex.split(line)
-                if "-o" not in arguments or not is_complete(
-                    Path(arguments[arguments.index("-o") + 1])
-                ):
-                    print_line(f"$ statetrim {line}")
-                    run_command(arguments, arguments[0] in QUIET_COMMANDS)
+                if "-o" in arguments:
+                    artifact = Path(arguments[arguments.index("-o") + 1])
+                    remove_empty_partial(artifact)
+                    if is_complete(artifact):
+                        continue
+                print_line(f"$ statetrim {line}")
+                run_command(arguments, arguments[0] in QUIET_COMMANDS)
         output_dir.publish()
     page = out / "report" / "report.html"
     for line in (*_result_lines(out), *_next_step_lines(out)):
@@ -90,7 +96,7 @@ def run(
 
 
 def _result_lines(out: Path) -> Iterator[str]:
-    """What the figures say, in words."""
+    """Recall of the original and of each cut, and the verdict on the recommended method."""
     scores = Scores.load(out / "scores.json")
     metric = f"pairs_{MAX_PAIRS}"
     yield ""
@@ -104,7 +110,7 @@ def _result_lines(out: Path) -> Iterator[str]:
 
 
 def _next_step_lines(out: Path) -> Iterator[str]:
-    """What to do with it, in commands that work as they stand."""
+    """Commands to try next; they can be copied as written."""
     yield ""
     yield "what to do next:"
     yield f"  cd {shlex.quote(str(out))}"

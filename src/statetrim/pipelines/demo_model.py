@@ -1,7 +1,7 @@
-"""A tiny model that is trained to recall, on a CPU, for the demo.
+"""Train the demo's tiny DeltaNet on multi-query associative recall (MQAR), on a CPU.
 
-Multi-query associative recall: pairs are shown once, then every key is asked for again. What such a
-model remembers stands in its recurrent state alone, so a cut shows at once.
+A sequence lists key-value pairs once, then repeats every key, after which the model must predict
+its value. The recurrent state is its only memory, so pruning the state shows in recall at once.
 """
 
 import json
@@ -20,14 +20,14 @@ from ..tasks import recall
 VOCAB_SIZE = 512
 FIRST_PAIRS, MAX_PAIRS = 2, 16
 STEPS, TOKENS_PER_STEP, WARMUP, LEARNING_RATE = 250, 1024, 50, 5e-3
-DOCUMENT_TOKENS = 4 * MAX_PAIRS + 1  # tokens of a written document, its end included
+DOCUMENT_TOKENS = 4 * MAX_PAIRS + 1  # including the end-of-text token
 
 
 def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0) -> None:
-    """Train a DeltaNet of two layers and write it to `out` as an ordinary checkpoint.
+    """Train a DeltaNet of two layers and save it to `out` as an ordinary checkpoint.
 
-    It starts with two pairs and gets more whenever it answers those; half of the batches are
-    easier ones, so that nothing is unlearned.
+    Training starts with two pairs per sequence and adds more when recall passes 90 %. Half of the
+    batches have fewer pairs than the current maximum, so that the model keeps recalling those.
     """
     from ..portable import DeltaNetConfig, DeltaNetForCausalLM
 
@@ -73,7 +73,7 @@ def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0)
 
 
 def _train_batch(model: nn.Module, pairs: int, seed: int) -> float:
-    """Gradients of one batch; the share of values it had right."""
+    """Backpropagate one batch of recall sequences; return the share of values predicted."""
     rows = TOKENS_PER_STEP // (4 * pairs)
     ids, query_positions = recall.associations(VOCAB_SIZE, pairs, rows, seed=seed)
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state  # type: ignore[operator]
@@ -84,14 +84,16 @@ def _train_batch(model: nn.Module, pairs: int, seed: int) -> float:
 
 
 def write_text(path: Path, documents: int, seed: int = 1) -> None:
-    """Documents of the kind the model knows, as text that its tokenizer reads back."""
+    """Write recall sequences to a JSON Lines file, as words that the demo's tokenizer encodes."""
     ids, _ = recall.associations(VOCAB_SIZE, MAX_PAIRS, documents, seed=seed)
-    lines = (json.dumps({"text": " ".join(f"t{token}" for token in row)}) for row in ids.tolist())
-    json_file.write_text(path, "\n".join(lines) + "\n")
+    lines = ""
+    for row in ids.tolist():
+        lines += json.dumps({"text": " ".join(f"t{token}" for token in row)}) + "\n"
+    json_file.write_text(path, lines)
 
 
 def _write_tokenizer(out: Path) -> None:
-    """Token 7 is the word `t7`."""
+    """Save a word-level tokenizer in which token 7 is the word `t7`."""
     vocab = {f"t{token}": token for token in range(VOCAB_SIZE)}
     tokenizer: dict[str, Any] = {
         "version": "1.0",

@@ -1,7 +1,7 @@
-"""What a run will take, before it begins: time, memory and disk of every step.
+"""Estimate time, memory and disk of the steps of a run before it starts.
 
-Speed is measured here and now by a short matrix product; the rest is arithmetic over the headers.
-Expect a factor of two or three, not a promise.
+The machine's speed is measured with a short matrix product; the rest follows from the checkpoint's
+headers. Estimates are right within a factor of two or three.
 """
 
 import os
@@ -15,33 +15,34 @@ from ..runtime.placement import Placement, free_gpu_memory
 from ..storage.checkpoint import Checkpoint
 
 _DISK_BYTES_PER_SECOND = 1e9  # a common SSD; not measured
-_EFFICIENCY = 0.3  # of the matrix product's speed that a whole model reaches
-_SECONDS_PER_LAYER = 2e-3  # of a batch, whatever its size: kernels are started one by one
-_WEIGHT_FRACTION = 0.7  # of the free memory that weights may take, the rest is for activations
-PROCESS_BYTES = 600 * 2**20  # bytes that Python, torch and transformers take themselves
+_EFFICIENCY = 0.3  # fraction of the matrix product's speed that a model reaches
+_SECONDS_PER_LAYER = 2e-3  # per batch of any size: the time to launch kernels
+_WEIGHT_FRACTION = 0.7  # of free memory; the rest is for activations
+PROCESS_BYTES = 600 * 2**20  # memory of Python, torch and transformers without a model
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a run."""
+    """One step of a run, with its estimated cost."""
 
     name: str
     does: str
     seconds: float
     memory: int = 0  # bytes, at the peak
-    disk: int = 0  # bytes left behind while the run lasts
+    disk: int = 0  # bytes written, which stay until the run ends
 
 
 @dataclass(frozen=True)
 class Machine:
-    """How fast it multiplies and how much it can hold."""
+    """Speed and free memory of the device that models run on."""
 
-    flops: float  # per second
+    flops: float  # floating-point operations per second
     memory: int  # free bytes where the model runs
     device: str
 
     @staticmethod
     def measure(placement: Placement | None = None) -> "Machine":
+        """Time a short matrix product on the device of `placement` and read its free memory."""
         device = (placement or Placement()).input_device.type
         return Machine(_measure_flops(device), free_memory(placement), device)
 
@@ -57,23 +58,24 @@ def free_memory(placement: Placement | None = None) -> int:
         with open("/proc/meminfo") as file:
             fields = dict(line.split(":", 1) for line in file)
         return int(fields["MemAvailable"].split()[0]) * 1024
-    except (OSError, KeyError):  # not Linux: what the machine has
+    except (OSError, KeyError):  # not Linux: all memory of the machine
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def needs_streaming(model: Checkpoint, copies: int, memory: int) -> bool:
-    """Whether `copies` of the weights at once are more than memory should be asked for."""
+    """Whether `copies` of the weights do not fit in `memory` bytes, next to activations."""
     return copies * weight_bytes(model) > _WEIGHT_FRACTION * memory
 
 
 def weight_bytes(model: Checkpoint) -> int:
+    """Bytes of all tensors of the checkpoint."""
     return sum(tensor.nbytes for _, tensor in model.tensors.values())
 
 
 def reading_seconds(
     model: Checkpoint, tokens: int, batch_size: int, length: int, machine: Machine
 ) -> float:
-    """Seconds in which the model reads `tokens`, streamed from disk where it must be."""
+    """Seconds of a forward pass over `tokens`, plus streaming if the weights do not fit."""
     batches = max(1, tokens // (batch_size * length))
     seconds = 2 * _active_parameters(model) * tokens / (_EFFICIENCY * machine.flops)
     seconds += batches * _layer_count(model) * _SECONDS_PER_LAYER
@@ -83,12 +85,12 @@ def reading_seconds(
 
 
 def copying_seconds(nbytes: int) -> float:
-    """Seconds in which a checkpoint of `nbytes` is read and written."""
+    """Seconds to read and write a checkpoint of `nbytes`."""
     return 2 * nbytes / _DISK_BYTES_PER_SECOND
 
 
 def _active_parameters(model: Checkpoint) -> float:
-    """Parameters that work on a token: of a mixture's experts only those that are asked."""
+    """Parameters that compute on a token: of the experts of an MoE only the routed share."""
     text_config = model.config.get("text_config")
     config = text_config if isinstance(text_config, dict) else model.config
     experts_per_token = config.get("num_experts_per_tok")
@@ -96,11 +98,11 @@ def _active_parameters(model: Checkpoint) -> float:
     active_fraction = 1.0
     if isinstance(experts_per_token, int) and isinstance(experts, int) and experts > 0:
         active_fraction = experts_per_token / experts
-    return sum(
-        prod(tensor.shape) * (active_fraction if ".experts." in name else 1.0)
-        for name, (_, tensor) in model.tensors.items()
-        if "embed_tokens" not in name and "embeddings" not in name
-    )
+    parameters = 0.0
+    for name, (_, tensor) in model.tensors.items():
+        if "embed_tokens" not in name and "embeddings" not in name:
+            parameters += prod(tensor.shape) * (active_fraction if ".experts." in name else 1.0)
+    return parameters
 
 
 def _layer_count(model: Checkpoint) -> int:
@@ -108,9 +110,10 @@ def _layer_count(model: Checkpoint) -> int:
 
 
 def _measure_flops(device: str, seconds: float = 0.1, width: int = 1024) -> float:
+    """Floating-point operations per second of a square matrix product, timed for `seconds`."""
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     matrix = torch.randn(width, width, device=device).to(dtype)
-    matrix @ matrix  # the first use sets things up
+    matrix @ matrix  # warm-up
     products, start = 0, time.perf_counter()
     while time.perf_counter() - start < seconds:
         matrix @ matrix

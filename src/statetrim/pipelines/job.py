@@ -1,4 +1,4 @@
-"""One run of `trim`: a model, its options, and the state they ask for."""
+"""One run of `trim`: a model, its options, and the state that it keeps."""
 
 import logging
 from collections.abc import Mapping
@@ -17,7 +17,6 @@ from ..serving.shapes import Candidate
 from ..serving.target import Target, target_from_options, targets_within_share
 from ..storage.checkpoint import Checkpoint, require_prunable
 from ..storage.json_file import read_json, write_json
-from ..storage.output import check_absent
 from ..storage.text import check_text_source
 from ..tasks import find_tasks
 from ..version import __version__
@@ -25,9 +24,9 @@ from . import estimate
 from .options import GENERATED_FRACTIONS, PLACEMENT_OPTIONS, TARGET_OPTIONS, TrimOptions
 
 CONTROL_METHOD = "rand"
-DEFAULT_SHARE = 0.5  # of the state's bytes, where only an engine was named
-EVAL_LENGTH = 512  # tokens of a sequence that is evaluated
-RECOVERY_BATCH_SIZE = 16  # sequences a step
+DEFAULT_SHARE = 0.5  # of the state's bytes, if the options name only an engine
+EVAL_LENGTH = 512  # tokens per evaluated sequence
+RECOVERY_BATCH_SIZE = 16  # sequences per training step
 
 logger = logging.getLogger("statetrim")
 
@@ -36,9 +35,9 @@ logger = logging.getLogger("statetrim")
 class Job:
     """One run of `trim`, with what follows from its options.
 
-    Where a share of the state was asked for, several `candidates` are to be compared, and `target`
-    is the first of them until they are; `decided_on` counts the tokens that this has read. `asked`
-    is the fraction of the state's bytes that the options ask for, whatever an engine serves of it.
+    If the options name a share of the state, `candidates` are the targets to compare, and `target`
+    is the first of them until one is chosen; the comparison reads `shape_tokens` of the text.
+    `requested_share` is the fraction of the state's bytes to keep, before an engine limits it.
     """
 
     model: Checkpoint
@@ -50,14 +49,15 @@ class Job:
 
     @staticmethod
     def from_options(model: Checkpoint, options: TrimOptions) -> "Job":
-        amounts = {name: getattr(options, name) for name in TARGET_OPTIONS if name != "state"}
-        names_only_engine = all(amounts[name] is None for name in amounts if name != "for_")
-        if options.state is not None and not names_only_engine:
+        """Resolve what the options keep; raises StatetrimError if they contradict each other."""
+        names_amount = replace(options, state=None, for_=None).has_target
+        if options.state is not None and names_amount:
             raise StatetrimError("--state says what to keep; leave out the other ways to say it")
-        if options.state is None and not (names_only_engine and options.for_ is not None):
-            any_engine = target_from_options(model, **amounts | {"for_": None}).after
-            share = any_engine.state_numel / model.geometry.state_numel
-            return Job(model, options, target_from_options(model, **amounts), requested_share=share)
+        if options.state is None and (names_amount or options.for_ is None):
+            requested = _target(model, options, engine=None).after
+            share = requested.state_numel / model.geometry.state_numel
+            target = _target(model, options, engine=options.for_)
+            return Job(model, options, target, requested_share=share)
         share = DEFAULT_SHARE if options.state is None else options.state
         targets = targets_within_share(model, share, options.for_)
         shape_tokens = options.limit * EVAL_LENGTH
@@ -65,6 +65,7 @@ class Job:
 
     @property
     def record(self) -> dict[str, Any]:
+        """What identifies this job, for a JSON file; see `job_record`."""
         if not self.candidates:
             return job_record(self.model, self.options, self.target)
         requested = {"state": self.options.state, "for": self.options.for_}
@@ -76,34 +77,36 @@ class Job:
         return self.target.after
 
     def check(self) -> None:
-        """Refuse what cannot be, before anything is written."""
-        require_prunable(self.model)
-        check_text_source(self.options.text)
+        """Raise StatetrimError if the model, the text or an option cannot be used; warn of a
+        shortfall. Nothing is written."""
         options = self.options
+        require_prunable(self.model)
+        check_text_source(options.text)
         if options.limit < 2 or options.batch_size < 1 or options.length < 2:
             raise StatetrimError("take a limit of 2 or more, batches of 1, and sequences of 2")
-        find_tasks(self.options.tasks)
-        self.calibrated_methods  # noqa: B018  (unknown ones are refused)
+        find_tasks(options.tasks)
+        for method in self.methods:
+            find_method(method)  # raises StatetrimError if it does not exist
         if self.shortfall is not None:
             logger.warning("warning: %s", self.shortfall)
 
     @property
     def largest_state(self) -> Geometry:
-        """The largest state that this run may leave."""
+        """The largest state that this run may keep."""
         targets = [*self.candidates.values()] or [self.target]
-        return max((target.after for target in targets), key=lambda after: after.state_numel)
+        return max(targets, key=lambda target: target.after.state_numel).after
 
     @property
     def shortfall(self) -> str | None:
-        """A sentence if no shape keeps about as much as was asked for."""
+        """A sentence if no shape keeps the requested share, in whole percent; else None."""
         share = self.largest_state.state_numel / self.model.geometry.state_numel
         if round(100 * share) >= round(100 * self.requested_share):
             return None
         engine = self.options.for_
         served = f"that {engine_name(engine)} serves" if engine else "to choose from"
         return (
-            f"{self.requested_share:.0%} of the state was asked for, but the largest shape within it "
-            f"{served} is {self.largest_state.shape} (keys x values), which keeps {share:.0%}"
+            f"{self.requested_share:.0%} of the state was asked for, but the largest shape within "
+            f"it {served} is {self.largest_state.shape} (keys x values), which keeps {share:.0%}"
         )
 
     @property
@@ -113,26 +116,27 @@ class Job:
 
     @property
     def recovery_tokens(self) -> int:
-        """Tokens to recover on; 0: not at all."""
+        """Tokens to train on after pruning; 0: no recovery."""
         return parse_token_count(self.options.recover)
 
     @property
     def total_text_tokens(self) -> int:
-        """Tokens of the text that the whole run reads."""
+        """Tokens of the text that calibration, evaluation and recovery read in all."""
         if self.recovery_tokens:
             return self.recovery_offset + self.recovery_tokens
         return self.recovery_offset if "text" in self.options.tasks else self.eval_offset
 
     @property
     def methods(self) -> list[str]:
-        """One for each axis that is cut, or for heads."""
-        targets = [self.target, *self.candidates.values()]
-        axes = (
-            ([target.keep for target in targets], self.options.method),
-            ([target.keep_values for target in targets], self.options.value_method),
-            ([target.keep_heads for target in targets], HEAD_METHOD),
-        )
-        return [method for amounts, method in axes if any(amount is not None for amount in amounts)]
+        """The methods that choose key channels, value channels and heads, if any are removed."""
+        removes_keys = removes_values = removes_heads = False
+        for target in (self.target, *self.candidates.values()):
+            removes_keys |= target.keep is not None
+            removes_values |= target.keep_values is not None
+            removes_heads |= target.keep_heads is not None
+        methods = [self.options.method] if removes_keys else []
+        methods += [self.options.value_method] if removes_values else []
+        return [*methods, HEAD_METHOD] if removes_heads else methods
 
     @property
     def calibrated_methods(self) -> list[str]:
@@ -145,32 +149,31 @@ class Job:
 
     @property
     def runs_refit(self) -> bool:
+        """Whether output projections are refitted; by default if values or heads are removed."""
         if self.options.refit is not None:
             return self.options.refit
         return self.shape_tokens > 0 or self.target.keep_values is not None or self.removes_heads
 
     @property
     def runs_control(self) -> bool:
-        """Whether a random cut is measured for comparison, unless it is one itself."""
-        return self.options.control and (
-            self.removes_heads or self.options.method != CONTROL_METHOD
-        )
+        """Whether a random cut is measured for comparison; not if this cut is random itself."""
+        is_random = self.options.method == CONTROL_METHOD and not self.removes_heads
+        return self.options.control and not is_random
 
     @property
     def eval_offset(self) -> int:
-        """Tokens of the text that calibration has seen; what follows is new to the model."""
-        return (
-            self.tokens if self.calibrated_methods or self.runs_refit else 0
-        ) + self.shape_tokens
+        """Tokens of the text read by calibration and shape choice; evaluation starts after them."""
+        calibrates = bool(self.calibrated_methods) or self.runs_refit
+        return (self.tokens if calibrates else 0) + self.shape_tokens
 
     @property
     def recovery_offset(self) -> int:
-        """Tokens of the text that calibration or evaluation read; recovery takes what follows."""
+        """Tokens of the text read before recovery, which starts after them."""
         return self.eval_offset + self.options.limit * EVAL_LENGTH
 
     @property
     def streams_weights(self) -> bool:
-        """Whether weights stay on disk; two models are compared side by side."""
+        """Whether weights are streamed from disk; by default if two models do not fit in memory."""
         if self.options.layerwise is not None:
             return self.options.layerwise
         memory = estimate.free_memory(self.options.placement)
@@ -178,12 +181,15 @@ class Job:
 
     @property
     def runs_benchmark(self) -> bool:
-        """Timing streamed weights would time the disk."""
+        """Whether speed is compared; not with streamed weights, where it would be the disk's."""
         return self.options.benchmark and not self.streams_weights
 
     def with_fixed_layerwise(self, directory: Path) -> "Job":
-        """Whether weights are streamed is decided once: a rerun may find more memory, or less; or
-        it asks for it, where memory ran out."""
+        """This job with `layerwise` as the first run in `directory` decided it.
+
+        The decision is written to layerwise.json, so that a rerun with more or less free memory
+        makes the same result. A rerun that sets `layerwise`, because memory ran out, replaces it.
+        """
         path = directory / "layerwise.json"
         if not path.exists() or self.options.layerwise:
             write_json(path, {"layerwise": self.streams_weights})
@@ -191,19 +197,33 @@ class Job:
         return replace(self, options=replace(self.options, layerwise=layerwise))
 
 
+def _target(model: Checkpoint, options: TrimOptions, engine: str | None) -> Target:
+    return target_from_options(
+        model,
+        keep=options.keep,
+        keep_values=options.keep_values,
+        square=options.square,
+        state_mib_per_sequence=options.state_mib_per_sequence,
+        sequences=options.sequences,
+        memory_gib=options.memory_gib,
+        for_=engine,
+        widths=options.widths,
+        keep_heads=options.keep_heads,
+    )
+
+
 def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
-    """What identifies a job: the same job has the same record, on another day too, and in whatever
-    way its state was asked for (`keep` and `keep_values` say it)."""
-    names = {*options_to_json(options)} - {*TARGET_OPTIONS, *PLACEMENT_OPTIONS} | {
-        "keep",
-        "keep_values",
-    }
-    later_options = (*GENERATED_FRACTIONS, "dtype", "state_dtype")
-    names -= {
-        name for name in later_options if not getattr(options, name)
-    }  # as before there were any
+    """What identifies a job; equal jobs have equal records, whichever option named the state.
+
+    The target is recorded as `keep`, `keep_values` and `keep_heads`. Options of later versions are
+    left out at their defaults, so that records of earlier versions still match.
+    """
+    left_out = {*TARGET_OPTIONS, *PLACEMENT_OPTIONS} - {"keep", "keep_values"}
     if target is not None and target.keep_heads is not None:
-        names.add("keep_heads")
+        left_out.remove("keep_heads")
+    for name in (*GENERATED_FRACTIONS, "dtype", "state_dtype"):
+        if not getattr(options, name):
+            left_out.add(name)
     values = options_to_json(options) | {
         "keep": target and target.keep,
         "keep_values": target and target.keep_values,
@@ -216,28 +236,26 @@ def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -
         "statetrim": __version__,
         "source": require_prunable(model).digest,
         "weights": model.digest,
-        **{name: value for name, value in values.items() if name in names},
+        **{name: value for name, value in values.items() if name not in left_out},
         "text_stamp": _file_stamps(Path(options.text)),
     }
 
 
 def is_comparable(model: Checkpoint, out: Path) -> bool:
-    """Whether there may be a result of the same job at `out`. A record needs the digest of all
-    weights, which takes time, and which headers alone do not give: then what is there is refused.
+    """Whether the record of a result at `out` can be compared with that of a job on `model`.
+
+    A record contains the digest of all weights, so the model must be downloaded.
     """
-    if model.downloaded and out.exists():
-        return True
-    check_absent(out)
-    return False
+    return model.downloaded and out.exists()
 
 
 def options_to_json(options: TrimOptions) -> dict[str, Any]:
-    """The options as they were given, for a JSON file."""
+    """The options as JSON values: paths as strings, tuples as lists."""
     return {name: _to_json_value(value) for name, value in asdict(options).items()}
 
 
 def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
-    """What a result says of how it was made: files by their whole paths, wherever it is read."""
+    """The recipe that a result stores: its model and options, with absolute paths of files."""
     stored = options_to_json(options)
     for name in ("text", "data", "method", "value_method"):
         if stored[name] is not None and Path(stored[name]).exists():
@@ -252,6 +270,10 @@ def _to_json_value(value: Any) -> Any:
 
 
 def _file_stamps(text: Path) -> list[int]:
-    """Size and time of the text's files, so that a changed text is another job."""
+    """Size and modification time (ns) of each file of the text: a changed text is another job."""
     files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []
-    return [number for file in files for number in (file.stat().st_size, file.stat().st_mtime_ns)]
+    stamps = []
+    for file in files:
+        status = file.stat()
+        stamps += [status.st_size, status.st_mtime_ns]
+    return stamps

@@ -1,38 +1,38 @@
-"""What a long run of several stages tells of itself."""
+"""Callbacks of a run of several stages."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 
-from ..progress import OnProgress, ShowProgress, ignore_progress, progress_reporter
+from ..progress import OnProgress, Progress, ShowProgress, ignore_progress, progress_reporter
 from ..recovery.adapters import Coverage
 
 
 class Observer:
-    """Silent; the command line has one that writes to the terminal."""
+    """Ignores every event; the command line has a subclass that writes to the terminal."""
 
     def on_step(self, step: str) -> None:
-        """The step of the estimate to which the stages that follow belong."""
+        """The next stages belong to this step of the estimate."""
 
     def on_start(self, stage: str) -> None:
         """A stage starts."""
 
     def on_cached(self, stage: str) -> None:
-        """A stage was finished by an earlier run."""
+        """A stage is skipped, because an earlier run finished it."""
 
     def on_message(self, sentence: str) -> None:
-        """What a stage found."""
+        """A result of a stage, in one sentence."""
 
     def announce(self, coverage: Coverage) -> None:
-        """What a recovery trains."""
+        """Recovery starts; `coverage` lists what it trains."""
 
     def progress(self, label: str) -> AbstractContextManager[OnProgress]:
-        """What a long stage reports to."""
+        """A context manager that yields the function to which a long stage reports progress."""
         return nullcontext(ignore_progress)
 
 
 class ProgressObserver(Observer):
-    """Every stage that takes long reports to `to`, or to a bar of its own."""
+    """Shows the progress of long stages: to a function, as a bar (True), or not (False)."""
 
     def __init__(self, show_progress: ShowProgress) -> None:
         self.show_progress = show_progress
@@ -40,4 +40,8 @@ class ProgressObserver(Observer):
     @contextmanager
     def progress(self, label: str) -> Iterator[OnProgress]:
         with progress_reporter(self.show_progress, label) as report:
-            yield lambda told: report(replace(told, label=told.label or label))
+
+            def report_with_label(progress: Progress) -> None:
+                report(replace(progress, label=progress.label or label))
+
+            yield report_with_label

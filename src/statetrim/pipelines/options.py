@@ -1,4 +1,4 @@
-"""The options of `trim` and `sweep`, as data."""
+"""The options of `trim` and `sweep` as a dataclass."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
@@ -17,11 +17,11 @@ TARGET_OPTIONS = (
     "state", "keep", "keep_values", "square", "state_mib_per_sequence", "sequences", "memory_gib",
     "for_", "widths", "keep_heads",
 )  # fmt: skip
-"""The options that together say what to keep."""
+"""The options that say what to keep of the state."""
 GENERATED_FRACTIONS = ("recall", "random")
-"""Parts of the calibration tokens that are made, not read."""
+"""Fractions of the calibration tokens that are generated instead of read."""
 PLACEMENT_OPTIONS = ("device", "device_map", "max_memory")
-"""Where it runs; the result is the same."""
+"""The options that say where models run; they do not change the result."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class TrimOptions:
     square: Amount | None = None
     """Key and value channels to keep per head, the same number of each."""
     widths: str | None = None
-    """An uneven cut: key x value channels of each layer (0=64x64,others=32x32). Only
+    """Widths by layer: key x value channels of each layer (0=64x64,others=32x32). Only
     `statetrim.load` and vLLM with statetrim's plugin load the result."""
     keep_heads: Amount | None = None
     """Whole value heads to keep in every layer: a count (8) or a fraction (0.5). It loses more than
@@ -105,37 +105,33 @@ class TrimOptions:
     would store them; the original keeps float32."""
 
     def __post_init__(self) -> None:
-        for tokens in (self.tokens, self.recover):
-            parse_token_count(tokens)  # refuses what is none
+        """Raise StatetrimError for a token count, placement or dtype that is not valid."""
+        parse_token_count(self.tokens)
+        parse_token_count(self.recover)
+        # These import torch, so they are called only for options that were given.
         if any(getattr(self, name) is not None for name in (*PLACEMENT_OPTIONS, "dtype")):
-            self.placement  # noqa: B018  (the same)
+            _make_placement(self)
         if self.state_dtype is not None:
-            self.storage  # noqa: B018  (the same)
+            _make_storage(self.state_dtype)
 
     @property
     def placement(self) -> "Placement":
         """Where models run, and in which precision."""
-        from ..runtime.placement import Placement  # torch comes when a model is to run
-
-        if self.layerwise:
-            return Placement(self.device, dtype=self.dtype, layerwise=True)
-        return Placement(self.device, self.device_map, self.max_memory, self.dtype)
+        return _make_placement(self)
 
     @property
     def storage(self) -> "StateStorage":
         """How states are stored where quality is measured."""
-        from ..runtime.states.stored import StateStorage
-
-        return StateStorage(self.state_dtype or "float32")
+        return _make_storage(self.state_dtype or "float32")
 
     @property
     def has_target(self) -> bool:
-        """Whether anything says what to keep."""
+        """Whether any option says what to keep."""
         return any(getattr(self, name) is not None for name in TARGET_OPTIONS)
 
 
 class TrimFields(TypedDict, total=False):
-    """The fields of `TrimOptions`, for those who give them one by one."""
+    """The fields of `TrimOptions` as keyword arguments."""
 
     state: float | None
     keep: Amount | None
@@ -171,7 +167,21 @@ class TrimFields(TypedDict, total=False):
     state_dtype: str | None
 
 
+def _make_placement(options: TrimOptions) -> "Placement":
+    from ..runtime.placement import Placement
+
+    if options.layerwise:
+        return Placement(options.device, dtype=options.dtype, layerwise=True)
+    return Placement(options.device, options.device_map, options.max_memory, options.dtype)
+
+
+def _make_storage(state_dtype: str) -> "StateStorage":
+    from ..runtime.states.stored import StateStorage
+
+    return StateStorage(state_dtype)
+
+
 def with_changes(owner: str, options: TrimOptions | None, changes: TrimFields) -> TrimOptions:
-    """The options with those that were given by name, which must exist."""
+    """`options`, or the defaults, with `changes`; raises StatetrimError for unknown names."""
     check_option_names(owner, changes, [field.name for field in fields(TrimOptions)])
     return replace(options or TrimOptions(), **changes)

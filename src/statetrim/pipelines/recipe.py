@@ -1,6 +1,6 @@
-"""A run of `trim` as one file to review: its model, its text and every option.
+"""Recipes: a run of `trim` as one YAML file with its model, its text and every option.
 
-A recipe names no Python file (a family's, or a method's): a file to read must not run code.
+A recipe may not name a Python file (of a family or a method), so that it cannot run code.
 """
 
 from collections.abc import Mapping
@@ -19,17 +19,19 @@ from .options import TrimOptions
 
 OPTIONS = tuple(field.name.rstrip("_") for field in fields(TrimOptions))  # `for`, not `for_`
 KEYS = ("model", "output", "sweep", *OPTIONS)
-_PATH_KEYS = ("output", "data")  # always; the model and the text may be names on the hub
+_PATH_KEYS = ("output", "data")  # always paths; the model and the text may be names on the hub
 _MAX_BYTES = 2**14
 _MAX_ITEMS = 64
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """What a recipe says, by the names of the options; its paths are relative to its place."""
+    """The entries of a recipe by option; relative paths start at the recipe's directory."""
     entries = _parse_yaml(path)
     check_option_names("a recipe", map(str, entries), KEYS)
-    recipe = {name: value for name, value in entries.items() if value is not None}
-    for name, value in recipe.items():
+    recipe = {}
+    for name, value in entries.items():
+        if value is None:
+            continue
         if not _is_scalar(value) and not (isinstance(value, list) and _is_short_list(value)):
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
@@ -40,6 +42,7 @@ def read_recipe(path: Path) -> dict[str, Any]:
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
                 "yourself"
             )
+        recipe[name] = value
     for name in ("model", "text", *_PATH_KEYS):
         location = path.absolute().parent / str(recipe.get(name))
         try:
@@ -51,21 +54,19 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def recipe_of_result(result: str | Path) -> dict[str, Any]:
-    """The recipe of what `trim` or a sweep made, with a value for every option."""
+    """The recipe of a result of `trim` or `sweep`, with a value for every option."""
     directory = Path(result)
     trim_record, sweep_record = directory / ARTIFACTS / "trim.json", directory / "sweep.json"
-    if not trim_record.is_file() and not sweep_record.is_file():
-        raise StatetrimError(
-            f"{directory} is not a result of trim: it has no {ARTIFACTS}/trim.json"
-        )
-    record = read_json(trim_record if trim_record.is_file() else sweep_record, MAX_RECORD_BYTES)
-    origin = record if trim_record.is_file() else record.get("lineage")
+    origin: Any
+    if trim_record.is_file():
+        origin = read_json(trim_record, MAX_RECORD_BYTES)
+    elif sweep_record.is_file():
+        origin = read_json(sweep_record, MAX_RECORD_BYTES).get("lineage")
+    else:
+        reason = f"it has no {ARTIFACTS}/trim.json"
+        raise StatetrimError(f"{directory} is not a result of trim: {reason}")
     stored_options = origin.get("recipe") if isinstance(origin, dict) else None
-    if (
-        not isinstance(origin, dict)
-        or not isinstance(stored_options, dict)
-        or "model" not in origin
-    ):
+    if not isinstance(stored_options, dict) or "model" not in origin:
         raise StatetrimError(f"{directory} was made before results kept their recipe")
     shapes = {"sweep": origin["shapes"]} if "shapes" in origin else {}
     options = {name: stored_options.get("for_" if name == "for" else name) for name in OPTIONS}
@@ -73,12 +74,13 @@ def recipe_of_result(result: str | Path) -> dict[str, Any]:
 
 
 def recipe_text(recipe: Mapping[str, Any], name: str) -> str:
-    """A recipe as a YAML file, which `read_recipe` reads."""
+    """A recipe as YAML that `read_recipe` reads; `name` is the result it describes."""
     comment = f"# {name} again: statetrim trim --recipe THIS-FILE -o OUT\n"
     return comment + str(yaml.safe_dump(dict(recipe), sort_keys=False, allow_unicode=True))
 
 
 def _parse_yaml(path: Path) -> dict[Any, Any]:
+    """The mapping in a YAML file; raises StatetrimError if it is too large or not a mapping."""
     try:
         if path.exists() and not path.is_file():
             raise StatetrimError(f"{path} is not a file, so it is not a recipe")
@@ -100,7 +102,7 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _has_option_type(name: str, value: Any) -> bool:
-    """Whether a number stands where only a number means anything."""
+    """Whether `value` is a number if the option `name` takes only numbers."""
     hint = get_type_hints(TrimOptions).get("for_" if name == "for" else name, str)
     types = {*(get_args(hint) or (hint,))} - {type(None)}
     if types == {int}:

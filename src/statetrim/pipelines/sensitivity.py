@@ -1,4 +1,4 @@
-"""Which layer carries what? Calibrate, choose channels at a few widths, cut each layer alone."""
+"""Sensitivity by layer: calibrate, choose channels at a few widths, prune each layer alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -44,7 +44,6 @@ def sensitivity(
     layerwise: bool = False,
     out: str | Path | None = None,
     figures: str | Path | None = None,
-    resume: bool = False,
     progress: ShowProgress = True,
 ) -> Sensitivity:
     """Cut each layer alone at each of `widths` on each of `axes`, and measure text and recall.
@@ -91,13 +90,12 @@ def sensitivity(
             out=out,
             pictures=figure_paths,
             draw=draw,
-            resume=resume,
             progress=on_progress,
         )
 
 
 def _check_outputs(out: Path, *figure_paths: Path) -> None:
-    """Before calibration, which takes long."""
+    """Raise StatetrimError if an output exists or cannot be written, before calibration starts."""
     for path in (out, *figure_paths):
         check_writable(path)
     if not partial_path(out).exists():
@@ -107,7 +105,8 @@ def _check_outputs(out: Path, *figure_paths: Path) -> None:
 def _figure_outputs(
     out: str | Path | None, figures: str | Path | None
 ) -> tuple[dict[str, Path], Callable[[Sensitivity, Path], Any] | None]:
-    """Where they go, by their place while they are drawn; and how that is done."""
+    """Final path of each figure by its path relative to the working directory, and the function
+    that draws the figures there; empty and None if no figures are requested."""
     if figures is None:
         return {}, None
     if out is None:
@@ -117,7 +116,11 @@ def _figure_outputs(
 
     names = [f"sensitivity.{suffix}" for suffix in SUFFIXES]
     figure_paths = {f"figures/{name}": Path(figures) / name for name in names}
-    return figure_paths, lambda found, place: save(sheet(found), place / "figures" / "sensitivity")
+
+    def draw(result: Sensitivity, directory: Path) -> None:
+        save(sheet(result), directory / "figures" / "sensitivity")
+
+    return figure_paths, draw
 
 
 def _plans(
@@ -128,6 +131,7 @@ def _plans(
     value_method: str,
     statistics: Statistics | None,
 ) -> Iterator[Plan]:
+    """A plan for each width and axis; without `axes`, values that cannot be pruned are skipped."""
     for width in widths:
         if axes is None or "key" in axes:
             yield select(model, method, width, statistics=statistics, progress=False)

@@ -1,6 +1,7 @@
-"""Which of several shapes: all are predicted from one calibration, the best three are measured.
+"""Choose among several shapes: predict the cost of all, then measure the three cheapest.
 
-The text after that of calibration decides; the final evaluation reads what follows it.
+All share one calibration. The choice uses the text that follows the calibration text, and the final
+evaluation uses the text after that.
 """
 
 from collections.abc import Mapping
@@ -14,53 +15,51 @@ from ..artifacts.losses import metric_loss, recall_change
 from ..artifacts.plan import Plan
 from ..maths.paired import Interval
 from ..runtime.loading import load_tokenizer
+from ..storage.checkpoint import Checkpoint
 from ..storage.text import Sequences, read_sequences
 from ..tasks.recall import associations
 from .estimate import free_memory
 from .job import EVAL_LENGTH, Job
 from .measuring import measure_cut, plan_name, shape_name
 from .observer import Observer
+from .options import TrimOptions
 from .stages import DECISION, StageRunner
 
-MEASURED = 3
+MEASURED = 3  # shapes
 TASKS = ("text", "mqar")
-_PAIRS = 32  # of a recall sequence, where the vocabulary has as many
-_TOKENS_PER_COLUMN = 16  # of the fit: a layer has as many columns as value channels
+_PAIRS = 32  # per recall sequence, if the vocabulary is large enough
+_TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per value channel
 
 
 def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
-    """The job with the shape that was chosen; what decided it is written to `directory`."""
+    """The job with the chosen shape as its target; writes the decision to `directory`."""
     runners = _candidate_runners(job, directory, observer)
     plans = {
         name: runner.ensure_plan(plan_name(runner.job.after)) for name, runner in runners.items()
     }
     prediction = _predict(job, plans, directory, observer)
-    contenders = [_measure_contender(job, runners[name]) for name in prediction.ranked[:MEASURED]]
+    measured = [_measure_candidate(job, runners[name]) for name in prediction.ranked[:MEASURED]]
     refused = {str(candidate.shape): candidate.refused for candidate in job.candidates}
-    decision: Decision = decide(contenders, prediction, refused)
+    decision: Decision = decide(measured, prediction, refused)
     decision.save(directory / DECISION)
     observer.on_message(f"shape {decision.sentence}")
     return replace(job, target=runners[decision.chosen].job.target, candidates={})
 
 
 def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[str, StageRunner]:
-    """A run for each shape; they share the statistics."""
-    refit = job.options.refit is not False
-    options = replace(job.options, tasks=TASKS, refit=refit)
-    jobs = [
-        replace(job, options=options, target=target, candidates={}, shape_tokens=0)
-        for target in job.candidates.values()
-    ]
+    """A runner for each candidate by its shape; all share the statistics in `directory`."""
+    options = replace(job.options, tasks=TASKS, refit=job.options.refit is not False)
     methods = job.calibrated_methods
-    jobs_by_name = {shape_name(candidate_job.after): candidate_job for candidate_job in jobs}
-    return {
-        name: StageRunner(candidate_job, directory, observer, methods, shape=name)
-        for name, candidate_job in jobs_by_name.items()
-    }
+    runners = {}
+    for target in job.candidates.values():
+        shape_job = replace(job, options=options, target=target, candidates={}, shape_tokens=0)
+        name = shape_name(target.after)
+        runners[name] = StageRunner(shape_job, directory, observer, methods, shape=name)
+    return runners
 
 
 def prediction_tokens(job: Job) -> int:
-    """Tokens of each source that the prediction fits to: several for each column of a layer."""
+    """Tokens per source on which the prediction fits output projections."""
     columns = job.model.geometry.num_v_heads * job.model.geometry.head_v_dim
     return min(job.tokens, max(_TOKENS_PER_COLUMN * columns, 2**14))
 
@@ -68,6 +67,7 @@ def prediction_tokens(job: Job) -> int:
 def _predict(
     job: Job, plans: Mapping[str, Plan], directory: Path, observer: Observer
 ) -> Prediction:
+    """The predicted cost of each plan, from prediction.json if an earlier run wrote it."""
     path = directory / "prediction.json"
     observer.on_step("predict")
     if path.exists():
@@ -75,17 +75,9 @@ def _predict(
         return Prediction.load(path)
     observer.on_start("predict")
     options = job.options
-    tokens = prediction_tokens(job)
-    tokenizer = load_tokenizer(job.model)
-    fitting_data, measuring_data = (
-        {
-            "text": read_sequences(
-                options.text, tokenizer, tokens=count, length=options.length, skip=skip
-            ),
-            "recall": _recall_sequences(len(tokenizer), count, seed),
-        }
-        for count, skip, seed in ((tokens, 0, 1), (options.limit * EVAL_LENGTH, job.tokens, 2))
-    )
+    fitting_data = _sources(options, job.model, prediction_tokens(job), skip=0, seed=1)
+    eval_tokens = options.limit * EVAL_LENGTH
+    measuring_data = _sources(options, job.model, eval_tokens, skip=job.tokens, seed=2)
     with observer.progress("predicting") as progress:
         prediction = predict(
             job.model,
@@ -101,24 +93,32 @@ def _predict(
     return prediction
 
 
+def _sources(
+    options: TrimOptions, model: Checkpoint, tokens: int, *, skip: int, seed: int
+) -> dict[str, Sequences]:
+    """`tokens` of the text after `skip`, and as many of recall sequences drawn with `seed`."""
+    tokenizer = load_tokenizer(model)
+    length = options.length
+    text = read_sequences(options.text, tokenizer, tokens=tokens, length=length, skip=skip)
+    return {"text": text, "recall": _recall_sequences(len(tokenizer), tokens, seed)}
+
+
 def _recall_sequences(vocabulary: int, tokens: int, seed: int) -> Sequences:
-    """Associative recall; the evaluation's sequences are drawn from another seed."""
+    """About `tokens` of associative recall; the evaluation draws with other seeds."""
     pairs = min(_PAIRS, vocabulary // 4)
     ids, _ = associations(vocabulary, pairs, max(1, tokens // (4 * pairs)), seed=seed)
     return Sequences(ids, {"recall": pairs, "seed": seed, "count": len(ids)})
 
 
-def _measure_contender(job: Job, runner: StageRunner) -> Candidate:
+def _measure_candidate(job: Job, runner: StageRunner) -> Candidate:
+    """Prune, refit and evaluate one shape; its loss is the increase of NLL in nats."""
     runner.step = "compare"
     scores = measure_cut(runner)
     after, before = runner.job.after.state_numel, job.model.geometry.state_numel
     cut = scores.models[1]
-    perplexity_loss = metric_loss(scores, cut, "text", "perplexity").loss
+    percent = metric_loss(scores, cut, "text", "perplexity").loss  # of the perplexity
     loss = Interval(
-        *(
-            log1p(x / 100)
-            for x in (perplexity_loss.estimate, perplexity_loss.low, perplexity_loss.high)
-        )
+        log1p(percent.estimate / 100), log1p(percent.low / 100), log1p(percent.high / 100)
     )
     name = shape_name(runner.job.after)
     return Candidate(name, after / before, loss, recall_change(scores, cut))

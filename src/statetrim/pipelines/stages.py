@@ -1,8 +1,8 @@
-"""The stages of a run, each of which makes its artifact unless it is there."""
+"""The stages of a run; each makes its artifact unless an earlier run finished it."""
 
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +16,11 @@ from ..defaults import HEAD_METHOD
 from ..evaluation.evaluate import evaluate
 from ..maths.units import MIB
 from ..recovery.recover import recover
-from ..runtime.placement import Placement
 from ..selection.select import select_for_target
 from ..serving.deployment import ship_verdict
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json, write_json, write_text
-from ..storage.output import ARTIFACTS, CARD, is_complete
+from ..storage.output import ARTIFACTS, CARD, is_complete, remove_empty_partial
 from ..surgery.check import compare_cut
 from ..surgery.prune import prune
 from ..surgery.refit import refit
@@ -31,17 +30,17 @@ from .observer import Observer
 
 RECORD = "trim.json"
 CHANGEABLE_OPTIONS = ("batch_size", "benchmark", "layerwise", "recover")
-"""What a rerun may change, where a stage took more memory or time than there is."""
+"""Options that a rerun may change, after a stage ran out of memory or time."""
 STATISTICS = "statistics.safetensors"
-DECISION = "decision.json"  # where several shapes were compared
+DECISION = "decision.json"  # if several shapes were compared
 
 
 class StageRunner:
-    """The stages, in order; each makes its artifact unless it is there.
+    """Runs the stages of `job` in `directory`; `ensure_*` skip what an earlier run finished.
 
-    `methods` are those to calibrate for, where jobs with other methods share the statistics;
-    `step` is the step of the estimate that all stages but calibration are a part of, where the run
-    is one of several, and `shape` tells the stages of such runs apart.
+    `methods` are the methods to calibrate for (None: those of the job), if several jobs share the
+    statistics. For a job that is one of several, `step` is the step of the estimate to which its
+    stages belong, except calibration, and `shape` is added to the names of its stages.
     """
 
     def __init__(
@@ -59,13 +58,17 @@ class StageRunner:
         self.step, self.shape = step, shape
 
     def run_all(self, record: dict[str, Any]) -> Path:
-        """Everything; the directory that is the result."""
+        """Run all stages and return the directory of the resulting checkpoint.
+
+        `record` and the results are written to its trim.json, and the scores to its model card.
+        """
         plan = self.ensure_plan()
         pruned = self.ensure_pruned("pruned", plan)
         checks = self.ensure_checks(plan, pruned)
         refitted = self.ensure_refitted(pruned) if self.job.runs_refit else pruned
         final = self.ensure_recovered(refitted) if self.job.recovery_tokens else refitted
         scores_path = self.directory / "scores.json"
+        remove_empty_partial(scores_path)
         if not is_complete(scores_path):
             intermediate = [pruned] if final is not pruned else []
             self.ensure_scores([final, *intermediate, *self.ensure_control()], scores_path)
@@ -84,33 +87,28 @@ class StageRunner:
         )
         return final.path
 
-    @property
-    def _where(self) -> dict[str, Any]:
-        """Where models run, for functions that take it by name."""
-        return {
-            field.name: getattr(self.options.placement, field.name) for field in fields(Placement)
-        }
-
     def ensure_refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
-        """The output projections refitted to the remaining read-out."""
+        """The cut with output projections refitted by least squares; written to `name`."""
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
-        if job.removes_heads:  # the heads that are left read out what they did before
+        if job.removes_heads:  # kept heads are unchanged, so the original's statistics hold
             path = self.directory / STATISTICS
 
         def collect() -> None:
-            self._calibrate("calibrating for the refit", pruned, path, original=job.model)
+            self._calibrate(path, "calibrating for the refit", pruned, original=job.model)
 
         def make() -> None:
             with self.observer.progress("refitting") as progress:
                 refit(pruned, Statistics.load(path), out=out, progress=progress)
 
+        remove_empty_partial(out)
         if not job.removes_heads and not is_complete(out):
             self._run_stage("refit", "calibrate for the refit", path, collect)
         self._run_stage("refit", "refit", out, make)
         return open_checkpoint(out, job.model.family)
 
     def ensure_recovered(self, pruned: Checkpoint) -> Checkpoint:
+        """The cut after LoRA training with distillation from the original."""
         job, options, out = self.job, self.options, self.directory / "recovered"
 
         def make() -> None:
@@ -136,46 +134,70 @@ class StageRunner:
         return open_checkpoint(out, job.model.family)
 
     def ensure_timings(self, cut: Checkpoint) -> None:
-        path = self.directory / "timings.json"
+        """Compare the speed of the cut and the original; written to timings.json."""
+        path, placement = self.directory / "timings.json", self.options.placement
 
         def make() -> None:
             with self.observer.progress("timing") as progress:
-                where = {name: value for name, value in self._where.items() if name != "layerwise"}
                 benchmark(
-                    [cut], baseline=self.job.model, rounds=3, out=path, progress=progress, **where
+                    [cut],
+                    baseline=self.job.model,
+                    rounds=3,
+                    dtype=self.options.dtype,
+                    device=self.options.device,
+                    device_map=placement.device_map,
+                    max_memory=placement.max_memory,
+                    out=path,
+                    progress=progress,
                 )
 
         self._run_stage("benchmark", "benchmark", path, make)
 
     def ensure_statistics(self) -> Statistics | None:
-        job, path = self.job, self.directory / STATISTICS
+        """The statistics of the original that the methods need; None if they need none."""
+        path = self.directory / STATISTICS
         if not self.methods:
             return None
 
         def make() -> None:
-            self._calibrate("calibrating", job.model, path, methods=self.methods)
+            self._calibrate(path, "calibrating", self.job.model, methods=self.methods)
 
         self._run_stage("calibrate", "calibrate", path, make)
         return Statistics.load(path)
 
-    def _calibrate(self, label: str, model: Checkpoint, path: Path, **extra: Any) -> None:
+    def _calibrate(
+        self,
+        out: Path,
+        label: str,
+        model: Checkpoint,
+        *,
+        methods: Sequence[str] | None = None,
+        original: Checkpoint | None = None,
+    ) -> None:
+        options, placement = self.options, self.options.placement
         with self.observer.progress(label) as progress:
             calibrate(
                 model,
-                self.options.text,
+                options.text,
+                original=original,
                 tokens=self.job.tokens,
-                recall=self.options.recall,
-                random=self.options.random,
-                seed=self.options.seed,
-                length=self.options.length,
-                batch_size=self.options.batch_size,
-                **self._where,
-                out=path,
+                methods=methods,
+                length=options.length,
+                batch_size=options.batch_size,
+                recall=options.recall,
+                random=options.random,
+                seed=options.seed,
+                dtype=options.dtype,
+                device=options.device,
+                device_map=placement.device_map,
+                max_memory=placement.max_memory,
+                layerwise=placement.layerwise,
+                out=out,
                 progress=progress,
-                **extra,
             )
 
     def ensure_plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
+        """What to keep: by `method`, which needs no calibration, or by the job's methods."""
         job, path = self.job, self.directory / name
         statistics = None if method else self.ensure_statistics()
 
@@ -194,11 +216,14 @@ class StageRunner:
                     progress=progress,
                 ).save(path)
 
-        step = "evaluate" if method else "select"  # a control is chosen to be evaluated
+        step = (
+            "evaluate" if method else "select"
+        )  # `method` makes the control, a part of evaluation
         self._run_stage(step, f"select by {method or ' and '.join(job.methods)}", path, make)
         return Plan.load(path)
 
     def ensure_pruned(self, name: str, plan: Plan) -> Checkpoint:
+        """The cut that `plan` describes; written to `name`."""
         out = self.directory / name
 
         def make() -> None:
@@ -211,10 +236,11 @@ class StageRunner:
         return open_checkpoint(out, self.job.model.family)
 
     def ensure_checks(self, plan: Plan, cut: Checkpoint) -> dict[str, Any]:
+        """Compare the cut with the masked original; the differences, as in checks.json."""
         path, model = self.directory / "checks.json", self.job.model
         placement = self.options.placement
         if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):
-            placement = replace(placement, layerwise=True)  # both models at once, in float32
+            placement = replace(placement, layerwise=True)  # needs both models in float32 at once
 
         def make() -> None:
             write_json(path, asdict(compare_cut(model, plan, cut, placement=placement)))
@@ -223,17 +249,15 @@ class StageRunner:
         return read_json(path, MIB)
 
     def ensure_control(self) -> list[Checkpoint]:
-        """A random cut to the same shape: what a method must beat."""
+        """The control, a random cut to the same shape; empty if the job has none."""
         if not self.job.runs_control:
             return []
-        return [
-            self.ensure_pruned(
-                CONTROL_METHOD, self.ensure_plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
-            )
-        ]
+        plan = self.ensure_plan(f"plan-{CONTROL_METHOD}.json", CONTROL_METHOD)
+        return [self.ensure_pruned(CONTROL_METHOD, plan)]
 
     def ensure_scores(self, models: list[Checkpoint], path: Path) -> None:
-        job, options = self.job, self.options
+        """Evaluate the original and `models` on the job's tasks; written to `path`."""
+        job, options, placement = self.job, self.options, self.options.placement
 
         def make() -> None:
             with self.observer.progress("evaluating") as progress:
@@ -246,8 +270,12 @@ class StageRunner:
                     skip=job.eval_offset,
                     limit=options.limit,
                     batch_size=options.batch_size,
+                    dtype=options.dtype,
+                    device=options.device,
+                    device_map=placement.device_map,
+                    max_memory=placement.max_memory,
+                    layerwise=placement.layerwise,
                     storage=options.storage,
-                    **self._where,
                     out=path,
                     progress=progress,
                 )
@@ -255,10 +283,12 @@ class StageRunner:
         self._run_stage("evaluate", "evaluate", path, make)
 
     def _run_stage(self, step: str, name: str, artifact: Path, make: Callable[[], None]) -> None:
+        """Call `make` unless `artifact` is complete, and notify the observer."""
         shared = step == "calibrate"
         self.observer.on_step(step if shared else self.step or step)
         if self.shape and not shared:
             name = f"{name} ({self.shape})"
+        remove_empty_partial(artifact)
         if is_complete(artifact):
             self.observer.on_cached(name)
         else:
@@ -267,7 +297,7 @@ class StageRunner:
 
 
 def _link_or_copy(source: Path, target: Path) -> None:
-    """The same file under a second name, or a copy where the disk knows no links."""
+    """Make `target` a hard link to `source`, or a copy if the file system has no links."""
     target.unlink(missing_ok=True)
     try:
         target.hardlink_to(source)

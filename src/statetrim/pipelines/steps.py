@@ -1,4 +1,4 @@
-"""What a run of `trim` will do, and about what each step takes."""
+"""The steps of a run of `trim`, with an estimate of what each takes."""
 
 from collections.abc import Mapping
 from typing import Unpack
@@ -29,29 +29,24 @@ def estimate(
 
 
 def steps(job: Job, machine: Machine) -> list[Step]:
-    """What the run will do, and about what that takes."""
+    """The steps of `trim` in order, with their estimated costs on `machine`."""
     model, options, after = job.model, job.options, job.after
     nbytes = cost.weight_bytes(model)
     weights, process = _weights_in_memory(job), cost.PROCESS_BYTES
     result = [_calibrate_step(job, machine)] if job.calibrated_methods else []
     result.append(_select_step(job))
-    result += _comparison_steps(job, machine) if job.candidates else []
+    if job.candidates:
+        result += _comparison_steps(job, machine)
     shape = "as chosen" if job.candidates else after.describe_against(model.geometry)
-    result.append(
-        Step("prune", f"state {shape}", cost.copying_seconds(nbytes), 64 * 2**20, nbytes),
-    )
-    pass_seconds = cost.reading_seconds(model, 2 * 64, 1, 64, machine)
-    result.append(
-        Step(
-            "check",
-            "sliced equals masked, prefill equals decode",
-            4 * pass_seconds,
-            process + 4 * weights,
-        )
-    )
-    result += [_refit_step(job, machine)] if job.runs_refit else []
+    seconds = cost.copying_seconds(nbytes)
+    result.append(Step("prune", f"state {shape}", seconds, 64 * 2**20, nbytes))
+    does = "sliced equals masked, prefill equals decode"
+    seconds = 4 * cost.reading_seconds(model, 2 * 64, 1, 64, machine)
+    result.append(Step("check", does, seconds, process + 4 * weights))
+    if job.runs_refit:
+        result.append(_refit_step(job, machine))
     if job.recovery_tokens:
-        # Forward and backward of the student, forward of the teacher.
+        # The student's forward and backward pass and the teacher's forward pass.
         seconds = 4 * cost.reading_seconds(
             model, job.recovery_tokens, RECOVERY_BATCH_SIZE, options.length, machine
         )
@@ -67,28 +62,27 @@ def steps(job: Job, machine: Machine) -> list[Step]:
 
 
 def sweep_steps(jobs: Mapping[str, Job], machine: Machine) -> list[Step]:
-    """The same of a sweep: calibration once, then everything of one shape after the other."""
-    calibrated = [job for job in jobs.values() if job.calibrated_methods]
-    result = [_calibrate_step(calibrated[0], machine)] if calibrated else []
+    """The steps of a sweep: one calibration, then one step per shape with all its stages."""
+    result = []
+    for job in jobs.values():
+        if job.calibrated_methods:
+            result.append(_calibrate_step(job, machine))
+            break
     for name, job in jobs.items():
         nbytes = cost.weight_bytes(job.model)
-        shape_steps = [
-            _select_step(job),
-            Step("prune", "", cost.copying_seconds(nbytes), 0, nbytes),
-        ]
-        shape_steps += [_refit_step(job, machine)] if job.runs_refit else []
-        shape_steps.append(_evaluate_step(job, machine, 2))
-        does = ", ".join(step.name for step in shape_steps)
-        seconds, memory = (
-            sum(step.seconds for step in shape_steps),
-            max(step.memory for step in shape_steps),
-        )
+        stages = [_select_step(job), Step("prune", "", cost.copying_seconds(nbytes), 0, nbytes)]
+        if job.runs_refit:
+            stages.append(_refit_step(job, machine))
+        stages.append(_evaluate_step(job, machine, 2))
+        does = ", ".join(stage.name for stage in stages)
+        seconds = sum(stage.seconds for stage in stages)
+        memory = max(stage.memory for stage in stages)
         result.append(Step(name, does, seconds, memory, 2 * nbytes if job.runs_refit else nbytes))
     return [*result, REPORT_STEP]
 
 
 def _weights_in_memory(job: Job) -> int:
-    """Bytes of weights in memory."""
+    """Bytes that the weights of one model take in memory; 0 if they are streamed."""
     return 0 if job.streams_weights else cost.weight_bytes(job.model)
 
 
@@ -98,18 +92,13 @@ def _calibrate_step(job: Job, machine: Machine) -> Step:
     if job.removes_heads:
         sum_bytes = 8 * len(before.layers) * 2 * (before.num_v_heads * before.head_v_dim) ** 2
     seconds = cost.reading_seconds(model, job.tokens, options.batch_size, options.length, machine)
-    generated = {"recall sequences": options.recall, "random tokens": options.random}
-    fractions = [
-        f"{100 * fraction:.0f}% {kind}" for kind, fraction in generated.items() if fraction
-    ]
-    does = ", ".join([f"{job.tokens:,} tokens of {options.text}", *fractions])
-    return Step(
-        "calibrate",
-        does,
-        seconds,
-        cost.PROCESS_BYTES + _weights_in_memory(job) + sum_bytes,
-        sum_bytes,
-    )
+    does = f"{job.tokens:,} tokens of {options.text}"
+    if options.recall:
+        does += f", {100 * options.recall:.0f}% recall sequences"
+    if options.random:
+        does += f", {100 * options.random:.0f}% random tokens"
+    memory = cost.PROCESS_BYTES + _weights_in_memory(job) + sum_bytes
+    return Step("calibrate", does, seconds, memory, sum_bytes)
 
 
 def _select_step(job: Job) -> Step:
@@ -119,7 +108,7 @@ def _select_step(job: Job) -> Step:
 
 def _refit_step(job: Job, machine: Machine) -> Step:
     model, options, after = job.model, job.options, job.after
-    if job.removes_heads:  # from the sums that the heads were chosen by
+    if job.removes_heads:  # uses the statistics of calibration
         does, nbytes = "output projections, from the same statistics", cost.weight_bytes(model)
         return Step("refit", does, cost.copying_seconds(nbytes), cost.PROCESS_BYTES, nbytes)
     seconds = 2 * cost.reading_seconds(
@@ -133,7 +122,7 @@ def _refit_step(job: Job, machine: Machine) -> Step:
 
 
 def _evaluate_step(job: Job, machine: Machine, models: int) -> Step:
-    """Also by comparison with the original, which is run with each."""
+    """Evaluation of `models`; the original runs again with each cut, to compare logits."""
     model, options = job.model, job.options
     tokens = options.limit * EVAL_LENGTH * len(options.tasks)
     seconds = (2 * models - 1) * cost.reading_seconds(model, tokens, 8, EVAL_LENGTH, machine)
@@ -143,7 +132,7 @@ def _evaluate_step(job: Job, machine: Machine, models: int) -> Step:
 
 
 def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
-    """The prediction runs every mixer once more for each shape; three are cut, fitted, measured."""
+    """Prediction, which runs every mixer once per shape, and pruning and measuring the best."""
     model, options, count = job.model, job.options, len(job.candidates)
     nbytes, weights = cost.weight_bytes(model), _weights_in_memory(job)
     batching = options.batch_size, options.length, machine

@@ -1,6 +1,6 @@
-"""Calibrate once, cut to several shapes, measure each: where is the knee?
+"""Calibrate once, prune to several shapes and measure each: quality against size of the state.
 
-A cut is on disk only while it is measured; what stays is its plan, its scores and the picture.
+A cut is deleted after it was measured; its plan, its scores and the figure stay.
 """
 
 import importlib.util
@@ -17,7 +17,13 @@ from ..progress import ShowProgress
 from ..reporting.report import report
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
-from ..storage.output import already_done, is_complete, open_output
+from ..storage.output import (
+    already_done,
+    check_absent,
+    is_complete,
+    open_output,
+    remove_empty_partial,
+)
 from ..storage.space import check_writable
 from .job import Job, is_comparable, recipe_record
 from .job import job_record as trim_record
@@ -52,7 +58,10 @@ def sweep(
 
 
 def jobs_by_shape(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Job]:
-    """A job for each shape, as it was written."""
+    """A job for each shape, by the shape as the caller wrote it.
+
+    Raises StatetrimError if the options say what to keep, or if two shapes are equal.
+    """
     if options.has_target:
         raise StatetrimError(
             "a sweep names its shapes itself; leave out --keep, --keep-values, --square, --for and "
@@ -67,10 +76,12 @@ def jobs_by_shape(model: Checkpoint, shapes: Sequence[str], options: TrimOptions
 def is_finished(
     model: Checkpoint, shapes: Sequence[str], options: TrimOptions, out: str | Path
 ) -> bool:
-    """Whether `out` is the result of this sweep; anything else that is there is refused."""
-    if not is_comparable(model, Path(out)):
+    """Whether `out` is the result of this sweep; raises StatetrimError if it is anything else."""
+    out = Path(out)
+    if not is_comparable(model, out):
+        check_absent(out)
         return False
-    return already_done(Path(out), RECORD, _record(model, shapes, options))
+    return already_done(out, RECORD, _record(model, shapes, options))
 
 
 def _record(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Any]:
@@ -84,7 +95,7 @@ def _record(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> d
 def run(
     model: Checkpoint, jobs: Mapping[str, Job], options: TrimOptions, out: Path, observer: Observer
 ) -> Sweep:
-    """All shapes, measured one after the other."""
+    """Measure all shapes, one after the other, and write the sweep and its report to `out`."""
     record = _record(model, list(jobs), options)
     if not already_done(out, RECORD, record):
         for job in jobs.values():
@@ -92,22 +103,7 @@ def run(
         check_writable(out)
     with open_output(out, RECORD, record, may_change=CHANGEABLE_OPTIONS) as output_dir:
         if not output_dir.done:
-            methods = sorted({name for job in jobs.values() for name in job.calibrated_methods})
-            points = [
-                _measured_points(
-                    StageRunner(
-                        job.with_fixed_layerwise(output_dir.path),
-                        output_dir.path,
-                        observer,
-                        methods,
-                        name,
-                        name,
-                    )
-                )
-                for name, job in jobs.items()
-            ]
-            original = points[0][0]
-            cuts = sorted((cut for _, cut in points), key=lambda cut: -cut.state_bytes)
+            original, cuts = _measure_shapes(jobs, output_dir.path, observer)
             lineage = record | recipe_record(model, options)
             result = Sweep(model.name, [original, *cuts], lineage)
             result.save(output_dir.path / SWEEP_FILE)
@@ -117,8 +113,28 @@ def run(
     return Sweep.load(out / SWEEP_FILE)
 
 
+def _measure_shapes(
+    jobs: Mapping[str, Job], directory: Path, observer: Observer
+) -> tuple[Point, list[Point]]:
+    """The original as measured with the first shape, and all cuts, the largest state first."""
+    methods = set[str]()
+    for job in jobs.values():
+        methods.update(job.calibrated_methods)
+    originals, cuts = [], []
+    for name, job in jobs.items():
+        job = job.with_fixed_layerwise(directory)
+        scores = measure_cut(StageRunner(job, directory, observer, sorted(methods), name, name))
+        originals.append(_point(job, scores, 0))
+        cuts.append(_point(job, scores, 1))
+    return originals[0], sorted(cuts, key=lambda cut: -cut.state_bytes)
+
+
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
-    """Last, because it names plans by their place; a killed run's rerun makes up for it."""
+    """Write the report, which contains final paths, after `out` is published.
+
+    If a run is killed before that, the rerun writes it.
+    """
+    remove_empty_partial(out / "report")
     if not is_complete(out / "report"):
         observer.on_step("report")
         observer.on_start("report")
@@ -126,7 +142,7 @@ def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
 
 
 def _draw(result: Sweep, directory: Path) -> None:
-    """The picture, where matplotlib is installed; the page draws its own."""
+    """Save the figure if matplotlib is installed; the report has its own."""
     if importlib.util.find_spec("matplotlib") is not None:
         from ..reporting.figure_files import save
         from ..reporting.sweep_pictures import sheet
@@ -134,54 +150,49 @@ def _draw(result: Sweep, directory: Path) -> None:
         save(sheet(result), directory / "sweep")
 
 
-def _measured_points(runner: StageRunner) -> tuple[Point, Point]:
-    """The original and the cut to one shape, measured side by side."""
-    scores = measure_cut(runner)
-    return _point(runner.job, scores, 0), _point(runner.job, scores, 1)
-
-
 def _job_for_shape(model: Checkpoint, options: TrimOptions, shape: str) -> Job:
     keys, _, values = shape.strip().partition("x")
     before = model.geometry
     shape_options = replace(
         options,
-        keep=None if keys == str(before.head_k_dim) else keys,  # 128x64 cuts values alone
+        keep=None if keys == str(before.head_k_dim) else keys,  # 128x64 removes only values
         keep_values=None if values in ("", str(before.head_v_dim)) else values,
     )
     return Job.from_options(model, shape_options)
 
 
 def _point(job: Job, scores: Scores, model_index: int) -> Point:
+    """The scores of one model: 0 is the original, 1 the cut."""
     geometry = job.model.geometry if model_index == 0 else job.after
-    model_name = scores.models[model_index]
+    measured = {}
+    for score in scores.scores:
+        if score.model == scores.models[model_index]:
+            measured[f"{score.task} {score.metric}"] = _measured_score(scores, score)
     return Point(
         keep=geometry.head_k_dim,
         keep_values=geometry.head_v_dim,
         method="none" if model_index == 0 else " and ".join(job.methods),
         state_bytes=4 * geometry.state_numel,
-        scores={
-            f"{score.task} {score.metric}": _measured_score(scores, score)
-            for score in scores.scores
-            if score.model == model_name
-        },
+        scores=measured,
     )
 
 
 def _measured_score(scores: Scores, score: Score) -> SweepScore:
-    """The value, with the interval of its difference to the original laid around the original's."""
+    """A score with an interval: the original's score worsened by each end of the loss interval."""
     low = high = None
     if score.model != scores.baseline:
         original = headline_score(scores, scores.baseline, score.task, score.metric).value
         loss = metric_loss(scores, score.model, score.task, score.metric).loss
-        bounds = [_value_after_loss(original, score.unit, end) for end in (loss.low, loss.high)]
-        low, high = min(bounds), max(bounds)
+        first = _value_after_loss(original, score.unit, loss.low)
+        second = _value_after_loss(original, score.unit, loss.high)
+        low, high = min(first, second), max(first, second)
     value = headline_score(scores, score.model, score.task, score.metric).value
-    chance, _ = uninformative_flags(scores, score.task, score.metric)
-    return SweepScore(value, low, high, score.unit, score.higher_is_better, chance)
+    is_uninformative, _ = uninformative_flags(scores, score.task, score.metric)
+    return SweepScore(value, low, high, score.unit, score.higher_is_better, is_uninformative)
 
 
 def _value_after_loss(before: float, unit: str, loss: float) -> float:
-    """The value that a loss, in the unit in which losses are told, leaves."""
+    """`before` worsened by `loss`: percent of perplexity, points of a share, or the unit itself."""
     if unit == "perplexity":
         return before * (1 + loss / 100)
     return before - loss / 100 if unit == "share" else before + loss

@@ -1,8 +1,8 @@
-"""The one command: calibrate, select, prune, check, recover, evaluate, benchmark, report.
+"""All steps in one command: calibrate, select, prune, check, recover, evaluate, benchmark, report.
 
-Stages meet through their artifacts in `OUT.partial`. A finished artifact has its final name, so a
-rerun of the same job resumes after it, and another job's directory is refused. The result takes
-its name last, with the artifacts below `OUT/statetrim`.
+Stages exchange artifacts in `OUT.partial`. A finished artifact has its final name, so that a rerun
+of the same job resumes after it; another job's directory is refused. At the end the result is
+renamed to `OUT`, with the artifacts in `OUT/statetrim`.
 """
 
 import shlex
@@ -17,7 +17,15 @@ from ..runtime.loading import load_tokenizer
 from ..storage.checkpoint import Checkpoint, open_checkpoint
 from ..storage.json_file import read_json
 from ..storage.models import ModelLike, as_checkpoint
-from ..storage.output import ARTIFACTS, MAX_RECORD_BYTES, already_done, is_complete, open_output
+from ..storage.output import (
+    ARTIFACTS,
+    MAX_RECORD_BYTES,
+    already_done,
+    check_absent,
+    is_complete,
+    open_output,
+    remove_empty_partial,
+)
 from ..storage.space import check_writable
 from ..storage.text import read_sequences
 from .job import CONTROL_METHOD, EVAL_LENGTH, Job, is_comparable, recipe_record
@@ -28,13 +36,13 @@ from .stages import CHANGEABLE_OPTIONS, DECISION, RECORD, StageRunner
 
 STAGE_FILES = (
     "layerwise.json", "statistics.*", "plan*.json*", "checks.json", "scores*.json*", "timings.*",
-    "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*", "prediction.json",
-    DECISION,
+    "pruned*", "refitted*", "recovered*", f"{CONTROL_METHOD}*", "cut-*", "fitted-*",
+    "prediction.json", DECISION,
 )  # fmt: skip
-"""What the stages leave in `OUT.partial`."""
+"""Files of the stages in `OUT.partial`."""
 MEASUREMENT_OPTIONS = ("tasks", "data", "limit")
-"""The options that change nothing but what is measured."""
-_MAX_COUNTED_TOKENS = 2**23  # tokens; more would take longer than it is worth
+"""Options that change only what is measured."""
+_MAX_COUNTED_TOKENS = 2**23  # counting more takes too long for a check
 
 
 def trim(
@@ -46,27 +54,28 @@ def trim(
     progress: ShowProgress = True,
     **changes: Unpack[TrimFields],
 ) -> Checkpoint:
-    """Cut a model, check and measure the result, and open it.
+    """Prune a model, check and measure the result, and open it.
 
     Give `options` as an object, by name (`keep=0.5`), or both; names take precedence. The same call
     resumes after an interruption. A `watch` is notified of each stage, and replaces `progress`.
     """
     options = with_changes("trim", options, changes)
-    return run(
-        Job.from_options(as_checkpoint(model), options), out, watch or ProgressObserver(progress)
-    )
+    job = Job.from_options(as_checkpoint(model), options)
+    return run(job, out, watch or ProgressObserver(progress))
 
 
 def is_finished(job: Job, out: str | Path) -> bool:
-    """Whether `out` is this job's result; anything else that is there is refused."""
-    if not is_comparable(job.model, Path(out)):
+    """Whether `out` is this job's result; raises StatetrimError if it is anything else."""
+    out = Path(out)
+    if not is_comparable(job.model, out):
+        check_absent(out)
         return False
-    _check_same_measurement(job, Path(out))
-    return already_done(Path(out), RECORD, job.record)
+    _check_same_measurement(job, out)
+    return already_done(out, RECORD, job.record)
 
 
 def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
-    """The chain, for a job whose state is settled."""
+    """Run all stages of `job` and open the result at `out`; only the report if it is complete."""
     out, record = Path(out), job.record
     if not is_finished(job, out):
         job.check()
@@ -80,35 +89,43 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
             job = job.with_fixed_layerwise(output_dir.path)
             if job.candidates:
                 job = choose_shape(job, output_dir.path, observer)
-            output_dir.publish(
-                StageRunner(job, output_dir.path, observer).run_all(record | lineage)
-            )
+            runner = StageRunner(job, output_dir.path, observer)
+            output_dir.publish(runner.run_all(record | lineage))
     _report(job.model, out, observer)
     return open_checkpoint(out, job.model.family)
 
 
 def _check_text(job: Job) -> None:
-    """A local text that is too short is refused now, not after an hour of calibration."""
+    """Raise StatetrimError if a local text is too short, before calibration starts."""
     text, tokens = job.options.text, job.total_text_tokens
     if Path(text).exists() and EVAL_LENGTH <= tokens <= _MAX_COUNTED_TOKENS:
         read_sequences(text, load_tokenizer(job.model), tokens=tokens, length=EVAL_LENGTH)
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
-    """Last, because it names the result by its place; a killed run's rerun makes up for it."""
+    """Write the report, which contains final paths, after `out` is published.
+
+    If a run is killed before that, the rerun writes it.
+    """
     artifacts_dir = out / ARTIFACTS
+    remove_empty_partial(artifacts_dir / "report")
     if is_complete(artifacts_dir / "report"):
         return
     observer.on_step("report")
     observer.on_start("report")
-    artifacts = [artifacts_dir / name for name in ("scores.json", "timings.json")]
-    cut = open_checkpoint(out, model.family)
-    report([model, cut, *filter(Path.exists, artifacts)], artifacts_dir / "report")
+    inputs: list[str | Path | Checkpoint] = [model, open_checkpoint(out, model.family)]
+    for path in (artifacts_dir / "scores.json", artifacts_dir / "timings.json"):
+        if path.exists():
+            inputs.append(path)
+    report(inputs, artifacts_dir / "report")
 
 
 def _check_same_measurement(job: Job, out: Path) -> None:
-    """Say how, if `out` is this job's result except for `MEASURES`. Recovery and the choice of a
-    shape read the text where `limit` says, so that the same run would not give the same cut."""
+    """Raise StatetrimError if `out` differs from this job's result only in `MEASUREMENT_OPTIONS`.
+
+    The message contains the commands that measure it again. A rerun of `trim` would not give the
+    same cut, because `limit` moves the text that recovery and the choice of a shape read.
+    """
     path = out / ARTIFACTS / RECORD
     if not path.is_file():
         return
@@ -123,6 +140,7 @@ def _check_same_measurement(job: Job, out: Path) -> None:
 
 
 def _evaluate_command(job: Job, out: Path) -> list[str]:
+    """The command that evaluates the result again with the job's measurement options."""
     options = job.options
     arguments: dict[str, Any] = {"--baseline": job.model.path, "--tasks": ",".join(options.tasks)}
     if "text" in options.tasks:
@@ -130,14 +148,17 @@ def _evaluate_command(job: Job, out: Path) -> list[str]:
         arguments |= {"--text": options.text, "--skip": max(ends, default=0)}
     arguments |= {"--data": options.data, "--state-dtype": options.state_dtype}
     arguments |= {"--limit": options.limit, "-o": _new_scores_path(out)}
-    words = [[name, str(value)] for name, value in arguments.items() if value is not None]
-    return ["statetrim", "evaluate", str(out), *(word for pair in words for word in pair)]
+    command = ["statetrim", "evaluate", str(out)]
+    for name, value in arguments.items():
+        if value is not None:
+            command += [name, str(value)]
+    return command
 
 
 def _report_command(job: Job, out: Path) -> list[str]:
     page = out.with_name(f"{out.name}-report")
-    words = (job.model.path, out, _new_scores_path(out), "-o", page)
-    return ["statetrim", "report", *map(str, words)]
+    inputs = [str(job.model.path), str(out), str(_new_scores_path(out))]
+    return ["statetrim", "report", *inputs, "-o", str(page)]
 
 
 def _new_scores_path(out: Path) -> Path:
