@@ -1,4 +1,4 @@
-"""What a cut saves, and what is free: a bfloat16 state without a cut, the cut alone, both."""
+"""State sizes to compare a cut with: the original and the cut, each in float32 and bfloat16."""
 
 from dataclasses import dataclass
 
@@ -15,28 +15,28 @@ CONTEXT = DEFAULT_CONTEXT
 
 @dataclass(frozen=True)
 class Alternative:
-    """One way to hold the state of a sequence."""
+    """One way to store the state of a sequence."""
 
     name: str
     state_bytes: int
-    sequences: int | None = None  # of CONTEXT tokens in MEMORY_GIB; None where it cannot be told
+    sequences: int | None = None  # of CONTEXT tokens in MEMORY_GIB; None if unknown
 
 
 def alternatives(
     before: Geometry, after: Geometry, model: Checkpoint | None = None
 ) -> list[Alternative]:
-    """The original, its state in bfloat16, the cut, and both; `model` is the original."""
+    """The original and the cut in float32 and bfloat16; `model`, the original, adds capacities."""
     counts = _sequence_counts(model, after) if model is not None else [None] * 4
-    names = ("original, float32", "original, bfloat16", "cut, float32", "cut, bfloat16")
-    sizes = [
-        geometry.state_numel * DTYPE_BYTES[dtype]
-        for geometry in (before, after)
-        for dtype in ("float32", "bfloat16")
-    ]
-    return [Alternative(*fields) for fields in zip(names, sizes, counts, strict=True)]
+    result: list[Alternative] = []
+    for name, geometry in (("original", before), ("cut", after)):
+        for dtype in ("float32", "bfloat16"):
+            size = geometry.state_numel * DTYPE_BYTES[dtype]
+            result.append(Alternative(f"{name}, {dtype}", size, counts[len(result)]))
+    return result
 
 
 def _sequence_counts(model: Checkpoint, after: Geometry) -> list[int | None]:
+    """Sequences that fit with each alternative, in their order."""
     try:
         result = deployment(
             model, after, dtype=served_dtype(model), memory_gib=MEMORY_GIB, context=CONTEXT

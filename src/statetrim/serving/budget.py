@@ -1,4 +1,4 @@
-"""From what a user has to what may be kept: memory a sequence may take -> channels per head."""
+"""From the memory that a sequence may take to the channels that each head keeps."""
 
 from collections.abc import Callable, Iterator
 from math import floor
@@ -11,10 +11,11 @@ from ..maths.units import GIB, MIB
 def widest_that_fits(
     geometry: Geometry, max_bytes: float, count_bytes: Callable[[Geometry], int], *, square: bool
 ) -> Geometry:
-    """The widest cut whose sequence takes at most `most_bytes`; `bytes_of` counts a sequence's.
+    """The geometry with the most key channels of which a sequence takes at most `max_bytes`.
 
-    Kernels pad heads to multiples of 16, so wide heads are cut to those. With `square` keys and
-    values are cut to the same width.
+    `count_bytes` returns the bytes of one sequence. Wide heads keep multiples of 16 channels, to
+    which kernels pad them. With `square`, keys and values get the same width. Raises StatetrimError
+    if the model fits already or one channel per head is too much.
     """
     if count_bytes(geometry) <= max_bytes and not (square and _is_rectangular(geometry)):
         raise StatetrimError(
@@ -33,11 +34,9 @@ def widest_that_fits(
 
 
 def bytes_per_sequence(memory_gib: float, sequences: int) -> float:
-    """Bytes one of `sequences` may take."""
+    """Bytes that each of `sequences` may take of `memory_gib`."""
     if not 0 < memory_gib <= 2**20 or sequences < 1:
-        raise StatetrimError(
-            "--memory-gib and --sequences must both be more than nothing, and numbers that exist"
-        )
+        raise StatetrimError("--memory-gib and --sequences must both be positive")
     return floor(memory_gib * GIB) / sequences
 
 
@@ -46,7 +45,7 @@ def _is_rectangular(geometry: Geometry) -> bool:
 
 
 def _widths(geometry: Geometry, square: bool) -> Iterator[int]:
-    """Widths below the present one, widest first."""
+    """Widths below the current one, the widest first."""
     width = min(geometry.head_k_dim, geometry.head_v_dim) if square else geometry.head_k_dim
     step = KERNEL_TILE if width >= 4 * KERNEL_TILE else 1
     first = width if square and _is_rectangular(geometry) else width - 1

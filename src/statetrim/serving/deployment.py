@@ -1,4 +1,4 @@
-"""Where a model can be served after a cut, with which command, and how many sequences fit."""
+"""Which engines serve a cut, with which command, and how many sequences fit."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -15,16 +15,15 @@ from .engines import (
     Compatibility,
     compatibility_of_geometry,
     known_engines,
+    known_lines,
     nearest_served_shape,
     serve_command,
 )
 
 GIB = 2**30
 DEFAULT_CONTEXT = 4096
-MODEL_PLACEHOLDER, CUT_PLACEHOLDER = (
-    "MODEL",
-    "SMALL",
-)  # stand in commands for the model, and for what prune will write
+MODEL_PLACEHOLDER = "MODEL"  # in commands: the path of the original
+CUT_PLACEHOLDER = "SMALL"  # in commands: the path that prune will write
 
 
 @dataclass(frozen=True)
@@ -33,11 +32,11 @@ class Deployment:
 
     shape: str
     engines: list[Compatibility]
-    commands: dict[str, str]  # engine -> what to type, for those that serve the shape
-    everywhere: str | None  # the nearest shape that every engine known serves
-    memory: int | None
-    context: int | None
-    capacity: list[Capacity]  # before and after; each with a float32 and a bfloat16 state
+    commands: dict[str, str]  # engine -> command line, for engines that serve the shape
+    everywhere: str | None  # the nearest shape that every known engine serves
+    memory: int | None  # bytes of cache
+    context: int | None  # tokens
+    capacity: list[Capacity]  # original, then cut; each with a float32 and a bfloat16 state
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -51,30 +50,28 @@ def deployment(
     memory_gib: float | None = None,
     context: int | None = None,
 ) -> Deployment:
-    """For the state `after` a cut, or for the present one where there is no cut."""
+    """How to serve the state `after` pruning, or the model's own state if it is None."""
     model_type, shape = str(model.config.get("model_type")), after or model.geometry
-    lines = compatibility_of_geometry(model_type, shape)
+    context = context or DEFAULT_CONTEXT
+    memory = None if memory_gib is None else _memory_bytes(memory_gib)
     return Deployment(
         shape=shape.shape.replace(" x ", "x"),
-        engines=lines,
+        engines=compatibility_of_geometry(model_type, shape),
         commands=serve_commands(model, shape, CUT_PLACEHOLDER if after else MODEL_PLACEHOLDER),
         everywhere=_shape_for_every_engine(model_type, model.geometry, after),
-        memory=None if memory_gib is None else _memory_bytes(memory_gib),
-        context=None if memory_gib is None else context or DEFAULT_CONTEXT,
-        capacity=[]
-        if memory_gib is None
-        else _capacity(model, after, dtype, memory_gib, context or DEFAULT_CONTEXT),
+        memory=memory,
+        context=None if memory is None else context,
+        capacity=[] if memory is None else _capacity(model, after, dtype, memory, context),
     )
 
 
 def serving_engines(model: Checkpoint) -> list[str] | None:
-    """The engines whose current versions take the model's shape; None where none is known for its
-    type, or for its shape."""
+    """Engines whose current version serves the model's shape; None if nothing is known of it."""
     lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
-    known_lines = [line for line in lines if line.current and line.verdict != "unknown"]
-    if not known_lines:
+    known = known_lines(lines)
+    if not known:
         return None
-    return list(dict.fromkeys(line.engine for line in known_lines if line.serves))
+    return list(dict.fromkeys(line.engine for line in known if line.serves))
 
 
 def ship_verdict(
@@ -84,19 +81,19 @@ def ship_verdict(
     doubts: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on `name` of the scores, which is the checkpoint `model`."""
+    """The verdict on the checkpoint `model`, which the scores call `name`."""
     served = serving_engines(model) if model is not None else None
     return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
-    """The verdict on each model after the original that is no random cut."""
+    """A verdict per cut that is not random; `models` are those of the scores after the original."""
     by_name = dict(zip(scores.models[1:], models, strict=True))
     return [ship_verdict(scores, name, as_checkpoint(by_name[name])) for name in cut_models(scores)]
 
 
 def relevant_lines(lines: Sequence[Compatibility]) -> list[Compatibility]:
-    """Current versions, and older ones where only they serve."""
+    """Lines of current versions, and of older ones that serve if the current version does not."""
     refusing = {line.engine for line in lines if line.current and not line.serves}
     return [line for line in lines if line.current or (line.serves and line.engine in refusing)]
 
@@ -104,9 +101,9 @@ def relevant_lines(lines: Sequence[Compatibility]) -> list[Compatibility]:
 def serve_commands(
     model: Checkpoint, shape: Geometry, path: str, *, first_engine: str | None = None
 ) -> dict[str, str]:
-    """Engine -> what to type so that it serves the model at `path`, with a state of this shape.
+    """Engine -> command line that serves the model at `path` with a state of this shape.
 
-    Older versions have a line where only they serve it. `first` is an engine to begin with.
+    An older version has an entry if the current one does not serve. `first_engine` comes first.
     """
     lines = compatibility_of_geometry(str(model.config.get("model_type")), shape)
     current = {line.engine for line in lines if line.current and line.serves}
@@ -115,17 +112,17 @@ def serve_commands(
         if line.serves and (line.current or line.engine not in current):
             name = line.engine if line.current else f"{line.engine} {line.versions}"
             if name not in chosen or (line.flag and not chosen[name].flag):
-                chosen[name] = line  # a flag does no harm on other hardware
+                chosen[name] = line  # the flag is harmless on other hardware
     no_mtp = lacks_mtp(model)
-    return {
-        name: serve_command(chosen[name], path, without_mtp=no_mtp)
-        for name in sorted(chosen, key=lambda name: name != first_engine)
-    }
+    commands = {}
+    for name in sorted(chosen, key=lambda name: name != first_engine):
+        commands[name] = serve_command(chosen[name], path, without_mtp=no_mtp)
+    return commands
 
 
 def lacks_mtp(model: Checkpoint) -> bool:
-    """Whether llama.cpp's converter must be told that a Qwen model has no head for several tokens;
-    of other types it refuses to be told."""
+    """Whether a Qwen model has no multi-token-prediction head, so that llama.cpp's converter needs
+    --no-mtp; the converter refuses the flag for other types."""
     if not str(model.config.get("model_type")).startswith("qwen") or not model.tensors:
         return False
     return not any(name.startswith("mtp.") for name in model.tensors)
@@ -134,6 +131,7 @@ def lacks_mtp(model: Checkpoint) -> bool:
 def _shape_for_every_engine(
     model_type: str, before: Geometry, after: Geometry | None
 ) -> str | None:
+    """The shape nearest to `after` that every known engine serves, if there is one."""
     if after is None or not known_engines(model_type):
         return None
     try:
@@ -143,31 +141,31 @@ def _shape_for_every_engine(
 
 
 def _capacity(
-    model: Checkpoint, after: Geometry | None, dtype: str, memory_gib: float, context: int
+    model: Checkpoint, after: Geometry | None, dtype: str, memory: int, context: int
 ) -> list[Capacity]:
-    softmax_cache = model.family.kv_cache_size(model.config, model.geometry)
-    if softmax_cache is None:
-        raise StatetrimError(
-            f"what the softmax layers of {model.config.get('model_type')} keep of a token is not "
-            f"known, so how many sequences fit cannot be told; leave out --memory-gib"
-        )
+    """Capacities of the original and, if there is one, the cut, in float32 and bfloat16."""
     before = model.geometry
-    pairs = [(before, after or before)] + ([] if after is None else [(after, before)])
-    return [
-        replace(
-            capacity(
+    kv_cache = model.family.kv_cache_size(model.config, before)
+    if kv_cache is None:
+        raise StatetrimError(
+            f"the size of the KV cache of {model.config.get('model_type')} is not known, so the "
+            f"number of sequences that fit cannot be computed; leave out --memory-gib"
+        )
+    capacities = []
+    for geometry in (before,) if after is None else (before, after):
+        other = before if geometry is after else after or before
+        shape = geometry.describe_against(other).replace(" x ", "x")
+        for state_dtype in ("float32", "bfloat16"):
+            fitting = capacity(
                 geometry,
-                softmax_cache,
-                memory=_memory_bytes(memory_gib),
+                kv_cache,
+                memory=memory,
                 context=context,
                 dtype=dtype,
                 state_dtype=state_dtype,
-            ),
-            shape=geometry.describe_against(compared).replace(" x ", "x"),
-        )
-        for geometry, compared in pairs
-        for state_dtype in ("float32", "bfloat16")
-    ]
+            )
+            capacities.append(replace(fitting, shape=shape))
+    return capacities
 
 
 def _memory_bytes(memory_gib: float) -> int:

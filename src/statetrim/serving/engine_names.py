@@ -1,4 +1,4 @@
-"""How `--for` names an engine."""
+"""Names of engines: as `--for` takes them, and as the compatibility matrix has them."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -13,28 +13,29 @@ ENGINE_NAMES = {
     "mlx": "MLX-LM",
     "llamacpp": "llama.cpp",
 }
-"""How `--for` names an engine -> its name in the matrix."""
+"""Name for `--for` -> name in the matrix."""
 
 HINTS = {"vllm-cpu": "if memory is short: VLLM_CPU_KVCACHE_SPACE=4 before it (GiB of cache)"}
-"""By an engine's name in the matrix: what its command may need, which depends on the machine."""
+"""Name in the matrix -> what its command may need, depending on the machine."""
 
 
 def command_with_comment(engine: str, command: str) -> str:
-    """A line to copy, with the engine and its hint as a comment."""
+    """One line: the command, then the engine and its hint as a comment."""
     return f"{command}   # {_label(engine)}"
 
 
 def command_below_comment(engine: str, command: str) -> list[str]:
-    """The same as two lines for a page, where a comment after a long command would be broken."""
+    """Two lines: the engine and its hint as a comment, then the command; for narrow pages."""
     return [f"# {_label(engine)}", command]
 
 
 def _label(engine: str) -> str:
-    return "; ".join([engine, *filter(None, [HINTS.get(engine.partition(" ")[0])])])
+    hint = HINTS.get(engine.partition(" ")[0])
+    return f"{engine}; {hint}" if hint else engine
 
 
 def engine_name(name: str) -> str:
-    """Its name in the matrix, from the way it was typed."""
+    """The engine's name in the matrix; raises StatetrimError if `name` is no engine."""
     matrix_name = ENGINE_NAMES.get(name.lower().replace(".", "").removesuffix("-lm"))
     if matrix_name is None:
         raise StatetrimError(f"there is no engine {name!r}; choose {', '.join(ENGINE_NAMES)}")
@@ -42,7 +43,7 @@ def engine_name(name: str) -> str:
 
 
 def requested_engine(record: Mapping[str, Any] | None) -> str | None:
-    """The engine that `trim --for` named, by the untrusted record of the run; None without one."""
+    """The engine of `trim --for` in the untrusted record of a run; None if there is none."""
     recipe = (record or {}).get("recipe")
     option = recipe.get("for_") if isinstance(recipe, dict) else None
     try:

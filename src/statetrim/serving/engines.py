@@ -1,13 +1,13 @@
-"""Which engine serves which shape of state: the runtime matrix, and what to ask of it.
+"""The compatibility matrix: which engine serves which shape of the state.
 
 The rows are data: `engines.json` is written by hand, `engines_compiled.json` by
-`tools/compile_kernels.py`. No row is without a source.
+`tools/compile_kernels.py`. Every row names its source.
 """
 
 import json
 import re
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
@@ -17,16 +17,16 @@ from ..errors import StatetrimError
 from ..geometry import KERNEL_TILE, Geometry
 
 Support = Literal["fast", "fallback", "unknown", "refused", "wrong"]
-"""fast: the engine's usual kernels take the shape (not a measured speed); fallback: it serves, on
-a slower path; wrong: it serves, and answers wrongly."""
+"""fast: the engine's usual kernels accept the shape (not a measured speed); fallback: a slower path
+serves it; refused: the engine raises an error; wrong: it runs, with wrong output."""
 Basis = Literal["run", "kernel", "compiled", "source", "report"]
-"""run: a model generated; kernel: one kernel ran; compiled: ahead of time, nothing was launched;
-source: read in the code; report: a public report by others."""
+"""How support is known. run: a model generated text; kernel: one kernel ran; compiled: kernels
+compiled but did not run; source: read in the engine's code; report: a public report."""
 
 SERVING = ("fast", "fallback")
 _SEVERITY = {verdict: rank for rank, verdict in enumerate(get_args(Support))}
 _TABLES = ("engines_compiled.json", "engines.json")
-_MAX_PROPOSED = 512  # channels; no engine here takes wider heads
+_MAX_PROPOSED = 512  # channels; no engine of the matrix serves wider heads
 _EXACT = re.compile(r"(\d{1,5})x(\d{1,5})")
 
 
@@ -39,6 +39,7 @@ class Shape:
 
     @staticmethod
     def from_geometry(geometry: Geometry) -> "Shape":
+        """The shape of the widest layer."""
         return Shape(geometry.head_k_dim, geometry.head_v_dim)
 
     @property
@@ -74,38 +75,40 @@ RULES: dict[str, Callable[[int, int], bool]] = {
     "keys in 128, 256": lambda keys, values: keys in (128, 256),
     "keys in 16, 32, 64, 128": lambda keys, values: keys in (16, 32, 64, 128),
 }
-"""What a row may say of a shape, besides naming one exactly ("64x128")."""
+"""Name in a row -> condition on the shape; a row may give an exact shape ("64x128") instead."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the matrix: on this engine and hardware, models and shapes like these do so."""
+    """A row of the matrix: how an engine on some hardware supports shapes of some families."""
 
     engine: str
     versions: str
     hardware: tuple[str, ...]
     families: tuple[str, ...]
-    shape: tuple[str, ...]  # names of RULES, or one exact shape; all must hold
+    shape: tuple[str, ...]  # names of RULES, or an exact shape; all must hold
     verdict: Support
     source: str
     date: str
     evidence: Basis
-    error: str = ""  # what the engine says when it refuses
-    flag: str = ""  # what to add to the command so that it serves
+    error: str = ""  # the engine's error message if it refuses
+    flag: str = ""  # option that the engine's command needs
     note: str = ""
-    current: bool = True  # False: kept for users of older versions
+    current: bool = True  # False: the row is about older versions
 
     @property
     def is_exact(self) -> bool:
+        """Whether the row is about one exact shape."""
         return any(_EXACT.fullmatch(rule) for rule in self.shape)
 
     def matches(self, shape: Shape) -> bool:
+        """Whether all conditions of the row hold for `shape`."""
         return all(_rule_holds(rule, shape) for rule in self.shape)
 
 
 @dataclass(frozen=True)
 class Compatibility:
-    """What one engine on one kind of hardware does with a shape."""
+    """How one engine on one kind of hardware supports a shape; fields as in `Row`."""
 
     engine: str
     versions: str
@@ -125,7 +128,7 @@ class Compatibility:
 
 @dataclass(frozen=True)
 class Matrix:
-    """The rows, which model types each family name stands for, and how engines are started."""
+    """The rows, the model types of each family name, and the command line of each engine."""
 
     rows: tuple[Row, ...]
     families: dict[str, tuple[str, ...]]
@@ -134,10 +137,11 @@ class Matrix:
 
 @cache
 def matrix() -> Matrix:
-    """The matrix as it is shipped; rows for an exact shape come first."""
-    tables = [json.loads((files(__package__) / name).read_text()) for name in _TABLES]
-    main = tables[-1]
-    rows = [_row_from_json(stored) for table in tables for stored in table["rows"]]
+    """The matrix that the package contains; rows about an exact shape come first."""
+    rows = []
+    for name in _TABLES:
+        main = json.loads((files(__package__) / name).read_text())
+        rows += [_row_from_json(stored) for stored in main["rows"]]
     return Matrix(
         rows=tuple(sorted(rows, key=lambda row: not row.is_exact)),
         families={name: tuple(types) for name, types in main["families"].items()},
@@ -146,40 +150,47 @@ def matrix() -> Matrix:
 
 
 def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]:
-    """One line for each engine and hardware that has a row for the model type, and for each range
-    of older versions; the first row that fits decides."""
+    """A line per engine, hardware and range of versions that has a row for the model type.
+
+    The first row that matches the shape decides; without one the support is unknown.
+    """
     engine_order = list(dict.fromkeys(row.engine for row in matrix().rows if not row.is_exact))
-    lines_by_key: dict[tuple[str, str, str], Compatibility] = {}
-    for row in _rows_for(model_type):
+    lines: dict[tuple[str, str, str], Compatibility] = {}
+    rows = _rows_for(model_type)
+    for row in rows:
         for hardware in row.hardware:
-            key = (row.engine, hardware, "" if row.current else row.versions)
-            if row.matches(shape) and key not in lines_by_key:
-                lines_by_key[key] = _compatibility_of_row(row, hardware)
-    for row in _rows_for(model_type):
+            if row.matches(shape):
+                lines.setdefault(_line_key(row, hardware), _line_of_row(row, hardware))
+    for row in rows:
         for hardware in row.hardware:
-            key = (row.engine, hardware, "" if row.current else row.versions)
-            lines_by_key.setdefault(key, _unknown_compatibility(row, hardware))
+            unknown = Compatibility(
+                row.engine, row.versions, hardware, "unknown", current=row.current
+            )
+            lines.setdefault(_line_key(row, hardware), unknown)
     return sorted(
-        lines_by_key.values(), key=lambda line: (engine_order.index(line.engine), not line.current)
+        lines.values(), key=lambda line: (engine_order.index(line.engine), not line.current)
     )
 
 
 def compatibility_of_geometry(model_type: str, geometry: Geometry) -> list[Compatibility]:
-    """The same for a model's state; no stock engine takes layers of different widths."""
+    """`compatibility_of_shape` of a model's state; widths by layer are refused by every engine."""
     lines = compatibility_of_shape(model_type, Shape.from_geometry(geometry))
     if not geometry.widths:
         return lines
-    plugin_note = "served with the plugin of statetrim (docs/widths-by-layer.md)"
-    return [
-        replace(
-            line,
-            verdict="refused",
-            flag="",
-            error="one width for all layers",
-            note=plugin_note if line.engine == "vLLM" and line.current else "",
-        )
-        for line in lines
-    ]
+    error = "one width for all layers"
+    refused = []
+    for line in lines:
+        note = ""
+        if line.engine == "vLLM" and line.current:
+            note = "served with the plugin of statetrim (docs/widths-by-layer.md)"
+        refused.append(replace(line, verdict="refused", flag="", error=error, note=note))
+    return refused
+
+
+def known_lines(lines: Sequence[Compatibility], engine: str | None = None) -> list[Compatibility]:
+    """The lines of current versions whose support is known; of one engine if it is given."""
+    known = [line for line in lines if line.current and line.verdict != "unknown"]
+    return known if engine is None else [line for line in known if line.engine == engine]
 
 
 def nearest_served_shape(
@@ -189,82 +200,73 @@ def nearest_served_shape(
     keep_values: int | None = None,
     *,
     engine: str | None = None,
-    hardware: str | None = None,
 ) -> Shape:
-    """The shape nearest to the asked one that serves on `engine` (None: on every engine known),
-    with no more state than was asked for.
+    """The shape nearest to keep x keep_values that `engine` serves, with no more state than that.
 
-    Among those of the best verdict it is the one with the most state, then the most values.
+    Without `engine`, every engine that supports the model type must serve it. Among shapes with the
+    best support it is the one with the most state, then the most value channels. Raises
+    StatetrimError if there is none.
     """
-    requested, original = (
-        Shape(keep, keep_values or geometry.head_v_dim),
-        Shape.from_geometry(geometry),
-    )
-    engine_names = [engine] if engine else engines_supporting(model_type)
-    engines = {name.lower() for name in engine_names}
-
-    def severity(shape: Shape) -> int | None:
-        """Of the worst verdict; None where one of the engines does not serve it."""
-        lines = [line for line in compatibility_of_shape(model_type, shape) if line.current]
-        lines = [line for line in lines if line.verdict != "unknown"]
-        lines = [line for line in lines if line.engine.lower() in engines]
-        if hardware is not None:
-            lines = [line for line in lines if line.hardware.lower() == hardware.lower()]
-        served = lines and all(line.serves for line in lines)
-        return max(_SEVERITY[line.verdict] for line in lines) if served else None
-
+    requested = Shape(keep, keep_values or geometry.head_v_dim)
+    engines = {name.lower() for name in ([engine] if engine else engines_supporting(model_type))}
     best: tuple[tuple[int, int, int], Shape] | None = None
     for shape in _tile_aligned_shapes(geometry, requested):
-        worst_severity = severity(shape)
-        if worst_severity is None:
+        severity = _worst_severity(model_type, shape, engines)
+        if severity is None:
             continue
-        rank = (-worst_severity, shape.numel, shape.head_v_dim)
+        rank = (-severity, shape.numel, shape.head_v_dim)
         if best is None or rank > best[0]:
             best = rank, shape
-    if best is None:
-        larger = [one for one in _tile_aligned_shapes(geometry, original) if one != original]
-        served = [one for one in larger if severity(one) is not None]
-        raise StatetrimError(
-            f"no shape of at most {requested} is known to serve {model_type} on "
-            f"{engine or 'every engine'}; "
-            + (
-                f"the smallest cut that does is {min(served, key=lambda one: one.numel)}"
-                if served
-                else "`statetrim inspect` lists what is known of each engine"
-            )
-        )
-    return best[1]
+    if best is not None:
+        return best[1]
+    hint = "`statetrim inspect` lists what is known of each engine"
+    original = Shape.from_geometry(geometry)
+    for shape in sorted(_tile_aligned_shapes(geometry, original), key=lambda shape: shape.numel):
+        if shape != original and _worst_severity(model_type, shape, engines) is not None:
+            hint = f"the smallest cut that does is {shape}"
+            break
+    raise StatetrimError(
+        f"no shape of at most {requested} is known to serve {model_type} on "
+        f"{engine or 'every engine'}; {hint}"
+    )
+
+
+def _worst_severity(model_type: str, shape: Shape, engines: set[str]) -> int | None:
+    """Rank of the worst support by `engines` (in lower case); None if one does not serve it."""
+    worst: int | None = None
+    for line in known_lines(compatibility_of_shape(model_type, shape)):
+        if line.engine.lower() in engines:
+            if not line.serves:
+                return None
+            worst = max(worst or 0, _SEVERITY[line.verdict])
+    return worst
 
 
 def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False) -> str:
-    """What to type so that the engine serves `model`, with the flag the shape needs.
+    """The command line that serves the path `model` on the engine, with the flag of the shape.
 
-    `without_mtp`: its config may promise a head for several tokens that the weights lack.
+    `without_mtp`: the weights lack the multi-token-prediction head that the config may announce.
     """
-    converter_flag = " --no-mtp" if without_mtp else ""
-    command = (
-        matrix().commands[line.engine].format(model=shlex.quote(model), convert=converter_flag)
-    )
-    return f"{command} {line.flag}".strip()
+    template = matrix().commands[line.engine]
+    convert = " --no-mtp" if without_mtp else ""
+    return f"{template.format(model=shlex.quote(model), convert=convert)} {line.flag}".strip()
 
 
 def engines_supporting(model_type: str) -> set[str]:
-    """Names of the engines that do not refuse the model type whatever its shape."""
+    """The engines that do not refuse every shape of the model type, on some hardware."""
     refused: set[tuple[str, str]] = set()
     supporting: set[str] = set()
     for row in _rows_for(model_type):
-        for engine_and_hardware in (
-            (row.engine, hardware) for hardware in row.hardware if row.current
-        ):
+        for hardware in row.hardware if row.current else ():
             if row.verdict == "refused" and row.shape == ("any",):
-                refused.add(engine_and_hardware)
-            elif engine_and_hardware not in refused:  # a row for any shape hides those after it
+                refused.add((row.engine, hardware))
+            elif (row.engine, hardware) not in refused:  # earlier rows decide
                 supporting.add(row.engine)
     return supporting
 
 
 def known_engines(model_type: str) -> list[str]:
-    """Names of the engines the matrix knows for a model type."""
+    """The engines that have a row for the model type."""
     return list(dict.fromkeys(row.engine for row in _rows_for(model_type)))
 
 
@@ -274,7 +276,11 @@ def _rows_for(model_type: str) -> list[Row]:
     return [row for row in table.rows if names.intersection(row.families)]
 
 
-def _compatibility_of_row(row: Row, hardware: str) -> Compatibility:
+def _line_key(row: Row, hardware: str) -> tuple[str, str, str]:
+    return row.engine, hardware, "" if row.current else row.versions
+
+
+def _line_of_row(row: Row, hardware: str) -> Compatibility:
     return Compatibility(
         engine=row.engine,
         versions=row.versions,
@@ -289,25 +295,14 @@ def _compatibility_of_row(row: Row, hardware: str) -> Compatibility:
     )
 
 
-def _unknown_compatibility(row: Row, hardware: str) -> Compatibility:
-    """No row fits the shape: nothing is claimed."""
-    return Compatibility(
-        engine=row.engine,
-        versions=row.versions,
-        hardware=hardware,
-        verdict="unknown",
-        current=row.current,
-    )
-
-
 def _tile_aligned_shapes(geometry: Geometry, requested: Shape) -> list[Shape]:
-    """The asked shape, and every shape in whole tiles that is no larger."""
-    keys, values = (
-        range(KERNEL_TILE, min(dim, _MAX_PROPOSED) + 1, KERNEL_TILE)
-        for dim in (geometry.head_k_dim, geometry.head_v_dim)
-    )
-    shapes = [Shape(k, v) for k in keys for v in values if k * v <= requested.numel]
-    return [requested, *shapes]
+    """The requested shape, and every shape of whole kernel tiles with no more state."""
+    shapes = [requested]
+    for keys in range(KERNEL_TILE, min(geometry.head_k_dim, _MAX_PROPOSED) + 1, KERNEL_TILE):
+        for values in range(KERNEL_TILE, min(geometry.head_v_dim, _MAX_PROPOSED) + 1, KERNEL_TILE):
+            if keys * values <= requested.numel:
+                shapes.append(Shape(keys, values))
+    return shapes
 
 
 def _rule_holds(rule: str, shape: Shape) -> bool:

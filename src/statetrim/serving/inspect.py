@@ -1,10 +1,10 @@
-"""What the state costs to serve: bytes per sequence, before and after a cut."""
+"""Size of the state of a model in bytes per sequence, before and after pruning."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..errors import StatetrimError
-from ..geometry import KERNEL_TILE, Geometry
+from ..geometry import KERNEL_TILE, Axis, Geometry
 from ..maths.units import Amount
 from ..storage.checkpoint import Checkpoint
 from ..storage.models import ModelLike, as_checkpoint
@@ -17,7 +17,7 @@ from .target import target_for_shape, target_from_amounts
 
 @dataclass(frozen=True)
 class ServedShape:
-    """A shape the state can be cut to, its share of the present bytes, and what engines say."""
+    """A shape, its share of the bytes of the current state, and whether each engine serves it."""
 
     shape: str
     share: float
@@ -33,14 +33,14 @@ class StateReport:
     total_layers: int | None
     num_k_heads: int
     num_v_heads: int
-    parameters: int  # 0: only the config was at hand
+    parameters: int  # 0: only the config was read
     parameters_after: int
     conv_dtype: str
     before: StateSize
     after: StateSize | None
     warnings: list[str]
     deployment: Deployment
-    shapes: list[ServedShape]  # the usual ones, where no cut was asked for
+    shapes: list[ServedShape]  # common ones, if no cut is requested
 
     def as_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -63,7 +63,7 @@ def inspect(
     """
     if context is not None and memory_gib is None:
         raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
-    model = as_checkpoint(model, weights=False)  # of a hub model the config is enough
+    model = as_checkpoint(model, weights=False)  # the config is enough
     dtype = stored_dtype(model)
     after = None
     warnings = []
@@ -72,7 +72,7 @@ def inspect(
         warnings.append(f"cannot be pruned: {refusal}")
     elif keep_heads is None and (reason := model.family.channel_refusal(model.config)):
         warnings.append(f"its channels cannot be cut: {reason}")
-    elif not keep is keep_values is square is keep_heads is None:
+    elif any(amount is not None for amount in (keep, keep_values, square, keep_heads)):
         after = target_from_amounts(model, keep, keep_values, square, keep_heads=keep_heads).after
         for width in sorted({after.head_k_dim, after.head_v_dim}):
             if width % KERNEL_TILE:
@@ -100,7 +100,7 @@ def inspect(
 
 
 def _served_shapes(model: Checkpoint) -> list[ServedShape]:
-    """The present shape, and the usual cuts that the model's config can hold."""
+    """The current shape, and the common smaller shapes that the model's config can express."""
     model_type, before = str(model.config.get("model_type")), model.geometry
     if before.widths or not known_engines(model_type):
         return []
@@ -116,31 +116,34 @@ def _served_shapes(model: Checkpoint) -> list[ServedShape]:
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:
-    """Stored parameters less the dropped rows; every claimed row loses its part of the channels."""
+    """Parameters after pruning: those stored, without the rows of removed channels or heads."""
     if not model.parameters:
         return 0
     removed = 0
-    before = model.geometry
-    removes_heads = before.num_v_heads != after.num_v_heads
-    claims_by_tensor = model.head_rows if removes_heads else model.channel_rows
-    for name, layer_claims in claims_by_tensor.items():
+    removes_heads = model.geometry.num_v_heads != after.num_v_heads
+    rows_by_tensor = model.head_rows if removes_heads else model.channel_rows
+    for name, layer_rows in rows_by_tensor.items():
         _, tensor = model.tensors[name]
-        for claim in layer_claims.channel_rows:
-            dropped = claim.rows.shape[0] * (claim.rows.shape[1] - after.width(claim.axis))
+        for channel_rows in layer_rows.channel_rows:
+            heads, width = channel_rows.rows.shape
+            removed_rows = heads * (width - after.width(channel_rows.axis))
             if removes_heads:
-                old, new = (
-                    geometry.num_k_heads if claim.axis == "key" else geometry.num_v_heads
-                    for geometry in (before, after)
-                )
-                dropped = claim.rows.numel() * (old - new) // old
+                old = _head_count(model.geometry, channel_rows.axis)
+                new = _head_count(after, channel_rows.axis)
+                removed_rows = channel_rows.rows.numel() * (old - new) // old
             columns = 1
             for dim, size in enumerate(() if name in model.flattened_heads else tensor.shape):
-                columns *= 1 if dim == claim.dim else size
-            removed += dropped * columns
+                columns *= 1 if dim == channel_rows.dim else size
+            removed += removed_rows * columns
     return model.parameters - removed
 
 
+def _head_count(geometry: Geometry, axis: Axis) -> int:
+    return geometry.num_k_heads if axis == "key" else geometry.num_v_heads
+
+
 def _total_layers(model: Checkpoint) -> int | None:
+    """Decoder layers of the model, softmax layers included; None if its config does not say."""
     text_config = model.config.get("text_config")
     for config in (model.config, text_config if isinstance(text_config, dict) else {}):
         for value in (config.get("num_hidden_layers"), config.get("layers_block_type")):

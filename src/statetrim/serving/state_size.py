@@ -1,4 +1,4 @@
-"""Bytes that one sequence's state takes."""
+"""Bytes of the state of one sequence."""
 
 from dataclasses import dataclass
 
@@ -16,12 +16,12 @@ class StateSize:
 
     head_k_dim: int
     head_v_dim: int
-    shape: str  # keys x values of a head; of every kind of layer where they differ
-    state_bytes: int  # recurrent state, fp32 in every engine by default
+    shape: str  # keys x values of a head, for each kind of layer
+    state_bytes: int  # recurrent state in float32, every engine's default
     conv_bytes: int  # convolution state, in the model's dtype
     num_k_heads: int
     num_v_heads: int
-    tensor_parallel: list[int]  # numbers of devices that can share the heads evenly
+    tensor_parallel: list[int]  # numbers of devices that divide the heads
 
     @property
     def total(self) -> int:
@@ -29,6 +29,7 @@ class StateSize:
 
     @staticmethod
     def from_geometry(geometry: Geometry, conv_dtype: str) -> "StateSize":
+        """The size of a state in float32 with a convolution state in `conv_dtype`."""
         return StateSize(
             geometry.head_k_dim,
             geometry.head_v_dim,
@@ -42,11 +43,11 @@ class StateSize:
 
 
 def stored_dtype(model: Checkpoint) -> str:
-    """The model's dtype: of its weights, else by its config, else bfloat16."""
-    tensors = [tensor for _, tensor in model.tensors.values()]
-    largest = max(tensors, key=lambda tensor: tensor.nbytes, default=None)
-    if largest is not None and largest.dtype in _SAFETENSORS_DTYPES:
-        return _SAFETENSORS_DTYPES[largest.dtype]
+    """The dtype of the model's largest tensor, else of its config, else bfloat16."""
+    if model.tensors:
+        _, largest = max(model.tensors.values(), key=lambda item: item[1].nbytes)
+        if largest.dtype in _SAFETENSORS_DTYPES:
+            return _SAFETENSORS_DTYPES[largest.dtype]
     text_config = model.config.get("text_config")
     for config in (model.config, text_config if isinstance(text_config, dict) else {}):
         dtype = config.get("dtype") or config.get("torch_dtype")

@@ -1,4 +1,4 @@
-"""From what a user asks for to the state that a cut leaves: resolved once, then passed on."""
+"""From the options that say what to keep to the geometry after pruning."""
 
 from dataclasses import dataclass
 
@@ -17,8 +17,7 @@ from .widths import Widths, parse_widths, widths_text
 
 @dataclass(frozen=True)
 class Target:
-    """The state after a cut, and what was asked for along each axis, or of whole heads; None: it
-    keeps all it has."""
+    """The geometry after pruning, and the amounts as the caller gave them; None: keep all."""
 
     after: Geometry
     keep: Amount | None
@@ -34,21 +33,26 @@ def target_from_amounts(
     widths: Widths | None = None,
     keep_heads: Amount | None = None,
 ) -> Target:
-    """Channels to keep of keys and of values, or of both to a `square`, or by layer, or whole
-    heads; certain to be a state that the model's config can hold."""
+    """The target of `keep` key and `keep_values` value channels per head, of `square` of both, of
+    `widths` by layer, or of `keep_heads` whole heads.
+
+    Raises StatetrimError if the amounts contradict each other, or if the model or its config does
+    not allow such a state.
+    """
     if keep_heads is not None:
-        if not keep is keep_values is square is widths is None:
+        if _count_set(keep, keep_values, square, widths):
             raise StatetrimError("--keep-heads removes whole heads; leave out the other ways")
         return _head_target(model, keep_heads)
     if widths is not None:
-        if not keep is keep_values is square is None:
+        if _count_set(keep, keep_values, square):
             raise StatetrimError("--widths says what every layer keeps; leave out the others")
         return _by_layer_target(model, widths)
     if square is not None:
         if keep is not None or keep_values is not None:
             raise StatetrimError("--square says what to keep of both axes; leave out the other two")
-        sides = resolve_square(square, model.geometry)
-        keep, keep_values = (None if side is None else str(side) for side in sides)
+        keys, values = resolve_square(square, model.geometry)
+        keep = None if keys is None else str(keys)
+        keep_values = None if values is None else str(values)
     if keep is None and keep_values is None:
         raise StatetrimError("say how many channels to keep: of keys, of values, or of both")
     before = model.geometry
@@ -60,14 +64,18 @@ def target_from_amounts(
         None if keep is None else resolve_keep(keep, before.head_k_dim),
         None if keep_values is None else resolve_keep(keep_values, before.head_v_dim),
     )
-    resized_config(model.family, model.config, after)
+    resized_config(model.family, model.config, after)  # raises if the config cannot express it
     return Target(after, keep, keep_values)
+
+
+def _count_set(*values: object) -> int:
+    return sum(value is not None for value in values)
 
 
 def _none_if_all(
     amount: Amount | None, channels: int, *, other_axis: Amount | None
 ) -> Amount | None:
-    """None where an axis keeps all it has and the other is cut, as in 64x128."""
+    """None if an axis keeps all its channels and the other is pruned, as in 64x128."""
     return None if other_axis is not None and str(amount).strip() == str(channels) else amount
 
 
@@ -80,23 +88,25 @@ def _head_target(model: Checkpoint, keep_heads: Amount) -> Target:
 
 def _by_layer_target(model: Checkpoint, widths: Widths) -> Target:
     before, after = model.geometry, parse_widths(widths, model.geometry)
-    pairs = [(before.shapes[layer], after.shapes[layer]) for layer in before.layers]
-    keys, values = (
-        any(shape_before[axis] != shape_after[axis] for shape_before, shape_after in pairs)
-        for axis in (0, 1)
-    )
-    if values:
+    removes_keys = removes_values = False
+    for layer in before.layers:
+        removes_keys |= before.shapes[layer][0] != after.shapes[layer][0]
+        removes_values |= before.shapes[layer][1] != after.shapes[layer][1]
+    if removes_values:
         check_values_prunable(model)
     resized_config(model.family, model.config, after)
     requested = widths_text(after)
-    return Target(after, requested if keys else None, requested if values else None)
+    return Target(after, requested if removes_keys else None, requested if removes_values else None)
 
 
 def targets_within_share(
     model: Checkpoint, share: float, for_: str | None = None
 ) -> dict[Candidate, Target]:
-    """The states of at most `share` of the bytes that the model's config can hold and that an
-    engine serves; None: those that every engine serves come first."""
+    """The targets of at most `share` of the bytes that the model's config can express and the
+    engine `for_` serves; without it, those that every engine serves come first.
+
+    Raises StatetrimError if there is none.
+    """
     model_type = str(model.config.get("model_type"))
     engine = None if for_ is None else engine_name(for_)
     targets: dict[Candidate, Target] = {}
@@ -104,7 +114,7 @@ def targets_within_share(
     for candidate in candidate_shapes(model_type, model.geometry, share, engine):
         try:
             targets[candidate] = target_for_shape(model, candidate.shape)
-        except StatetrimError as error:  # values that cannot be cut, widths a config cannot say
+        except StatetrimError as error:  # values cannot be pruned, or not to that width
             last_error = error
     if not targets:
         raise last_error or StatetrimError(f"no shape of at most {share:.0%} of the state is left")
@@ -124,14 +134,15 @@ def target_from_options(
     widths: str | None = None,
     keep_heads: Amount | None = None,
 ) -> Target:
-    """The same, or from what a sequence's state may take; with `for_`, a state of no more than
-    that which this engine serves. Where both axes were given, that state or none."""
+    """The target of the options of `trim`, exactly one of which must say what to keep.
+
+    With the engine `for_`, it is the nearest shape with no more state that the engine serves; if
+    both axes were given, that shape itself. Raises StatetrimError if there is none.
+    """
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
     by_axis = None if keep is None and keep_values is None else (keep, keep_values)
-    ways = (by_axis, square, state_mib_per_sequence, sequences, widths, keep_heads)
-    ways_used = sum(way is not None for way in ways)
-    if ways_used != 1:
+    if _count_set(by_axis, square, state_mib_per_sequence, sequences, widths, keep_heads) != 1:
         raise StatetrimError(
             "say once what to keep: --state 0.5, --keep 64 (and --keep-values), --square 64, "
             "--state-mib-per-sequence 40, --sequences 64 --memory-gib 24, --widths by layer, or "
@@ -157,7 +168,7 @@ def target_from_options(
 
 
 def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
-    """The most keys with which a sequence takes no more than that."""
+    """The most key channels with which a sequence takes at most `max_bytes`."""
     dtype = stored_dtype(model)
     widest = widest_that_fits(
         model.geometry,
@@ -169,36 +180,35 @@ def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
 
 
 def _served_target(model: Checkpoint, requested: Geometry, engine: str, *, exact: bool) -> Target:
-    """What `engine` serves best, of no more state than was asked for; just that if `exact`."""
+    """The nearest shape to `requested` that `engine` serves; only `requested` itself if `exact`."""
     model_type = str(model.config.get("model_type"))
     check_engine(engine, model_type)
-    if exact and engine_serves(engine, model_type, Shape.from_geometry(requested)):
-        return target_for_shape(model, Shape.from_geometry(requested))
-    shape = nearest_served_shape(
-        model_type, model.geometry, requested.head_k_dim, requested.head_v_dim, engine=engine
-    )
+    keys, values = requested.head_k_dim, requested.head_v_dim
+    if exact and engine_serves(engine, model_type, Shape(keys, values)):
+        return target_for_shape(model, Shape(keys, values))
+    shape = nearest_served_shape(model_type, model.geometry, keys, values, engine=engine)
     if exact:
         raise StatetrimError(
-            f"{engine} does not serve a state of {Shape.from_geometry(requested)} for {model_type}; the nearest it "
+            f"{engine} does not serve a state of {keys}x{values} for {model_type}; the nearest it "
             f"serves is {shape}"
         )
     return target_for_shape(model, shape)
 
 
 def _served_head_target(model: Checkpoint, requested: Target, engine: str) -> Target:
-    """Fewer heads of the same shape, which the engine must serve as it is."""
+    """`requested`, if the engine serves its heads, whose shape does not change."""
     model_type = str(model.config.get("model_type"))
-    if engine not in known_engines(model_type) or not engine_serves(
-        engine, model_type, Shape.from_geometry(requested.after)
-    ):
+    shape = Shape.from_geometry(requested.after)
+    if engine not in known_engines(model_type) or not engine_serves(engine, model_type, shape):
         raise StatetrimError(
-            f"{engine} is not known to serve heads of {requested.after.shape} for {model_type}, however many"
+            f"{engine} is not known to serve heads of {requested.after.shape} for {model_type}, "
+            "however many"
         )
     return requested
 
 
 def target_for_shape(model: Checkpoint, shape: Shape) -> Target:
-    """A cut to exactly that shape."""
+    """The target with exactly this shape; raises StatetrimError if the model does not allow it."""
     before = model.geometry
     return target_from_amounts(
         model,
