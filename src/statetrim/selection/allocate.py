@@ -1,7 +1,7 @@
-"""Sensitivity -> widths by layer: the least damage for a share of the state's bytes.
+"""Sensitivity -> widths by layer with the least predicted cost for a share of the state's bytes.
 
-Each layer was cut alone, on each axis alone. What a whole cut costs is taken to be the sum over
-layers and axes; under that assumption the choice is exact, a knapsack with one choice per layer.
+The sensitivity has the cost of pruning each layer and axis alone. The cost of a cut is taken to be
+their sum; under this assumption the allocation is optimal, a knapsack with one choice per layer.
 """
 
 from collections.abc import Mapping
@@ -14,30 +14,30 @@ from ..errors import StatetrimError
 from ..geometry import Axis
 
 Shapes = dict[int, tuple[int, int]]
-"""Layer -> keys and values per head."""
+"""Layer -> key and value channels per head."""
 Costs = Mapping[int, Mapping[tuple[int, int], float]]
-"""Layer -> shape -> what it costs to leave the layer with that shape."""
+"""Layer -> shape -> cost of pruning the layer to that shape."""
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """Shapes by layer, the cost they are predicted to have, and their part of the state's bytes."""
+    """Shapes by layer, their predicted cost, and their share of the state's bytes."""
 
     shapes: Shapes
     cost: float
     share: float
 
     def __str__(self) -> str:
-        """As `--widths` takes it."""
+        """The shapes in the format of `--widths`."""
         return ",".join(f"{layer}={k}x{v}" for layer, (k, v) in sorted(self.shapes.items()))
 
 
 def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -> Allocation:
     """The shapes of at most `share` of the bytes with the least predicted cost.
 
-    A layer keeps, of each axis, all it has or one of the widths that were measured; with `squares`
-    it stays whole or becomes half as wide on both. The cost of a cut is its
-    increase of NLL in nats plus the share of recall answers it loses.
+    Each axis of a layer keeps all its channels or one of the measured widths; with `squares`, both
+    axes keep all or half. The cost is the increase of NLL in nats plus the share of recall lost.
+    Raises StatetrimError if no measured width is narrow enough.
     """
     costs = measured_costs(sensitivity, squares=squares)
     head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
@@ -47,36 +47,40 @@ def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -
 def measured_costs(
     sensitivity: Sensitivity, *, squares: bool = False
 ) -> dict[int, dict[tuple[int, int], float]]:
-    """What each layer's shapes cost, by the cuts of each axis alone."""
-    axes: tuple[Axis, ...] = ("key", "value")
-    if not set(axes) <= set(sensitivity.widths):
+    """Layer -> shape -> cost, as the sum of the measured costs of both axes."""
+    if not {"key", "value"} <= set(sensitivity.widths):
         raise StatetrimError("shapes are allocated on both axes; measure keys and values")
     full_shape = sensitivity.widths["key"], sensitivity.widths["value"]
-    measured = {axis: {k for a, k in sensitivity.variants if a == axis} for axis in axes}
-    keys, values = (
-        {full_width} | measured[a] for full_width, a in zip(full_shape, axes, strict=True)
-    )
-    choices = list(product(keys, values))
+    measured: dict[Axis, set[int]] = {"key": set(), "value": set()}
+    for axis, width in sensitivity.variants:
+        measured[axis].add(width)
+    keys_kept = {full_shape[0]} | measured["key"]
+    choices = list(product(keys_kept, {full_shape[1]} | measured["value"]))
     if squares:
         half = full_shape[0] // 2, full_shape[1] // 2
         if half not in choices:
             raise StatetrimError("half of the channels was not measured on both axes")
         choices = [full_shape, half]
-    return {
-        layer: {
-            shape: sum(_cost(sensitivity, layer, a, n) for a, n in zip(axes, shape, strict=True))
-            for shape in choices
-        }
-        for layer in sensitivity.layers
-    }
+    costs: dict[int, dict[tuple[int, int], float]] = {}
+    for layer in sensitivity.layers:
+        costs[layer] = {}
+        for keys, values in choices:
+            key_cost = _cost(sensitivity, layer, "key", keys)
+            costs[layer][keys, values] = key_cost + _cost(sensitivity, layer, "value", values)
+    return costs
 
 
 def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocation:
-    """The exact choice: of every number of elements the least cost, layer after layer."""
+    """The shapes of at most `share` of the state's elements with the least sum of `costs`.
+
+    `head_numel` is the number of elements of an unpruned head. The knapsack is solved exactly:
+    layer by layer, it keeps the cheapest choice for every number of elements used so far.
+    """
     if not 0 < share <= 1:
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
     unit = gcd(*(k * v for shapes in costs.values() for k, v in shapes))
     budget = int(share * head_numel * len(costs) + 1e-9) // unit
+    # Elements used, in units -> cost and shapes of the layers so far.
     best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {0: (0.0, ())}
     for shapes in costs.values():
         next_best: dict[int, tuple[float, tuple[tuple[int, int], ...]]] = {}
@@ -98,7 +102,7 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
 
 
 def _cost(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> float:
-    """Of one axis of one layer; noise below zero is no gain."""
+    """Cost of pruning one axis of one layer; negative estimates are noise and count as 0."""
     if keep == sensitivity.widths[axis]:
         return 0.0
     cut = sensitivity.find(layer, axis, keep)

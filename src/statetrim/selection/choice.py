@@ -1,4 +1,4 @@
-"""A method, its options and the statistics it needs, checked before anything is chosen."""
+"""A selection method with its options and statistics, checked before it selects."""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -17,14 +17,16 @@ from ..version import __version__
 
 AnyEvidence = Evidence | ValueEvidence | HeadEvidence
 _DESCRIPTIONS: dict[Selectable, str] = {
-    "key": "key channels",
-    "value": "value channels",
-    "head": "heads",
-}
+    "key": "key channels", "value": "value channels", "head": "heads",
+}  # fmt: skip
 
 
 class MethodChoice:
-    """A method, checked against what it is to choose, its options and the statistics."""
+    """A method that selects key channels, value channels or heads, with its options.
+
+    Raises StatetrimError if it selects something else, does not have an option, or needs statistics
+    that are absent or of another model.
+    """
 
     def __init__(
         self,
@@ -37,22 +39,23 @@ class MethodChoice:
         self.method, self.options = find_method(method), dict(options)
         if selectable not in self.method.axes:
             raise StatetrimError(
-                f"method {self.method.name!r} does not choose {_DESCRIPTIONS[selectable]}; choose one of "
-                f"{', '.join(method_names(selectable))}"
+                f"method {self.method.name!r} does not choose {_DESCRIPTIONS[selectable]}; choose "
+                f"one of {', '.join(method_names(selectable))}"
             )
         _check_options(self.method, self.options)
         _check_statistics(self.method, statistics, model)
 
     @property
     def all_options(self) -> dict[str, Any]:
+        """The options of the method, with defaults for those not given."""
         return dict(self.method.options) | self.options
 
     def select_layer(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
-        """What stays of one layer: channels [heads, keep], or heads [groups, keep]."""
+        """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep]."""
         _check_finite(evidence, layer)
         _check_sums(evidence, self.method, layer)
         heads, channels = evidence.shape
-        if keep == channels:  # of an uneven plan: this layer stays whole
+        if keep == channels:  # in a plan by layer, this layer keeps all
             return torch.arange(channels).repeat(heads, 1)
         return _select_layer(evidence, self.method, keep, self.options)
 
@@ -60,9 +63,10 @@ class MethodChoice:
 def _select_layer(
     evidence: AnyEvidence, method: Method, keep: int, options: dict[str, Any]
 ) -> Tensor:
+    """Call the method and check what it returns."""
     try:
         kept = method.select(evidence, keep, **options)
-    except (ValueError, TypeError) as error:  # an option of the wrong kind, or numbers beyond use
+    except (ValueError, TypeError) as error:  # an option of a wrong type, or singular statistics
         raise StatetrimError(f"method {method.name!r} cannot continue: {error}") from error
     heads, channels = evidence.shape
     if (
@@ -83,7 +87,7 @@ def _select_layer(
 def plan_lineage(
     model: Checkpoint, statistics: Statistics | None, choices: Sequence[MethodChoice]
 ) -> dict[str, Any]:
-    """What a plan says of where it comes from."""
+    """The lineage of a plan: version, model, and statistics if a method used them."""
     needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
     return {
         "statetrim": __version__,
@@ -94,7 +98,7 @@ def plan_lineage(
 
 
 def layer_generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
-    """Seeded by model seed, layer and axis, so that layers may be visited in any order."""
+    """A generator seeded by seed, layer and axis, so that the order of layers does not matter."""
     digest = hashlib.sha256(f"{seed} {layer}{axis}".encode()).digest()
     return torch.Generator().manual_seed(int.from_bytes(digest[:8], "little") >> 1)
 
@@ -128,7 +132,10 @@ def _check_finite(evidence: AnyEvidence, layer: int) -> None:
 
 
 def _check_sums(evidence: AnyEvidence, method: Method, layer: int) -> None:
-    """Statistics may be untrusted: each sum must be there, finite, of the weights' shape."""
+    """Raise StatetrimError unless each needed sum exists, is finite and has the weights' shape.
+
+    Statistics may come from an untrusted file.
+    """
     heads, channels = evidence.shape
     shapes: dict[str, tuple[int, ...] | None] = {"output_square": None}
     if isinstance(evidence, HeadEvidence):

@@ -1,7 +1,8 @@
-"""Which whole heads stay, layer by layer.
+"""Select whole heads, layer by layer.
 
-Where all key heads stay, a choice is made among the value heads of each; else among the key heads,
-each with all its value heads. A method sees the same either way: groups of heads, so many of each.
+If all key heads are kept, each key head keeps some of its value heads; else some key heads are kept
+with all their value heads. A method sees groups of heads in both cases: one group per key head, or
+one group of all key heads.
 """
 
 from typing import Any
@@ -27,7 +28,7 @@ def choose_heads(
     statistics: Statistics | None,
     progress: OnProgress,
 ) -> Plan:
-    """The plan of a cut that removes heads; those that stay keep all their channels."""
+    """A plan that removes whole heads; kept heads keep all their channels."""
     before, after = model.geometry, target.after
     kept: dict[int, Tensor] = {}
     notes: dict[str, Any] = {}
@@ -37,7 +38,8 @@ def choose_heads(
         evidence = HeadEvidence(grouped_weight, layer_generator(seed, layer, "head"), sums)
         keep = after.group if after.num_k_heads == before.num_k_heads else after.num_k_heads
         kept[layer] = _value_heads(choice.select_layer(evidence, layer, keep), before, after)
-        notes |= {f"{layer} heads": evidence.notes} if evidence.notes else {}
+        if evidence.notes:
+            notes[f"{layer} heads"] = evidence.notes
         progress(Progress(number, len(before.layers), "layers"))
     return Plan(
         kept={
@@ -56,7 +58,7 @@ def choose_heads(
 
 
 def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
-    """weight [hidden, value heads x channels] -> [groups, heads of each, channels, hidden]."""
+    """Weight [hidden, value heads x channels] -> [groups, heads per group, channels, hidden]."""
     groups, heads = 1, before.num_k_heads
     if after.num_k_heads == before.num_k_heads:
         groups, heads = before.num_k_heads, before.group
@@ -64,7 +66,7 @@ def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
 
 
 def _value_heads(selected: Tensor, before: Geometry, after: Geometry) -> Tensor:
-    """What a method chose, [groups, keep], as value heads [key heads, value heads of each]."""
+    """Selected heads [groups, keep] -> kept value heads [key heads, value heads per key head]."""
     if after.num_k_heads == before.num_k_heads:
         return selected + before.group * torch.arange(len(selected)).unsqueeze(1)
     return before.group * selected.reshape(-1, 1) + torch.arange(before.group)

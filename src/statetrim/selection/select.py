@@ -1,4 +1,4 @@
-"""Checkpoint -> Plan: ask a method, layer by layer, which channels stay, or which heads."""
+"""Checkpoint -> Plan: a method selects the channels or heads to keep, layer by layer."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,16 +44,16 @@ def select(
     or `square` of both, each a count or a fraction. An axis that is not given keeps all its
     channels.
 
-    `widths` chooses them layer by layer instead ("0=64x64,others=32x32"), for an uneven cut.
-    `keep_heads` removes whole heads instead: the number of value heads to keep in every layer, or
-    the fraction. It loses more than removing channels in every measurement, except where several
-    value heads share a key head; use it for models whose channels cannot be removed.
+    `widths` gives them layer by layer instead ("0=64x64,others=32x32"). `keep_heads` removes whole
+    heads instead: the number of value heads to keep in every layer, or the fraction. It loses more
+    than removing channels in every measurement, except where several value heads share a key head;
+    use it for models whose channels cannot be removed.
 
-    `method` is a name, a Python file or a function, with its own `options`; `value_method` and
-    `value_options` are the same for value channels, and `head_method` chooses heads. `statistics`
-    come from `calibrate`, or from its file, for methods that need them. Several sources are
-    weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5}, where text
-    takes the rest. `progress` counts layers.
+    `method` is a name, a Python file or a function, with its own `options`, and selects key
+    channels; `value_method`, with `value_options`, selects value channels, and `head_method` heads.
+    `statistics` come from `calibrate`, or from its file, for methods that need them. Several
+    sources are weighted by their fraction of the tokens, or by `shares`, such as {"recall": 0.5},
+    where text takes the rest. `progress` counts layers.
     """
     model = require_prunable(as_checkpoint(model))
     with progress_reporter(progress, "selecting") as on_progress:
@@ -74,6 +74,7 @@ def select(
 def _load_mixture(
     statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
 ) -> Statistics | None:
+    """The statistics, loaded if they are a path, with their sources weighted by `shares`."""
     if statistics is not None:
         return mix_statistics(load_if_path(Statistics.load, statistics), shares)
     if shares:
@@ -94,7 +95,7 @@ def select_for_target(
     statistics: Statistics | None,
     progress: OnProgress,
 ) -> Plan:
-    """The same, for a state that is settled already, by the default shares of the sources."""
+    """Select what `target` keeps; the statistics' sources are weighted by their default shares."""
     statistics = None if statistics is None else mix_statistics(statistics)
     geometry, after = model.geometry, target.after
     if target.keep_heads is not None:
@@ -113,7 +114,8 @@ def select_for_target(
         if key_choice:
             evidence = Evidence(*model.query_key_weights(layer), layer_generator(seed, layer), sums)
             kept[layer] = key_choice.select_layer(evidence, layer, after.shapes[layer][0])
-            notes |= {str(layer): evidence.notes} if evidence.notes else {}
+            if evidence.notes:
+                notes[str(layer)] = evidence.notes
         if value_choice:
             value_evidence = ValueEvidence(
                 *model.value_output_weights(layer), layer_generator(seed, layer, "value"), sums
