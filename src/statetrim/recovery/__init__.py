@@ -1,1 +1,1 @@
-"""A smaller checkpoint and its original -> one that is repaired."""
+"""A cut and its original -> the cut after recovery training."""

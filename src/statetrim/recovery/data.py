@@ -1,4 +1,4 @@
-"""What recovery trains on: text, and generated recall sequences."""
+"""Training data of recovery: text, and generated recall sequences."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,32 +16,34 @@ from ..tasks.generated import recall_sequences
 from .options import RecoverOptions
 
 Batch = tuple[Tensor, Tensor]
+"""Token ids, int64 [rows, length], and which rows are recall sequences, bool [rows]."""
 HELD_OUT_TOKENS, MAX_HELD_OUT_ROWS = 2**13, 32
 
 
 @dataclass(frozen=True, eq=False)
 class RecallRows:
-    """Which of the trained rows are recall sequences, and some that are not trained on."""
+    """Which of the training rows are recall sequences, and recall sequences that are held out."""
 
-    is_recall: Tensor  # bool [rows]
-    answer_positions: Tensor  # int64 [n]: where the next token of such a row can be known
-    held_out: Tensor  # int32 [rows, length]
+    is_recall: Tensor  # bool [training rows]
+    answer_positions: Tensor  # int64 [n]: positions whose next token is an answer
+    held_out: Tensor  # int32 [held-out rows, length]
 
 
 @dataclass(frozen=True, eq=False)
 class TrainingRows:
-    """Whole batches of token ids; every step then weighs every row alike."""
+    """Token ids that fill all batches, so that every row has the same weight."""
 
     ids: Tensor  # int32 [rows, length]
     lineage: dict[str, Any]
     recall: RecallRows | None = None
 
     def batches(self, size: int) -> list[Batch]:
-        """Ids, int64 [size, length], and which rows of them are recall sequences."""
-        no_recall = torch.zeros(len(self.ids), dtype=torch.bool)
-        is_recall = no_recall if self.recall is None else self.recall.is_recall
-        pairs = zip(torch.split(self.ids, size), torch.split(is_recall, size), strict=True)
-        return [(ids.long(), recall_rows) for ids, recall_rows in pairs]
+        """Batches of `size` rows."""
+        is_recall = torch.zeros(len(self.ids), dtype=torch.bool)
+        if self.recall is not None:
+            is_recall = self.recall.is_recall
+        id_batches = torch.split(self.ids.long(), size)
+        return list(zip(id_batches, torch.split(is_recall, size), strict=True))
 
 
 def load_training_rows(
@@ -50,6 +52,10 @@ def load_training_rows(
     text: str | Path | Sequences,
     options: RecoverOptions,
 ) -> TrainingRows:
+    """Tokenize `text`, and mix it with recall sequences as `options.recall` says.
+
+    Raises StatetrimError if there is not one full batch, or if the tokenizers differ.
+    """
     batch_size, length, recall_share = options.batch_size, options.length, options.recall
     if isinstance(text, Sequences):
         if recall_share:
@@ -78,18 +84,20 @@ def load_training_rows(
     if not recall_rows:
         return TrainingRows(text_sequences.ids, text_sequences.lineage)
     held_out_rows = min(MAX_HELD_OUT_ROWS, max(1, HELD_OUT_TOKENS // length))
-    recall_text, held_out = (
-        recall_sequences(tokenizer, rows * length, options.seed, length=length, use=use)
-        for rows, use in ((recall_rows, "recovery"), (held_out_rows, "held out"))
+    trained = recall_sequences(
+        tokenizer, recall_rows * length, options.seed, length=length, use="recovery"
     )
-    assert recall_text.answer_positions is not None
+    held_out = recall_sequences(
+        tokenizer, held_out_rows * length, options.seed, length=length, use="held out"
+    )
+    assert trained.answer_positions is not None
     ids = torch.empty(len(is_recall), length, dtype=torch.int32)
-    ids[~is_recall], ids[is_recall] = text_sequences.ids, recall_text.ids
-    recall = RecallRows(is_recall, recall_text.answer_positions, held_out.ids)
-    return TrainingRows(ids, text_sequences.lineage | {"recall": recall_text.lineage}, recall)
+    ids[~is_recall], ids[is_recall] = text_sequences.ids, trained.ids
+    recall = RecallRows(is_recall, trained.answer_positions, held_out.ids)
+    return TrainingRows(ids, text_sequences.lineage | {"recall": trained.lineage}, recall)
 
 
 def _spread_evenly(rows: int, fraction: float) -> Tensor:
-    """Bool [rows]: `share` of them, as evenly as can be, so that every batch has its part."""
+    """Bool [rows]: true for `fraction` of them, spread evenly over the batches."""
     counts = (torch.arange(rows + 1, dtype=torch.float64) * fraction).floor()
     return counts.diff() > 0

@@ -1,7 +1,7 @@
-"""Cross-entropy + T² KL(teacher || student), with logits of both for a chunk of positions only.
+"""Cross-entropy + T² KL(teacher || student), with the logits of one chunk of positions at a time.
 
-The heads are frozen, so the gradient of a chunk is known as soon as its loss is: it is computed in
-the forward pass, and no logits are kept for the backward one.
+The heads are frozen, so the gradient of the hidden states is computed in the forward pass, chunk by
+chunk, and no logits are kept for the backward pass.
 """
 
 from typing import Any
@@ -13,11 +13,12 @@ from ..runtime.live import find_decoder
 from .logit_head import LogitHead
 
 CHUNK_LOGITS = {"cpu": 2**20, "cuda": 2**24}
-"""Logits of one model held at a time: as many as fit a CPU cache, or keep a GPU busy."""
+"""Logits per chunk and model: few enough for a CPU's cache, enough to keep a GPU busy."""
 
 
 class Distillation(nn.Module):
-    """A student with its loss; the teacher, if any, is no part of what is trained or saved."""
+    """The student with its loss. The teacher, if any, is not a submodule: its parameters are not
+    trained or saved. `eval_modules` of the student stay in eval mode."""
 
     def __init__(
         self,
@@ -32,26 +33,22 @@ class Distillation(nn.Module):
         super().__init__()
         self.student = student
         self.head, self.temperature = head, temperature
-        self.answer_positions = (
-            answer_positions  # int64 [n]: where the next token of a recall sequence can be known
-        )
-        # Past nn.Module, which would register them (again).
-        self.__dict__.update(
-            teacher=teacher, teacher_head=teacher_head, frozen_mode=list(eval_modules)
-        )
+        self.answer_positions = answer_positions  # int64 [n], see `RecallRows`
+        # Set without nn.Module.__setattr__, which would register them as submodules.
+        self.__dict__.update(teacher=teacher, teacher_head=teacher_head, eval_modules=eval_modules)
 
     def train(self, mode: bool = True) -> "Distillation":
         super().train(mode)
-        for module in self.__dict__["frozen_mode"]:
+        for module in self.__dict__["eval_modules"]:
             module.eval()
         return self
 
     def forward(self, input_ids: Tensor, is_recall: Tensor | None = None) -> dict[str, Tensor]:
-        """`input_ids` [batch, time] -> the mean of the rows' losses, and `sums` [2, 3]: for text
-        and for recall the number of rows, and their cross-entropies and KLs added up.
+        """`input_ids` [batch, time] -> "loss", the mean over rows, and "sums" [2, 3]: for text and
+        for recall the number of rows, the sum of their cross-entropies, and that of their KLs.
 
-        The loss of a row is the mean over its predicted tokens; where it is a recall sequence
-        (`made`, bool [batch]), over those that can be answered.
+        The loss of a row is the mean over its predicted tokens; of a recall sequence (`is_recall`,
+        bool [batch]), over its answers.
         """
         teacher: Any = self.__dict__["teacher"]
         teacher_hidden: Tensor | None = None
@@ -62,8 +59,8 @@ class Distillation(nn.Module):
         targets = input_ids.roll(-1, 1)
         weights = self._position_weights(input_ids, is_recall)  # [batch, time, sources]
         has_weight = weights.sum(-1) > 0
-        # One call for both sources: of a sharded head the processes take part in every gathering,
-        # and one of them may have no recall sequence.
+        # One call for text and recall: all processes must gather a sharded head equally often, and
+        # one of them may have no recall sequence.
         loss, loss_parts = chunked_loss(
             student_hidden[has_weight],
             targets[has_weight],
@@ -74,13 +71,11 @@ class Distillation(nn.Module):
             None,
             weights[has_weight],
         )
-        rows = torch.stack(
-            [(source_weights > 0).any(1).sum() for source_weights in weights.unbind(-1)]
-        )
+        rows = (weights > 0).any(1).sum(0)  # [sources]
         return {"loss": loss, "sums": torch.cat([rows[None], loss_parts * len(input_ids)]).mT}
 
     def _position_weights(self, input_ids: Tensor, is_recall: Tensor | None) -> Tensor:
-        """What every position counts in the mean over all rows, for text and for recall."""
+        """Weights of the positions in the mean over rows, [batch, time, 2]: text, recall."""
         rows, time = input_ids.shape
         weights = torch.zeros(rows, time, 2, device=input_ids.device)
         if is_recall is None:
@@ -95,19 +90,17 @@ class Distillation(nn.Module):
 
     @torch.no_grad()
     def recall_accuracy(self, ids: Tensor) -> float:
-        """Part of the answers of recall sequences, int64 [rows, time], that the student gives."""
+        """Fraction of the answers in recall sequences, int64 [rows, time], that the student's most
+        likely token is."""
         assert self.answer_positions is not None
-        answer_positions = self.answer_positions.to(ids.device)
-        hidden, answers = (
-            _final_hidden(self.student, ids)[:, answer_positions],
-            ids[:, answer_positions + 1].flatten(),
-        )
+        positions = self.answer_positions.to(ids.device)
+        hidden = _final_hidden(self.student, ids)[:, positions].flatten(0, 1)
+        answers = ids[:, positions + 1].flatten()
         weight, bias = self.head.weight, self.head.bias
-        chunks = torch.split(hidden.flatten(0, 1), _chunk_size(weight))
-        predictions = torch.cat(
-            [self.head.logits(chunk, weight, bias).argmax(-1) for chunk in chunks]
-        )
-        return float((predictions == answers).double().mean())
+        predictions = []
+        for chunk in torch.split(hidden, _chunk_size(weight)):
+            predictions.append(self.head.logits(chunk, weight, bias).argmax(-1))
+        return float((torch.cat(predictions) == answers).double().mean())
 
 
 def _final_hidden(live: Any, input_ids: Tensor) -> Tensor:
@@ -128,20 +121,22 @@ def chunked_loss(
 ) -> tuple[Tensor, Tensor]:
     """Mean loss over positions, and its parts [2]: cross-entropy and KL (at `temperature`).
 
-    `hidden` and `taught` [positions, hidden], `targets` [positions]. With `weights` [positions,
-    sources], the sum by these, and its parts [2, sources].
+    `hidden` and `teacher_hidden` [positions, hidden], `targets` [positions]. With `weights`
+    [positions, sources]: the weighted sum instead of the mean, and its parts [2, sources].
     """
     apply: Any = _ChunkedLoss.apply
-    source_weights = weights
+    is_mean = weights is None
     if weights is None:
         weights = torch.full((len(targets), 1), 1 / len(targets), device=hidden.device)
     loss, loss_parts = apply(
         hidden, targets, head, teacher_hidden, teacher_head, temperature, chunk_size, weights
     )
-    return loss, loss_parts.squeeze(-1) if source_weights is None else loss_parts
+    return loss, loss_parts.squeeze(-1) if is_mean else loss_parts
 
 
 class _ChunkedLoss(torch.autograd.Function):
+    """`chunked_loss`, differentiable by `hidden`."""
+
     @staticmethod
     def forward(
         ctx: Any,
@@ -169,21 +164,15 @@ class _ChunkedLoss(torch.autograd.Function):
             logits = head.logits(hidden[span], weight, bias)
             teacher_logits = None
             if teacher_hidden is not None and teacher_head is not None:
-                teacher_logits = teacher_head.logits(
-                    teacher_hidden[span], teacher_weight, teacher_bias
-                )
+                part = teacher_hidden[span]
+                teacher_logits = teacher_head.logits(part, teacher_weight, teacher_bias)
+            losses = position_losses[:, span]
             logit_gradient = _chunk_loss(
-                logits,
-                targets[span],
-                teacher_logits,
-                temperature,
-                position_losses[:, span],
-                needs_gradient,
+                logits, targets[span], teacher_logits, temperature, losses, needs_gradient
             )
             if hidden_gradient is not None:
-                hidden_gradient[span] = head.backward(logit_gradient, logits, weight).mul_(
-                    position_weights[span]
-                )
+                gradient = head.backward(logit_gradient, logits, weight)
+                hidden_gradient[span] = gradient.mul_(position_weights[span])
         loss_parts = (position_losses @ weights.double()).float()
         if hidden_gradient is not None:
             ctx.save_for_backward(hidden_gradient)
@@ -197,6 +186,7 @@ class _ChunkedLoss(torch.autograd.Function):
 
 
 def _chunk_size(weight: Tensor) -> int:
+    """Positions per chunk, for a head's `weight` [vocabulary, hidden]."""
     return max(16, CHUNK_LOGITS.get(weight.device.type, 2**24) // len(weight))
 
 
@@ -208,10 +198,11 @@ def _chunk_loss(
     position_losses: Tensor,
     needs_gradient: bool,
 ) -> Tensor:
-    """Write the positions' parts to `each` [2, positions]; returns the gradient by the logits, if
-    wanted.
+    """Write cross-entropy and KL to `position_losses` [2, positions]; returns the gradient of the
+    loss with respect to `logits` (meaningless unless `needs_gradient`).
 
-    In place wherever possible: these are the largest tensors of a step. `teaching` is used up.
+    Works in place where possible, since these are the largest tensors of a step; `teacher_logits`
+    are overwritten.
     """
     rows = torch.arange(len(targets), device=targets.device)
     log_q = logits.log_softmax(-1)

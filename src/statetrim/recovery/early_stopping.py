@@ -1,8 +1,8 @@
-"""When to look at recall sequences that are not trained on, and when that says to stop."""
+"""When to measure held-out recall, and when to stop training by it."""
 
 from collections.abc import Sequence
 
-CHECKS = 20  # in a run, besides the one before it
+CHECKS = 20  # during a run, in addition to the one before it
 
 
 def is_check_due(step: int, steps: int) -> bool:
@@ -11,7 +11,7 @@ def is_check_due(step: int, steps: int) -> bool:
 
 
 def has_stalled(scores: Sequence[float], patience: int) -> bool:
-    """Whether the last `patience` figures bring nothing above the best before them."""
+    """Whether none of the last `patience` scores is above the best before them; 0: never."""
     if not patience or len(scores) <= patience:
         return False
     return max(scores[-patience:]) <= max(scores[:-patience])

@@ -1,4 +1,4 @@
-"""Split a model over the processes of a launch, by torch's own `fully_shard` (FSDP2)."""
+"""Shard a model over the processes of a launch with torch's `fully_shard` (FSDP2)."""
 
 import os
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from ..runtime.stored_weights import StoredWeights
 
 
 def check_launch(sharded: bool) -> None:
-    """To accelerate for FSDP, which on CPUs does nothing at all and says nothing; and to us, where
-    there is nobody to share with."""
+    """Raise StatetrimError if the launch enables accelerate's FSDP, which silently does nothing on
+    CPUs, or if `sharded` and there is only one process."""
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() in ("1", "true", "yes"):
         raise StatetrimError(
             "this launch asks accelerate for FSDP, which recovery does not go by; start it with "
@@ -31,10 +31,10 @@ def check_launch(sharded: bool) -> None:
 
 
 class Sharder:
-    """Splits models that were loaded `layerwise`, and so are on disk still.
+    """Shards models that were loaded `layerwise`, so that their weights are still on disk.
 
-    A process reads one decoder layer whole, keeps its part of it, and only then reads the next;
-    embeddings and head likewise.
+    A process reads one full decoder layer, keeps its shard, and only then reads the next; the same
+    with embeddings and head.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -46,6 +46,7 @@ class Sharder:
         )
 
     def shard_model(self, live: LiveModel) -> None:
+        """Read and shard all weights."""
         for layer in live.decoder_layers:
             with self.shard_layer(live, layer):
                 pass
@@ -53,7 +54,7 @@ class Sharder:
 
     @contextmanager
     def shard_layer(self, live: LiveModel, layer: nn.Module) -> Iterator[None]:
-        """Within, a decoder layer is whole; afterwards it is split."""
+        """A context in which a decoder layer is in memory in full; it is sharded at its end."""
         from torch.distributed.fsdp import fully_shard
 
         _stored_weights(live).load_permanently(layer)
@@ -61,23 +62,23 @@ class Sharder:
         fully_shard(layer, mesh=self.mesh)
 
     def shard_remaining(self, live: LiveModel) -> None:
-        """Embeddings, the last norm and the head, once all layers are split; makes sure of it."""
+        """Read and shard embeddings, final norm and head, after all layers. Raises StatetrimError
+        if a parameter of the model is then not sharded."""
         from torch.distributed.fsdp import fully_shard
 
         module, weights = live.module, _stored_weights(live)
         embeddings, head = module.get_input_embeddings(), live.lm_head
         weights.load_permanently(embeddings)
-        module.tie_weights()  # before the head would be read as a matrix of its own
+        module.tie_weights()  # first, or a tied head would be read as a separate matrix
         tied = head.weight is embeddings.weight
-        if not tied:  # one vocabulary matrix after the other
+        if not tied:  # one vocabulary matrix at a time
             fully_shard(embeddings, mesh=self.mesh)
             weights.load_permanently(head)
             fully_shard(head, mesh=self.mesh)
         weights.load_permanently(module)
-        # Said outright: by default the outermost module stays whole until a backward pass, and a
-        # teacher has none.
+        # By default the root module stays unsharded until a backward pass; a teacher has none.
         fully_shard(module.base_model, mesh=self.mesh, reshard_after_forward=True)
-        if tied:  # the head would hold on to the whole matrix
+        if tied:  # else the head would still refer to the full matrix
             head.weight = embeddings.weight
         check_sharded(module)
 
@@ -88,15 +89,17 @@ def _stored_weights(live: LiveModel) -> StoredWeights:
 
 
 def check_sharded(module: nn.Module) -> None:
-    """Every parameter must be a shard; one that is not would be a silent full copy."""
+    """Raise StatetrimError if a parameter is not sharded: each process would hold a full copy."""
     unsharded = [name for name, parameter in module.named_parameters() if not is_shard(parameter)]
     if unsharded:
         raise StatetrimError(
-            f"sharding was asked for and {len(unsharded)} parameters are whole, the first is {unsharded[0]}"
+            f"sharding was asked for and {len(unsharded)} parameters are whole, the first is "
+            f"{unsharded[0]}"
         )
 
 
 def is_shard(tensor: Tensor) -> bool:
+    """Whether the tensor is a DTensor that is split over processes."""
     from torch.distributed.tensor import DTensor
 
     return isinstance(tensor, DTensor) and any(
@@ -105,14 +108,15 @@ def is_shard(tensor: Tensor) -> bool:
 
 
 def gather_full(tensor: Tensor) -> Tensor:
-    """The full value on the CPU; with a sharded tensor every process must ask."""
+    """The full value on the CPU. Collective for a sharded tensor: every process must call it."""
     full_tensor: Any = getattr(tensor, "full_tensor", None)
     value: Tensor = tensor if full_tensor is None else full_tensor()
     return value.detach().cpu()
 
 
 def shard_like(value: Tensor, reference: Tensor) -> Tensor:
-    """`value`, known whole to every process, on the device and in the shards of `model`."""
+    """The full `value`, which every process has, with the device, dtype and shards of
+    `reference`."""
     from torch.distributed.tensor import DTensor, distribute_tensor
 
     value = value.to(device=reference.device, dtype=reference.dtype)

@@ -1,4 +1,4 @@
-"""From final hidden states to logits, as the stock model does it, where it is wanted."""
+"""From final hidden states to logits, as the stock model computes them."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +15,7 @@ _PROBE_TOKENS = 8  # tokens on which the head is compared with the model's own l
 
 @dataclass(frozen=True, eq=False)
 class LogitHead:
-    """A frozen matrix; some models scale its result, some cap it."""
+    """A frozen output projection, with the scale and the soft cap that some models apply."""
 
     module: nn.Linear
     scale: float = 1.0
@@ -23,11 +23,12 @@ class LogitHead:
 
     @property
     def weight(self) -> Tensor:
-        """[vocabulary, hidden], whole even where it is sharded."""
+        """[vocabulary, hidden]; gathered if it is sharded."""
         return _full(self.module.weight.detach())
 
     @property
     def bias(self) -> Tensor | None:
+        """[vocabulary]; gathered if it is sharded."""
         return None if self.module.bias is None else _full(self.module.bias.detach())
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -45,7 +46,7 @@ class LogitHead:
 
 
 def get_logit_head(live: LiveModel) -> LogitHead:
-    """The head of a live model, once it is certain to give the model's own logits."""
+    """The head of a live model. Raises StatetrimError if it does not give the model's logits."""
     config = live.module.config.get_text_config()
     scale = getattr(config, "lm_head_multiplier", 1.0) / getattr(config, "logits_scaling", 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -66,8 +67,11 @@ def get_logit_head(live: LiveModel) -> LogitHead:
 
 
 def _stock_logits(live: LiveModel, head: LogitHead, ids: Tensor) -> Tensor:
-    """By the model's own forward pass; a sharded head is replaced by a whole one meanwhile, since
-    one that is tied to the embeddings is brought together for them only."""
+    """Logits of the model's own forward pass, [batch, time, vocabulary].
+
+    Meanwhile its head is replaced by an unsharded one: FSDP gathers a head that is tied to the
+    embeddings only for the embeddings.
+    """
     full_head = nn.Linear(1, 1, bias=head.bias is not None, device="meta")
     full_head.weight = nn.Parameter(head.weight, requires_grad=False)
     if head.bias is not None:

@@ -1,8 +1,8 @@
-"""Repair one mixer at a time against the original's, on the original's own inputs.
+"""Layerwise recovery: train one mixer at a time to give the teacher's output on its input.
 
-The original walks through its decoder layers one by one: the hidden states of the whole text lie on
-disk between two layers, and of the weights only one layer's are in memory, with one mixer of the
-student. A layer is the unit of work: an interrupted one is done again from its beginning.
+The teacher runs layer by layer: all text passes one decoder layer before the next. Between layers
+the hidden states are on disk; in memory are one decoder layer of the teacher and one mixer of the
+student. An interrupted layer is trained again from its beginning.
 """
 
 import json
@@ -40,14 +40,14 @@ class Recipe:
     warm_up: float
     mixed_precision: bool
     seed: int
-    layers: tuple[int, ...] = ()  # those to repair; none: all
-    whole: bool = False
+    layers: tuple[int, ...] = ()  # to train; none: all
+    whole: bool = False  # train all weights, not LoRA adapters
     patience: int = 0
 
 
 @dataclass
 class RepairResult:
-    """What was trained, the loss of every step of every layer, and the error on held-out recall."""
+    """The trained tensors by name, the loss per step and layer, and the held-out recall error."""
 
     adapters: Adapters
     trained: dict[str, Tensor]
@@ -56,7 +56,10 @@ class RepairResult:
 
 
 class LayerwiseRecovery:
-    """A student and its teacher on disk; `directory` keeps hidden states and finished layers."""
+    """Trains the mixers of `student`; hidden states and finished layers are saved in `directory`.
+
+    Raises StatetrimError if the linear layers of the two models differ.
+    """
 
     def __init__(
         self,
@@ -75,7 +78,7 @@ class LayerwiseRecovery:
         self.mixers = select_mixers(self.student, recipe.layers)
 
     def run(self, data: TrainingRows, batch_size: int, progress: OnProgress) -> RepairResult:
-        """Behind the batches that are trained on comes what is held out, as one more."""
+        """Train all mixers. The held-out rows pass the teacher as one more batch, the last."""
         batches = data.batches(batch_size)
         inputs = [ids for ids, _ in batches]
         if data.recall is not None:
@@ -98,7 +101,7 @@ class LayerwiseRecovery:
         recall: RecallRows | None,
         progress: OnProgress,
     ) -> None:
-        """The teacher's layer runs over all of the text, and the student's learns from it."""
+        """Run the teacher's layer on all batches, and train the student's mixer on each."""
         number, tokens, calls = layer_pass.number, 0, list[MixerCall]()
         training = self._start_training(number, len(batches), recall)
         with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
@@ -116,11 +119,12 @@ class LayerwiseRecovery:
     def _start_training(
         self, number: int, steps: int, recall: RecallRows | None
     ) -> "_MixerTraining":
+        """Load the student's mixer of layer `number`, and make it trainable."""
         mixer = self.mixers[number]
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
         assert self.student.weights is not None
         self.student.weights.load_permanently(mixer)
-        torch.manual_seed(self.recipe.seed * 100_003 + number)  # also after a resume
+        torch.manual_seed(self.recipe.seed * 100_003 + number)  # so that a resume draws the same
         adapters = Adapters()
         rank, alpha = self.recipe.rank, self.recipe.alpha
         if self.recipe.whole:
@@ -131,7 +135,7 @@ class LayerwiseRecovery:
         return _MixerTraining(number, name, mixer, adapters, self.recipe, steps, answer_positions)
 
     def _load_result(self) -> RepairResult:
-        """From the files of all layers, whether this process wrote them or one before it."""
+        """The result from the files of all layers, which earlier runs may have written."""
         result = RepairResult(Adapters(), {}, [], [])
         coverage = result.adapters.coverage
         for number in sorted(self.mixers):
@@ -143,16 +147,17 @@ class LayerwiseRecovery:
             result.held_out += json.loads(metadata["held_out"])
             for stored, parameters, scale in json.loads(metadata["updates"]):
                 result.adapters.updates.append(Update(tuple(stored), tuple(parameters), scale))
-            for field in ("layers", "projections", "convolutions"):
-                count = getattr(coverage, field) + json.loads(metadata["coverage"])[field]
-                setattr(coverage, field, count)
+            layer_coverage = json.loads(metadata["coverage"])
+            coverage.layers += layer_coverage["layers"]
+            coverage.projections += layer_coverage["projections"]
+            coverage.convolutions += layer_coverage["convolutions"]
         coverage.trained_parameters = sum(value.numel() for value in result.trained.values())
         coverage.all_parameters = self.checkpoint.parameters
         return result
 
 
 class _MixerTraining:
-    """One mixer of the student, and its training."""
+    """The training of one mixer of the student."""
 
     def __init__(
         self,
@@ -184,7 +189,7 @@ class _MixerTraining:
         self.held_out_call: MixerCall | None = None
 
     def set_held_out(self, call: MixerCall) -> None:
-        """Measure on this one, now and on the way."""
+        """Measure the error on this call of the teacher's mixer, now and during training."""
         self.held_out_call = call
         self._measure_held_out(0)
 
@@ -198,8 +203,9 @@ class _MixerTraining:
         self.stopped = has_stalled(negated_errors, self.patience)
 
     def _relative_error(self, call: MixerCall, is_recall: Tensor) -> Any:
-        """The squared error over the target's own square: of the rows of text, and of the answers
-        of recall sequences (`made`, bool [rows]), each by its part of the rows."""
+        """Mean squared error relative to the target's mean square, a scalar tensor: of all
+        positions of text, and of the answers of recall sequences (`is_recall`, bool [rows]); the
+        two are averaged by their numbers of rows."""
         device = call.output.device
         with torch.autocast(device.type, torch.bfloat16, enabled=self.mixed_precision):
             student_output = call.repeat(self.mixer).float()
@@ -215,7 +221,7 @@ class _MixerTraining:
         return total
 
     def step(self, call: MixerCall, is_recall: Tensor, tokens: int) -> float:
-        """One step, unless it was decided to stop."""
+        """Train on one call of the teacher's mixer, unless stopped; returns the loss."""
         if self.stopped:
             return float(self.curve[-1]["loss"])
         loss = self._relative_error(call, is_recall)
@@ -236,16 +242,16 @@ class _MixerTraining:
         return float(loss.detach())
 
     def save(self, target: Path) -> None:
-        """What was learned, and all that is needed to write it back; then the mixer is let go."""
-        tensors = {
-            f"{self.name}.{leaf}": value.detach().cpu().contiguous()
-            for leaf, value in self.trained.items()
-        }
+        """Save the trained tensors, with metadata to write them back; then free the mixer."""
+        tensors = {}
+        for leaf, value in self.trained.items():
+            tensors[f"{self.name}.{leaf}"] = value.detach().cpu().contiguous()
+        updates = [(u.stored, u.parameters, u.scale) for u in self.adapters.updates]
         metadata = {
-            "curve": self.curve,
-            "held_out": self.held_out_curve,
-            "updates": [(u.stored, u.parameters, u.scale) for u in self.adapters.updates],
-            "coverage": self.adapters.coverage.as_json(),
+            "curve": json.dumps(self.curve),
+            "held_out": json.dumps(self.held_out_curve),
+            "updates": json.dumps(updates),
+            "coverage": json.dumps(self.adapters.coverage.as_json()),
         }
-        save_tensors(target, tensors, {name: json.dumps(value) for name, value in metadata.items()})
+        save_tensors(target, tensors, metadata)
         self.mixer.to("meta")

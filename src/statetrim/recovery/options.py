@@ -1,4 +1,4 @@
-"""The options of `recover`, as data."""
+"""The options of `recover`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,17 +59,17 @@ class RecoverOptions:
 
     def __post_init__(self) -> None:
         for tokens in (self.tokens, self.skip):
-            parse_token_count(tokens)  # refuses what is none
+            parse_token_count(tokens)  # raises StatetrimError if it is not a number
 
     @property
     def final_learning_rate(self) -> float:
+        """`last_learning_rate`, or its default: a tenth of the learning rate."""
         last = self.last_learning_rate
         return self.learning_rate / 10 if last is None else last
 
     @property
     def result_options(self) -> dict[str, Any]:
-        """Those that decide the result, besides models and data; a resumed run may change the
-        others."""
+        """The options that change the result; a resumed run may change the others."""
         return {
             "rank": self.rank,
             "alpha": self.alpha,
@@ -83,7 +83,7 @@ class RecoverOptions:
             "layerwise": self.layerwise,
             "seed": self.seed,
             **({"dtype": self.dtype} if self.dtype else {}),
-            # Only where they are given: records made before there were any still fit.
+            # Left out by default, so that records from before these options existed still match.
             **({"recall": self.recall, "patience": self.patience} if self.recall else {}),
             **({"layers": sorted(set(self.layers))} if self.layers else {}),
             **({"whole": True} if self.whole else {}),
@@ -91,7 +91,7 @@ class RecoverOptions:
 
 
 class RecoverFields(TypedDict, total=False):
-    """The fields of `RecoverOptions`, for those who give them one by one."""
+    """The fields of `RecoverOptions`, as types of `recover`'s keyword arguments."""
 
     tokens: int | str
     length: int

@@ -1,7 +1,7 @@
-"""Checkpoint + teacher + text -> a checkpoint that learned to do with its smaller state.
+"""Student checkpoint + teacher + text -> the student after recovery training.
 
-The result is the input's files with the trained tensors replaced; everything else is copied byte
-for byte. It grows in `OUT.partial`, where the training state is kept too.
+The result has the student's files with the trained tensors replaced; everything else is copied byte
+for byte. It is written in `OUT.partial`, where the training state is saved too.
 """
 
 import shutil
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..artifacts.card.model_card import recovered_card
 from ..artifacts.header import header
-from ..errors import StatetrimError, check_option_names, warn_deprecated_resume
+from ..errors import StatetrimError, check_option_names
 from ..progress import OnProgress, ShowProgress, progress_reporter
 from ..runtime.loading import load_live
 from ..runtime.placement import Placement, default_device
@@ -46,8 +46,8 @@ from .fsdp import Sharder, check_launch
 from .options import RecoverFields, RecoverOptions
 
 RECORD = "recover.json"
-TRAINING = "training"  # the directory of the training state in OUT.partial
-STATE_PATTERNS = ("checkpoint-*", "hidden-*", "layer-*")  # in there; the rest is a tracker's
+TRAINING = "training"  # the directory in OUT.partial of the training state and trackers' files
+STATE_PATTERNS = ("checkpoint-*", "hidden-*", "layer-*")  # the training state in TRAINING
 
 
 def recover(
@@ -57,18 +57,17 @@ def recover(
     teacher: ModelLike | None = None,
     text: str | Path | Sequences,
     out: str | Path,
-    resume: bool = False,
     on_coverage: Callable[[Coverage], None] = lambda coverage: None,
     progress: ShowProgress = True,
     **changes: Unpack[RecoverFields],
 ) -> Checkpoint:
-    """Train `small` on `text`, and write the merged checkpoint to `out`.
+    """Train `student` on `text`, and write the merged checkpoint to `out`.
 
-    The loss is cross-entropy + temperature² KL(teacher || small); without a `teacher`,
+    The loss is cross-entropy + temperature² KL(teacher || student); without a `teacher`,
     cross-entropy only. Give `options` as an object, by name (`rank=8`), or both; names take
-    precedence. The same call resumes after an interruption (`resume` is deprecated).
+    precedence. `on_coverage` is called with what is trained. The same call resumes after an
+    interruption.
     """
-    warn_deprecated_resume(resume)
     check_option_names("recover", changes, [field.name for field in fields(RecoverOptions)])
     options = replace(options or RecoverOptions(), **changes)
     teacher = None if teacher is None else as_checkpoint(teacher)
@@ -104,7 +103,7 @@ def recover(
 
 @dataclass
 class _RecoveryRun:
-    """One run, whose result will be `out`."""
+    """One recovery, whose result is published as `out`."""
 
     student: Checkpoint
     teacher: Checkpoint | None
@@ -117,11 +116,11 @@ class _RecoveryRun:
 
     @property
     def partial(self) -> Path:
-        """Where the result grows; all processes write there, one of them holds its lock."""
+        """`OUT.partial`; all processes write there, and rank 0 holds its lock."""
         return partial_path(self.out)
 
     def train_full(self) -> None:
-        """The whole model at once, in as many processes as were started."""
+        """Train the full model, in as many processes as were launched."""
         from . import trainer as training
 
         options, steps = self.options, len(self.data.ids) // self.options.batch_size
@@ -142,10 +141,10 @@ class _RecoveryRun:
         with ExitStack() as stack:
             partial_output = stack.enter_context(self._open_output()) if is_main else None
             _barrier()
-            if already_done(self.out, RECORD, self.record):  # by another process, just now
+            if already_done(self.out, RECORD, self.record):  # published by another run meanwhile
                 return
             is_written = self._is_written()
-            _barrier()  # nobody renames it while another still reads
+            _barrier()  # rank 0 must not rename the directory while another process reads it
             if not is_written:
                 model, adapters = self._build_distillation(args.device)
                 trainer = training.build_trainer(
@@ -159,9 +158,8 @@ class _RecoveryRun:
                 if is_main:
                     self.on_coverage(adapters.coverage)
                 saved_states = training.list_checkpoints(self.partial / TRAINING)
-                trainer.train(
-                    resume_from_checkpoint=str(saved_states[-1]) if saved_states else None
-                )
+                last_state = str(saved_states[-1]) if saved_states else None
+                trainer.train(resume_from_checkpoint=last_state)
                 trained = trainer.gather_trained()
                 if is_main:
                     self._write_checkpoint(adapters, trained, trainer.curve, trainer.held_out_curve)
@@ -170,11 +168,11 @@ class _RecoveryRun:
             _barrier()
 
     def train_layerwise(self) -> None:
-        """One mixer after the other, in one process."""
+        """Train one mixer after the other, in one process."""
         from .mixer_repair import LayerwiseRecovery, Recipe
 
         assert self.teacher is not None
-        options = self.options
+        options, directory = self.options, self.partial / TRAINING
         recipe = Recipe(
             rank=options.rank,
             alpha=options.alpha,
@@ -191,20 +189,16 @@ class _RecoveryRun:
             if partial_output.done:
                 return
             if not self._is_written():
-                directory = self.partial / TRAINING
-                placement = Placement(options.device, dtype=options.dtype, layerwise=True)
-                training = LayerwiseRecovery(
-                    self.student, self.teacher, directory, recipe, placement
-                )
-                result = training.run(self.data, options.batch_size, self.progress)
-                self.on_coverage(result.adapters.coverage)
-                self._write_checkpoint(
-                    result.adapters, result.trained, result.curve, result.held_out
-                )
+                place = Placement(options.device, dtype=options.dtype, layerwise=True)
+                training = LayerwiseRecovery(self.student, self.teacher, directory, recipe, place)
+                done = training.run(self.data, options.batch_size, self.progress)
+                self.on_coverage(done.adapters.coverage)
+                self._write_checkpoint(done.adapters, done.trained, done.curve, done.held_out)
             self._publish(partial_output)
 
     @contextmanager
     def _open_output(self) -> Iterator[Output]:
+        """Open and lock `OUT.partial`. Raises OSError if the disk lacks space for the result."""
         with open_output(self.out, RECORD, self.record) as partial_output:
             if not partial_output.done:
                 student_bytes = sum(shard.path.stat().st_size for shard in self.student.shards)
@@ -212,7 +206,7 @@ class _RecoveryRun:
             yield partial_output
 
     def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
-        """Student and teacher with their loss, and what is trained of the student."""
+        """Load student and teacher, and make the student trainable."""
         from .distillation import Distillation
         from .logit_head import get_logit_head
 
@@ -221,7 +215,7 @@ class _RecoveryRun:
         student = load_live(self.student, placement)
         student.check_ids(self.data.ids)
         sharder = Sharder(student.device) if options.shard else None
-        torch.manual_seed(options.seed)  # of LoRA's first values
+        torch.manual_seed(options.seed)  # for LoRA's initial values
         adapters = attach_adapters(
             student,
             rank=options.rank,
@@ -265,7 +259,7 @@ class _RecoveryRun:
         return model, adapters
 
     def _is_written(self) -> bool:
-        """Whether only the last step, the new name, is missing."""
+        """Whether an earlier run has written the checkpoint, so that only publishing is left."""
         return "curve" in read_json(self.partial / ARTIFACTS / RECORD, MAX_RECORD_BYTES)
 
     def _write_checkpoint(
@@ -275,7 +269,8 @@ class _RecoveryRun:
         curve: list[dict[str, Any]],
         held_out: list[dict[str, Any]],
     ) -> None:
-        """The checkpoint's files with the trained tensors replaced; the record last."""
+        """Write the student's files to `OUT.partial` with the trained tensors replaced. The record
+        comes last: with it the checkpoint is complete."""
         replacements: dict[str, Callable[[Tensor], Tensor]] = {}
         for update in adapters.updates:
             replacements |= update.replacements(self.student, trained)
@@ -301,15 +296,10 @@ class _RecoveryRun:
         write_json(self.partial / ARTIFACTS / RECORD, finished_record)
 
     def _publish(self, partial_output: Output) -> None:
-        """The name that was asked for; of the training state only what a tracker wrote stays."""
+        """Delete the training state, keep files that trackers wrote, and rename `OUT.partial`."""
         training = self.partial / TRAINING
-        for pattern in STATE_PATTERNS if training.is_dir() else ():
-            for path in training.glob(pattern):
-                if path.is_dir():
-                    shutil.rmtree(path)
-                else:
-                    path.unlink()
         if training.is_dir():
+            _delete_training_state(training)
             if any(training.iterdir()):
                 training.rename(self.partial / ARTIFACTS / TRAINING)
             else:
@@ -317,9 +307,19 @@ class _RecoveryRun:
         partial_output.publish()
 
 
+def _delete_training_state(directory: Path) -> None:
+    for pattern in STATE_PATTERNS:
+        for path in directory.glob(pattern):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
 def _check_options(
     options: RecoverOptions, student: Checkpoint, teacher: Checkpoint | None
 ) -> None:
+    """Raise StatetrimError for options that contradict the models, each other, or the launch."""
     require_prunable(student)
     if teacher is not None:
         require_prunable(teacher)
@@ -339,7 +339,7 @@ def _check_options(
             f"{options.learning_rate} to {options.final_learning_rate}"
         )
     if not options.temperature > 0 or not 0 <= options.warm_up < 1:
-        raise StatetrimError("the temperature must be positive and the warm-up a part of all steps")
+        raise StatetrimError("the temperature must be positive, and the warm-up in [0, 1)")
     if not 0 <= options.recall < 1:
         raise StatetrimError(
             f"recall must be a fraction of the tokens, from 0 to below 1, not {options.recall:g}"
@@ -370,8 +370,9 @@ def _check_options(
 
 
 def _set_batch_sizes(args: Any, batch_size: int, micro_batch: int | None) -> None:
-    """Give every process its part of a batch, in passes of `micro_batch` sequences."""
-    args._n_gpu = min(1, args.n_gpu)  # several GPUs are for several processes
+    """Set the sequences per forward pass and the gradient accumulation of each process. Raises
+    StatetrimError if the batch cannot be divided so."""
+    args._n_gpu = min(1, args.n_gpu)  # one GPU per process: no DataParallel
     micro = micro_batch or batch_size // args.world_size
     if micro < 1 or batch_size % (micro * args.world_size):
         raise StatetrimError(

@@ -1,7 +1,6 @@
-"""The engine of recovery: transformers' Trainer, with checkpoints that hold no pickle.
+"""transformers' Trainer for recovery, with checkpoints of safetensors and JSON instead of pickle.
 
-The Trainer's own are torch.save files (which it reads with `weights_only`); ours are safetensors
-and JSON, in a directory that gets its name when all of it is on the disk. Their content does not
+A checkpoint is a directory that is renamed into place when it is complete. Its content does not
 depend on the number of processes.
 """
 
@@ -9,6 +8,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +29,9 @@ from .distillation import Distillation
 from .early_stopping import has_stalled, is_check_due
 from .fsdp import check_sharded, gather_full, shard_like
 
-STATE_FILE = "trainer_state.json"  # the name the Trainer looks for
+STATE_FILE = "trainer_state.json"  # the name that the Trainer expects
 TENSORS_FILE = "training.safetensors"
 SCHEDULE_FILE = "schedule.json"
-MOST_STATE_BYTES = 1024 * MIB
 
 
 def training_arguments(
@@ -48,7 +47,7 @@ def training_arguments(
     report_to: list[str],
     on_cpu: bool = False,
 ) -> TrainingArguments:
-    """The Trainer's settings; making them joins the launch, where there is one."""
+    """The Trainer's arguments. Creating them initializes torch.distributed in a launch."""
     use_cpu = on_cpu or not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(directory),
@@ -67,7 +66,7 @@ def training_arguments(
         use_cpu=use_cpu,
         ddp_backend="gloo" if use_cpu and dist.is_torchelastic_launched() else None,
         ddp_find_unused_parameters=False,
-        ddp_timeout=4 * 3600,  # the others wait while the first process writes the result
+        ddp_timeout=4 * 3600,  # the other processes wait while rank 0 writes the result
         report_to=report_to,
         disable_tqdm=True,
         remove_unused_columns=False,
@@ -76,7 +75,7 @@ def training_arguments(
 
 
 class RecoveryTrainer(Trainer):  # type: ignore[misc]
-    """Adds the parts of the loss and held-out recall to the log, and writes its own checkpoints."""
+    """Logs the parts of the loss and held-out recall too, and writes its own checkpoints."""
 
     def __init__(
         self,
@@ -98,10 +97,11 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         )
         self.remove_callback(PrinterCallback)
         self.model_accepts_loss_kwargs = False
-        self.loss_is_scaled_for_ga = False  # every micro-batch has as many tokens
-        # Gradients of sharded parameters are reduced by FSDP2: no DDP around them.
+        self.loss_is_scaled_for_ga = False  # all micro-batches have the same number of tokens
+        # No DDP wrapper if sharded: FSDP2 reduces the gradients.
         self.is_distributed_loading_by_transformers = sharded
         self.tokens_per_step = tokens_per_step
+        # Since the last log, for text and recall: rows, cross-entropy, KL.
         self.loss_sums = torch.zeros(2, 3, dtype=torch.float64, device=args.device)
         self.recall = data.recall
         if self.recall is not None:
@@ -135,33 +135,40 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """Of every step; the parts of the loss by source where there are several."""
+        """Losses per step; their parts for text and recall too if there is recall."""
         sources = ("text_ce", "text_kl", "recall_ce", "recall_kl")
         names = ("step", "tokens", "loss", "ce", "kl", *sources, "learning_rate")
-        lines = [line for line in self.state.log_history if "loss" in line]
-        return [{name: line[name] for name in names if name in line} for line in lines]
+        return self._logged("loss", names)
 
     @property
     def held_out_curve(self) -> list[dict[str, float]]:
-        """Recall of sequences that are not trained on, by tokens trained."""
-        names = ("step", "tokens", "recall")
-        lines = [line for line in self.state.log_history if "recall" in line]
-        return [{name: line[name] for name in names} for line in lines]
+        """Recall of held-out sequences, by training tokens."""
+        return self._logged("recall", ("step", "tokens", "recall"))
+
+    def _logged(self, key: str, names: Sequence[str]) -> list[dict[str, float]]:
+        """The values of `names` in every log that has `key`."""
+        lines = []
+        for logs in self.state.log_history:
+            if key in logs:
+                lines.append({name: logs[name] for name in names if name in logs})
+        return lines
 
     def log_held_out_recall(self) -> None:
-        """Every process measures the same, so that all of them stop or none."""
+        """Measure and log held-out recall. Every process measures all of it, so that all processes
+        come to the same decision to stop."""
         assert self.recall is not None
         model = self.accelerator.unwrap_model(self.model)
         batches = torch.split(self.recall.held_out, self.args.per_device_train_batch_size)
-        correct = [
-            model.recall(batch.long().to(self.args.device)) * len(batch) for batch in batches
-        ]
+        correct = []
+        for batch in batches:
+            accuracy = model.recall_accuracy(batch.long().to(self.args.device))
+            correct.append(accuracy * len(batch))
         recall = sum(correct) / len(self.recall.held_out)
         tokens = self.state.global_step * self.tokens_per_step
         self.log({"recall": recall, "tokens": tokens})
 
     def gather_trained(self) -> dict[str, Tensor]:
-        """Every trained tensor, whole; all processes must ask."""
+        """All trained tensors in full, on the CPU. Collective: every process must call it."""
         student = self.accelerator.unwrap_model(self.model).student
         return {n: gather_full(p) for n, p in student.named_parameters() if p.requires_grad}
 
@@ -194,7 +201,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         self.accelerator.wait_for_everyone()
 
     def _gather_rng_states(self) -> Tensor:
-        """One state a process: of the device that draws, in case a model has dropout."""
+        """RNG states of all processes, [processes, bytes]; for models with dropout."""
         on_cuda = self.args.device.type == "cuda"
         state = torch.cuda.get_rng_state(self.args.device) if on_cuda else torch.get_rng_state()
         gathered: Tensor = self.accelerator.gather(state.unsqueeze(0).to(self.args.device))
@@ -214,17 +221,16 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
             return
         tensors = _load_tensors(checkpoint)
         schedule = read_json(Path(checkpoint) / SCHEDULE_FILE, 64 * MIB)
-        groups = self.optimizer.param_groups
-        parameters = [parameter for group in groups for parameter in group["params"]]
+        parameters: list[Tensor] = []
+        for group in self.optimizer.param_groups:
+            parameters += group["params"]
         state: dict[int, dict[str, Tensor]] = {}
         for number, parameter in enumerate(parameters):
-            moments = {
-                name: shard_like(
-                    _get_tensor(tensors, f"optimizer.{number}.{name}", parameter.shape), parameter
-                )
-                for name in ("exp_avg", "exp_avg_sq")
-            }
-            state[number] = moments | {"step": _get_tensor(tensors, f"optimizer.{number}.step", ())}
+            state[number] = {}
+            for name in ("exp_avg", "exp_avg_sq"):
+                moment = _get_tensor(tensors, f"optimizer.{number}.{name}", parameter.shape)
+                state[number][name] = shard_like(moment, parameter)
+            state[number]["step"] = _get_tensor(tensors, f"optimizer.{number}.step", ())
         self.optimizer.load_state_dict({"state": state, "param_groups": schedule["param_groups"]})
         self.lr_scheduler.load_state_dict(schedule["scheduler"])
 
@@ -232,7 +238,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         if checkpoint is None:
             return
         state = _load_tensors(checkpoint).get(f"random.{self.args.process_index}")
-        if state is None:  # of fewer processes than now; nothing draws but dropout
+        if state is None:  # saved by fewer processes; only dropout uses it
             return
         if self.args.device.type == "cuda":
             torch.cuda.set_rng_state(state, self.args.device)
@@ -249,7 +255,7 @@ def build_trainer(
     patience: int,
     progress: OnProgress,
 ) -> RecoveryTrainer:
-    """A trainer; trackers that are unknown or not installed are the user's mistake."""
+    """A trainer. Raises StatetrimError for trackers that are unknown or not installed."""
     try:
         return RecoveryTrainer(
             model, args, data, sharded=sharded, patience=patience, progress=progress
@@ -270,15 +276,18 @@ class _RowDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
 
     def __getitem__(self, row: int) -> dict[str, Tensor]:
         item = {"input_ids": self.ids[row].long()}
-        return item if self.is_recall is None else item | {"made": self.is_recall[row]}
+        return item if self.is_recall is None else item | {"is_recall": self.is_recall[row]}
 
 
 def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
-    return {name: torch.stack([row[name] for row in rows]) for name in rows[0]}
+    batch = {}
+    for name in rows[0]:
+        batch[name] = torch.stack([row[name] for row in rows])
+    return batch
 
 
 class _HeldOutCallback(TrainerCallback):  # type: ignore[misc]
-    """Measures held-out recall on the way, and ends the training when it gains no more."""
+    """Measures held-out recall during training, and stops when it no longer rises."""
 
     def __init__(self, trainer: RecoveryTrainer, patience: int) -> None:
         self.trainer, self.patience = trainer, patience
@@ -291,14 +300,14 @@ class _HeldOutCallback(TrainerCallback):  # type: ignore[misc]
         if is_check_due(state.global_step, state.max_steps):
             should_log = control.should_log
             self.trainer.log_held_out_recall()
-            control.should_log = should_log  # any log takes it back, and the step's own is to come
+            control.should_log = should_log  # logging resets it, and the step is not logged yet
             if has_stalled([line["recall"] for line in self.trainer.held_out_curve], self.patience):
                 control.should_training_stop = True
-                control.should_save = False  # a run that is resumed comes to the same decision
+                control.should_save = False  # a resumed run must come to the same decision
 
 
 class _ProgressCallback(TrainerCallback):  # type: ignore[misc]
-    """Reports progress; sees before the first step that the loss reaches all that is trained."""
+    """Reports progress; checks before the first step that all trained parameters have gradients."""
 
     def __init__(self, progress: OnProgress, tokens_per_step: int, sharded: bool) -> None:
         self.progress, self.tokens_per_step, self.sharded = progress, tokens_per_step, sharded
@@ -316,8 +325,8 @@ class _ProgressCallback(TrainerCallback):  # type: ignore[misc]
             ]
             if without_gradient:
                 raise StatetrimError(
-                    f"{len(without_gradient)} trained parameters take no part in the loss, the first is "
-                    f"{without_gradient[0]}; a fused kernel may read past them"
+                    f"{len(without_gradient)} trained parameters take no part in the loss, the "
+                    f"first is {without_gradient[0]}; a fused kernel may read past them"
                 )
 
     def on_log(self, args: Any, state: Any, control: Any, logs: Any = None, **kw: Any) -> None:
@@ -328,12 +337,13 @@ class _ProgressCallback(TrainerCallback):  # type: ignore[misc]
 
 
 def list_checkpoints(directory: Path) -> list[Path]:
-    """The finished checkpoints, oldest first."""
+    """The complete checkpoints in `directory`, oldest first."""
     matches = [p for p in directory.glob("checkpoint-*") if re.fullmatch(r"checkpoint-\d+", p.name)]
     return sorted(matches, key=lambda path: int(path.name.partition("-")[2]))
 
 
 def _global_batch_size(args: TrainingArguments) -> int:
+    """Sequences per step, over all processes."""
     batch = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return int(batch)
 
@@ -348,6 +358,7 @@ def _load_tensors(checkpoint: str) -> dict[str, Tensor]:
 
 
 def _get_tensor(tensors: dict[str, Tensor], name: str, shape: Any) -> Tensor:
+    """The saved tensor `name`. Raises StatetrimError if it is missing or has another shape."""
     value = tensors.get(name)
     if value is None or value.shape != torch.Size(shape):
         raise StatetrimError(f"the saved training state does not fit this model at {name!r}")
