@@ -1,7 +1,7 @@
 """Checkpoint + text -> Statistics: a forward pass that keeps sums, never activations.
 
-The unit of work is a batch of fixed composition. Whichever process runs it, alone or among
-many, in one go or after a crash, the same numbers are added.
+The unit of work is a batch, whose rows do not depend on the number of processes or on a resume:
+the same numbers are added in every case.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from torch.nn import functional
 
 from ..artifacts.statistics import REFIT_SUM_NAMES, TEXT, Statistics
 from ..defaults import HEAD_METHOD, KEY_METHOD, RECALL_SHARE, VALUE_METHOD
-from ..errors import StatetrimError, warn_deprecated_resume
+from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..methods import find_method
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
@@ -58,7 +58,6 @@ def calibrate(
     max_memory: MaxMemory | None = None,
     layerwise: bool = False,
     out: str | Path | None = None,
-    resume: bool = False,
     save_seconds: float = 60.0,
     progress: ShowProgress = True,
 ) -> Statistics:
@@ -75,12 +74,10 @@ def calibrate(
     hidden size) per layer, n = value heads x value channels of the cut model.
 
     With `out` the result is written there, and every `save_seconds` to `OUT.partial`, from which
-    the same call resumes (`resume` is deprecated). Under torchrun each process takes its share of
+    the same call resumes. Under torchrun each process takes its share of
     the batches, and all return the complete sums; `progress` counts this process's tokens.
     `layerwise` is for models larger than memory: each decoder layer is read from disk once, and all
-    batches pass through it. `dtype`, `device`, ... are those of `load`.
-    """
-    warn_deprecated_resume(resume)
+    batches pass through it. `dtype`, `device`, ... are those of `load`."""
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
     model = as_checkpoint(model)
     if out is not None:
@@ -104,7 +101,8 @@ def calibrate(
         "batch_size": batch_size,
         "data": [source.lineage for source in sources.values()],
     } | ({} if original is None else {"original": original.digest})
-    ranks, sums = DistributedContext.current(), {name: Sums(model, sum_names) for name in sources}
+    ranks = DistributedContext.current()
+    sums = {name: Sums(model, sum_names) for name in sources}
     batches = _batches_of_rank(sources, batch_size, ranks)
     with (
         open_saved_sums(out, ranks, lineage, save_seconds) as saved,
@@ -115,7 +113,7 @@ def calibrate(
         models = [model] if original is None else [original, model]
         _run_models(models, placement, sums, batches, sources, saved, report)
         for source_sums in sums.values():
-            source_sums.tokens = ranks.all_reduce(source_sums.tensors, source_sums.tokens)
+            source_sums.tokens = ranks.all_reduce(source_sums.cpu_tensors(), source_sums.tokens)
         statistics = to_statistics(sums, lineage)
         if saved:
             saved.finish(statistics)
@@ -123,7 +121,7 @@ def calibrate(
 
 
 def _default_methods(model: Checkpoint) -> list[str]:
-    """One for each axis that can be cut; for heads where no axis can."""
+    """The default method of each axis that can be pruned; that of heads if no axis can."""
     if model.family.channel_refusal(model.config):
         return [HEAD_METHOD]
     try:
@@ -134,7 +132,7 @@ def _default_methods(model: Checkpoint) -> list[str]:
 
 
 def _default_recall_share(text: str | Path | Sequences) -> float:
-    """Unless it is said; ready sequences stay as they are."""
+    """Ready sequences are not mixed with recall unless the caller asks for it."""
     return 0.0 if isinstance(text, Sequences) else RECALL_SHARE
 
 
@@ -147,45 +145,39 @@ def _run_models(
     saved: SavedSums | None,
     report: OnProgress,
 ) -> None:
-    """Add what the models show on all batches, except what an earlier run has added."""
-    if placement.layerwise:
-        calibrate_layerwise(
-            [load_live(checkpoint, placement) for checkpoint in models],
-            sums,
-            batches_by_source,
-            saved,
-            report,
-        )
+    """Run all batches through `models` and add to `sums`, except what an earlier run has added.
+
+    Models are loaded only if batches are left to run.
+    """
+    runner = None
+    if not placement.layerwise:
+        total_batches = total_tokens = 0
+        for batches in batches_by_source.values():
+            total_batches += len(batches)
+            for batch in batches:
+                total_tokens += batch.numel()
+        runner = _BatchRunner(sums, saved, total_tokens, report)
+        if runner.batches_done >= total_batches:
+            return
+    live_models = [load_live(checkpoint, placement) for checkpoint in models]
+    if runner is None:
+        calibrate_layerwise(live_models, sums, batches_by_source, saved, report)
         return
-    run = _BatchRunner(
-        sums,
-        saved,
-        sum(batch.numel() for batches in batches_by_source.values() for batch in batches),
-        report,
-    )
-    if run.batches_done < sum(map(len, batches_by_source.values())):
-        live_models = [load_live(checkpoint, placement) for checkpoint in models]
-        for name, batches in batches_by_source.items():
-            run.run_source(
-                live_models[0],
-                calibration_hooks(live_models, sums[name]),
-                name,
-                batches,
-                sources[name],
-            )
+    for name, batches in batches_by_source.items():
+        hooks = calibration_hooks(live_models, sums[name])
+        runner.run_source(live_models[0], hooks, name, batches, sources[name])
 
 
 def _batches_of_rank(
     sources: Mapping[str, Sequences], batch_size: int, ranks: DistributedContext
 ) -> dict[str, list[Tensor]]:
-    """This process's batches of every source; a process without work is refused."""
-    batches_by_source = {
-        name: ranks.shard(source.batches(batch_size)) for name, source in sources.items()
-    }
-    for name, batches in batches_by_source.items():
-        if not batches:
+    """This process's batches of every source. Raises StatetrimError if a source leaves it none."""
+    batches_by_source = {}
+    for name, source in sources.items():
+        batches_by_source[name] = ranks.shard(source.batches(batch_size))
+        if not batches_by_source[name]:
             raise StatetrimError(
-                f"{sources[name].tokens} tokens of {name} in batches of {batch_size} sequences leave "
+                f"{source.tokens} tokens of {name} in batches of {batch_size} sequences leave "
                 f"process {ranks.rank} without work; start fewer processes or make smaller batches"
             )
     return batches_by_source
@@ -200,28 +192,20 @@ def _load_sources(
     skip: int,
     seed: int,
 ) -> dict[str, Sequences]:
-    """The text, and what is generated: each as many tokens as its share."""
-    generated_shares = {kind: share for kind, share in shares.items() if share != 0}
-    if (
-        not all(0 < share < 1 for share in generated_shares.values())
-        or sum(generated_shares.values()) >= 1
-    ):
-        listing = ", ".join(f"{kind} {share:g}" for kind, share in generated_shares.items())
-        raise StatetrimError(
-            f"{listing}: fractions of the tokens must be between 0 and 1, and leave some for text"
-        )
-    if not generated_shares and isinstance(text, Sequences):
+    """The text and the generated sequences by kind, `tokens` in all, divided by `shares`."""
+    _check_shares(shares)
+    counts = {kind: int(share * tokens) for kind, share in shares.items() if share}
+    if not counts and isinstance(text, Sequences):
         return {TEXT: text}
     tokenizer = load_tokenizer(require_prunable(model))
-    text_tokens = tokens - sum(int(share * tokens) for share in generated_shares.values())
+    text_tokens = tokens - sum(counts.values())
     if isinstance(text, Sequences):
         sources = {TEXT: text}
     else:
         sources = {
             TEXT: read_sequences(text, tokenizer, tokens=text_tokens, length=length, skip=skip)
         }
-    for kind, share in generated_shares.items():
-        count = int(share * tokens)
+    for kind, count in counts.items():
         if kind == "recall":
             sources[kind] = recall_sequences(tokenizer, count, seed)
         elif kind == "random":
@@ -233,8 +217,22 @@ def _load_sources(
     return sources
 
 
+def _check_shares(shares: Mapping[Kind, float]) -> None:
+    """Raise StatetrimError unless every share is 0 or in (0, 1) and their sum is below 1."""
+    in_range, listed = True, []
+    for kind, share in shares.items():
+        if share != 0:
+            in_range = in_range and 0 < share < 1
+            listed.append(f"{kind} {share:g}")
+    if not in_range or sum(shares.values()) >= 1:
+        raise StatetrimError(
+            f"{', '.join(listed)}: fractions of the tokens must be between 0 and 1, and leave some "
+            f"for text"
+        )
+
+
 class _BatchRunner:
-    """Runs batches of every source in turn, passing over those that an earlier run has done."""
+    """Runs the batches of each source, skipping those that an earlier run has added."""
 
     def __init__(
         self,
@@ -243,14 +241,10 @@ class _BatchRunner:
         total_tokens: int,
         progress: OnProgress,
     ) -> None:
-        self.sums, self.saved, self.total_tokens, self.progress = (
-            sums,
-            saved,
-            total_tokens,
-            progress,
-        )
-        self.batches_done = saved.restore(sums) if saved else 0
-        self.batches_passed = 0
+        self.sums, self.saved = sums, saved
+        self.total_tokens, self.progress = total_tokens, progress
+        self.batches_done = saved.restore(sums) if saved else 0  # by an earlier run
+        self.batches_passed = 0  # skipped or run, over all sources
 
     def run_source(
         self,
@@ -260,6 +254,7 @@ class _BatchRunner:
         batches: list[Tensor],
         data: Sequences,
     ) -> None:
+        """Run the batches of `source` that are left, within `hooks`."""
         remaining = batches[max(0, self.batches_done - self.batches_passed) :]
         self.batches_passed += len(batches) - len(remaining)
         if not remaining:
@@ -267,7 +262,7 @@ class _BatchRunner:
         reader = None
         if GRADIENT_SUMS & set(self.sums[source].sum_names):
             _enable_projection_gradients(live)
-            reader = LogitReader(live)  # whose probe is not counted
+            reader = LogitReader(live)  # outside the hooks: its probe must not be counted
         with hooks:
             self._run_batches(live, reader, self.sums[source], remaining, data.answer_positions)
 
@@ -295,10 +290,10 @@ class _BatchRunner:
 
 
 def _backward_loss(reader: LogitReader, batch: Tensor, answer_positions: Tensor | None) -> None:
-    """Gradient of the next-token loss, summed over tokens so that batches add.
+    """Accumulate the gradient of the next-token loss, summed over tokens so that batches add.
 
-    Where only some tokens can be answered, only they count: the rest of a generated sequence is
-    chance, and its gradient noise.
+    With `answer_positions` only the tokens after these count: the others of a generated sequence
+    are random, and their gradient is noise.
     """
 
     def loss(logits: Tensor, positions: Tensor) -> Tensor:
@@ -310,6 +305,7 @@ def _backward_loss(reader: LogitReader, batch: Tensor, answer_positions: Tensor 
 
 
 def _enable_projection_gradients(live: LiveModel) -> None:
+    """Require gradients of the query and key projections of all mixers, and of nothing else."""
     model = live.checkpoint
     live.module.requires_grad_(False)
     for channel_rows in model.channels(model.geometry.layers[0]):
@@ -319,7 +315,11 @@ def _enable_projection_gradients(live: LiveModel) -> None:
 
 
 def _needed_sums(methods: Iterable[str], layerwise: bool) -> list[str]:
-    needed = {sum_name for name in methods for sum_name in find_method(name).needs}
+    """The sums that `methods` need, sorted. Raises StatetrimError if they need none, or if they
+    need gradients and the calibration is layerwise."""
+    needed: set[str] = set()
+    for name in methods:
+        needed.update(find_method(name).needs)
     if not needed:
         raise StatetrimError(f"{', '.join(methods)} needs no calibration; run: statetrim select")
     if layerwise and GRADIENT_SUMS & needed:

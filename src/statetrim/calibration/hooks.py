@@ -1,4 +1,4 @@
-"""What calibration hooks into, for the sums that were asked for."""
+"""The hooks through which activations reach the sums."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
@@ -12,10 +12,11 @@ from .sums import Sums
 def calibration_hooks(
     live_models: Sequence[LiveModel], sums: Sums, layers: Sequence[int] | None = None
 ) -> AbstractContextManager[None]:
-    """Within, what the model's kernels and projections are given is added to `sums`; or, where the
-    original runs with it, what each of its layers and the same layer of the cut model give.
+    """A context in which forward passes add to `sums`.
 
-    Where `layers` are given, only those are expected to run.
+    With one model: the inputs of its kernels, mixers and output projections, as far as `sums` needs
+    them. With two (the original and a cut): pairs of both models' outputs of the same layer. With
+    `layers`, only these are expected to run.
     """
     if len(live_models) > 1:
         return hook_pairs(live_models[0], live_models[1], sums.on_pair)

@@ -1,4 +1,4 @@
-"""The same sums from a walk over the layers, for models larger than memory."""
+"""Calibration of models larger than memory: all batches pass one layer, then the next."""
 
 from collections.abc import Mapping, Sequence
 
@@ -12,7 +12,7 @@ from .hooks import calibration_hooks
 from .saved_sums import SavedSums
 from .sums import Sums
 
-_HIDDEN_BYTES = 4  # of a hidden state's channel, at most
+_HIDDEN_BYTES = 4  # per channel of a hidden state, at most
 
 
 def calibrate_layerwise(
@@ -22,21 +22,23 @@ def calibrate_layerwise(
     saved: SavedSums | None,
     progress: OnProgress,
 ) -> None:
-    """Add all batches of every source to its sums, layer by layer, beginning with the layer that an
-    earlier run was in.
+    """Add all batches of every source to its sums, starting at the layer where an earlier run
+    stopped.
 
-    The first of `lives` runs. A second one, cut from it, is shown what its layers see.
+    The first of `live_models` runs. The layers of a second one, cut from it, get the same inputs.
     """
-    batches = [batch for source in batches_by_source.values() for batch in source]
+    batches: list[Tensor] = []
+    total_tokens = 0
+    for source, source_batches in batches_by_source.items():
+        batches += source_batches
+        sums[source].tokens = sum(batch.numel() for batch in source_batches)
+        total_tokens += sums[source].tokens
     walk = LayerWalk(live_models[0], batches, saved.layerwise_directory if saved else None)
     layers = live_models[0].checkpoint.geometry.layers
-    total_tokens = sum(batch.numel() for batch in batches)
     if saved:
         saved.restore_layers(sums, [layer for layer in layers if layer < walk.first_layer])
         hidden_size = int(live_models[0].module.get_input_embeddings().weight.shape[1])
         check_space(saved.layerwise_directory, 2 * _HIDDEN_BYTES * total_tokens * hidden_size)
-    for source, source_sums in sums.items():
-        source_sums.tokens = sum(batch.numel() for batch in batches_by_source[source])
     depth = max(layers) + 1
     for layer_pass in walk.layers(depth):
         if layer_pass.number in layers:
@@ -54,10 +56,11 @@ def _add_layer(
     batches_by_source: Mapping[str, Sequence[Tensor]],
     saved: SavedSums | None,
 ) -> None:
-    cut_mixers = [(live.weights, live.mixers[layer_pass.number]) for live in live_models[1:]]
-    for weights, mixer in cut_mixers:
-        assert weights is not None
-        weights.load(mixer)
+    """Pass all batches through one layer, and save its sums; the cut's mixer is in memory only
+    meanwhile."""
+    for cut in live_models[1:]:
+        assert cut.weights is not None
+        cut.weights.load(cut.mixers[layer_pass.number])
     first_batch = 0
     for source, batches in batches_by_source.items():
         with calibration_hooks(live_models, sums[source], [layer_pass.number]):
@@ -65,8 +68,8 @@ def _add_layer(
                 pass
         first_batch += len(batches)
         sums[source].to_cpu(layer_pass.number)
-    for weights, mixer in cut_mixers:
-        assert weights is not None
-        weights.unload(mixer)
+    for cut in live_models[1:]:
+        assert cut.weights is not None
+        cut.weights.unload(cut.mixers[layer_pass.number])
     if saved:
         saved.save_layer(sums, layer_pass.number)

@@ -1,4 +1,4 @@
-"""Run a model, and show what each of its layers sees to the same layer of another model."""
+"""Run the original, and pass the input of each of its mixers to the same mixer of a cut."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -16,18 +16,19 @@ from ..storage.checkpoint import Checkpoint
 
 @dataclass(frozen=True, eq=False)
 class Pair:
-    """One layer on the same input in both models."""
+    """One layer of both models on the same input."""
 
     layer: int
-    target: Tensor  # [batch, time, hidden]: what the original's output projection gives, less bias
-    values: Tensor  # [batch, time, value heads x value channels]: what the other's is given
+    target: Tensor  # [batch, time, hidden]: output of the original's output projection, no bias
+    values: Tensor  # [batch, time, value heads x value channels]: input of the cut's
 
 
 @contextmanager
 def hook_pairs(
     original: LiveModel, cut: LiveModel, on_pair: Callable[[Pair], None]
 ) -> Iterator[None]:
-    """Within, what a layer of `original` is given goes through the same layer of `small` too."""
+    """A context in which every forward pass of a mixer of `original` also runs the mixer of `cut`
+    on its input, and calls `on_pair`."""
     check_cut_from(original.checkpoint, cut.checkpoint)
     captured: dict[str, Tensor] = {}
 
@@ -39,7 +40,7 @@ def hook_pairs(
 
     def run_cut_layer(call: MixerCall) -> None:
         call.repeat(cut.mixers[call.layer])
-        values = captured.pop("values")  # the two models may be on different cards
+        values = captured.pop("values")  # the two models may be on different GPUs
         on_pair(Pair(call.layer, captured.pop("target").to(values.device), values))
 
     with ExitStack() as stack:
@@ -52,21 +53,19 @@ def hook_pairs(
 
 
 def check_cut_from(original: Checkpoint, cut: Checkpoint) -> None:
-    """Whether one may have been cut from the other."""
-    original_geometry, cut_geometry = original.geometry, cut.geometry
-    if (
-        original.config.get("model_type") != cut.config.get("model_type")
-        or original_geometry.layers != cut_geometry.layers
-        or cut_geometry.num_k_heads > original_geometry.num_k_heads
-        or cut_geometry.num_v_heads > original_geometry.num_v_heads
-        or any(
-            narrow > wide
-            for layer in original_geometry.layers
-            for wide, narrow in zip(
-                original_geometry.shapes[layer], cut_geometry.shapes[layer], strict=True
-            )
-        )
-    ):
+    """Raise StatetrimError unless `cut` may be a pruned `original`: the same model type and layers,
+    and no more heads or channels in any of them."""
+    before, after = original.geometry, cut.geometry
+    fits = (
+        original.config.get("model_type") == cut.config.get("model_type")
+        and before.layers == after.layers
+        and after.num_k_heads <= before.num_k_heads
+        and after.num_v_heads <= before.num_v_heads
+    )
+    for layer in before.layers if fits else ():
+        (old_keys, old_values), (keys, values) = before.shapes[layer], after.shapes[layer]
+        fits = fits and keys <= old_keys and values <= old_values
+    if not fits:
         raise StatetrimError(
             f"{cut.path} was not cut from {original.path}: their layers or heads differ"
         )

@@ -1,4 +1,4 @@
-"""The sums so far on disk, one file a process, from which a killed calibration resumes."""
+"""Sums that are saved while calibration runs, one file per process, so that it can resume."""
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -14,7 +14,7 @@ from .sums import Sums, to_statistics
 
 
 class SavedSums:
-    """What this process has summed; `work` is the place of the result, in the first process."""
+    """The saved sums of this process; `partial_output`, of rank 0 only, publishes the result."""
 
     def __init__(
         self,
@@ -24,28 +24,24 @@ class SavedSums:
         lineage: Mapping[str, Any],
         save_seconds: float,
     ) -> None:
-        self.out, self.partial_output, self.ranks, self.lineage = (
-            out,
-            partial_output,
-            ranks,
-            lineage,
-        )
+        self.out, self.partial_output = out, partial_output
+        self.ranks, self.lineage = ranks, lineage
         self.path = partial_path(out) / f"sums-{ranks.rank}-of-{ranks.world_size}.safetensors"
         self.save_seconds, self.saved_at = save_seconds, time.monotonic()
         self.space_checked = False
 
     @property
     def layerwise_directory(self) -> Path:
-        """The directory of a walk from layer to layer."""
+        """Hidden states and finished layers of a layerwise calibration."""
         return partial_path(self.out) / f"walk-{self.ranks.rank}-of-{self.ranks.world_size}"
 
     @property
     def is_finished(self) -> bool:
-        """Whether a killed run had only its last step before it."""
+        """Whether the result is complete: an earlier run was killed after publishing it."""
         return self.out.exists()
 
     def restore(self, sums: Mapping[str, Sums]) -> int:
-        """Put what was saved into the sums of every source; returns how many batches it holds."""
+        """Load the saved sums of every source into `sums`; returns the number of batches added."""
         if not self.path.exists():
             return 0
         saved = Statistics.load(self.path)
@@ -55,7 +51,8 @@ class SavedSums:
         return int(saved.lineage["batches"])
 
     def save(self, sums: Mapping[str, Sums], batches: int) -> None:
-        if not self.space_checked:  # seen after the first batch, not after the last
+        """Save if `save_seconds` have passed. The first call checks the free disk space."""
+        if not self.space_checked:
             largest = max(source_sums.nbytes for source_sums in sums.values())
             check_space(self.path.parent, 2 * len(sums) * largest)
             self.space_checked = True
@@ -64,25 +61,26 @@ class SavedSums:
             self.saved_at = time.monotonic()
 
     def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
-        """The sums of a layer that all batches went through."""
-        by_source = {
-            source: {layer: source_sums.layer_statistics[layer]}
-            for source, source_sums in sums.items()
-        }
+        """Save the sums of a layer that all batches have passed."""
+        by_source = {}
+        for source, source_sums in sums.items():
+            by_source[source] = {layer: source_sums.layer_statistics[layer]}
         path = self.layerwise_directory / f"layer-{layer}.safetensors"
         Statistics(by_source.pop(TEXT), self.lineage, by_source).save(path)
 
     def restore_layers(self, sums: Mapping[str, Sums], layers: Iterable[int]) -> None:
+        """Load the saved sums of finished layers into `sums`."""
         for layer in layers:
             saved = Statistics.load(self.layerwise_directory / f"layer-{layer}.safetensors")
             for source, saved_layers in saved.sources.items():
                 sums[source].restore(saved_layers)
 
     def finish(self, statistics: Statistics) -> None:
+        """Write and publish the result in rank 0; the other processes wait for it."""
         if self.partial_output is not None:
             statistics.save(self.partial_output.path / "statistics.safetensors")
             self.partial_output.publish()
-        self.ranks.barrier()  # until the result is there
+        self.ranks.barrier()
 
 
 @contextmanager
@@ -92,7 +90,10 @@ def open_saved_sums(
     lineage: Mapping[str, Any],
     save_seconds: float,
 ) -> Iterator[SavedSums | None]:
-    """The place of a calibration's sums, which belongs to this very one; None without `out`."""
+    """Open `OUT.partial` for the sums of this calibration; None without `out`.
+
+    Raises StatetrimError if it holds those of a calibration with another `lineage`.
+    """
     if out is None:
         yield None
         return
@@ -100,14 +101,10 @@ def open_saved_sums(
     with ExitStack() as stack:
         if ranks.rank == 0:
             record = {"format": "statetrim calibrate", **lineage, "processes": ranks.world_size}
-            files, temporary_patterns = (
-                {"statistics.safetensors": out},
-                ["sums-*.safetensors", "walk-*"],
-            )
+            files = {"statistics.safetensors": out}
+            patterns = ["sums-*.safetensors", "walk-*"]
             partial_output = stack.enter_context(
-                open_output(
-                    out, "job.json", record, files=files, temporary_patterns=temporary_patterns
-                )
+                open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
-        ranks.barrier()  # until the place is this job's
+        ranks.barrier()  # until rank 0 has checked and locked the directory
         yield SavedSums(out, partial_output, ranks, lineage, save_seconds)

@@ -1,4 +1,4 @@
-"""Running sums of what the hooks report: the only thing calibration keeps."""
+"""Running sums over calibration tokens, updated by the hooks."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -14,10 +14,10 @@ from .pair_hooks import Pair
 
 
 class Sums:
-    """Float64 sums for every linear-attention layer, updated call by call.
+    """Float64 sums of every linear-attention layer; only those named in `sum_names` are kept.
 
-    They stay on the device of their layer, and a layer's go to the host together: a copy for each
-    sum and batch would make the device wait as often.
+    They stay on the device of their layer, and those of a layer are copied to the CPU together: one
+    copy per sum and batch would synchronize the device each time.
     """
 
     def __init__(self, model: Checkpoint, sum_names: Sequence[str]) -> None:
@@ -25,11 +25,11 @@ class Sums:
         self._sums: dict[int, dict[str, Tensor]] = {i: {} for i in model.geometry.layers}
 
     def on_call(self, call: KernelCall) -> None:
+        """Add the Gram matrices of queries and keys, and the mean square of the output."""
         for side, activations in (("query", call.query), ("key", call.key)):
             if f"{side}_gram" in self.sum_names or f"{side}_unit_gram" in self.sum_names:
-                rows = (
-                    activations.flatten(0, 1).transpose(0, 1).double()
-                )  # [heads, tokens, channels]
+                rows = activations.flatten(0, 1).transpose(0, 1)
+                rows = rows.double()  # [heads, tokens, channels]
                 self._add(call.layer, f"{side}_gram", _gram(rows))
                 if self.model.family.normalizes_keys:
                     rows = rows * (rows.square().sum(-1, keepdim=True) + L2_EPS).rsqrt()
@@ -39,13 +39,12 @@ class Sums:
             self._add(call.layer, "output_square", square)
 
     def on_input(self, mixer_input: MixerInput) -> None:
-        self._add(
-            mixer_input.layer,
-            "input_square",
-            mixer_input.hidden.flatten(0, -2).double().square().sum(0),
-        )
+        """Add the squares of the mixer's input, [hidden]."""
+        square = mixer_input.hidden.flatten(0, -2).double().square().sum(0)
+        self._add(mixer_input.layer, "input_square", square)
 
     def on_readout(self, readout: Readout) -> None:
+        """Add the Gram matrices of the output projection's input, and what a refit needs."""
         if "readout_gram" in self.sum_names:
             values = readout.values.flatten(0, -2).double()
             for channel_rows in self.model.channels(readout.layer):
@@ -56,7 +55,8 @@ class Sums:
             self.on_pair(Pair(readout.layer, readout.output, readout.values))
 
     def on_pair(self, pair: Pair) -> None:
-        """What a refit needs; where whole heads go, of the model before the cut alone."""
+        """Add the moments that a refit needs: of the cut's values and the original's output (for
+        the removal of whole heads, both of the original)."""
         values = pair.values.flatten(0, -2).double()
         target = pair.target.flatten(0, -2).double()
         self._add(pair.layer, "readout_moment", values.mT @ values)
@@ -64,19 +64,16 @@ class Sums:
         self._add(pair.layer, "target_square", target.square().sum().reshape(1))
 
     def on_gradients(self, mixers: Mapping[int, nn.Module]) -> None:
-        """Take the gradients of the projection weights, by the family's row tables."""
+        """Add the gradients of the query and key projection weights, and reset them to None."""
         for layer, mixer in mixers.items():
-            all_rows = self.model.channels(layer)
-            for side, role in (("query", "q_proj"), ("key", "k_proj")):
-                copies = [
-                    _channel_gradient(mixer, channel_rows)
-                    for channel_rows in all_rows
-                    if channel_rows.role == role
-                ]
-                self._add(layer, f"{side}_gradient", torch.stack(copies, dim=2))
-            for channel_rows in all_rows:
-                if channel_rows.role in ("q_proj", "k_proj"):
-                    mixer.get_parameter(channel_rows.tensor).grad = None
+            copies: dict[str, list[Tensor]] = {"q_proj": [], "k_proj": []}
+            projections = [rows for rows in self.model.channels(layer) if rows.role in copies]
+            for channel_rows in projections:
+                copies[channel_rows.role].append(_channel_gradient(mixer, channel_rows))
+            self._add(layer, "query_gradient", torch.stack(copies["q_proj"], dim=2))
+            self._add(layer, "key_gradient", torch.stack(copies["k_proj"], dim=2))
+            for channel_rows in projections:
+                mixer.get_parameter(channel_rows.tensor).grad = None
 
     def _add(self, layer: int, name: str, value: Tensor) -> None:
         if name not in self.sum_names:
@@ -86,32 +83,37 @@ class Sums:
             self._sums[layer][name] = value
         elif total.device == value.device:
             total += value
-        else:  # from an earlier run
+        else:  # restored from an earlier run, so on the CPU
             self._sums[layer][name] = total.to(value.device).add_(value)
 
     def to_cpu(self, layer: int) -> None:
-        """Bring a layer's sums to the host."""
+        """Move a layer's sums to the CPU."""
         self._sums[layer] = _to_cpu(self._sums[layer])
 
-    @property
-    def tensors(self) -> list[Tensor]:
-        """All sums, in an order that every process shares, on the host."""
-        for layer in self._sums:
+    def cpu_tensors(self) -> list[Tensor]:
+        """Move all sums to the CPU and return them, in the same order in every process."""
+        tensors = []
+        for layer in sorted(self._sums):
             self.to_cpu(layer)
-        return [self._sums[i][name] for i in sorted(self._sums) for name in sorted(self._sums[i])]
+            for name in sorted(self._sums[layer]):
+                tensors.append(self._sums[layer][name])
+        return tensors
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all sums."""
         return sum(tensor.nbytes for sums in self._sums.values() for tensor in sums.values())
 
     @property
     def layer_statistics(self) -> dict[int, LayerStatistics]:
-        return {
-            layer: LayerStatistics(self.tokens, **_to_cpu(sums))
-            for layer, sums in self._sums.items()
-        }
+        """Copies of the sums on the CPU, by layer."""
+        by_layer = {}
+        for layer, sums in self._sums.items():
+            by_layer[layer] = LayerStatistics(self.tokens, **_to_cpu(sums))
+        return by_layer
 
     def restore(self, saved: Mapping[int, LayerStatistics]) -> None:
+        """Replace the sums and the token count by those of an earlier run."""
         for layer, statistics in saved.items():
             self.tokens = statistics.tokens
             for name in self.sum_names:
@@ -121,21 +123,22 @@ class Sums:
 
 
 def _to_cpu(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """In one copy."""
-    on_device = {name: value for name, value in sums.items() if value.device.type != "cpu"}
+    """All sums on the CPU; those of a device are concatenated, so that one copy moves them."""
+    on_device = [name for name, value in sums.items() if value.device.type != "cpu"]
+    on_cpu = dict(sums)
     if not on_device:
-        return dict(sums)
-    flat = torch.cat([value.flatten() for value in on_device.values()]).cpu()
-    pieces = torch.split(flat, [value.numel() for value in on_device.values()])
-    on_cpu = {
-        name: piece.reshape(value.shape).clone()
-        for (name, value), piece in zip(on_device.items(), pieces, strict=True)
-    }
-    return {**sums, **on_cpu}
+        return on_cpu
+    flat = torch.cat([sums[name].flatten() for name in on_device]).cpu()
+    start = 0
+    for name in on_device:
+        end = start + sums[name].numel()
+        on_cpu[name] = flat[start:end].reshape(sums[name].shape).clone()
+        start = end
+    return on_cpu
 
 
 def to_statistics(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> Statistics:
-    """Every source's sums, the text's first."""
+    """The sums of all sources as one artifact."""
     by_source = {name: sums.layer_statistics for name, sums in sources.items()}
     return Statistics(by_source.pop(TEXT), lineage, by_source)
 
@@ -146,7 +149,7 @@ def _gram(rows: Tensor) -> Tensor:
 
 
 def _channel_gradient(mixer: nn.Module, channel_rows: ChannelRows) -> Tensor:
-    """[heads, channels, hidden] of one projection, from the weight's accumulated gradient."""
+    """The accumulated gradient of one projection's weight, [heads, channels, hidden], float64."""
     gradient = mixer.get_parameter(channel_rows.tensor).grad
     assert gradient is not None, f"{channel_rows.tensor} took no part in the loss"
     return gradient[channel_rows.rows.to(gradient.device)].double()
