@@ -1,9 +1,8 @@
-"""Checkpoints + tasks -> Scores: the same samples for every model, the original first.
+"""Checkpoints + tasks -> Scores, with the same samples for every model; the original runs first.
 
-The unit of work is one task of one model; each is on disk before the next begins.
+The unit of work is one task of one model; its scores are saved before the next one starts.
 """
 
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +12,7 @@ from typing import Any
 
 from ..artifacts.origin import read_origin, vocabulary_size
 from ..artifacts.scores import Score, Scores
-from ..errors import StatetrimError, warn_deprecated_resume
+from ..errors import StatetrimError
 from ..maths.units import parse_token_count
 from ..progress import OnProgress, Progress, ShowProgress, progress_reporter
 from ..runtime.distributed import DistributedContext
@@ -52,7 +51,6 @@ def evaluate(
     layerwise: bool = False,
     storage: StateStorage | str = "float32",
     out: str | Path | None = None,
-    resume: bool = False,
     progress: ShowProgress = True,
 ) -> Scores:
     """Run `tasks` on `baseline` and `models`, from files below `data` or, without it, from the hub.
@@ -64,17 +62,15 @@ def evaluate(
     `device_map` and `max_memory` are those of `load`. `storage` (or the name of a dtype) rounds the
     recurrent states of all models except the baseline, as engines store them. Under torchrun the
     processes share the tasks, and all return all scores. With `out` the scores are written there,
-    and each finished task to `OUT.partial`, from which the same call resumes (`resume` is
-    deprecated).
+    and each finished task to `OUT.partial`, from which the same call resumes.
     """
-    warn_deprecated_resume(resume)
     chosen_tasks = find_tasks(tasks)
-    if any(task.kind not in WITHOUT_HARNESS for task in chosen_tasks):
+    if _uses_harness(chosen_tasks):
         harness.silence_libraries()
     checkpoints = [as_checkpoint(baseline), *as_checkpoints(models)]
-    without_weights = next((model.path for model in checkpoints if not model.shards), None)
-    if without_weights is not None:
-        raise StatetrimError(f"{without_weights} holds no weights, so there is nothing to evaluate")
+    for model in checkpoints:
+        if not model.shards:
+            raise StatetrimError(f"{model.path} holds no weights, so there is nothing to evaluate")
     storage = StateStorage(storage) if isinstance(storage, str) else storage
     names = _display_names(checkpoints, storage)
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
@@ -89,23 +85,15 @@ def evaluate(
         tokenizers = _load_tokenizers(checkpoints)
         source = SampleSource(data_directory, text, parse_token_count(skip), limit)
         warn_of_seen_text(dict(zip(names, checkpoints, strict=True)), source, tokenizers[0])
-        task_samples = [
-            prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks
-        ]
-        lineage = _lineage(names, checkpoints, setting, task_samples, limit)
-        ranks, finished, partial_output = (
-            DistributedContext.current(),
-            FinishedTasks(None, names),
-            None,
-        )
+        samples = [prepare_samples(task, source, tokenizers[0], scratch) for task in chosen_tasks]
+        lineage = _lineage(names, checkpoints, setting, samples, limit)
+        ranks, partial_output = DistributedContext.current(), None
+        finished = FinishedTasks(None, names)
         if out is not None and ranks.rank == 0:
-            task_files = [
-                finished.file_name(name, task.name) for name in names for task in chosen_tasks
-            ]
-            record = {"format": "statetrim evaluate", **lineage}
-            files = {"scores.json": Path(out)}
+            record, files = {"format": "statetrim evaluate", **lineage}, {"scores.json": Path(out)}
+            patterns = finished.file_names(chosen_tasks)
             partial_output = stack.enter_context(
-                open_output(out, "job.json", record, files=files, temporary_patterns=task_files)
+                open_output(out, "job.json", record, files=files, temporary_patterns=patterns)
             )
             finished = FinishedTasks(partial_output.path, names)
         if any(ranks.all_gather(partial_output is not None and partial_output.done)):
@@ -115,43 +103,42 @@ def evaluate(
         for name, model, tokenizer in zip(names, checkpoints, tokenizers, strict=True):
             model_setting = setting if all_scores else replace(setting, storage=StateStorage())
             runner = ModelRunner(name, model, original, tokenizer, model_setting)
-            all_scores += _score_tasks(runner, task_samples, limit, finished, ranks, report)
+            all_scores += _score_tasks(runner, samples, limit, finished, ranks, report)
         scores = Scores(names, all_scores, lineage)
         if partial_output is not None:
             scores.save(partial_output.path / "scores.json")
             partial_output.publish()
-        ranks.barrier()  # until the result is there
+        ranks.barrier()  # until rank 0 has published the result
         return scores
 
 
+def _uses_harness(tasks: list[Task]) -> bool:
+    return any(task.kind not in WITHOUT_HARNESS for task in tasks)
+
+
 def _display_names(models: list[Checkpoint], storage: StateStorage) -> list[str]:
-    """Short ones; the original may be given again where its state is stored otherwise."""
+    """A short name per model. With a lossy `storage` the original may be given again, with its
+    state rounded; its second name ends with the dtype."""
     original_path = models[0].path.resolve()
-    is_original = [
-        storage.is_lossy and model.path.resolve() == original_path for model in models[1:]
-    ]
-    others = (model for model, same in zip(models[1:], is_original, strict=True) if not same)
-    names = iter(short_names([models[0], *others]))
-    original = next(names)
-    return [
-        original,
-        *(f"{original}-{storage.dtype}" if same else next(names) for same in is_original),
-    ]
+    distinct, is_rounded_original = [models[0]], []
+    for model in models[1:]:
+        is_rounded_original.append(storage.is_lossy and model.path.resolve() == original_path)
+        if not is_rounded_original[-1]:
+            distinct.append(model)
+    original, *others = short_names(distinct)
+    names = [original]
+    for is_rounded in is_rounded_original:
+        names.append(f"{original}-{storage.dtype}" if is_rounded else others.pop(0))
+    return names
 
 
 def _load_tokenizers(models: list[Checkpoint]) -> list[Any]:
-    """One for each, all of which do the same."""
+    """One tokenizer per model. Raises StatetrimError unless all give the same ids for a probe."""
     tokenizers = [load_tokenizer(model) for model in models]
-    if (
-        len(
-            {
-                json.dumps(tokenizer("The quick brown fox, 42.")["input_ids"])
-                for tokenizer in tokenizers
-            }
-        )
-        > 1
-    ):
-        raise StatetrimError("the models have different tokenizers, so they cannot be compared")
+    probe = "The quick brown fox, 42."
+    for tokenizer in tokenizers[1:]:
+        if list(tokenizer(probe)["input_ids"]) != list(tokenizers[0](probe)["input_ids"]):
+            raise StatetrimError("the models have different tokenizers, so they cannot be compared")
     return tokenizers
 
 
@@ -163,29 +150,31 @@ def _score_tasks(
     ranks: DistributedContext,
     report: OnProgress,
 ) -> list[Score]:
-    """One model on all tasks, those that are done already left out; each process takes its share,
-    and the first one keeps the results."""
-    scores_by_task, *_ = ranks.all_gather(
-        {
-            samples.task.name: finished.load(runner.name, samples.task.name)
-            for samples in task_samples
-        }
-    )
+    """Scores of one model on all tasks, in their order.
+
+    Finished tasks are loaded; each process runs its share of the others, and rank 0 saves them.
+    """
+    task_names = [samples.task.name for samples in task_samples]
+    loaded = {name: finished.load(runner.name, name) for name in task_names}
+    scores_by_task = ranks.all_gather(loaded)[0]  # only rank 0 has the files
+    remaining = [samples for samples in task_samples if scores_by_task[samples.task.name] is None]
     own_scores: dict[str, list[Score]] = {}
-    for samples in ranks.shard(
-        [samples for samples in task_samples if scores_by_task[samples.task.name] is None]
-    ):
-        own_scores[samples.task.name] = runner.run(samples, limit, report)
+    for samples in ranks.shard(remaining):
+        name = samples.task.name
+        own_scores[name] = runner.run(samples, limit, report)
         if ranks.rank == 0:
-            finished.save(runner.name, samples.task.name, own_scores[samples.task.name])
-        report(Progress(1, 1, "tasks", f"{runner.name}: {samples.task.name}"))
+            finished.save(runner.name, name, own_scores[name])
+        report(Progress(1, 1, "tasks", f"{runner.name}: {name}"))
     runner.close()
     for rank, rank_scores in enumerate(ranks.all_gather(own_scores)):
-        for task, scores in rank_scores.items():
-            scores_by_task[task] = scores
+        for name, scores in rank_scores.items():
+            scores_by_task[name] = scores
             if ranks.rank == 0 and rank:
-                finished.save(runner.name, task, scores)
-    return [score for samples in task_samples for score in scores_by_task[samples.task.name] or ()]
+                finished.save(runner.name, name, scores)
+    all_scores: list[Score] = []
+    for name in task_names:
+        all_scores += scores_by_task[name] or []
+    return all_scores
 
 
 def _lineage(
@@ -195,8 +184,12 @@ def _lineage(
     task_samples: list[Samples],
     limit: int | None,
 ) -> dict[str, Any]:
+    """What the scores were made from; two runs with the same lineage give the same scores."""
     digests = [model.digest for model in models]
-    uses_harness = any(samples.task.kind not in WITHOUT_HARNESS for samples in task_samples)
+    uses_harness = _uses_harness([samples.task for samples in task_samples])
+    origins = {}
+    for name, model in zip(names, models, strict=True):
+        origins[name] = read_origin(model, models[0])
     return {
         "statetrim": __version__,
         "lm_eval": harness.lm_eval_version() if uses_harness else None,
@@ -209,9 +202,7 @@ def _lineage(
         "data": {samples.task.name: samples.digest for samples in task_samples},
         "original": digests[0],
         "vocabulary": vocabulary_size(models[0]),
-        "cuts": {
-            name: read_origin(model, models[0]) for name, model in zip(names, models, strict=True)
-        },
+        "cuts": origins,
         **({"dtype": setting.placement.dtype_text} if setting.placement.dtype else {}),
     }
 

@@ -1,4 +1,4 @@
-"""One file for each finished task of a model in `OUT.partial`, so that a killed run resumes."""
+"""One file in `OUT.partial` per model and finished task, from which a killed run resumes."""
 
 import re
 from collections.abc import Sequence
@@ -7,26 +7,34 @@ from pathlib import Path
 
 from ..artifacts.scores import MAX_BYTES, Score, parse_score
 from ..storage.json_file import read_json, write_json
+from ..tasks import Task
 
 
 class FinishedTasks:
-    """The scores of `models` that are known, in `directory`; in memory only without one."""
+    """Files in `directory` with the scores of `models`; without a directory nothing is saved."""
 
     def __init__(self, directory: Path | None, models: Sequence[str]) -> None:
         self.directory, self.models = directory, models
 
     def load(self, model: str, task: str) -> list[Score] | None:
+        """The saved scores, or None if the task is not finished."""
         if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
             return None
         stored = read_json(self.directory / self.file_name(model, task), MAX_BYTES)
         return [parse_score(score) for score in stored["scores"]]
 
     def save(self, model: str, task: str, scores: list[Score]) -> None:
+        """Write the scores of a finished task."""
         if self.directory is not None:
             content = {"scores": [asdict(score) for score in scores]}
             write_json(self.directory / self.file_name(model, task), content, indent=None)
 
+    def file_names(self, tasks: Sequence[Task]) -> list[str]:
+        """The files of all models and `tasks`."""
+        return [self.file_name(model, task.name) for model in self.models for task in tasks]
+
     def file_name(self, model: str, task: str) -> str:
+        """`MODEL.TASK.json`; models whose names differ only in special characters are numbered."""
         safe_names = [re.sub(r"[^A-Za-z0-9_-]+", "-", name) for name in self.models]
         index = self.models.index(model)
         duplicates = safe_names[:index].count(safe_names[index])

@@ -1,5 +1,6 @@
-"""lm-evaluation-harness: the one module that knows it. Tasks in, per-sample scores out."""
+"""The only module that imports lm-evaluation-harness: task -> scores per sample."""
 
+import importlib.metadata
 import importlib.util
 import logging
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ..artifacts.scores import Score, Unit
 from ..errors import StatetrimError, is_out_of_memory
@@ -16,11 +18,11 @@ from ..storage.text import import_datasets
 from ..tasks import Task
 
 ProgressCallback = Callable[[int, int], None]
-"""Called with the requests answered so far, and all of them."""
+"""Called with the number of requests answered so far, and of all requests."""
 
 
 def stock_tasks_directory() -> Path:
-    """Where the installed lm-eval keeps its definitions; a sentence where it is not installed."""
+    """The task definitions of the installed lm-eval. Raises StatetrimError without lm-eval."""
     spec = importlib.util.find_spec("lm_eval")
     if spec is None or not spec.submodule_search_locations:
         raise StatetrimError(
@@ -31,33 +33,34 @@ def stock_tasks_directory() -> Path:
 
 
 def lm_eval_version() -> str:
-    from importlib.metadata import version as installed
+    """The version of the installed lm-eval. Raises StatetrimError without lm-eval."""
+    check_installed()
+    return importlib.metadata.version("lm_eval")
 
+
+def check_installed() -> None:
+    """Raise StatetrimError unless lm-eval is installed."""
     stock_tasks_directory()
-    return installed("lm_eval")
 
 
 def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
-    """lm-eval's transformers model around one that is loaded already.
+    """lm-eval's HFLM around the loaded transformers model `live`.
 
-    Likelihoods are padded on the right, behind all that counts. Generation is padded on the left,
-    with a mask that not every recurrent model heeds (transformers' Mamba-2 does not: its
-    convolution's bias enters the state). A probe tells, and then only prompts of one length share
-    a batch.
+    Likelihood requests are padded on the right, after all tokens that count. Prompts of generation
+    are padded on the left, with an attention mask that not every recurrent model applies
+    (transformers' Mamba-2 does not: the bias of its convolution enters the state). If a probe finds
+    such a model, only prompts of the same length share a batch.
     """
     silence_libraries()
     from lm_eval.models.huggingface import HFLM
 
     padding_is_safe = batch_size == 1 or is_left_padding_safe(live)
-    eos_token_id = getattr(live.generation_config, "eos_token_id", None)
-    eos_token_ids = {
-        *(eos_token_id if isinstance(eos_token_id, list) else [eos_token_id]),
-        tokenizer.eos_token_id,
-    } - {None}
-    stop_token_ids = sorted(eos_token_ids) or None
+    config_ids = getattr(live.generation_config, "eos_token_id", None)
+    eos_token_ids = {*(config_ids if isinstance(config_ids, list) else [config_ids])}
+    stop_token_ids = sorted((eos_token_ids | {tokenizer.eos_token_id}) - {None}) or None
 
     class QuietHFLM(HFLM):  # type: ignore[misc]
-        """Without tqdm's bars; the run has one of its own."""
+        """Without tqdm's progress bars: the caller shows one."""
 
         def _loglikelihood_tokens(
             self, requests: Any, disable_tqdm: bool = False, **kw: Any
@@ -69,7 +72,7 @@ def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
 
         def loglikelihood_rolling(self, requests: Any, disable_tqdm: bool = False) -> Any:
             likelihoods = []
-            for start in range(0, len(requests), batch_size):  # so that progress can be seen
+            for start in range(0, len(requests), batch_size):  # progress after every chunk
                 chunk = requests[start : start + batch_size]
                 likelihoods += super().loglikelihood_rolling(chunk, disable_tqdm=True)
             return likelihoods
@@ -77,22 +80,21 @@ def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
         def generate_until(self, requests: Any, disable_tqdm: bool = False) -> Any:
             if padding_is_safe:
                 return super().generate_until(requests, disable_tqdm=True)
-            answers: dict[int, str] = {}
-            lengths = [len(self.tok_encode(request.args[0])) for request in requests]
-            for length in sorted(set(lengths)):
-                positions = [
-                    position
-                    for position, request_length in enumerate(lengths)
-                    if request_length == length
-                ]
-                same_length = [requests[position] for position in positions]
+            indices_by_length: dict[int, list[int]] = {}
+            for index, request in enumerate(requests):
+                length = len(self.tok_encode(request.args[0]))
+                indices_by_length.setdefault(length, []).append(index)
+            answers = [""] * len(requests)
+            for _, indices in sorted(indices_by_length.items()):
+                same_length = [requests[index] for index in indices]
                 texts = super().generate_until(same_length, disable_tqdm=True)
-                answers.update(zip(positions, texts, strict=True))
-            return [answers[position] for position in range(len(requests))]
+                for index, text in zip(indices, texts, strict=True):
+                    answers[index] = text
+            return answers
 
         def _model_generate(self, context: Any, max_length: int, stop: Any, **kw: Any) -> Any:
-            # Without an id in the config a row would write on behind its end of text for as long
-            # as its neighbours do, and the answer would depend on them.
+            # Without an end-of-text id a row would continue after its end of text for as long as
+            # the other rows of its batch do, and its answer would depend on them.
             kw.setdefault("eos_token_id", stop_token_ids)
             return super()._model_generate(context, max_length, stop, **kw)
 
@@ -100,57 +102,61 @@ def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
 
 
 def is_left_padding_safe(live: Any) -> bool:
-    """Whether a prompt padded on the left gives the logits it gives alone, for two tokens."""
+    """Whether a probe padded on the left gives the logits of the unpadded probe, for two tokens."""
     vocabulary = int(live.get_input_embeddings().weight.shape[0])
     ids = (torch.arange(1, 12, device=live.device) * 7919 % vocabulary).unsqueeze(0)
     padded = torch.cat([torch.zeros_like(ids[:, :5]), ids], 1)
     mask = torch.ones_like(padded)
     mask[:, :5] = 0
-    unpadded_logits, padded_logits = (
-        live.generate(
-            input_ids=prompt,
-            attention_mask=attention_mask,
-            max_new_tokens=2,
-            min_new_tokens=2,
-            do_sample=False,
-            output_logits=True,
-            return_dict_in_generate=True,
-            pad_token_id=0,
-        ).logits
-        for prompt, attention_mask in ((ids, torch.ones_like(ids)), (padded, mask))
-    )
+    unpadded_logits = _next_two_logits(live, ids, torch.ones_like(ids))
     tolerance = 1e-3 if unpadded_logits[0].dtype == torch.float32 else 0.05
-    return all(
-        float((expected.float() - actual.float()).abs().max())
-        <= tolerance * float(expected.float().std())
-        for expected, actual in zip(unpadded_logits, padded_logits, strict=True)
-    )
+    for expected, actual in zip(unpadded_logits, _next_two_logits(live, padded, mask), strict=True):
+        difference = float((expected.float() - actual.float()).abs().max())
+        if not difference <= tolerance * float(expected.float().std()):
+            return False
+    return True
+
+
+def _next_two_logits(live: Any, input_ids: Tensor, attention_mask: Tensor) -> tuple[Tensor, ...]:
+    """Logits of two greedily generated tokens, each [batch, vocabulary]."""
+    logits: tuple[Tensor, ...] = live.generate(
+        input_ids=input_ids,
+        attention_mask=attention_mask,
+        max_new_tokens=2,
+        min_new_tokens=2,
+        do_sample=False,
+        output_logits=True,
+        return_dict_in_generate=True,
+        pad_token_id=0,
+    ).logits
+    return logits
 
 
 def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any]) -> Any:
-    """lm-eval's own vLLM model, in an environment that has vLLM; `options` are vLLM's."""
+    """lm-eval's vLLM model with the given vLLM `options`. Raises StatetrimError without vLLM."""
     if importlib.util.find_spec("vllm") is None:
         raise StatetrimError(
             "--engine vllm needs vLLM in this environment, and it is not installed; "
             "install it, or leave out --engine to run in transformers"
         )
-    stock_tasks_directory()
-    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # nor is a host told
+    check_installed()
+    os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")  # send nothing over the network
     from lm_eval.models.vllm_causallms import VLLM
 
     fixed_options = {"pretrained": str(path), "batch_size": batch_size, "trust_remote_code": False}
-    conflict = next((name for name in options if name in fixed_options), None)
-    if conflict:
-        raise StatetrimError(f"{conflict!r} is not an option for vLLM here: evaluate sets it")
+    for name in options:
+        if name in fixed_options:
+            raise StatetrimError(f"{name!r} is not an option for vLLM here: evaluate sets it")
     return VLLM(**fixed_options, **options)
 
 
 def run_task(
     lm: Any, model: str, task: Task, directory: Path, limit: int | None, report: ProgressCallback
 ) -> list[Score]:
-    """One task through `lm_eval.evaluate`, every sample logged.
+    """Run one task through `lm_eval.evaluate`; a score per metric, with every sample.
 
-    `directory` holds the task's definition, or is lm-eval's own folder of a stock task.
+    `directory` holds the task's definition; for a stock task it is lm-eval's own. Raises
+    StatetrimError if lm-eval cannot load or run the task.
     """
     silence_libraries()
     import lm_eval
@@ -165,7 +171,7 @@ def run_task(
         raise StatetrimError(f"lm-eval cannot open the task {task.name}: {reason}") from None
     if lm_eval_task.get_config("num_fewshot") is None:
         lm_eval_task.set_config(key="num_fewshot", value=0)
-    # simple_evaluate does this and asks git where it runs; nothing here is drawn at random.
+    # Not simple_evaluate, which also calls git and seeds generators that nothing here uses.
     try:
         lm.cache_hook = _RequestCounter(lm_eval_task, limit, report)
         results: Any = lm_eval.evaluate(
@@ -173,11 +179,11 @@ def run_task(
             task_dict=task_dict,
             limit=limit,
             log_samples=True,
-            bootstrap_iters=0,  # the intervals are ours, paired
+            bootstrap_iters=0,  # intervals come from paired samples later
         )
     except (OSError, StatetrimError):
         raise
-    except Exception as error:  # a row may hold anything, and so may a tokenizer
+    except Exception as error:  # rows and tokenizers of users can make lm-eval fail anywhere
         if is_out_of_memory(error):
             raise
         reason = " ".join(str(error).split())[:200]
@@ -194,19 +200,19 @@ def run_task(
 
 
 class _RequestCounter:
-    """Stands where lm-eval would cache answers, and counts them."""
+    """Takes the place of lm-eval's cache hook, which is called once per answered request."""
 
     def __init__(self, task: Any, limit: int | None, report: ProgressCallback) -> None:
-        sample_count = len(task.eval_docs)
-        sample_count = min(sample_count, limit) if limit else sample_count
+        samples = len(task.eval_docs)
+        samples = min(samples, limit) if limit else samples
         choices = 1
         if task.OUTPUT_TYPE == "multiple_choice":
-            first = task.eval_docs[0]
-            choices = len(task.doc_to_choice(first))
-        self.done, self.total, self.report = 0, sample_count * choices, report
+            choices = len(task.doc_to_choice(task.eval_docs[0]))
+        self.done, self.total, self.report = 0, samples * choices, report
         report(0, self.total)
 
     def add_partial(self, *_: Any) -> None:
+        """Count one request; the total grows if samples have more choices than the first."""
         self.done += 1
         self.report(min(self.done, self.total), max(self.total, self.done))
 
@@ -214,22 +220,29 @@ class _RequestCounter:
 def _to_score(
     model: str, task: Task, metric: str, samples: list[dict[str, Any]], higher_is_better: bool
 ) -> Score:
+    """A score from lm-eval's samples, each a value or a pair of value and weight."""
     unit: Unit = "perplexity" if "perplexity" in metric else "share"
-    raw_values = [sample[metric] for sample in samples]
-    weighted = isinstance(raw_values[0], tuple | list)
-    values = [float(value[0] if weighted else value) for value in raw_values]
-    if not all(isfinite(value) for value in values):
-        raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
-    weights = [float(value[1]) for value in raw_values] if weighted else None
-    return Score(
-        model, task.name, metric, unit, higher_is_better and unit == "share", values, weights
-    )
+    is_weighted = isinstance(samples[0][metric], tuple | list)
+    values, weights = list[float](), list[float]()
+    for sample in samples:
+        if is_weighted:
+            values.append(float(sample[metric][0]))
+            weights.append(float(sample[metric][1]))
+        else:
+            values.append(float(sample[metric]))
+        if not isfinite(values[-1]):
+            raise StatetrimError(f"{model} gives likelihoods that are not numbers on {task.name}")
+    better = higher_is_better and unit == "share"
+    return Score(model, task.name, metric, unit, better, values, weights if is_weighted else None)
 
 
 def silence_libraries() -> None:
-    """Their bars and warnings would stand between the user and ours; nor is a host told."""
+    """Switch off progress bars and warnings of lm-eval, datasets and transformers.
+
+    Raises StatetrimError without lm-eval.
+    """
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    stock_tasks_directory()
+    check_installed()
     from transformers.utils import logging as transformers_logging
 
     import_datasets().disable_progress_bars()

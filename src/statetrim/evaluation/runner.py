@@ -1,4 +1,4 @@
-"""One model and its tasks, in transformers or in vLLM."""
+"""Runs the tasks of one model, in transformers or in vLLM."""
 
 import gc
 from collections.abc import Callable, Mapping, Sequence
@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..artifacts.scores import Score
+from ..artifacts.scores import Score, Unit
 from ..errors import StatetrimError
 from ..progress import OnProgress, Progress
 from ..runtime.final_hidden import FinalHiddenStates
@@ -23,11 +23,11 @@ from ..tasks import WITHOUT_HARNESS, Task, recall
 from . import harness
 from .samples import MQAR_ROWS, Samples
 
-LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, far back
+LONG_MQAR = {"pairs": 16, "length": 512}  # few pairs, long before their queries
 
 VLLM_BATCH = 256
-"""Sequences handed to vLLM at a time, which schedules them itself; with "auto" lm-eval asks it for
-a bar, and vLLM divides by the time of a bar that is switched off."""
+"""Sequences passed to vLLM at a time, which schedules them itself. Not "auto": lm-eval then asks
+vLLM for a progress bar, and vLLM divides by the elapsed time of a disabled bar."""
 
 Engine = Literal["hf", "vllm"]
 
@@ -44,14 +44,15 @@ class Setting:
 
     @property
     def vllm_options(self) -> dict[str, Any]:
-        """vLLM's own options; where a model is to be spread, over all GPUs unless they say."""
-        parallelism = (
-            {"tensor_parallel_size": self.placement.num_gpus} if self.placement.device_map else {}
-        )
-        return {**parallelism, **self.engine_options}
+        """Options of vLLM. With `device_map` the model is spread over all GPUs, unless
+        `engine_options` say otherwise."""
+        options = dict(self.engine_options)
+        if self.placement.device_map:
+            options.setdefault("tensor_parallel_size", self.placement.num_gpus)
+        return options
 
     def check(self, tasks: Sequence[Task]) -> None:
-        """A sentence where `tasks` cannot be run so."""
+        """Raise StatetrimError if `tasks` cannot be run with this setting."""
         if self.engine not in ("hf", "vllm"):
             raise StatetrimError(f"there is no engine {self.engine!r}; choose hf or vllm")
         if self.engine_options and self.engine != "vllm":
@@ -65,21 +66,21 @@ class Setting:
                 "--state-dtype rounds in transformers; vLLM has its own: "
                 "--engine-option mamba_ssm_cache_dtype=bfloat16"
             )
-        logit_task = next((task.name for task in tasks if task.kind in WITHOUT_HARNESS), None)
-        if self.engine == "vllm" and logit_task:
-            raise StatetrimError(
-                f"{logit_task} reads the model's own logits, so it needs --engine hf"
-            )
-        harness_task = next((task.name for task in tasks if task.kind not in WITHOUT_HARNESS), None)
-        if self.placement.layerwise and harness_task:
-            raise StatetrimError(
-                f"{harness_task} needs the whole model in memory; layerwise runs "
-                f"{', '.join(WITHOUT_HARNESS)}"
-            )
+        for task in tasks:
+            if self.engine == "vllm" and task.kind in WITHOUT_HARNESS:
+                raise StatetrimError(
+                    f"{task.name} reads the model's own logits, so it needs --engine hf"
+                )
+        for task in tasks:
+            if self.placement.layerwise and task.kind not in WITHOUT_HARNESS:
+                raise StatetrimError(
+                    f"{task.name} needs the whole model in memory; layerwise runs "
+                    f"{', '.join(WITHOUT_HARNESS)}"
+                )
 
 
 class OriginalHiddenStates:
-    """What the model before the cut read, for the others to be compared with."""
+    """The original's final hidden states of each task's sequences, kept to compare cuts with."""
 
     def __init__(self, checkpoint: Checkpoint, placement: Placement) -> None:
         self.checkpoint, self.placement = checkpoint, placement
@@ -92,8 +93,8 @@ class OriginalHiddenStates:
         live: LiveModel | None = None,
         report: Callable[[int], None] = lambda batch: None,
     ) -> FinalHiddenStates:
-        """The reading of a task, which may have been made before; else by `live`, or by a model
-        that is loaded for it and let go."""
+        """The states of a task, computed on the first call: by `live`, or by a model that is loaded
+        for it and unloaded again."""
         if task not in self._by_task:
             loaded = live or load_live(self.checkpoint, self.placement)
             self._by_task[task] = FinalHiddenStates(loaded, batches, report)
@@ -102,15 +103,17 @@ class OriginalHiddenStates:
         return self._by_task[task]
 
     def has_task(self, task: str) -> bool:
+        """Whether the states of a task were computed."""
         return task in self._by_task
 
     def unload(self) -> None:
-        for reading in self._by_task.values():
-            reading.unload_layers()
+        """Free the decoder layers; the head stays, to compute logits."""
+        for states in self._by_task.values():
+            states.unload_layers()
 
 
 class ModelRunner:
-    """One model and its tasks; loaded when the first task needs it."""
+    """Runs tasks on one model, which is loaded when the first task needs it."""
 
     def __init__(
         self,
@@ -126,6 +129,7 @@ class ModelRunner:
         self.lm: Any = None
 
     def run(self, samples: Samples, limit: int | None, progress: OnProgress) -> list[Score]:
+        """A score per metric of the task."""
         task = samples.task
 
         def report(done: int, total: int) -> None:
@@ -143,7 +147,7 @@ class ModelRunner:
             )
 
     def close(self) -> None:
-        """Make room for the next model."""
+        """Free the memory for the next model."""
         self.live = self.lm = None
         self.original.unload()
         gc.collect()
@@ -151,7 +155,7 @@ class ModelRunner:
             torch.cuda.empty_cache()
 
     def _rounded_states(self) -> AbstractContextManager[None]:
-        """Within, the model's states are stored as asked; vLLM stores its own."""
+        """A context in which states are rounded to the setting's storage; vLLM has its own."""
         if self.setting.engine == "vllm":
             return nullcontext()
         return stored_states(self._load_model(), self.setting.storage)
@@ -173,39 +177,40 @@ class ModelRunner:
         return self.lm
 
     def _score_mqar(self, rows: int, report: harness.ProgressCallback) -> list[Score]:
+        """Recall of `rows` generated sequences per number of pairs that the vocabulary allows, and
+        their mean as "accuracy"."""
         vocabulary = int(self._load_model().lm_head.weight.shape[0])
-        cells = [{"pairs": load, "length": 0} for load in recall.PAIR_COUNTS] + [LONG_MQAR]
-        cells = [cell for cell in cells if cell["pairs"] <= vocabulary // 4]
-        generated = [recall.associations(vocabulary, rows=rows, **cell) for cell in cells]
-        batches = [
-            (batch, answer_positions)
-            for ids, answer_positions in generated
-            for batch in torch.split(ids, self.setting.batch_size)
-        ]
+        names, batches, positions = list[str](), list[Tensor](), list[Tensor]()
+        for cell in [*({"pairs": n, "length": 0} for n in recall.PAIR_COUNTS), LONG_MQAR]:
+            if cell["pairs"] > vocabulary // 4:
+                continue
+            suffix = f"_in_{cell['length']}" if cell["length"] else ""
+            names.append(f"pairs_{cell['pairs']}{suffix}")
+            ids, answer_positions = recall.associations(vocabulary, rows=rows, **cell)
+            for batch in torch.split(ids, self.setting.batch_size):
+                batches.append(batch)
+                positions.append(answer_positions)
         layerwise = self.setting.placement.layerwise
         on_read, on_answered = _progress_callbacks(report, len(batches), read_first=layerwise)
-        logits_of = self._logits_by_batch([ids for ids, _ in batches], on_read)
-        shares, scores = list[float](), list[Score]()
-        for number, (ids, answer_positions) in enumerate(batches):
+        logits_of = self._logits_by_batch(batches, on_read)
+        shares: list[float] = []
+        for number, batch in enumerate(batches):
             with torch.inference_mode():
-                shares += recall.recalled_share(
-                    ids, answer_positions, logits_of(number)(answer_positions)
-                ).tolist()
+                logits = logits_of(number)(positions[number])
+                shares += recall.recalled_share(batch, positions[number], logits).tolist()
             on_answered(number + 1)
-        for index, cell in enumerate(cells):
-            suffix = f"_in_{cell['length']}" if cell["length"] else ""
-            name = f"pairs_{cell['pairs']}{suffix}"
-            scores.append(
-                self._share_score("mqar", name, shares[index * rows : (index + 1) * rows])
-            )
-        samples_by_row = zip(*(score.samples for score in scores), strict=True)
-        means = [sum(row) / len(row) for row in samples_by_row]
+        scores, means = list[Score](), list[float]()
+        for index, name in enumerate(names):
+            row_shares = shares[index * rows : (index + 1) * rows]
+            scores.append(self._share_score("mqar", name, row_shares))
+        for row in zip(*(score.samples for score in scores), strict=True):
+            means.append(sum(row) / len(row))
         return [self._share_score("mqar", "accuracy", means), *scores]
 
     def _score_against_original(
         self, task: Task, ids: Tensor, report: harness.ProgressCallback
     ) -> list[Score]:
-        """Sequences compared with the baseline: agreement with it and, on own text, perplexity."""
+        """KL and top-1 agreement with the original and, for the task "text", perplexity."""
         size = self.setting.batch_size
         batches, original_states = list(torch.split(ids.long(), size)), None
         is_original = self.model is self.original.checkpoint and not self.setting.storage.is_lossy
@@ -213,50 +218,41 @@ class ModelRunner:
         on_read, on_compared = _progress_callbacks(report, len(ids), size, read_first=read_first)
         model_logits: Callable[[int], LogitsAt]
         if is_original:
-            model_logits = self.original.read(
-                task.name, batches, self._load_model(), on_read
-            ).logits_at
+            states = self.original.read(task.name, batches, self._load_model(), on_read)
+            model_logits = states.logits_at
         else:
             if not self.original.has_task(task.name):
-                self.live = self.lm = None  # two may not fit
+                self.live = self.lm = None  # both models may not fit in memory
             original_states = self.original.read(task.name, batches)
             model_logits = self._logits_by_batch(batches, on_read)
-        comparisons = []
+        kl, top1, log_likelihood = list[float](), list[float](), list[float]()
         for number, batch in enumerate(batches):
             with torch.inference_mode():
                 new = model_logits(number)
                 old = new if original_states is None else original_states.logits_at(number)
-            comparisons.append(compare_logits(old, new, batch))
+            comparison = compare_logits(old, new, batch)
+            if not bool(comparison.kl.isfinite().all()):
+                raise StatetrimError(f"{self.name} gives logits that are not numbers")
+            kl += comparison.kl.tolist()
+            top1 += comparison.same_top_token.tolist()
+            log_likelihood += comparison.log_likelihood.tolist()
             on_compared(number + 1)
-        kl, likelihood = (
-            torch.cat([getattr(comparison, name) for comparison in comparisons])
-            for name in ("kl", "log_likelihood")
-        )
-        if not bool(kl.isfinite().all()):
-            raise StatetrimError(f"{self.name} gives logits that are not numbers")
-        top1 = torch.cat([comparison.same_top_token for comparison in comparisons]).tolist()
         scores = [
-            Score(self.name, task.name, "kl", "nats", False, kl.tolist()),
+            Score(self.name, task.name, "kl", "nats", False, kl),
             self._share_score(task.name, "top1", top1),
         ]
         if task.kind == "text":
-            predicted_tokens = [float(ids.shape[1] - 1)] * len(ids)  # tokens that were foretold
-            perplexity = Score(
-                self.name,
-                "text",
-                "perplexity",
-                "perplexity",
-                False,
-                likelihood.tolist(),
-                predicted_tokens,
-            )
-            scores.insert(0, perplexity)
+            metric: Unit = "perplexity"
+            tokens = [float(ids.shape[1] - 1)] * len(ids)  # predicted tokens per sequence
+            score = Score(self.name, "text", metric, metric, False, log_likelihood, tokens)
+            scores.insert(0, score)
         return scores
 
     def _logits_by_batch(
         self, batches: list[Tensor], on_read: Callable[[int], None]
     ) -> Callable[[int], LogitsAt]:
-        """Gives the logits of a batch; weights on disk are read once for all of them."""
+        """A function from a batch's number to its logits. Layerwise, all batches are read at once,
+        so that each weight is read from disk once."""
         storage = self.setting.storage
         if self.setting.placement.layerwise:
             with stored_states(self._load_model(), storage):
@@ -271,11 +267,18 @@ class ModelRunner:
 def _progress_callbacks(
     report: harness.ProgressCallback, total: int, batch_size: int = 1, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
-    """What reading and what comparing batches of `size` report to. Where everything is read before
-    the first is compared, each is half of the whole, so that nothing is counted twice."""
+    """Two callbacks for the number of batches that were read, and that were compared.
 
-    def report_batch(batches: int, halves_done: int) -> None:
+    With `read_first` all batches are read before the first one is compared, and each of the two
+    counts for half of the progress.
+    """
+
+    def on_read(batches: int) -> None:
         done = min(batches * batch_size, total)
-        report((done + halves_done * total) // 2 if read_first else done, total)
+        report(done // 2 if read_first else done, total)
 
-    return lambda batch: report_batch(batch, 0), lambda batch: report_batch(batch, 1)
+    def on_compared(batches: int) -> None:
+        done = min(batches * batch_size, total)
+        report((total + done) // 2 if read_first else done, total)
+
+    return on_read, on_compared

@@ -1,4 +1,4 @@
-"""Tasks -> their samples: rows written for lm-eval, or token ids."""
+"""Task -> its samples: rows written for lm-eval, or token ids."""
 
 import hashlib
 from dataclasses import dataclass
@@ -19,17 +19,17 @@ AGREEMENT_ROWS, AGREEMENT_LENGTH = 128, 512
 
 @dataclass(frozen=True, eq=False)
 class Samples:
-    """A task with its samples ready: a folder for lm-eval, or token ids."""
+    """A task with its samples: a directory for lm-eval, or token ids; MQAR generates its own."""
 
     task: Task
     digest: str
     directory: Path | None = None
-    ids: Tensor | None = None
+    ids: Tensor | None = None  # int32 [sequences, length]
 
 
 @dataclass(frozen=True)
 class SampleSource:
-    """Where samples come from, and how many are taken."""
+    """Where samples come from, and how many are taken; `skip` is in tokens of `text`."""
 
     data: Path | None
     text: str | Path | None
@@ -38,10 +38,15 @@ class SampleSource:
 
     @property
     def text_tokens(self) -> int:
+        """How many tokens of `text` are evaluated."""
         return (self.limit or AGREEMENT_ROWS) * AGREEMENT_LENGTH
 
 
 def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
+    """Read the task's samples; definitions and rows for lm-eval are written below `scratch`.
+
+    Raises StatetrimError if there are none.
+    """
     data, limit = source.data, source.limit
     if task.kind == "mqar":
         return Samples(task, f"seeded, loads {recall.PAIR_COUNTS}, {limit or MQAR_ROWS} rows")
@@ -73,7 +78,8 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
 
 
 def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
-    """The first sequences of the text, documents joined by the end-of-text token, int32."""
+    """The first sequences of the text, int32 [sequences, length]; the end-of-text token separates
+    documents."""
     if data is None:
         raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
     ids: list[int] = []
@@ -91,6 +97,7 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
 
 
 def _token_spans(tokenizer: Any) -> recall.Spans:
+    """A function from a text to the [start, end) characters of each of its tokens."""
     if not tokenizer.is_fast:
         raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
 

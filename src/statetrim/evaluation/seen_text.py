@@ -1,4 +1,4 @@
-"""Whether a text to evaluate on is one that a cut was calibrated or trained on."""
+"""Warns if a model was calibrated or trained on the text that it is evaluated on."""
 
 import logging
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ from ..storage.checkpoint import Checkpoint
 from ..storage.text import read_sequences
 from .samples import SampleSource
 
-_MAX_TOKENS_READ = 2**23  # tokens; the text of a longer training is known by its name alone
-_MAX_TEXTS = 16  # that a cut's records may name: each is read, and they are not trusted
+_MAX_TOKENS_READ = 2**23  # of a longer text only the name is compared
+_MAX_TEXTS = 16  # per model: each text in its records is read, and the records are not trusted
 
 logger = logging.getLogger("statetrim")
 
@@ -20,40 +20,43 @@ logger = logging.getLogger("statetrim")
 def warn_of_seen_text(
     models: Mapping[str, Checkpoint], source: SampleSource, tokenizer: Any
 ) -> None:
-    """Name the models that have seen some of the text to evaluate on, and what to skip."""
+    """Log which models have seen some of the evaluated text, and how many tokens to skip."""
     if source.text is None:
         return
     evaluated = range(source.skip, source.skip + source.text_tokens)
-    seen = {
-        name: _seen_until(model, source.text, tokenizer, evaluated)
-        for name, model in models.items()
-    }
-    if any(seen.values()):
+    names, most_seen = [], 0
+    for name, model in models.items():
+        tokens_seen = _seen_until(model, source.text, tokenizer, evaluated)
+        if tokens_seen:
+            names.append(name)
+            most_seen = max(most_seen, tokens_seen)
+    if names:
         logger.warning(
             "warning: %s was calibrated or trained on the start of %s; to measure on new text, use "
             "--skip %d",
-            " and ".join(name for name, end in seen.items() if end),
+            " and ".join(names),
             source.text,
-            max(seen.values()),
+            most_seen,
         )
 
 
 def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, evaluated: range) -> int:
-    """Tokens of the text that the model has seen; 0 if none of them is asked for."""
+    """Where the part of `text` ends that the model has seen, in tokens; 0 if it has seen none of
+    the `evaluated` tokens."""
     records = [*dict.fromkeys(read_seen_texts(model))][:_MAX_TEXTS]
-    overlapping = {
-        record
-        for record in records
-        if record.end > evaluated.start and record.skip < evaluated.stop
-    }
-    matching = {
-        record for record in records if overlapping and _is_same_text(record, text, tokenizer)
-    }
-    return max(record.end for record in matching) if matching & overlapping else 0
+    overlapping = [r for r in records if r.end > evaluated.start and r.skip < evaluated.stop]
+    if not overlapping:
+        return 0  # without reading any text
+    end, overlaps = 0, False
+    for record in records:
+        if _is_same_text(record, text, tokenizer):
+            end = max(end, record.end)
+            overlaps = overlaps or record in overlapping
+    return end if overlaps else 0
 
 
 def _is_same_text(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
-    """By the tokens themselves: a file may have been moved, and another may have its name."""
+    """Compares the tokens: the file may have been moved, and another may have its name."""
     tokens = record.count * record.length
     if record.skip + tokens > _MAX_TOKENS_READ:
         return record.text == str(text)
@@ -61,6 +64,6 @@ def _is_same_text(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
         text_sequences = read_sequences(
             text, tokenizer, tokens=tokens, length=record.length, skip=record.skip
         )
-    except StatetrimError:  # too short to be that text
+    except StatetrimError:  # `text` is shorter than what the record describes
         return False
     return bool(text_sequences.lineage["digest"] == record.digest)
