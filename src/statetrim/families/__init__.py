@@ -1,4 +1,5 @@
-"""One file per model family; each ends in `FAMILY = ...` and is found by its presence here."""
+"""Model families, one per file: every module here without a leading underscore, except
+`_NOT_FAMILIES`, must define `FAMILY` and is registered by `families()`."""
 
 import importlib
 import importlib.util
@@ -11,27 +12,24 @@ from ._refused import REFUSED
 from .contract import Config, Family
 
 _NOT_FAMILIES = ("contract", "recurrences")
-"""Modules here that are no family, besides those with an underscore."""
+"""Public modules of this package that define no `FAMILY`."""
 
 
 @cache
 def families() -> dict[str, Family]:
-    """Every family of this package, by `model_type`."""
+    """All families of this package, by `model_type`."""
     by_model_type: dict[str, Family] = {}
     for module in pkgutil.walk_packages(__path__, f"{__name__}."):
         module_name = module.name.rpartition(".")[2]
-        if (
-            not module.ispkg
-            and not module_name.startswith("_")
-            and module_name not in _NOT_FAMILIES
-        ):
-            family = importlib.import_module(module.name).FAMILY
-            by_model_type |= dict.fromkeys(family.model_types, family)
+        if module.ispkg or module_name.startswith("_") or module_name in _NOT_FAMILIES:
+            continue
+        family = importlib.import_module(module.name).FAMILY
+        by_model_type |= dict.fromkeys(family.model_types, family)
     return by_model_type
 
 
 def family_of(config: Config) -> Family:
-    """The family whose model type the config names."""
+    """The family for the config's `model_type`; refuses a missing or unsupported type."""
     model_type = config.get("model_type")
     if not isinstance(model_type, str) or len(model_type) > 100:
         raise StatetrimError("config.json has no 'model_type', so the family is unknown")
@@ -44,7 +42,7 @@ def family_of(config: Config) -> Family:
 
 
 def family_from_file(path: str | Path) -> Family:
-    """The `FAMILY` of a Python file outside this package. Runs that file: only give your own."""
+    """The `FAMILY` that a Python file defines. Executes the file, so it must be trusted."""
     spec = importlib.util.spec_from_file_location("statetrim_outside_family", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise StatetrimError(f"{path} is not a Python file with a FAMILY in it")

@@ -1,4 +1,5 @@
-"""What fla's layers share: separate q, k, v projections and convolutions, packed head by head."""
+"""Shared by the families of fla models: separate q, k and v projections and convolutions, whose
+rows are ordered by head, then channel."""
 
 import math
 from typing import ClassVar, TypedDict
@@ -6,7 +7,7 @@ from typing import ClassVar, TypedDict
 from torch import Tensor
 
 from ..errors import StatetrimError
-from ..geometry import ChannelRows, Geometry, row_indices
+from ..geometry import ChannelRows, Geometry, Role, row_indices
 from ..maths.units import is_integer_list
 from .contract import (
     MAX_LAYERS,
@@ -22,8 +23,7 @@ from .contract import (
 PROJECTIONS = tuple(f"{name}_proj" for name in "qkvogab")
 
 HEAD_GATES = ("b_proj.weight", "a_proj.weight", "A_log", "dt_bias")
-"""Write strength and decay: a number a head, whatever its channels."""
-
+"""Tensors of the write strength and the decay, with one row or number per head."""
 
 PRECONDITIONER_TENSORS = (
     "a_atk_proj.weight",
@@ -32,15 +32,15 @@ PRECONDITIONER_TENSORS = (
     "A_log_atk",
     "dt_bias_atk",
 )
-"""Of preconditioned delta rules: numbers a head. What they weigh is kept for each key channel by
-itself, so it goes with the channel."""
+"""Tensors of preconditioned delta rules, with numbers per head. The preconditioner they control is
+computed for each key channel separately, so pruning channels leaves these tensors unchanged."""
 
 PRECONDITIONER_HEAD_REFUSAL = "how its preconditioner's numbers belong to heads is not worked out"
 
 
 class FlaFamily(Family):
-    """A model of fla. Of some, `portable_types`, there is code that runs without it; of some,
-    `half_types`, the chunked kernel takes no float32."""
+    """A model of fla. `statetrim.portable` runs the model types in `portable_types` as well; fla's
+    chunked kernel for the types in `half_precision_types` rejects float32."""
 
     mixer_prefixes = ("model.layers.{layer}.attn",)
     projections = PROJECTIONS
@@ -55,11 +55,12 @@ class FlaFamily(Family):
         return config.get("model_type") in self.half_precision_types
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
-        return NO_KV_CACHE if config.get("attn") is None else None  # its windows are not known
+        return NO_KV_CACHE if config.get("attn") is None else None  # window sizes are unknown
 
 
 def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
-    """All layers, less those that `attn` (one specification or several) gives to softmax."""
+    """All layers except the softmax layers that `attn` (an object or a list of objects) lists.
+    Refuses a config without linear layers."""
     total = int_field(config, "num_hidden_layers", default=default_total, maximum=MAX_LAYERS)
     softmax_layers: set[int] = set()
     attn = config.get("attn")
@@ -77,6 +78,8 @@ def linear_layers(config: Config, default_total: int) -> tuple[int, ...]:
 
 
 class ConvFields(TypedDict, total=False):
+    """Keyword arguments of `Geometry` for the short convolution."""
+
     conv_key_heads: int
     conv_value_heads: int
     conv_width: int
@@ -85,18 +88,25 @@ class ConvFields(TypedDict, total=False):
 def conv_fields(
     config: Config, key_heads: int, value_heads: int, *, default: bool = True
 ) -> ConvFields:
-    """Geometry's convolution fields; empty where the model has no short convolution."""
+    """The convolution fields of `Geometry`; empty for a model without short convolutions."""
     if not bool_field(config, "use_short_conv", default):
         return {}
     width = int_field(config, "conv_size", default=4, maximum=1024)
     return {"conv_key_heads": key_heads, "conv_value_heads": value_heads, "conv_width": width}
 
 
-def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
-    """Claims on q_proj, k_proj and, where there is one, their convolutions and its biases.
+_CONV_ROLES: dict[Role, tuple[str, Role, Role]] = {
+    "q_proj": ("q_conv1d", "q_conv", "q_bias"),
+    "k_proj": ("k_conv1d", "k_conv", "k_bias"),
+}
+"""Role of a projection -> its convolution's name and the roles of that weight and bias."""
 
-    `key_copies` key projections stand one after the other in k_proj (DeltaProduct's Householder
-    steps); they share the kept channels.
+
+def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
+    """Channel rows of q_proj and k_proj and, if the model has them, their convolutions.
+
+    k_proj concatenates `steps` key projections (the Householder steps of DeltaProduct), which keep
+    the same channels.
     """
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
     block = heads * dim
@@ -106,30 +116,18 @@ def query_key_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
         channel_rows.append(ChannelRows("k_proj.weight", "k_proj", table, size))
     if geometry.conv_width:
         for entry in list(channel_rows):
-            is_query = entry.role == "q_proj"
-            conv_name = "q_conv1d" if is_query else "k_conv1d"
+            name, weight_role, bias_role = _CONV_ROLES[entry.role]
             channel_rows += [
-                ChannelRows(
-                    f"{conv_name}.weight",
-                    "q_conv" if is_query else "k_conv",
-                    entry.rows,
-                    entry.size,
-                ),
-                ChannelRows(
-                    f"{conv_name}.bias",
-                    "q_bias" if is_query else "k_bias",
-                    entry.rows,
-                    entry.size,
-                    optional=True,
-                ),
+                ChannelRows(f"{name}.weight", weight_role, entry.rows, entry.size),
+                ChannelRows(f"{name}.bias", bias_role, entry.rows, entry.size, optional=True),
             ]
     return channel_rows
 
 
 def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
-    """Claims on v_proj, its convolution, the output gate, the norm and the columns of o_proj.
+    """Channel rows of v_proj, its convolution, the output gate, the norm and the columns of o_proj.
 
-    `copies` value projections stand one after the other in v_proj (DeltaProduct's steps).
+    v_proj concatenates `steps` value projections (the Householder steps of DeltaProduct).
     """
     heads, dim = geometry.num_v_heads, geometry.head_v_dim
     table, block = row_indices(heads, dim), heads * dim
@@ -144,7 +142,7 @@ def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
 
 
 def v_proj_rows(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRows]:
-    """Claims on v_proj and, where there is one, its convolution and that one's bias."""
+    """Channel rows of v_proj and, if the model has one, its convolution."""
     channel_rows = [ChannelRows("v_proj.weight", "v_proj", table, size, axis="value")]
     if geometry.conv_width:
         channel_rows += [
@@ -155,7 +153,7 @@ def v_proj_rows(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRow
 
 
 def head_v_dim(config: Config, head_k_dim: int, expand_v: float) -> int:
-    """`int(head_dim * expand_v)`, as fla computes it."""
+    """`int(head_dim * expand_v)`, as fla computes it; refuses a product that is not whole."""
     width = int(head_k_dim * expand_v)
     if not math.isclose(width, head_k_dim * expand_v, rel_tol=1e-5):
         raise StatetrimError(
@@ -166,6 +164,7 @@ def head_v_dim(config: Config, head_k_dim: int, expand_v: float) -> int:
 
 
 def expand_v(head_k_dim: int, head_v_dim: int) -> float:
-    """The `expand_v` from which fla recovers `head_v_dim`; it truncates, so V/K may fall short."""
+    """The `expand_v` from which fla computes `head_v_dim`. fla truncates the product, so the plain
+    ratio may be too small by one rounding step."""
     ratio = head_v_dim / head_k_dim
     return ratio if int(head_k_dim * ratio) == head_v_dim else math.nextafter(ratio, math.inf)

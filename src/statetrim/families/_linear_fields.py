@@ -1,4 +1,4 @@
-"""What the transformers Gated DeltaNet families share: the `linear_*` config fields."""
+"""Shared by the Gated DeltaNet families of transformers: their `linear_*` config fields."""
 
 from ..geometry import ChannelRows, Geometry, row_indices
 from .contract import (
@@ -26,6 +26,7 @@ class LinearFieldsFamily(Family):
 
 
 def linear_geometry(config: Config) -> Geometry:
+    """The geometry from the `linear_*` fields, with the defaults of the stock classes."""
     key_heads = int_field(config, "linear_num_key_heads", default=16, maximum=MAX_HEADS)
     value_heads = int_field(config, "linear_num_value_heads", default=32, maximum=MAX_HEADS)
     return validated_geometry(
@@ -45,7 +46,7 @@ def linear_geometry(config: Config) -> Geometry:
 
 
 def linear_layers(config: Config) -> tuple[int, ...]:
-    """From `layer_types`, or every layer but each `full_attention_interval`-th."""
+    """The layers that `layer_types` lists, or all except every `full_attention_interval`-th."""
     layer_types = layer_types_field(config, "layer_types")
     if layer_types is None:
         total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)
@@ -55,6 +56,7 @@ def linear_layers(config: Config) -> tuple[int, ...]:
 
 
 def resized_linear_config(config: Config, geometry: Geometry) -> Config:
+    """A copy of the config with the heads and widths of `geometry` in its `linear_*` fields."""
     return config | {
         "linear_num_key_heads": geometry.num_k_heads,
         "linear_num_value_heads": geometry.num_v_heads,
@@ -64,7 +66,7 @@ def resized_linear_config(config: Config, geometry: Geometry) -> Config:
 
 
 def contiguous_conv_rows(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, ChannelRows]:
-    """Claims on the convolution over all of q, then all of k, then all of v."""
+    """Channel rows of q, k and v in one convolution: all of q, then all of k, then all of v."""
     heads, dim = geometry.num_k_heads, geometry.head_k_dim
     values = row_indices(geometry.num_v_heads, geometry.head_v_dim, start=2 * heads * dim)
     size = 2 * heads * dim + values.numel()
@@ -76,7 +78,7 @@ def contiguous_conv_rows(geometry: Geometry) -> tuple[ChannelRows, ChannelRows, 
 
 
 def norm_and_output_rows(geometry: Geometry) -> list[ChannelRows]:
-    """Claims on what stands behind the recurrence."""
+    """Channel rows of the output norm and the columns of the output projection."""
     table, dim = row_indices(geometry.num_v_heads, geometry.head_v_dim), geometry.head_v_dim
     return [
         ChannelRows("norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value"),

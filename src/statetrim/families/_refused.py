@@ -1,4 +1,4 @@
-"""Linear-attention model types whose stock code cannot hold a state with fewer key channels."""
+"""Why some linear-attention models, or some axes of them, cannot be pruned; texts for messages."""
 
 GATE_RANK_REFUSAL = (
     "the decay gate and the output gate are products of two matrices, and the value width is their "
@@ -19,7 +19,7 @@ _SHARED_NORM = (
     "a norm weight over key channels is shared by all heads, so all must keep the same ones"
 )
 
-REFUSED: dict[str, str] = {
+REFUSED: dict[str, str] = {  # model type -> reason
     "bailing_hybrid": (
         "its config sets the width and the number of heads of linear and softmax layers together, "
         "so a stock config cannot say that the linear layers alone shrink"

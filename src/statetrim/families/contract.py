@@ -1,4 +1,4 @@
-"""The contract of a model family: facts, and arithmetic over `config.json`; never a weight."""
+"""The base class of model families, and validated access to the fields of `config.json`."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -15,16 +15,15 @@ Config = dict[str, Any]
 MAX_LAYERS = 4096
 MAX_HEADS = 4096
 MAX_CHANNELS = 65536
-_MAX_NUMBER = 2**24  # of any other count
-_MAX_ROWS = 2**20  # heads x channels: row tables stay small for hostile configs
-
+_MAX_NUMBER = 2**24  # of any other field
+_MAX_ROWS = 2**20  # heads x channels: limits the memory of row tables for untrusted configs
 
 RuntimeName = Literal["transformers", "fla", "portable"]
 
 
 @dataclass(frozen=True)
 class KVCacheSize:
-    """`layers` softmax layers, each with `numel` numbers a token (keys and values together)."""
+    """`layers` softmax layers; each caches `numel` numbers (keys and values) per token."""
 
     layers: int
     numel: int
@@ -34,58 +33,60 @@ NO_KV_CACHE = KVCacheSize(0, 0)
 
 
 class Family(ABC):
-    """A description of one kind of model: which rows of which tensors hold a channel, what runs the
-    model, and how its kernel is called.
+    """Describes one kind of model: which tensor rows hold the channels of its state, which runtimes
+    run it, and how its kernel is called. Instances have no state and read no weights.
 
-    On disk: `mixers` are the name prefixes of a linear layer's tensors, with `{layer}` for the
-    decoder layer. Every tensor with such a prefix must be claimed by `channels` or named in
-    `untouched`; anything else is refused.
-
-    In the loaded model: `kernels` are the names by which the mixer's module calls its recurrence;
-    calibration and analysis hook in there. `query_and_key` are the names of the kernel's arguments;
-    of several pairs, the first that a kernel receives is used. `positional` names arguments that a
-    kernel receives by position, if the kernel's own signature does not. `normalizes_keys` says
-    whether the kernel divides q and k by their L2 norms, `scales_queries` whether it divides q by
-    the square root of the width it sees; `state_key_axis` is the axis of keys in its states.
-    `projections` are the linear modules of a mixer, which recovery adapts. `joined` names
-    parameters that the loaded model concatenates from several tensors. `row_buffers` names buffers
-    that are the same in every mixer, with one number per row of a tensor. `flat` names tensors
-    [heads, channels], which are claimed as if the heads were concatenated. `fused_training` says
-    that a mixer in training mode passes its weights to one kernel, which bypasses any adapter on
-    them.
+    Every tensor under a mixer prefix must be in `channel_rows` or in `unchanged_tensors`; a
+    checkpoint with any other tensor there is refused.
     """
 
     model_types: ClassVar[tuple[str, ...]]
+
+    # On disk
     mixer_prefixes: ClassVar[tuple[str, ...]]
+    """Prefixes of the tensor names of a mixer, with `{layer}` for the decoder layer."""
     unchanged_tensors: ClassVar[tuple[str, ...]]
-    kernels: ClassVar[tuple[str, ...]] = ()
-    query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
-    positional_arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    normalizes_keys: ClassVar[bool] = True
-    scales_queries: ClassVar[bool] = True
-    state_key_axis: ClassVar[int] = -2
-    projections: ClassVar[tuple[str, ...]] = ()
-    concatenated_parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    row_buffers: ClassVar[Mapping[str, str]] = {}
+    """Tensors of a mixer, without the prefix, that channel pruning copies as they are."""
     flattened_tensors: ClassVar[tuple[str, ...]] = ()
+    """Tensors [heads, channels]; their channel rows index the flattened tensor."""
+
+    # In the loaded model
+    kernels: ClassVar[tuple[str, ...]] = ()
+    """Names by which the mixer's module calls its kernels; calibration and analysis hook these."""
+    query_and_key: ClassVar[tuple[tuple[str, str], ...]] = (("q", "k"), ("query", "key"))
+    """Possible names of a kernel's query and key arguments; the first pair it receives is used."""
+    positional_arguments: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Kernel -> names of its positional arguments, where its signature does not show them."""
+    normalizes_keys: ClassVar[bool] = True
+    """Whether the kernel divides q and k by their L2 norms."""
+    scales_queries: ClassVar[bool] = True
+    """Whether the kernel divides q by the square root of the key width."""
+    state_key_axis: ClassVar[int] = -2
+    """The axis of the key channels in the kernel's states."""
+    projections: ClassVar[tuple[str, ...]] = ()
+    """The linear modules of a mixer; recovery puts LoRA adapters on them."""
+    concatenated_parameters: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    """Parameter of the loaded mixer -> the stored tensors that it concatenates."""
+    row_buffers: ClassVar[Mapping[str, str]] = {}
+    """Buffer, equal in all mixers -> the tensor for whose rows it holds one number each."""
     fused_training: ClassVar[bool] = False
+    """Whether a mixer in training mode passes its weights to one kernel, bypassing adapters."""
 
     @abstractmethod
     def geometry(self, config: Config) -> Geometry:
-        """The state's shape, as the stock class would read it from this config."""
+        """The shape of the state, by the same rules and defaults as the stock model class."""
 
     @abstractmethod
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Every tensor of a mixer that holds channels of the state, and which rows they are."""
+        """The rows of each tensor of a mixer that belong to channels of the state."""
 
     @abstractmethod
     def resized(self, config: Config, geometry: Geometry) -> Config:
         """A copy of the config whose state has `geometry`'s heads, head_k_dim and head_v_dim."""
 
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        """Every tensor of a mixer that holds whole heads: a claim of axis "key" has the entries of
-        each key head, one of axis "value" those of each value head. Empty where that is not known.
-        """
+        """The rows of each tensor of a mixer that belong to a head: a key head for axis "key", a
+        value head for axis "value". Empty if unknown, which rules out removing heads."""
         return []
 
     def refusal(self, config: Config) -> str | None:
@@ -93,53 +94,55 @@ class Family(ABC):
         return None
 
     def channel_refusal(self, config: Config) -> str | None:
-        """Why its channels cannot be cut, of either axis, or None when they can."""
+        """Why neither key nor value channels can be removed, or None when they can."""
         return None
 
     def head_refusal(self, config: Config) -> str | None:
-        """Why whole heads cannot be removed, or None when they can (and `heads` claims them)."""
+        """Why whole heads cannot be removed, or None when `head_rows` allows it."""
         return None
 
     def value_refusal(self, config: Config) -> str | None:
-        """Why its values cannot be cut, or None when they can (and `channels` claims them)."""
+        """Why value channels cannot be removed, or None when `channel_rows` allows it."""
         return None
 
     def runtimes(self, config: Config) -> tuple[RuntimeName, ...]:
-        """What can run such a model; the first that works on this machine does."""
+        """Runtimes for the model, preferred first; the first one that works here is used."""
         return ("transformers",)
 
     def refuses_float32(self, config: Config) -> bool:
-        """Whether fla's kernel for more than a few tokens takes no float32."""
+        """Whether fla's chunked kernel (for more than a few tokens) rejects float32."""
         return False
 
-    def register(self) -> None:  # noqa: B027  (most have nothing to tell)
-        """Tell transformers' Auto classes of the model, where they do not know it by themselves.
-        Called before it is loaded, perhaps more than once."""
+    def register(self) -> None:  # noqa: B027  (optional)
+        """Register the model with transformers' Auto classes if they do not know it. Called before
+        each load, so it must be repeatable."""
 
     def auto_class(self, config: Config) -> str:
-        """The Auto class of transformers that loads the model with its head."""
+        """The Auto class of transformers that loads the model with its language-model head."""
         return "AutoModelForCausalLM"
 
     def cache_argument(self, config: Config) -> str:
-        """The name of the cache in the model's forward pass, and in what that returns."""
+        """The name of the cache among the arguments and the outputs of the model's forward."""
         return "past_key_values"
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize | None:
-        """What the softmax layers keep of every token; None where it is not known."""
+        """The KV cache of the softmax layers per token; None if unknown."""
         return None
 
     def recurrence(self, kernel: str) -> Recurrence | None:
-        """How a kernel writes the state (see `recurrences`); None where it is not known."""
+        """The function that reads the state updates from a kernel's arguments; None if unknown."""
         return None
 
 
 LAYER_WIDTHS_FIELD = "statetrim_widths"
-"""The config field of an uneven model: layer -> [keys, values] per head. No stock code reads it;
-the other fields say the widest, so that stock code finds weights that do not fit, and refuses."""
+"""Config field of a model with widths by layer: layer -> [key width, value width]. Stock code does
+not know it. The stock fields hold the largest widths, so stock code fails on the smaller weights
+instead of loading them wrongly."""
 
 
 def geometry_of(family: Family, config: Config) -> Geometry:
-    """The state's shape, of every layer where they differ."""
+    """The geometry of a config, including widths by layer (`LAYER_WIDTHS_FIELD`). Refuses widths
+    that do not match the config's layers and stock fields."""
     geometry = family.geometry(config)
     widths = config.get(LAYER_WIDTHS_FIELD)
     if widths is None:
@@ -153,44 +156,42 @@ def geometry_of(family: Family, config: Config) -> Geometry:
         raise StatetrimError(
             f"config field {LAYER_WIDTHS_FIELD!r} must list [keys, values] for every layer"
         )
-    if not all(width >= 1 for shape in widths.values() for width in shape):
-        raise StatetrimError(f"config field {LAYER_WIDTHS_FIELD!r} must hold numbers from 1")
-    by_layer = geometry.with_shapes(
-        {layer_by_name[name]: (k, v) for name, (k, v) in widths.items()}
-    )
+    shapes: dict[int, tuple[int, int]] = {}
+    for name, (key_width, value_width) in widths.items():
+        if key_width < 1 or value_width < 1:
+            raise StatetrimError(f"config field {LAYER_WIDTHS_FIELD!r} must hold numbers from 1")
+        shapes[layer_by_name[name]] = (key_width, value_width)
+    by_layer = geometry.with_shapes(shapes)
     if not by_layer.widths or by_layer != replace(geometry, widths=by_layer.widths):
         raise StatetrimError(
-            f"config field {LAYER_WIDTHS_FIELD!r} must differ between layers, and the widest must be "
-            f"{geometry.head_k_dim} keys and {geometry.head_v_dim} values"
+            f"config field {LAYER_WIDTHS_FIELD!r} must differ between layers, and the widest must "
+            f"be {geometry.head_k_dim} keys and {geometry.head_v_dim} values"
         )
     return by_layer
 
 
 def resized_config(family: Family, config: Config, after: Geometry) -> Config:
-    """The config with its state resized, once it is certain to read back as that very size, and
-    that each layer's own shape is one that a stock config can express."""
-    stock_config = {name: value for name, value in config.items() if name != LAYER_WIDTHS_FIELD}
+    """A copy of the config for the geometry `after`. Refuses a geometry that does not read back
+    unchanged from the new config, or a layer shape that no stock config can express."""
+    stock_config = dict(config)
+    stock_config.pop(LAYER_WIDTHS_FIELD, None)
     for layer_geometry in {after.for_layer(layer) for layer in after.layers}:
         _resized_stock_config(family, stock_config, layer_geometry)
     edited = _resized_stock_config(family, stock_config, after)
     if after.widths:
-        edited[LAYER_WIDTHS_FIELD] = {
-            str(layer): [*layer_geometry] for layer, layer_geometry in after.shapes.items()
-        }
+        edited[LAYER_WIDTHS_FIELD] = {str(layer): [*s] for layer, s in after.shapes.items()}
     return edited
 
 
 def layer_config(family: Family, config: Config, geometry: Geometry, layer: int) -> Config:
-    """The config of a stock model whose layers all have the shape of this one."""
+    """The config of a stock model in which every layer has the shape of `layer`."""
     return resized_config(family, config, geometry.for_layer(layer)) if geometry.widths else config
 
 
 def _resized_stock_config(family: Family, config: Config, after: Geometry) -> Config:
     before, model_type = family.geometry(config), config.get("model_type")
-    heads_differ = (before.num_k_heads, before.num_v_heads) != (
-        after.num_k_heads,
-        after.num_v_heads,
-    )
+    same_key_heads = before.num_k_heads == after.num_k_heads
+    heads_differ = not same_key_heads or before.num_v_heads != after.num_v_heads
     if heads_differ and (reason := family.head_refusal(config)):
         raise StatetrimError(f"the heads of {model_type} cannot be removed: {reason}")
     if before.shape != after.shape and (reason := family.channel_refusal(config)):
@@ -212,7 +213,8 @@ def _resized_stock_config(family: Family, config: Config, after: Geometry) -> Co
 def int_field(
     config: Config, *names: str, default: int | None = None, maximum: int = _MAX_NUMBER
 ) -> int:
-    """A positive integer from the first of `names` the config has, else `default`."""
+    """A positive integer from the first of `names` that the config sets, else `default`. Refuses
+    other values, and an absent field without a default."""
     for name in names:
         value = config.get(name)
         if value is None:
@@ -232,7 +234,7 @@ def int_field(
 
 
 def float_field(config: Config, name: str, default: float) -> float:
-    """A positive finite number."""
+    """A positive finite number from the config field `name`; refuses other values."""
     value = config.get(name)
     if value is None:
         return default
@@ -244,6 +246,7 @@ def float_field(config: Config, name: str, default: float) -> float:
 
 
 def bool_field(config: Config, name: str, default: bool) -> bool:
+    """The config field `name`; refuses values other than true, false and null."""
     value = config.get(name)
     if value is None:
         return default
@@ -255,7 +258,7 @@ def bool_field(config: Config, name: str, default: bool) -> bool:
 
 
 def nested_config(config: Config, name: str) -> Config:
-    """A nested object of the config."""
+    """The object in the config field `name`; refuses a config without it."""
     value = config.get(name)
     if not isinstance(value, dict):
         raise StatetrimError(
@@ -265,21 +268,21 @@ def nested_config(config: Config, name: str) -> Config:
 
 
 def nested_text_config(config: Config, model_types: tuple[str, ...], *names: str) -> Config:
-    """The nested config of a model's text part, by the first of `names` there is; one of `kinds`,
-    the first of which is its type where it names none."""
+    """The nested config of a text model, from the first of the fields `names` that is set. Refuses
+    a model type outside `model_types`; the first of these is the default."""
     name = next((name for name in names if config.get(name) is not None), names[0])
     text = nested_config(config, name)
     model_type = text.get("model_type", model_types[0])
     if model_type not in model_types:
         raise StatetrimError(
-            f"the text model of this {config.get('model_type')} is of type {_short_repr(model_type)}; "
-            f"statetrim knows it with: {', '.join(model_types)}"
+            f"the text model of this {config.get('model_type')} is of type "
+            f"{_short_repr(model_type)}; statetrim knows it with: {', '.join(model_types)}"
         )
     return text | {"model_type": model_type}
 
 
 def layer_types_field(config: Config, name: str) -> list[str] | None:
-    """A list with the kind of every decoder layer, or None where the config leaves it out."""
+    """A list with the type of every decoder layer, or None if the config does not set it."""
     value = config.get(name)
     if value is None:
         return None
@@ -298,7 +301,7 @@ def layer_types_field(config: Config, name: str) -> list[str] | None:
 
 
 def layer_indices_field(config: Config, name: str) -> list[int]:
-    """A list of layer numbers; empty where the config leaves it out."""
+    """A sorted list of layer indices; empty if the config does not set it."""
     value = config.get(name)
     if value is None:
         return []
@@ -308,7 +311,7 @@ def layer_indices_field(config: Config, name: str) -> list[int]:
 
 
 def layers_of_type(layer_types: Sequence[str], *wanted: str) -> tuple[int, ...]:
-    """Indices of the layers of the wanted kinds; a model without any has no state to cut."""
+    """Indices of the layers whose type is in `wanted`; refuses a model without any."""
     layers = tuple(layer for layer, layer_type in enumerate(layer_types) if layer_type in wanted)
     if not layers:
         raise StatetrimError("this config lists no linear-attention layer, so there is no state")
@@ -316,10 +319,10 @@ def layers_of_type(layer_types: Sequence[str], *wanted: str) -> tuple[int, ...]:
 
 
 def num_softmax_layers(config: Config, geometry: Geometry, default: int | None = None) -> int:
-    """How many decoder layers have no linear attention; `default` layers in all."""
-    layer_types = layer_types_field(config, "layer_types") or layer_types_field(
-        config, "layers_block_type"
-    )
+    """How many decoder layers have no linear attention. `default` is the stock class's
+    `num_hidden_layers`."""
+    layer_types = layer_types_field(config, "layer_types")
+    layer_types = layer_types or layer_types_field(config, "layers_block_type")
     if layer_types is not None:
         return len(layer_types) - len(geometry.layers)
     total = int_field(config, "num_hidden_layers", default=default, maximum=MAX_LAYERS)
@@ -335,8 +338,9 @@ def attention_kv_cache_size(
     default_hidden_size: int = 4096,
     default_head_dim: int | None = None,
 ) -> KVCacheSize:
-    """Keys and values of `layers` layers of ordinary attention, by its usual config fields; the
-    numbers are the stock class's defaults (None: all heads; the hidden size shared by them)."""
+    """The KV cache of `layers` layers of ordinary attention, from its usual config fields. `heads`
+    and `default_*` are the stock class's defaults; None means one KV head per query head, and the
+    hidden size divided by the heads."""
     heads = int_field(config, "num_attention_heads", default=heads, maximum=MAX_HEADS)
     kv_heads = int_field(
         config, "num_key_value_heads", default=default_kv_heads or heads, maximum=MAX_HEADS
@@ -349,7 +353,7 @@ def attention_kv_cache_size(
 
 
 def validated_geometry(geometry: Geometry) -> Geometry:
-    """`geometry`, once its numbers are ones a real model could have."""
+    """Returns `geometry`; refuses head counts and widths that no real model has."""
     if geometry.num_v_heads % geometry.num_k_heads:
         raise StatetrimError(
             f"the config has {geometry.num_v_heads} value heads for {geometry.num_k_heads} key "

@@ -1,15 +1,8 @@
-"""DeltaNet (fla): widths are given as multiples of the hidden size."""
+"""DeltaNet (fla): the config gives widths as multiples of the hidden size."""
 
 from ..errors import StatetrimError
 from ..geometry import ChannelRows, Geometry
-from ._fla import (
-    HEAD_GATES,
-    FlaFamily,
-    conv_fields,
-    linear_layers,
-    query_key_rows,
-    value_rows,
-)
+from ._fla import HEAD_GATES, FlaFamily, conv_fields, linear_layers, query_key_rows, value_rows
 from ._heads import head_rows_from_channels, per_head_rows
 from .contract import MAX_HEADS, Config, float_field, int_field, validated_geometry
 from .recurrences import Recurrence, delta_rule
@@ -54,7 +47,7 @@ class DeltaNet(FlaFamily):
 
 
 def head_dim(config: Config, field: str, heads: int, default: float = 1.0) -> int:
-    """`hidden_size * expand / heads`, which fla requires to come out whole."""
+    """`hidden_size * expand / heads`; refuses a result that is not whole, as fla does."""
     hidden = int_field(config, "hidden_size", default=2048)
     total = hidden * float_field(config, field, default)
     width = round(total)

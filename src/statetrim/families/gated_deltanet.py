@@ -1,5 +1,5 @@
-"""Gated DeltaNet, with a preconditioner too, Comba, Gated DeltaProduct (fla): `head_dim` for keys,
-`expand_v` for values."""
+"""Gated DeltaNet (also preconditioned), Comba and Gated DeltaProduct (fla): the key width is
+`head_dim`, the value width `head_dim * expand_v`."""
 
 from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import (
@@ -24,12 +24,8 @@ class GatedDeltaNet(FlaFamily):
     model_types = ("gated_deltanet", "precond_gated_deltanet", "comba", "gated_deltaproduct")
     portable_types = ("gated_deltanet",)
     half_precision_types = ("gated_deltaproduct",)
-    unchanged_tensors = (
-        *HEAD_GATES,
-        *PRECONDITIONER_TENSORS,
-        "D",
-        "decay",
-    )  # the last two: Comba's, one a head
+    # D and decay are Comba's: one number per key head.
+    unchanged_tensors = (*HEAD_GATES, *PRECONDITIONER_TENSORS, "D", "decay")
     kernels = (
         "chunk_gated_delta_rule",
         "fused_recurrent_gated_delta_rule",
@@ -63,10 +59,11 @@ class GatedDeltaNet(FlaFamily):
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads, steps = geometry.num_v_heads, householder_steps(config)
         gates = [name for name in HEAD_GATES if name != "b_proj.weight"]
-        beta_rows = [
-            ChannelRows("b_proj.weight", "gate", table, steps * heads, axis="value")
-            for table in (row_indices(heads, 1, start=step * heads) for step in range(steps))
-        ]
+        beta_rows = []
+        for step in range(steps):
+            table = row_indices(heads, 1, start=step * heads)
+            entry = ChannelRows("b_proj.weight", "gate", table, steps * heads, axis="value")
+            beta_rows.append(entry)
         return head_rows_from_channels(
             self.channel_rows(config, geometry),
             beta_rows,
@@ -86,11 +83,12 @@ class GatedDeltaNet(FlaFamily):
 
 
 def num_value_heads(config: Config, heads: int) -> int:
+    """`num_v_heads`; by default as many as key heads."""
     return int_field(config, "num_v_heads", default=heads, maximum=MAX_HEADS)
 
 
 def householder_steps(config: Config) -> int:
-    """How many keys a DeltaProduct token writes; one in every other model."""
+    """How many keys a token of DeltaProduct writes (its Householder steps); 1 in other models."""
     if config.get("model_type") != "gated_deltaproduct":
         return 1
     return int_field(config, "num_householder", default=1, maximum=16)
@@ -106,7 +104,7 @@ def head_dim_geometry(
     default_expand: float,
     steps: int = 1,
 ) -> Geometry:
-    """The state of a config with `head_dim` and `expand_v`."""
+    """The geometry of a config with `head_dim` and `expand_v`."""
     dim = int_field(config, "head_dim", default=default_dim, maximum=MAX_CHANNELS)
     return validated_geometry(
         Geometry(
@@ -121,7 +119,8 @@ def head_dim_geometry(
 
 
 def resized_head_dim_config(config: Config, geometry: Geometry) -> Config:
-    """Both widths change together: `head_dim` alone would shrink the values as well."""
+    """A copy of the config with the heads and widths of `geometry`. Always sets both widths: with a
+    new `head_dim` alone, `expand_v` would change the value width as well."""
     grouped = config.get("num_v_heads") is not None
     return config | {
         "num_heads": geometry.num_k_heads,

@@ -1,18 +1,11 @@
-"""Gated Linear Attention (fla): several query heads may share a key head; keys have decay gates."""
+"""Gated Linear Attention (fla): query heads may share a key head; key channels have decay gates."""
 
 from dataclasses import replace
 
 from torch import Tensor
 
 from ..geometry import ChannelRows, Geometry, Role, row_indices
-from ._fla import (
-    HEAD_GATES,
-    PROJECTIONS,
-    FlaFamily,
-    conv_fields,
-    linear_layers,
-    v_proj_rows,
-)
+from ._fla import HEAD_GATES, PROJECTIONS, FlaFamily, conv_fields, linear_layers, v_proj_rows
 from ._heads import head_rows_from_channels
 from .contract import MAX_HEADS, Config, int_field, validated_geometry
 from .delta_net import head_dim
@@ -43,10 +36,8 @@ class GLA(FlaFamily):
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads, dim = geometry.num_k_heads, geometry.head_k_dim
         group = geometry.num_v_heads // heads
-        queries = [
-            row_indices(heads, dim, start=member * dim, stride=group * dim)
-            for member in range(group)
-        ]
+        stride = group * dim
+        queries = [row_indices(heads, dim, start, stride) for start in range(0, stride, dim)]
         keys = [row_indices(heads, dim)]
         key_size, query_size = heads * dim, geometry.num_v_heads * dim
         layout: list[tuple[str, Role, list[Tensor], int, bool]] = [
@@ -62,15 +53,15 @@ class GLA(FlaFamily):
                 ("k_conv1d.weight", "k_conv", keys, key_size, False),
                 ("k_conv1d.bias", "k_bias", keys, key_size, True),
             ]
-        query_key_rows = [
-            ChannelRows(name, role, table, size, optional=optional)
-            for name, role, tables, size, optional in layout
-            for table in tables
-        ]
+        query_key_rows = []
+        for name, role, tables, size, optional in layout:
+            for table in tables:
+                query_key_rows.append(ChannelRows(name, role, table, size, optional=optional))
         return query_key_rows + self._value_rows(geometry)
 
     def _value_rows(self, geometry: Geometry) -> list[ChannelRows]:
-        """A group of heads shares its values; gate and output projection know every head."""
+        """v_proj has one block per group of heads that share values; the gate and o_proj have one
+        per head."""
         heads, dim, group = geometry.heads("value"), geometry.head_v_dim, geometry.shared_values
         size = geometry.num_v_heads * dim
         channel_rows = v_proj_rows(geometry, row_indices(heads, dim), heads * dim)
@@ -80,17 +71,16 @@ class GLA(FlaFamily):
                 ChannelRows("g_proj.weight", "gate", table, size, axis="value", optional=True),
                 ChannelRows("o_proj.weight", "o_proj", table, size, axis="value", dim=1),
             ]
-        # fla has one of the two norms, by how it fuses, and perhaps none with a weight.
-        return channel_rows + [
-            ChannelRows(name, "shared_norm", row_indices(1, dim), dim, axis="value", optional=True)
-            for name in ("g_norm_swish_gate.weight", "g_norm.weight")
-        ]
+        # The name depends on whether fla fuses norm and gate; a norm may also have no weight.
+        norm = ChannelRows("g_norm.weight", "shared_norm", row_indices(1, dim), dim, axis="value")
+        for name in ("g_norm_swish_gate.weight", "g_norm.weight"):
+            channel_rows.append(replace(norm, tensor=name, optional=True))
+        return channel_rows
 
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        # A key head goes with all that read it, so that a group's entries are those of its head.
-        return head_rows_from_channels(
-            [replace(entry, axis="key") for entry in self.channel_rows(config, geometry)]
-        )
+        # A key head is removed with all query heads that read it, so all rows are by key head.
+        entries = self.channel_rows(config, geometry)
+        return head_rows_from_channels([replace(entry, axis="key") for entry in entries])
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         hidden = int_field(config, "hidden_size", default=2048)

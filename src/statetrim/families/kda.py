@@ -1,5 +1,4 @@
-"""Kimi Delta Attention in fla's layout, with a preconditioner too: every key channel has its own
-decay gate."""
+"""Kimi Delta Attention (fla), also preconditioned: every key channel has its own decay gate."""
 
 from ..geometry import ChannelRows, Geometry, row_indices
 from ._fla import (
@@ -57,35 +56,29 @@ class KDA(FlaFamily):
         # A gate row per value head and key channel; value head u reads key head u // group.
         dim, group = geometry.head_k_dim, geometry.num_v_heads // geometry.num_k_heads
         size = geometry.num_v_heads * dim
-        gates = [
-            ChannelRows(
-                name,
-                "gate",
-                row_indices(geometry.num_k_heads, dim, start=member * dim, stride=group * dim),
-                size,
-            )
-            for name in ("f_proj.1.weight", "dt_bias")
-            for member in range(group)
-        ]
-        # Values cannot be cut, but where they are read is known, so that calibration can record it.
+        gates = []
+        for name in ("f_proj.1.weight", "dt_bias"):
+            for start in range(0, group * dim, dim):
+                table = row_indices(geometry.num_k_heads, dim, start, stride=group * dim)
+                gates.append(ChannelRows(name, "gate", table, size))
+        # Values cannot be pruned; calibration still needs the columns of o_proj that read them.
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*query_key_rows(geometry), *gates, output]
 
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         heads = geometry.num_v_heads
-        key_table, value_table = (
-            row_indices(heads, geometry.head_k_dim),
-            row_indices(heads, geometry.head_v_dim),
-        )
+        key_table = row_indices(heads, geometry.head_k_dim)
+        value_table = row_indices(heads, geometry.head_v_dim)
+        gate_tables = {
+            "f_proj.1.weight": key_table,
+            "dt_bias": key_table,
+            "g_proj.1.weight": value_table,
+            "g_proj.1.bias": value_table,
+        }
         gates = [
             ChannelRows(name, "gate", table, table.numel(), axis="value", optional=True)
-            for name, table in (
-                ("f_proj.1.weight", key_table),
-                ("dt_bias", key_table),
-                ("g_proj.1.weight", value_table),
-                ("g_proj.1.bias", value_table),
-            )
+            for name, table in gate_tables.items()
         ]
         channels = [entry for entry in self.channel_rows(config, geometry) if entry.role != "gate"]
         return head_rows_from_channels(

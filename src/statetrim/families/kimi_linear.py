@@ -1,4 +1,4 @@
-"""Kimi-Linear and GLM-5-Next: one width for queries, keys, values and gates, but a head count."""
+"""Kimi-Linear and GLM-5-Next: one config field sets all widths, so only heads can be removed."""
 
 from dataclasses import replace
 
@@ -54,15 +54,11 @@ class KimiLinear(Family):
         nested = _linear_attn_section(config)
         default = 32 if config["model_type"] == "kimi_linear" else 64
         fields = config | nested
-        heads = int_field(
-            fields, "num_heads", "linear_num_heads", default=default, maximum=MAX_HEADS
-        )
-        dim = int_field(
-            nested,
-            "head_dim",
-            default=int_field(config, "linear_head_dim", default=128),
-            maximum=MAX_CHANNELS,
-        )
+        head_names = ("num_heads", "linear_num_heads")
+        heads = int_field(fields, *head_names, default=default, maximum=MAX_HEADS)
+        default_dim = int_field(config, "linear_head_dim", default=128)
+        dim = int_field(nested, "head_dim", default=default_dim, maximum=MAX_CHANNELS)
+        conv_names = ("short_conv_kernel_size", "linear_conv_kernel_dim")
         return validated_geometry(
             Geometry(
                 layers=_linear_layers(config, nested),
@@ -72,13 +68,7 @@ class KimiLinear(Family):
                 head_v_dim=dim,
                 conv_key_heads=2 * heads,
                 conv_value_heads=heads,
-                conv_width=int_field(
-                    fields,
-                    "short_conv_kernel_size",
-                    "linear_conv_kernel_dim",
-                    default=4,
-                    maximum=1024,
-                ),
+                conv_width=int_field(fields, *conv_names, default=4, maximum=1024),
             )
         )
 
@@ -111,7 +101,7 @@ class KimiLinear(Family):
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] not in self.text_types:
             return config | {"text_config": self.resized(self._text_config(config), geometry)}
-        # The section that the hub's configs have overrides the flat fields on every load.
+        # Hub configs have a nested section, which overrides the top-level field on every load.
         heads = geometry.num_v_heads
         edited = config | {"linear_num_heads": heads}
         if config.get(_SECTION) is None:
@@ -119,9 +109,8 @@ class KimiLinear(Family):
         return edited | {_SECTION: _linear_attn_section(config) | {"num_heads": heads}}
 
     def auto_class(self, config: Config) -> str:
-        has_vision = (
-            config["model_type"] == "glm5_next"
-        )  # transformers has no text-only class for it
+        # transformers has no text-only class for the vision-language type.
+        has_vision = config["model_type"] == "glm5_next"
         return "AutoModelForImageTextToText" if has_vision else super().auto_class(config)
 
     def recurrence(self, kernel: str) -> Recurrence:
@@ -134,6 +123,7 @@ class KimiLinear(Family):
 
 
 def _linear_attn_section(config: Config) -> Config:
+    """The nested section for linear attention; empty if the config has none."""
     return nested_config(config, _SECTION) if config.get(_SECTION) is not None else {}
 
 
@@ -142,9 +132,9 @@ def _linear_layers(config: Config, nested: Config) -> tuple[int, ...]:
     if layer_types is not None:
         return layers_of_type(layer_types, "linear_attention")
     kda_layers = layer_indices_field(nested, "kda_layers")
-    if kda_layers and config["model_type"] == "kimi_linear":
-        return tuple(layer - 1 for layer in kda_layers if layer)  # counted from 1 on the hub
     if config["model_type"] == "kimi_linear":
+        if kda_layers:
+            return tuple(layer - 1 for layer in kda_layers if layer)  # counted from 1 on the hub
         total = int_field(config, "num_hidden_layers", default=27, maximum=MAX_LAYERS)
         return tuple(i for i in range(total) if not i or i % 4)
     total = int_field(config, "num_hidden_layers", default=45, maximum=MAX_LAYERS)

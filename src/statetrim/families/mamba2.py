@@ -1,7 +1,7 @@
-"""Mamba-2 and its hybrids: B is the key, C the query, a B/C group is a key head.
+"""Mamba-2 and its hybrids: B is the key, C the query, and a group of B and C is a key head.
 
 in_proj: [ gate | x | B | C | dt ], convolution: [ x | B | C ], each B and C packed group by group.
-Nemotron-H is also the text model of two types that see and hear (`TEXTS`).
+Nemotron-H is also the text model of two types with image or audio input (`NESTED_TEXT_CONFIGS`).
 """
 
 from dataclasses import dataclass, replace
@@ -34,12 +34,12 @@ from .recurrences import Recurrence, mamba2
 
 @dataclass(frozen=True)
 class ConfigFields:
-    """The names one model type gives to the same numbers, and its defaults."""
+    """Config field names of one model type, and the defaults of its stock class."""
 
     state: str
     groups: tuple[str, ...]
     heads: str
-    head_dim: str | None  # None: always the inner width over the heads
+    head_dim: str | None  # None: always the inner width divided by the heads
     conv: tuple[str, ...]
     expand: str
     default_state: int = 128
@@ -47,9 +47,9 @@ class ConfigFields:
     default_heads: int | None = None
     default_head_dim: int | None = None
     inner: str | None = None  # a field that sets the inner width instead of `expand`
-    layer_types: str | None = None  # a field that lists the layers' kinds
-    key_value_heads: int | None = None  # of the softmax layers; None: as many as heads
-    attention_head_dim: int | None = None  # None: the hidden size shared by the heads
+    layer_types: str | None = None  # a field that lists the type of each layer
+    key_value_heads: int | None = None  # of the softmax layers; None: one per query head
+    attention_head_dim: int | None = None  # None: the hidden size divided by the heads
 
 
 _MAMBA_FIELDS = ConfigFields(
@@ -107,8 +107,8 @@ NESTED_TEXT_CONFIGS = {
     "nemotron_h_omni": ("text_config", "llm_config"),
     "nemo_speechlm": ("text_config",),
 }
-"""The names of the nested config of a Nemotron-H text model, by the type around it (the second is
-that of Nemotron 3.5 Transcribe)."""
+"""Multimodal model type -> names of the field with its Nemotron-H text config (`nemo_speechlm` is
+Nemotron 3.5 Transcribe)."""
 
 
 class Mamba2(Family):
@@ -177,10 +177,8 @@ class Mamba2(Family):
             (c_start, "q_proj", "q_bias", "q_conv"),
         ]
         for start, proj, bias, taps in layout:
-            in_proj_rows, conv_rows = (
-                row_indices(groups, state, start=inner + start),
-                row_indices(groups, state, start),
-            )
+            in_proj_rows = row_indices(groups, state, start=inner + start)
+            conv_rows = row_indices(groups, state, start)
             channel_rows += [
                 ChannelRows("in_proj.weight", proj, in_proj_rows, in_proj_size),
                 ChannelRows("in_proj.bias", bias, in_proj_rows, in_proj_size, optional=True),
@@ -192,9 +190,10 @@ class Mamba2(Family):
     def _value_rows(
         self, geometry: Geometry, in_proj_size: int, conv_size: int
     ) -> list[ChannelRows]:
-        """x, its gate, the norm (a weight for every channel of every head) and out_proj."""
+        """Rows of x, its gate, the norm (one weight per head and channel) and out_proj."""
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         inner = table.numel()
+        channel_rows = []
         layout: list[tuple[str, Role, Tensor, int, bool]] = [
             ("in_proj.weight", "gate", table, in_proj_size, False),
             ("in_proj.weight", "v_proj", table + inner, in_proj_size, False),
@@ -204,13 +203,11 @@ class Mamba2(Family):
             ("conv1d.bias", "v_bias", table, conv_size, True),
             ("norm.weight", "norm", table, inner, True),
         ]
-        return [
-            *(
-                ChannelRows(name, role, row_table, size, axis="value", optional=optional)
-                for name, role, row_table, size, optional in layout
-            ),
-            ChannelRows("out_proj.weight", "o_proj", table, inner, axis="value", dim=1),
-        ]
+        for name, role, row_table, size, optional in layout:
+            entry = ChannelRows(name, role, row_table, size, axis="value", optional=optional)
+            channel_rows.append(entry)
+        output = ChannelRows("out_proj.weight", "o_proj", table, inner, axis="value", dim=1)
+        return [*channel_rows, output]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         if config["model_type"] in NESTED_TEXT_CONFIGS:
@@ -224,7 +221,7 @@ class Mamba2(Family):
         edited |= {fields.heads: geometry.num_v_heads}
         if fields.head_dim:
             edited |= {fields.head_dim: geometry.head_v_dim}
-        if "mamba_headdim" in config:  # Zamba2 computes it, but takes a stored one instead
+        if "mamba_headdim" in config:  # Zamba2: overrides the computed head width
             edited |= {"mamba_headdim": geometry.head_v_dim}
         return edited | _inner_width_fields(config, fields, geometry)
 
@@ -247,13 +244,11 @@ class Mamba2(Family):
             return NO_KV_CACHE
         if model_type == "zamba2":
             return _zamba2_kv_cache_size(config)
-        if model_type == "falcon_h1":  # both kinds of attention in every layer
+        if model_type == "falcon_h1":  # every layer has a state and a KV cache
             layers = len(geometry.layers)
         elif model_type == "nemotron_h":
-            softmax_types = ("attention", "full_attention", "*")
-            layers = sum(
-                layer_type in softmax_types for layer_type in _nemotron_layer_types(config)
-            )
+            layer_types = _nemotron_layer_types(config)
+            layers = sum(kind in ("attention", "full_attention", "*") for kind in layer_types)
         else:
             layers = num_softmax_layers(config, geometry)
         fields = FIELDS_BY_TYPE[model_type]
@@ -269,24 +264,26 @@ class Mamba2(Family):
 
 
 def _text_config(config: Config) -> Config:
-    """The config of the model that has the states: this one, or the text model inside it."""
+    """The config of the text model: the nested one of a multimodal model, else `config`."""
     names = NESTED_TEXT_CONFIGS.get(config["model_type"])
     return config if names is None else nested_text_config(config, ("nemotron_h",), *names)
 
 
 def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry) -> Config:
-    """The fields that must agree with heads times their width; `expand` must be whole."""
+    """The fields that hold the inner width (heads x head width) of `geometry`. Refuses widths for
+    which `expand` would not be an integer."""
     inner = geometry.num_v_heads * geometry.head_v_dim
     if config["model_type"] == "nemotron_h":
-        return {}  # reads the two widths and nothing else
+        return {}  # its inner width is not a field
     if fields.inner is not None:
         return {fields.inner: inner}
     hidden = int_field(config, "hidden_size")
     if inner % hidden:
+        width = _heads_and_width(config, fields)[1]
         raise StatetrimError(
             f"a stock {config['model_type']} config gives heads times their width as a whole "
             f"multiple of hidden_size = {hidden}, so value channels can only be cut to "
-            f"{_possible_widths_text(hidden, geometry.num_v_heads, _heads_and_width(config, fields)[1])} per head"
+            f"{_possible_widths_text(hidden, geometry.num_v_heads, width)} per head"
         )
     return {fields.expand: inner // hidden}
 
@@ -298,7 +295,8 @@ def _possible_widths_text(hidden: int, heads: int, channels: int) -> str:
 
 
 def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
-    """Heads and their width; upstream derives whichever of the two the config leaves open."""
+    """Value heads and their width. Where the config sets only one of them, the other follows from
+    the inner width, as in the stock class."""
     if fields.inner is not None:
         inner = int_field(config, fields.inner, default=1024)
     else:
@@ -332,15 +330,13 @@ def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
         return layers_of_type(layer_types, "linear_attention", "mamba")
     total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)
     softmax_layers = layer_indices_field(config, "attn_layer_indices")
-    return layers_of_type(
-        ["other" if i in softmax_layers else "mamba" for i in range(total)], "mamba"
-    )
+    layer_types = ["other" if i in softmax_layers else "mamba" for i in range(total)]
+    return layers_of_type(layer_types, "mamba")
 
 
 def _nemotron_layer_types(config: Config) -> list[str]:
-    layer_types = layer_types_field(config, "layers_block_type") or layer_types_field(
-        config, "layer_types"
-    )
+    layer_types = layer_types_field(config, "layers_block_type")
+    layer_types = layer_types or layer_types_field(config, "layer_types")
     pattern = config.get("hybrid_override_pattern")
     if layer_types is None and isinstance(pattern, str) and len(pattern) <= MAX_LAYERS:
         layer_types = list(pattern)  # M for Mamba, * for attention
@@ -353,7 +349,8 @@ def _nemotron_layer_types(config: Config) -> list[str]:
 
 
 def _zamba2_kv_cache_size(config: Config) -> KVCacheSize | None:
-    """Zamba-2's reads the hidden state beside the embedding, so its heads have twice the width."""
+    """The shared attention block reads the hidden state concatenated with the embedding, so its
+    heads are twice as wide."""
     layer_types = layer_types_field(config, "layers_block_type")
     if layer_types is None:
         return None

@@ -1,4 +1,4 @@
-"""OLMo-Hybrid: separate projections; on disk three convolutions, in the module one."""
+"""OLMo-Hybrid: separate projections; three convolutions on disk, concatenated in the module."""
 
 from ..geometry import ChannelRows, Geometry
 from ._fla import HEAD_GATES, PROJECTIONS, query_key_rows, value_rows
@@ -65,7 +65,7 @@ class OlmoHybrid(LinearFieldsFamily):
         return head_rows_from_channels(self.channel_rows(config, geometry), gates)
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        # Both fields always: an absent value dim would follow the smaller key dim.
+        # Sets both widths: the default of an absent value width depends on the key width.
         return resized_linear_config(config, geometry)
 
     def kv_cache_size(self, config: Config, geometry: Geometry) -> KVCacheSize:

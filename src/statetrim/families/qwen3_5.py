@@ -1,6 +1,6 @@
 """Qwen3.5 and Qwen4-Exp: q, k and v in one projection, contiguous; text or vision-language.
 
-MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR are other vision towers before a Qwen3.5 text model.
+MiniCPM-V 4.6 and 4.7 and MiniCPM-OCR put other vision towers in front of a Qwen3.5 text model.
 """
 
 from dataclasses import replace
@@ -34,12 +34,7 @@ class Qwen35(LinearFieldsFamily):
         "model.layers.{layer}.linear_attn",
         "model.language_model.layers.{layer}.linear_attn",
     )
-    unchanged_tensors = (
-        "in_proj_a.weight",
-        "in_proj_b.weight",
-        "A_log",
-        "dt_bias",
-    )
+    unchanged_tensors = ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias")
     projections = ("in_proj_qkv", "in_proj_z", "in_proj_a", "in_proj_b", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
@@ -82,9 +77,8 @@ class Qwen35(LinearFieldsFamily):
             default_kv_heads=4 if is_dense else 2,
             default_head_dim=256,
         )
-        indexer_width = int_field(
-            text, "indexer_head_dim", default=0, maximum=MAX_CHANNELS
-        )  # Qwen4-Exp's
+        # Qwen4-Exp caches the keys of its indexer as well.
+        indexer_width = int_field(text, "indexer_head_dim", default=0, maximum=MAX_CHANNELS)
         return replace(cache_size, numel=cache_size.numel + indexer_width)
 
     def _text_config(self, config: Config) -> Config:

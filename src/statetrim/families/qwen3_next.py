@@ -15,11 +15,7 @@ from .contract import Config, KVCacheSize, attention_kv_cache_size, num_softmax_
 class Qwen3Next(LinearFieldsFamily):
     model_types = ("qwen3_next",)
     mixer_prefixes = ("model.layers.{layer}.linear_attn",)
-    unchanged_tensors = (
-        "in_proj_ba.weight",
-        "A_log",
-        "dt_bias",
-    )
+    unchanged_tensors = ("in_proj_ba.weight", "A_log", "dt_bias")
     projections = ("in_proj_qkvz", "in_proj_ba", "out_proj")
 
     def geometry(self, config: Config) -> Geometry:
@@ -31,10 +27,9 @@ class Qwen3Next(LinearFieldsFamily):
         value_size = geometry.head_v_dim * geometry.num_v_heads // heads
         block = 2 * dim + 2 * value_size
         name, size = "in_proj_qkvz.weight", heads * block
-        v, z = (
-            row_indices(heads, value_size, start, stride=block).reshape(-1, geometry.head_v_dim)
-            for start in (2 * dim, 2 * dim + value_size)
-        )
+        v = row_indices(heads, value_size, start=2 * dim, stride=block)
+        v = v.reshape(-1, geometry.head_v_dim)
+        z = v + value_size
         return [
             ChannelRows(name, "q_proj", row_indices(heads, dim, stride=block), size),
             ChannelRows(name, "k_proj", row_indices(heads, dim, start=dim, stride=block), size),
@@ -47,10 +42,8 @@ class Qwen3Next(LinearFieldsFamily):
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         # in_proj_ba, per key head: [ b of its value heads | a of its value heads ]
         heads, group = geometry.num_k_heads, geometry.group
-        b, a = (
-            row_indices(heads, group, start, stride=2 * group).reshape(-1, 1)
-            for start in (0, group)
-        )
+        b = row_indices(heads, group, stride=2 * group).reshape(-1, 1)
+        a = b + group
         size = 2 * geometry.num_v_heads
         return head_rows_from_channels(
             self.channel_rows(config, geometry),

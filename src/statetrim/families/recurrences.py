@@ -1,8 +1,8 @@
-"""How a kernel's arguments write the state, so that the analysis can walk it again.
+"""Reads state updates from the arguments of a kernel, so that analysis can recompute the states.
 
-Every recurrence is one rule, in float64: `S = exp(g) S`, then `S = S + k (beta (v - S'k))'`, or
-without `beta` `S = S + k v'`. A family names the function that reads `v`, `g` and `beta` from what
-its kernel is called with (`Family.recurrence`).
+All recurrences follow one rule, in float64: `S = exp(g) S`, then `S = S + k (beta (v - S'k))'`, or
+without `beta` `S = S + k v'`. `Family.recurrence` chooses the function that reads `v`, `g` and
+`beta` from a call of the family's kernel.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,19 +15,19 @@ from torch.nn import functional
 
 @dataclass(frozen=True, eq=False)
 class StateUpdates:
-    """What some tokens write to the state besides their keys, float64."""
+    """What a range of tokens writes to the state, except the keys; float64."""
 
     value: Tensor  # [batch, time, value heads, head_v_dim]
     log_decay: Tensor | None  # [batch, time, value heads, head_k_dim or 1]
-    beta: Tensor | None  # [batch, time, value heads]; None: keys and values are simply added
+    beta: Tensor | None  # [batch, time, value heads]; None: S = S + k v'
 
 
 Recurrence = Callable[[Mapping[str, Any], slice], StateUpdates]
-"""From a kernel's arguments by name, and the tokens wanted, to what these write."""
+"""(kernel arguments by name, range of tokens) -> the updates of these tokens."""
 
 
 def delta_rule(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
-    """DeltaNet, Gated DeltaNet and KDA, of transformers, fla and portable alike."""
+    """DeltaNet, Gated DeltaNet and KDA, as called by transformers, fla and statetrim.portable."""
     value = arguments["v"] if "v" in arguments else arguments["value"]
     beta = arguments["beta"][:, tokens].double()
     if arguments.get("use_beta_sigmoid_in_kernel"):
@@ -36,7 +36,7 @@ def delta_rule(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
 
 
 def _log_decay(arguments: Mapping[str, Any], tokens: slice) -> Tensor | None:
-    """fla's kernels may be handed the raw gate."""
+    """The log decay, computed from the raw gate where the kernel (of fla) would do so itself."""
     if arguments.get("g") is None:
         return None
     g: Tensor = arguments["g"][:, tokens].double()
@@ -52,7 +52,7 @@ def _log_decay(arguments: Mapping[str, Any], tokens: slice) -> Tensor | None:
 
 
 def mamba2(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
-    """`S = exp(dt A) S + B (dt x)'`; B writes, C reads, and value heads share them in groups."""
+    """Mamba-2: `S = exp(dt A) S + B (dt x)'`, with B as the key and C as the query."""
     dt = arguments["dt"][:, tokens].double()
     if arguments.get("dt_bias") is not None:
         dt = dt + arguments["dt_bias"].double()

@@ -1,1 +1,1 @@
-"""More model types of fla, a file each, as in the folder above."""
+"""Families of further fla model types, one per file."""

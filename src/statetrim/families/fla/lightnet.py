@@ -1,4 +1,4 @@
-"""LightNet (fla): keys are normalised over time, each channel by itself; queries pass a SiLU."""
+"""LightNet (fla): each key channel is normalised over time; queries pass through SiLU."""
 
 from ...geometry import ChannelRows, Geometry, row_indices
 from .._fla import PROJECTIONS, FlaFamily, conv_fields, linear_layers, query_key_rows
@@ -21,7 +21,7 @@ class LightNet(FlaFamily):
     projections = (*PROJECTIONS, "g_proj.0", "g_proj.1")
 
     def geometry(self, config: Config) -> Geometry:
-        """Of heads and key width fla computes the one that is null from the other."""
+        """As in fla, a null `num_heads` or `expand_ratio` (key width) follows from the other."""
         hidden = int_field(config, "hidden_size", default=2048)
         fields = {"expand_ratio": 128} | config
         if config.get("num_heads") is None:
@@ -43,7 +43,7 @@ class LightNet(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        # Values cannot be cut, but where they are read is known, so that calibration can record it.
+        # Values cannot be pruned; calibration still needs the columns of o_proj that read them.
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*query_key_rows(geometry), output]

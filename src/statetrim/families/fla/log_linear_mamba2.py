@@ -1,4 +1,4 @@
-"""Log-linear Mamba-2 (fla): Mamba-2 with a state for each level of the text, twice as long each.
+"""Log-linear Mamba-2 (fla): one state per level; each level covers twice the tokens of the last.
 
 in_proj: [ gate | x | B | C | dt | weights of the levels ].
 """
@@ -12,9 +12,9 @@ from ..contract import Config, KVCacheSize, RuntimeName
 from ..mamba2 import Mamba2
 from ..recurrences import Recurrence
 
-_NUM_LEVELS = 15  # weights a head: of the levels of 16,384 tokens
-_NUM_STATES = 10  # that fla keeps of so many, in chunks of 64
-_TILE = 64
+_NUM_LEVELS = 15  # level weights per head, enough for 16,384 tokens
+_NUM_STATES = 10  # that fla stores for 16,384 tokens, in chunks of 64
+_TILE = 64  # the kernel takes key widths that are multiples of it
 
 
 class LogLinearMamba2(Mamba2):
@@ -27,17 +27,16 @@ class LogLinearMamba2(Mamba2):
         return ("fla",)
 
     def geometry(self, config: Config) -> Geometry:
-        """The states of 16,384 tokens, the most that its weights have levels for."""
+        """Counts the states at 16,384 tokens, the longest text that the level weights cover."""
         return replace(super().geometry(_as_mamba2(config)), copies=_NUM_STATES)
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
         level_rows = _NUM_LEVELS * geometry.num_v_heads
-        return [
-            replace(entry, size=entry.size + level_rows)
-            if entry.tensor.startswith("in_proj")
-            else entry
-            for entry in super().channel_rows(_as_mamba2(config), geometry)
-        ]
+        channel_rows = []
+        for entry in super().channel_rows(_as_mamba2(config), geometry):
+            extra = level_rows if entry.tensor.startswith("in_proj") else 0
+            channel_rows.append(replace(entry, size=entry.size + extra))
+        return channel_rows
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
         value_width = geometry.head_v_dim
@@ -60,7 +59,7 @@ class LogLinearMamba2(Mamba2):
 
 
 def _as_mamba2(config: Config) -> Config:
-    """As Mamba-2 of transformers would read it."""
+    """The config with the model type of transformers' Mamba-2, whose field names it shares."""
     return config | {"model_type": "mamba2"}
 
 

@@ -1,6 +1,6 @@
-"""Mixture of Memories (fla): Gated DeltaNet with several states a head, one for each memory and one
-that all tokens share. Memories have their own keys and values but the same queries, so all keep the
-same channels."""
+"""Mixture of Memories (fla): Gated DeltaNet with several states per head, one for each memory and
+one that all tokens share. Memories have their own keys and values but the same queries, so all keep
+the same channels."""
 
 from ...errors import StatetrimError
 from ...geometry import Axis, ChannelRows, Geometry, Role, row_indices
@@ -58,7 +58,7 @@ class MoM(FlaFamily):
         table = row_indices(geometry.num_v_heads, dim)
         size = table.numel()
         return [
-            *_contiguous_rows(geometry, "q_proj.weight", "q_proj"),
+            _contiguous_rows(geometry, "q_proj.weight", "q_proj"),
             *_memory_projection_rows(config, geometry, "k", "key", "k_proj"),
             *_memory_projection_rows(config, geometry, "v", "value", "v_proj"),
             *_conv_rows(geometry, "q_conv1d", "q_conv", "q_bias"),
@@ -70,7 +70,7 @@ class MoM(FlaFamily):
         ]
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
-        ratio = geometry.head_v_dim / geometry.head_k_dim  # which fla rounds, so it comes out
+        ratio = geometry.head_v_dim / geometry.head_k_dim  # fla rounds the product
         return config | {"head_dim": geometry.head_k_dim, "expand_v": ratio}
 
 
@@ -81,32 +81,32 @@ def _num_memories(config: Config) -> int:
 def _memory_projection_rows(
     config: Config, geometry: Geometry, letter: str, axis: Axis, role: Role
 ) -> list[ChannelRows]:
-    """The projections of what is written: of each memory, and of the one that is shared."""
+    """Rows of the key or value (`letter`) projections of every memory and of the shared one."""
     is_single = bool_field(config, "single_kv_proj", False)
     names = [] if is_single else [f"{letter}_proj.{i}.weight" for i in range(_num_memories(config))]
     if is_single or bool_field(config, "shared_mem", True):
         names.append(f"shared_{letter}.weight")
-    return [entry for name in names for entry in _contiguous_rows(geometry, name, role, axis)]
+    return [_contiguous_rows(geometry, name, role, axis) for name in names]
 
 
 def _conv_rows(
     geometry: Geometry, name: str, weight_role: Role, bias_role: Role, axis: Axis = "key"
 ) -> list[ChannelRows]:
     return [
-        *_contiguous_rows(geometry, f"{name}.weight", weight_role, axis),
-        *_contiguous_rows(geometry, f"{name}.bias", bias_role, axis, optional=True),
+        _contiguous_rows(geometry, f"{name}.weight", weight_role, axis),
+        _contiguous_rows(geometry, f"{name}.bias", bias_role, axis, optional=True),
     ]
 
 
 def _contiguous_rows(
     geometry: Geometry, name: str, role: Role, axis: Axis = "key", *, optional: bool = False
-) -> list[ChannelRows]:
+) -> ChannelRows:
     table = row_indices(geometry.heads(axis), geometry.width(axis))
-    return [ChannelRows(name, role, table, table.numel(), axis=axis, optional=optional)]
+    return ChannelRows(name, role, table, table.numel(), axis=axis, optional=optional)
 
 
 def _head_v_dim(dim: int, expand: float) -> int:
-    """`round(head_dim * expand_v)`, which fla requires to be next to it."""
+    """`round(head_dim * expand_v)`; refuses a product that is not whole, as fla does."""
     width = round(dim * expand)
     if width < 1 or abs(width - dim * expand) > 1e-9 * width:
         raise StatetrimError(

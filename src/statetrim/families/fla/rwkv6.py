@@ -1,4 +1,4 @@
-"""RWKV-6 (fla): a decay and a bonus for every key channel, no norm over keys."""
+"""RWKV-6 (fla): a decay and a bonus per key channel, and no key normalisation."""
 
 from ...geometry import ChannelRows, Geometry, Role, row_indices
 from .._fla import FlaFamily, linear_layers
