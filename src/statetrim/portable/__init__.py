@@ -1,4 +1,4 @@
-"""Pure-PyTorch models that load and save fla checkpoints unchanged, wherever PyTorch runs."""
+"""Pure-PyTorch models that load and save fla checkpoints unchanged, on any PyTorch device."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ MODELS = (
 
 
 def register() -> None:
-    """Make transformers' Auto classes build these models. For machines where fla cannot run: fla
-    registers the same `model_type`s for itself, and the later registration wins."""
+    """Register these models with transformers' Auto classes. Meant for machines where fla cannot
+    run: fla registers the same `model_type`s, and the last registration is used."""
     for config, model, causal_lm in MODELS:
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModel.register(config, model, exist_ok=True)

@@ -1,4 +1,4 @@
-"""What a model remembers between calls: one recurrent state and three convolution tails a layer."""
+"""The cache of a model: one recurrent state and three convolution states per layer."""
 
 from __future__ import annotations
 
@@ -12,8 +12,12 @@ from .deferred import DeferredState
 
 
 class RecurrentLayer(CacheLayerMixin):
-    """`recurrent_state` [batch, value heads, head_k_dim, head_v_dim], float32 in any model;
-    `conv_state` the last inputs [batch, channels, width] of the q, k and v convolutions."""
+    """The cache of one decoder layer.
+
+    `recurrent_state` [batch, value heads, head_k_dim, head_v_dim] is float32 whatever the model's
+    dtype; `conv_state` holds the last inputs [batch, channels, width] of the q, k and v
+    convolutions; `seen_tokens` counts the tokens so far.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -23,10 +27,12 @@ class RecurrentLayer(CacheLayerMixin):
 
     @property
     def recurrent_state(self) -> Tensor | None:
+        """The state with all pending writes of decoding applied; None before the first token."""
         return self._state.flush() if isinstance(self._state, DeferredState) else self._state
 
     def decoding_state(self) -> DeferredState | None:
-        """The state in the form that decoding advances in place."""
+        """The state as a `DeferredState`, which decoding updates in place; None before the first
+        token. Converts the stored tensor without a copy."""
         if isinstance(self._state, Tensor):
             self._state = DeferredState(self._state)
         return self._state
@@ -34,6 +40,7 @@ class RecurrentLayer(CacheLayerMixin):
     def store(
         self, state: Tensor | DeferredState, conv_state: tuple[Tensor, ...], tokens: int
     ) -> None:
+        """Replace the states after `tokens` more tokens."""
         self._state, self.conv_state = state, conv_state
         self.seen_tokens += tokens
         self.is_initialized = True
@@ -75,14 +82,11 @@ class RecurrentLayer(CacheLayerMixin):
 
 
 class RecurrentCache(Cache):
-    """One `RecurrentLayer` per decoder layer; `cache[i]` reads like fla's."""
+    """One `RecurrentLayer` per decoder layer; `cache[i]` is a dictionary as in fla's cache."""
 
     def __init__(self, num_layers: int) -> None:
         super().__init__(layers=[RecurrentLayer() for _ in range(num_layers)])
 
     def __getitem__(self, layer: int) -> dict[str, Tensor | tuple[Tensor, ...] | None]:
-        layer_cache = self.layers[layer]
-        return {
-            "recurrent_state": layer_cache.recurrent_state,
-            "conv_state": layer_cache.conv_state,
-        }
+        cached = self.layers[layer]
+        return {"recurrent_state": cached.recurrent_state, "conv_state": cached.conv_state}

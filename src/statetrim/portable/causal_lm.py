@@ -1,4 +1,4 @@
-"""The decoder around the mixers: blocks, model, language-model head, `generate()`."""
+"""The models around the mixers: decoder blocks, base model, language-model head, `generate()`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from .norm import RMSNorm
 
 
 def check_supported(config: PreTrainedConfig) -> None:
-    """One sentence, naming the field, for each option of fla that has no portable counterpart."""
+    """Raises ValueError for fla options that the portable models do not implement."""
     if config.attn is not None:
         raise ValueError(
             "attn: softmax layers among the linear ones are not supported by statetrim.portable; "
@@ -38,6 +38,8 @@ def check_supported(config: PreTrainedConfig) -> None:
 
 
 class Block(GradientCheckpointingLayer):
+    """A decoder layer: mixer and MLP, each after a norm and with a residual connection."""
+
     def __init__(
         self,
         config: PreTrainedConfig,
@@ -51,7 +53,7 @@ class Block(GradientCheckpointingLayer):
         self.mlp = GatedMLP(config.hidden_size, config.hidden_ratio, config.intermediate_size)
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        """[batch, time, hidden_size] -> the same."""
+        """[batch, time, hidden_size] -> [batch, time, hidden_size]."""
         hidden_states = hidden_states + self.attn(
             hidden_states=self.attn_norm(hidden_states), **kwargs
         )
@@ -60,6 +62,8 @@ class Block(GradientCheckpointingLayer):
 
 
 class PortablePreTrainedModel(PreTrainedModel):
+    """Class attributes and weight initialization that all portable models share."""
+
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["Block"]  # noqa: RUF012
@@ -80,7 +84,7 @@ class PortablePreTrainedModel(PreTrainedModel):
 
 
 class PortableModel(PortablePreTrainedModel):
-    """Embeddings, blocks, final norm; subclasses say which mixer a layer has."""
+    """Embeddings, decoder blocks and final norm; subclasses define `mixer`."""
 
     def __init__(self, config: PreTrainedConfig) -> None:
         check_supported(config)
@@ -96,7 +100,7 @@ class PortableModel(PortablePreTrainedModel):
     @staticmethod
     @abstractmethod
     def mixer(config: Any, layer_idx: int) -> Mixer:
-        """The linear-attention layer at `layer_idx`."""
+        """Builds the mixer of the decoder layer `layer_idx`."""
 
     def forward(
         self,
@@ -109,11 +113,14 @@ class PortableModel(PortablePreTrainedModel):
         cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """`input_ids` [batch, time] or `inputs_embeds` [batch, time, hidden_size]."""
+        """Takes `input_ids` [batch, time] or `inputs_embeds` [batch, time, hidden_size];
+        `cu_seqlens`: see `Mixer.forward`."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds.")
         if use_cache is None:
             use_cache = self.config.use_cache and not self.training
+        if output_hidden_states is None:
+            output_hidden_states = self.config.output_hidden_states
         if past_key_values is not None and not isinstance(past_key_values, RecurrentCache):
             raise ValueError(
                 f"past_key_values must be a RecurrentCache, got {type(past_key_values).__name__}."
@@ -135,21 +142,12 @@ class PortableModel(PortablePreTrainedModel):
         return BaseModelOutputWithPast(
             last_hidden_state=hidden,
             past_key_values=past_key_values if use_cache else None,
-            hidden_states=(*layer_inputs, hidden)
-            if self._returns_hidden_states(output_hidden_states)
-            else None,
-        )
-
-    def _returns_hidden_states(self, output_hidden_states: bool | None) -> bool:
-        return bool(
-            self.config.output_hidden_states
-            if output_hidden_states is None
-            else output_hidden_states
+            hidden_states=(*layer_inputs, hidden) if output_hidden_states else None,
         )
 
 
 class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
-    """Subclasses set `backbone`, the `PortableModel` underneath."""
+    """A `PortableModel` with a language-model head; subclasses set its class as `backbone`."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embeddings.weight"}  # noqa: RUF012
     backbone: type[PortableModel]
@@ -163,7 +161,7 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
 
     @classmethod
     def _supports_default_dynamic_cache(cls) -> bool:
-        return False  # `generate()` then lets the model make its own cache
+        return False  # so that `generate()` lets the model create a RecurrentCache
 
     def forward(
         self,
@@ -179,9 +177,9 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
         num_items_in_batch: int | Tensor | None = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits [batch, time, vocab_size]; with `labels` [batch, time], -100 ignored, the loss.
+        """Logits [batch, time, vocab_size]; with `labels` [batch, time] (-100: ignored), the loss.
 
-        `logits_to_keep` > 0 keeps only that many last positions.
+        `logits_to_keep` > 0 computes logits only for that many last positions.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -194,10 +192,10 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
         )
         hidden = outputs.last_hidden_state
         if labels is None:
-            positions = (
-                slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-            )
-            hidden = hidden[:, positions]
+            if isinstance(logits_to_keep, int):
+                hidden = hidden[:, -logits_to_keep:]
+            else:
+                hidden = hidden[:, logits_to_keep]
         logits = self.lm_head(hidden)
         return CausalLMOutputWithPast(
             loss=None if labels is None else self._loss(logits, labels, num_items_in_batch),

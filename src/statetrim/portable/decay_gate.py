@@ -1,4 +1,4 @@
-"""How a gated layer's decay starts: the ranges fla draws `A_log` and `dt_bias` from."""
+"""The decay of gated layers, and its initialization with the same ranges as in fla."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ DT_MIN, DT_MAX = 0.001, 0.1
 
 
 def log_decay(gate: Tensor, a_log: Tensor, dt_bias: Tensor) -> Tensor:
-    """`-exp(A_log) * softplus(raw + dt_bias)`, in float32 at least."""
+    """`-exp(A_log) * softplus(gate + dt_bias)`, in float32, or float64 for a float64 gate."""
     if gate.dtype != torch.float64:
         gate, a_log, dt_bias = gate.float(), a_log.float(), dt_bias.float()
     return -a_log.exp() * F.softplus(gate + dt_bias)
 
 
 def initialize_decay(a_log: nn.Parameter, dt_bias: nn.Parameter, low: float, high: float) -> None:
-    """`exp(A_log)` uniform in (low, high); `softplus(dt_bias)` log-uniform, 0.001 to 0.1."""
+    """Draws `exp(A_log)` uniformly from (low, high), `softplus(dt_bias)` log-uniformly from
+    (DT_MIN, DT_MAX); changes both parameters in place."""
     init.copy_(a_log, torch.empty_like(a_log).uniform_(low, high).clamp(min=1e-6).log())
     log_range = math.log(DT_MAX / DT_MIN)
     dt = (torch.rand_like(dt_bias) * log_range + math.log(DT_MIN)).exp()

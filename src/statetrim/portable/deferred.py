@@ -1,8 +1,8 @@
-"""A state for decoding, whose latest writes wait until there are enough of them.
+"""A state for decoding that collects writes and applies them together.
 
 In eager PyTorch every operation on a state is a pass over memory: one to read it, one to decay it,
-one to write to it. A token must read it; decays and writes can wait, and sixteen tokens then share
-one pass of each.
+one to write to it. Each token must read the state, but decays and writes can be deferred: sixteen
+tokens then share one pass of each.
 """
 
 from __future__ import annotations
@@ -12,11 +12,12 @@ from torch import Tensor
 
 
 class DeferredState:
-    """The state `carry * base + keys' writes` of each head; takes over the tensor it is given.
+    """The state `base_decay * base + pending_keys' pending_values` of each head.
 
-    `base` [batch * heads, head_k_dim, head_v_dim]; `keys` and `writes` [batch * heads, capacity,
-    dim], of which `waiting` are in use, the keys decayed until now; `carry` [batch * heads, 1,
-    head_k_dim or 1], the decay of `base` so far. All factors are <= 1: nothing can overflow.
+    `base` [batch * heads, head_k_dim, head_v_dim] shares memory with the given tensor, which
+    changes. `pending_keys` and `pending_values` [batch * heads, capacity, dim] hold `num_pending`
+    writes; the keys include all decays since. `base_decay` [batch * heads, 1, head_k_dim or 1] is
+    the decay of `base` since the last `flush`. All factors are <= 1, so nothing overflows.
     """
 
     def __init__(self, state: Tensor, capacity: int = 16) -> None:
@@ -29,37 +30,37 @@ class DeferredState:
         self.base_decay: Tensor | None = None
 
     def flush(self) -> Tensor:
-        """The state [batch, heads, head_k_dim, head_v_dim], nothing waiting."""
+        """Apply pending decays and writes to `base`; returns the state [batch, heads, head_k_dim,
+        head_v_dim], which shares memory with `base`."""
         if self.base_decay is not None:
             self.base.mul_(self.base_decay.mT)
         if self.num_pending:
-            self.base.baddbmm_(
-                self.pending_keys[:, : self.num_pending].mT,
-                self.pending_values[:, : self.num_pending],
-            )
+            keys, values = self._pending()
+            self.base.baddbmm_(keys.mT, values)
         self.num_pending, self.base_decay = 0, None
         return self.base.view(self.shape)
 
+    def _pending(self) -> tuple[Tensor, Tensor]:
+        """Views of the pending keys and values that are in use."""
+        used = slice(self.num_pending)
+        return self.pending_keys[:, used], self.pending_values[:, used]
+
     @torch.no_grad()
     def step(self, q: Tensor, k: Tensor, v: Tensor, beta: Tensor, decay: Tensor | None) -> Tensor:
-        """One token of the delta rule: decay, write, read; [batch, heads, head_v_dim].
+        """One token of the delta rule: decay, write, read. Returns [batch, heads, head_v_dim].
 
         `q`, `k` [batch, heads, head_k_dim], `v` [batch, heads, head_v_dim], `beta` [batch, heads],
-        `decay` [batch, heads, head_k_dim or 1], a factor, not its log.
+        `decay` [batch, heads, head_k_dim or 1] is a factor, not its log.
         """
         q, k, v = (x.flatten(0, 1).unsqueeze(1) for x in (q, k, v))
         beta = beta.flatten().view(-1, 1, 1)
-        past_keys, past_values = (
-            self.pending_keys[:, : self.num_pending],
-            self.pending_values[:, : self.num_pending],
-        )
+        past_keys, past_values = self._pending()
         probes = torch.cat([beta * k, q], 1)
         base_probes = probes
         if decay is not None:
             factor = decay.flatten(0, 1).unsqueeze(1)
-            self.base_decay = (
-                factor.clone() if self.base_decay is None else self.base_decay.mul_(factor)
-            )
+            decayed = factor.clone() if self.base_decay is None else self.base_decay.mul_(factor)
+            self.base_decay = decayed
             past_keys.mul_(factor)
         if self.base_decay is not None:
             base_probes = probes * self.base_decay

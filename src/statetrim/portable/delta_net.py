@@ -19,7 +19,7 @@ from .norm import GatedRMSNorm, RMSNorm
 
 
 class DeltaNetConfig(PreTrainedConfig):
-    """fla's fields and defaults; the `fuse_*` switches choose kernels there and nothing here."""
+    """The fields and defaults of fla's config; `fuse_*` fields are kept but have no effect here."""
 
     model_type = "delta_net"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -108,6 +108,8 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 
 
 class DeltaNet(Mixer):
+    """The mixer of DeltaNet: the delta rule without decay."""
+
     def __init__(self, config: DeltaNetConfig, layer_idx: int) -> None:
         if config.qk_norm not in ("l2", "sum"):
             raise ValueError(f"qk_norm={config.qk_norm!r} is not supported, only 'l2' and 'sum'.")

@@ -17,7 +17,7 @@ from .norm import GatedRMSNorm, RMSNorm
 
 
 class GatedDeltaNetConfig(PreTrainedConfig):
-    """fla's fields and defaults; the `fuse_*` switches choose kernels there and nothing here."""
+    """The fields and defaults of fla's config; `fuse_*` fields are kept but have no effect here."""
 
     model_type = "gated_deltanet"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -94,6 +94,8 @@ class GatedDeltaNetConfig(PreTrainedConfig):
 
 
 class GatedDeltaNet(Mixer):
+    """The mixer of Gated DeltaNet: the delta rule with one decay per head."""
+
     def __init__(self, config: GatedDeltaNetConfig, layer_idx: int) -> None:
         if config.output_gate_activation not in ("swish", "silu", "sigmoid"):
             raise ValueError(

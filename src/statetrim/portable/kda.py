@@ -18,7 +18,7 @@ from .norm import GatedRMSNorm
 
 
 class KDAConfig(PreTrainedConfig):
-    """fla's fields and defaults; the `fuse_*` switches choose kernels there and nothing here."""
+    """The fields and defaults of fla's config; `fuse_*` fields are kept but have no effect here."""
 
     model_type = "kda"
     keys_to_ignore_at_inference = ["past_key_values"]  # noqa: RUF012
@@ -95,6 +95,8 @@ class KDAConfig(PreTrainedConfig):
 
 
 class KimiDeltaAttention(Mixer):
+    """The mixer of KDA: the delta rule with one decay per key channel."""
+
     def __init__(self, config: KDAConfig, layer_idx: int) -> None:
         heads = grouped_head_sizes(
             config.num_heads, config.num_v_heads, config.head_dim, config.expand_v
@@ -143,7 +145,7 @@ class KimiDeltaAttention(Mixer):
         return o, state
 
     def _log_decay(self, x: Tensor) -> Tensor:
-        """[rows, time, value heads, head_k_dim]."""
+        """The log decay [rows, time, value heads, head_k_dim]; bounded if `lower_bound` is set."""
         gate = self.f_proj(x).unflatten(-1, (self.heads.num_v_heads, -1))
         a_log, bias = self.A_log.unsqueeze(-1), self.dt_bias.view(self.heads.num_v_heads, -1)
         if self.lower_bound is None:

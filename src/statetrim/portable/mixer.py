@@ -1,4 +1,4 @@
-"""What the linear-attention layers share: projections, convolutions, padding, cache, read-out."""
+"""The base class of the mixers: projections, convolutions, padding, cache, output projection."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ State = Tensor | DeferredState
 
 @dataclass(frozen=True)
 class HeadSizes:
-    """Sizes of a mixer; value head `u` reads key head `u // (num_v_heads // num_k_heads)`."""
+    """Head counts and widths; value head `u` reads key head `u // (num_v_heads // num_k_heads)`."""
 
     num_k_heads: int
     num_v_heads: int
@@ -39,7 +39,7 @@ class HeadSizes:
 def grouped_head_sizes(
     num_heads: int, num_v_heads: int | None, head_dim: int, expand_v: float
 ) -> HeadSizes:
-    """Sizes by the rule of fla's Gated DeltaNet and KDA."""
+    """Head sizes by the rule of fla's Gated DeltaNet and KDA; raises ValueError as fla would."""
     num_v_heads = num_heads if num_v_heads is None else num_v_heads
     head_v_dim = int(head_dim * expand_v)
     if not math.isclose(head_dim * expand_v, head_v_dim, rel_tol=1e-5):
@@ -50,7 +50,8 @@ def grouped_head_sizes(
 
 
 class Mixer(nn.Module):
-    """A linear-attention layer; subclasses add gates and call their kernel by its module's name."""
+    """A linear-attention mixer. Subclasses add gates and call their kernel as a global of their
+    module, where calibration and analysis hook it."""
 
     def __init__(
         self,
@@ -86,14 +87,17 @@ class Mixer(nn.Module):
         valid: Tensor | None,
         past_state: State | None,
     ) -> tuple[Tensor, State]:
-        """Outputs [rows, time, value heads, head_v_dim] and the final state, from the layer's input
-        `x` [rows, time, hidden_size], `q`, `k`, `v` [rows, time, heads, dim] after convolution and
-        activation, which tokens are real [rows, time] (None: all) and the state so far; a deferred
-        state means that one token is being decoded."""
+        """Compute gates, call the kernel; returns outputs [rows, time, value heads, head_v_dim] and
+        the final state.
+
+        `x` [rows, time, hidden_size] is the mixer's input; `q`, `k`, `v` [rows, time, heads, dim]
+        come after convolution and activation; `valid` [rows, time] is False at padding (None: no
+        padding). A `DeferredState` as `past_state` means that one token is being decoded.
+        """
 
     @abstractmethod
     def normalize_output(self, x: Tensor, o: Tensor) -> Tensor:
-        """Norm and gate of `o` [rows, time, value heads, head_v_dim], before `o_proj`."""
+        """Output norm and gate of `o` [rows, time, value heads, head_v_dim], before `o_proj`."""
 
     def forward(
         self,
@@ -103,10 +107,11 @@ class Mixer(nn.Module):
         use_cache: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """[batch, time, hidden_size] -> the same; the cache, if any, is updated.
+        """[batch, time, hidden_size] -> [batch, time, hidden_size]; with `use_cache`, updates the
+        cache.
 
-        `attention_mask` [batch, time] is 0 at padding, anywhere; `cu_seqlens` [sequences + 1] gives
-        the boundaries of sequences packed into a batch of one, as in fla.
+        `attention_mask` [batch, time] is 0 at padding, which may be anywhere; `cu_seqlens`
+        [sequences + 1] has the boundaries of sequences packed into a batch of one, as in fla.
         """
         batch, time = hidden_states.shape[:2]
         rows = sequence_rows(attention_mask, cu_seqlens, time)
@@ -122,7 +127,8 @@ class Mixer(nn.Module):
 
     @staticmethod
     def _past_state(layer: RecurrentLayer, time: int, no_padding: bool) -> State | None:
-        """A single token without gradients is decoded; everything else runs in chunks."""
+        """The cached state; a single token without gradients gets a `DeferredState` and so runs in
+        the decoding kernel, everything else in the chunked one."""
         if time == 1 and no_padding and not torch.is_grad_enabled():
             return layer.decoding_state()
         return layer.recurrent_state
@@ -147,7 +153,7 @@ class Mixer(nn.Module):
 
 
 def zero_padding(x: Tensor, valid: Tensor | None) -> Tensor:
-    """`x` [rows, time, ...] with 0 at tokens that are not real."""
+    """`x` [rows, time, ...] with 0 at padding (`valid` [rows, time] is False)."""
     if valid is None:
         return x
     return x * valid.view(*valid.shape, *[1] * (x.dim() - 2)).to(x.dtype)

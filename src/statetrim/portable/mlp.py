@@ -7,6 +7,8 @@ from torch.nn import functional as F
 
 
 class GatedMLP(nn.Module):
+    """Default width: `hidden_ratio * 2 / 3` times hidden size, rounded up to a multiple of 256."""
+
     def __init__(
         self, hidden_size: int, hidden_ratio: int | None, intermediate_size: int | None
     ) -> None:

@@ -1,4 +1,4 @@
-"""RMS norms, computed in float32 at least and returned in the dtype of the input."""
+"""RMS norms, computed in float32 (float64 for float64), returned in the dtype of the input."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class RMSNorm(nn.Module):
-    """`weight` [size], over the last dimension."""
+    """RMS norm over the last dimension; `weight` [size]."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -23,7 +23,7 @@ class RMSNorm(nn.Module):
 
 
 class GatedRMSNorm(RMSNorm):
-    """The norm times an activation of a gate of the same shape."""
+    """RMS norm of `x` times the activation (sigmoid or SiLU) of a gate of the same shape."""
 
     def __init__(self, size: int, eps: float, activation: str) -> None:
         super().__init__(size, eps)

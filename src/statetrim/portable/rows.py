@@ -1,4 +1,4 @@
-"""One sequence per row, real tokens first: how padded and packed batches reach a recurrence."""
+"""Rearranges padded and packed batches for a recurrence: one sequence per row, padding last."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class SequenceRows:
-    """Where each row's tokens stand in a batch [batch, time, ...] seen as [batch * time, ...].
+    """Positions of each row's tokens in a batch [batch, time, ...] viewed as [batch * time, ...].
 
-    `index` [rows, length] into the flat batch; `valid` [rows, length], False past a row's end.
-    A recurrence that ignores invalid tokens then equals each sequence run alone, whether padding
-    stood left, right or between, and continues a cached state without a gap.
+    `index` [rows, length] points into the flattened batch; `valid` [rows, length] is False past the
+    end of a row. A recurrence that ignores invalid tokens gives the same outputs and states as each
+    sequence alone, wherever the padding was.
     """
 
     index: Tensor
@@ -22,22 +22,22 @@ class SequenceRows:
 
     @property
     def lengths(self) -> Tensor:
-        """Real tokens per row [rows]."""
+        """Number of valid tokens per row, [rows]."""
         return self.valid.sum(-1)
 
     def gather(self, x: Tensor) -> Tensor:
-        """[batch, time, channels] -> [rows, length, channels], any token past a row's end."""
+        """[batch, time, channels] -> [rows, length, channels]; arbitrary past the end of a row."""
         return x.flatten(0, 1)[self.index]
 
     def scatter(self, rows: Tensor, batch: int, time: int) -> Tensor:
-        """[rows, length, channels] -> [batch, time, channels], zero where there was padding."""
+        """[rows, length, channels] -> [batch, time, channels], zero at padding."""
         flat = rows.new_zeros(batch * time, rows.shape[-1])
         flat = flat.index_put((self.index[self.valid],), rows[self.valid])
         return flat.view(batch, time, -1)
 
     @classmethod
     def from_mask(cls, mask: Tensor) -> SequenceRows:
-        """From a 0-1 mask [batch, time], 0 for padding."""
+        """From an attention mask [batch, time] with 0 at padding."""
         real = mask.bool()
         order = real.logical_not().to(torch.uint8).argsort(dim=-1, stable=True)
         start = torch.arange(mask.shape[0], device=mask.device).unsqueeze(-1) * mask.shape[1]
@@ -45,7 +45,7 @@ class SequenceRows:
 
     @classmethod
     def from_cu_seqlens(cls, cu_seqlens: Tensor) -> SequenceRows:
-        """From the boundaries [sequences + 1] of sequences packed one after another."""
+        """From the boundaries [sequences + 1] of sequences concatenated in one row."""
         starts, lengths = cu_seqlens[:-1].long(), cu_seqlens.diff().long()
         steps = torch.arange(int(lengths.max()), device=cu_seqlens.device)
         valid = steps < lengths.unsqueeze(-1)
@@ -55,7 +55,8 @@ class SequenceRows:
 def sequence_rows(
     attention_mask: Tensor | None, cu_seqlens: Tensor | None, time: int
 ) -> SequenceRows | None:
-    """None when every token is real. A mask may span cached tokens too: its end counts."""
+    """The rows of a batch, or None without padding and packing. Of a mask that covers cached tokens
+    as well, the last `time` columns are used."""
     if cu_seqlens is not None:
         return SequenceRows.from_cu_seqlens(cu_seqlens)
     if attention_mask is None:

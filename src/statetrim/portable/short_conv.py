@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 
 class ShortConvolution(nn.Conv1d):
-    """`weight` [channels, 1, width], `bias` [channels] or None; then SiLU, or nothing."""
+    """`weight` [channels, 1, width], `bias` [channels] or None; then SiLU if `activation`."""
 
     def __init__(
         self, channels: int, width: int, bias: bool = False, activation: str | None = "silu"
@@ -19,17 +19,16 @@ class ShortConvolution(nn.Conv1d):
     def forward(  # type: ignore[override]
         self, x: Tensor, lengths: Tensor | None = None, cache: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """`x` [batch, time, channels] -> the same, and the next cache [batch, channels, width].
+        """Returns outputs of the shape of `x` [batch, time, channels], and the next cache
+        [batch, channels, width].
 
-        `lengths` [batch] tells how many leading tokens of each row are real; the cache ends there.
+        Only the first `lengths[i]` tokens of row i are valid; the cache ends with the last of them.
         """
         width = self.kernel_size[0]
         past = x.new_zeros(x.shape[0], x.shape[2], width) if cache is None else cache.to(x.dtype)
-        inputs = torch.cat([past.mT, x], 1)  # channels last: rows are copied whole
-        if x.shape[1] == 1:  # decoding: a weighted sum costs a quarter of a convolution's call
-            sum_dtype = torch.promote_types(
-                x.dtype, torch.float32
-            )  # in which a convolution adds up
+        inputs = torch.cat([past.mT, x], 1)  # channels last: contiguous copies
+        if x.shape[1] == 1:  # decoding: a weighted sum takes a quarter of the time of conv1d
+            sum_dtype = torch.promote_types(x.dtype, torch.float32)  # as conv1d accumulates
             taps = self.weight[:, 0].mT.to(sum_dtype).contiguous()
             y = (inputs[:, 1:].to(sum_dtype) * taps).sum(1, keepdim=True)
             y = (y if self.bias is None else y + self.bias).to(x.dtype)
@@ -38,7 +37,7 @@ class ShortConvolution(nn.Conv1d):
         if self.activation is not None:
             y = F.silu(y)
         if lengths is None:
-            # A copy: a view would keep the whole prompt's inputs alive as long as the cache.
+            # Cloned: a view would keep the inputs of the whole prompt in memory.
             return y, inputs[:, -width:].clone().mT
         window = lengths.view(-1, 1, 1) + torch.arange(width, device=x.device).view(1, -1, 1)
         return y, inputs.gather(1, window.expand(-1, -1, x.shape[2])).mT

@@ -1,4 +1,5 @@
-"""Delta-rule recurrences in plain PyTorch: step by step, in chunks, and for decoding.
+"""Delta-rule recurrences in plain PyTorch, in three forms: one token at a time (reference), in
+chunks (prefill and training), and for decoding.
 
 Shapes: `q`, `k` [batch, time, key heads, head_k_dim]; `v` [batch, time, value heads, head_v_dim];
 `beta` [batch, time, value heads]; `g`, the log of the decay, [batch, time, value heads] or, for a

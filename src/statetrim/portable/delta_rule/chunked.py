@@ -20,7 +20,8 @@ def chunk_linear_attention(
     output_chunk_states: bool = False,
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor]:
-    """Plain linear attention in chunks; returns output and state, see `chunk_delta_rule`."""
+    """Linear attention without decay, in chunks; returns the output and the final state, or with
+    `output_chunk_states` the states at chunk ends (shapes as in `chunk_delta_rule`)."""
     out, states = _run_chunked(q, k, v, None, None, scale, initial_state, chunk_size)
     return out, torch.stack(states, 1) if output_chunk_states else states[-1]
 
@@ -39,9 +40,9 @@ def chunk_delta_rule(
 ) -> tuple[Tensor, Tensor | None]:
     """The delta rule in chunks, differentiable.
 
-    Returns the output [batch, time, value heads, head_v_dim] and the final state, or None unless
-    asked for. With `output_chunk_states` the second item is the state at the end of every chunk
-    [batch, chunks, value heads, head_k_dim, head_v_dim], whose last entry is the final state.
+    Returns the output [batch, time, value heads, head_v_dim] and, with `output_final_state`, the
+    final state (else None). With `output_chunk_states` the second item is the state at the end of
+    every chunk, [batch, chunks, value heads, head_k_dim, head_v_dim].
     """
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
@@ -62,7 +63,7 @@ def chunk_gated_delta_rule(
     output_chunk_states: bool = False,
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
-    """The gated delta rule in chunks, `g` [batch, time, value heads]; see `chunk_delta_rule`."""
+    """As `chunk_delta_rule`, with log decay `g` [batch, time, value heads]."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
     out, states = _run_chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
@@ -82,7 +83,7 @@ def chunk_kda(
     output_chunk_states: bool = False,
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
-    """Kimi delta attention in chunks, `g` [batch, time, value heads, head_k_dim]; as above."""
+    """As `chunk_delta_rule`, with log decay `g` [batch, time, value heads, head_k_dim]."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
     out, states = _run_chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
@@ -97,9 +98,11 @@ def chunk_states(
     initial_state: Tensor | None = None,
     chunk_size: int = CHUNK,
 ) -> Tensor:
-    """Only the states, at the end of every chunk [batch, chunks, value heads, head_k_dim,
-    head_v_dim], of any rule here: `g` [batch, time, value heads, head_k_dim or 1] or None; without
-    `beta` nothing is erased, as in plain linear attention and, with a decay, Mamba-2."""
+    """The states at the end of every chunk [batch, chunks, value heads, head_k_dim, head_v_dim].
+
+    Covers all rules of this module: `g` is [batch, time, value heads, head_k_dim or 1] or None;
+    without `beta` nothing is erased, as in linear attention and, with a decay, Mamba-2.
+    """
     return torch.stack(_run_chunked(k, k, v, g, beta, None, initial_state, chunk_size)[1], 1)
 
 
@@ -113,9 +116,9 @@ def _run_chunked(
     initial_state: Tensor | None,
     chunk_size: int,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Output and the states at chunk ends. `g` [batch, time, value heads, head_k_dim or 1].
+    """The output and the states at chunk ends. `g` [batch, time, value heads, head_k_dim or 1].
 
-    Within a chunk, `c` the log-decay summed from the chunk's start, `S` the state before it:
+    Within a chunk, with `c` the log decay summed from its start and `S` the state before it:
 
         (I + tril(beta K K' * decay, -1)) U = beta (V - exp(c) K S)
         O = exp(c) Q S + tril(Q K' * decay) U
@@ -125,12 +128,11 @@ def _run_chunked(
     """
     out_dtype, time = v.dtype, v.shape[1]
     dtype = arithmetic_dtype(v)
-    # A power of two, since the per-channel decay halves the chunk; no longer than needed.
+    # A power of two, because `_channel_decayed_products` halves chunks; no longer than needed.
     chunk_size = min(chunk_size, 1 << (time - 1).bit_length())
     group = v.shape[2] // k.shape[2]
-    q = (_split_into_chunks(q.to(dtype), chunk_size) * resolve_scale(q, scale)).repeat_interleave(
-        group, 1
-    )
+    q = _split_into_chunks(q.to(dtype) * resolve_scale(q, scale), chunk_size)
+    q = q.repeat_interleave(group, 1)
     k = _split_into_chunks(k.to(dtype), chunk_size).repeat_interleave(group, 1)
     v = _split_into_chunks(v.to(dtype), chunk_size)
     state = initial_state_or_zeros(k, v, initial_state)
@@ -139,10 +141,9 @@ def _run_chunked(
         decay_from_start = decay_to_end = chunk_decay = None
         key_products, query_products = k @ k.mT, q @ k.mT
     else:
-        # float64: differences of these sums must stay exact after a strong decay.
-        log_decays = _split_into_chunks(g.double().clamp(min=LOWEST_LOG_DECAY), chunk_size).cumsum(
-            -2
-        )
+        # float64: differences of these sums must stay accurate after a strong decay.
+        log_decays = _split_into_chunks(g.double().clamp(min=LOWEST_LOG_DECAY), chunk_size)
+        log_decays = log_decays.cumsum(-2)
         decay_from_start = log_decays.to(dtype).exp()
         decay_to_end = (log_decays[..., -1:, :] - log_decays).to(dtype).exp()
         chunk_decay = log_decays[..., -1, :].to(dtype).exp().unsqueeze(-1)
@@ -163,7 +164,7 @@ def _run_chunked(
         writes, erases = solution.split([v.shape[-1], k.shape[-1]], -1)
 
     states_before, states, updates = [], [], []
-    # unbind, not indexing: the backward of x[:, :, i] fills a tensor of the size of x, per chunk.
+    # unbind, not indexing: the backward of x[:, :, i] fills a tensor of the size of x per chunk.
     erase_chunks = None if erases is None else erases.unbind(2)
     for i, (write, key) in enumerate(zip(writes.unbind(2), k_end.unbind(2), strict=True)):
         states_before.append(state)
@@ -176,15 +177,14 @@ def _run_chunked(
 
 
 def _decayed_products(k: Tensor, q: Tensor, log_decays: Tensor) -> tuple[Tensor, Tensor]:
-    """`K K'` and `Q K'`, each pair (i, j), j <= i, decayed from j to i; other pairs arbitrary.
+    """`K K'` and `Q K'` [..., chunk, chunk] with entry (i, j), j <= i, decayed from token j to i;
+    entries with j > i are arbitrary.
 
-    `k`, `q` [..., chunk, dim], `logs` [..., chunk, dim or 1], summed log-decays, give
-    [..., chunk, chunk].
+    `k`, `q` [..., chunk, dim]; `log_decays` [..., chunk, dim or 1] are cumulative sums.
     """
     if log_decays.shape[-1] > 1:
-        return _channel_decayed_products(k, k, log_decays), _channel_decayed_products(
-            q, k, log_decays
-        )
+        key_products = _channel_decayed_products(k, k, log_decays)
+        return key_products, _channel_decayed_products(q, k, log_decays)
     size = log_decays.shape[-2]
     future = torch.ones(size, size, dtype=torch.bool, device=k.device).triu(1)
     pair_decay = (log_decays - log_decays.mT).masked_fill(future, 0.0).to(k.dtype).exp()
@@ -192,11 +192,11 @@ def _decayed_products(k: Tensor, q: Tensor, log_decays: Tensor) -> tuple[Tensor,
 
 
 def _channel_decayed_products(rows: Tensor, k: Tensor, log_decays: Tensor) -> Tensor:
-    """`sum_c rows_ic k_jc exp(logs_ic - logs_jc)` for j <= i, else 0; [..., chunk, chunk].
+    """`sum_c rows_ic k_jc exp(l_ic - l_jc)` for j <= i, else 0; l: log_decays; [..., chunk, chunk].
 
-    The chunk is halved again and again; a pair meets in the one block where i lies in the second
-    half and j in the first, and both exponents, measured from the halves' border, are <= 0. Nothing
-    overflows, however strong the decay, and no [chunk, chunk, dim] tensor is built.
+    The chunk is halved recursively. Each pair is computed in the block where i lies in the second
+    half and j in the first; relative to the border of the halves both exponents are <= 0. Nothing
+    overflows, however strong the decay, and no [chunk, chunk, dim] tensor is needed.
     """
     size = rows.shape[-2]
     if size == 1:
@@ -204,7 +204,7 @@ def _channel_decayed_products(rows: Tensor, k: Tensor, log_decays: Tensor) -> Te
     (r1, r2), (k1, k2), (l1, l2) = (x.chunk(2, -2) for x in (rows, k, log_decays))
     border = l1[..., -1:, :]
     lower = (r2 * (l2 - border).to(r2.dtype).exp()) @ (k1 * (border - l1).to(k1.dtype).exp()).mT
-    # Both halves at once: the recursion is as deep as log2(chunk), not as wide as the chunk.
+    # Both halves in one call: log2(chunk) calls in all instead of one per token.
     inner = _channel_decayed_products(
         torch.stack([r1, r2]), torch.stack([k1, k2]), torch.stack([l1, l2])
     )
@@ -213,9 +213,9 @@ def _channel_decayed_products(rows: Tensor, k: Tensor, log_decays: Tensor) -> Te
 
 
 def _split_into_chunks(x: Tensor, size: int) -> Tensor:
-    """[batch, time, heads, dim] -> [batch, heads, chunks, size, dim]; the end is padded with zeros.
+    """[batch, time, heads, dim] -> [batch, heads, chunks, size, dim], padded with zeros at the end.
 
-    A zero token writes nothing, reads nothing and, its log-decay being 0, forgets nothing.
+    Zero tokens do not change the state: they write nothing, and their log decay is 0.
     """
     padding = -x.shape[1] % size
     x = x.transpose(1, 2)

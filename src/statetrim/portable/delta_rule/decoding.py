@@ -1,4 +1,4 @@
-"""The recurrences token by token for decoding: writes to the state wait and are made together."""
+"""The recurrences token by token, for decoding: writes are collected in a `DeferredState`."""
 
 import torch
 from torch import Tensor
@@ -17,9 +17,11 @@ def fused_recurrent_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """The delta rule token by token, for decoding; without gradients.
+    """The delta rule token by token, for decoding; without gradients. Returns the output [batch,
+    time, value heads, head_v_dim] and the final state.
 
-    A `DeferredState` is advanced in place and returned; a tensor is left as it is.
+    A `DeferredState` as `initial_state` is updated in place and returned. A tensor is not changed,
+    and the final state is None unless `output_final_state`.
     """
     return _decode(
         q, k, v, None, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
@@ -37,18 +39,11 @@ def fused_recurrent_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """The gated delta rule token by token; see `fused_recurrent_delta_rule`."""
+    """As `fused_recurrent_delta_rule`, with `g` [batch, time, value heads], the log decay."""
     return _decode(
-        q,
-        k,
-        v,
-        g.unsqueeze(-1),
-        beta,
-        scale,
-        initial_state,
-        output_final_state,
+        q, k, v, g.unsqueeze(-1), beta, scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel,
-    )
+    )  # fmt: skip
 
 
 def fused_recurrent_kda(
@@ -62,7 +57,7 @@ def fused_recurrent_kda(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """Kimi delta attention token by token; see `fused_recurrent_delta_rule`."""
+    """As `fused_recurrent_delta_rule`, with log decay `g` per key channel."""
     return _decode(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
     )

@@ -1,4 +1,5 @@
-"""The recurrences one token at a time: the truth that the other forms are held to."""
+"""The recurrences one token at a time: the reference for the other forms. All return the output
+[batch, time, value heads, head_v_dim] and the final state."""
 
 import torch
 from torch import Tensor
@@ -13,7 +14,7 @@ def recurrent_linear_attention(
     scale: float | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Plain linear attention, one token at a time: the output and the final state."""
+    """Linear attention without decay, one token at a time."""
     return _recurrent(q, k, v, None, None, scale, initial_state)
 
 
@@ -64,7 +65,8 @@ def _recurrent(
     scale: float | None,
     initial_state: Tensor | None,
 ) -> tuple[Tensor, Tensor]:
-    """The truth the chunked forms are held to. `g` [batch, time, value heads, head_k_dim or 1]."""
+    """Any rule: `g` [batch, time, value heads, head_k_dim or 1] or None (no decay); without `beta`,
+    linear attention."""
     out_dtype = v.dtype
     q, k, v = (x.to(arithmetic_dtype(v)) for x in (q, k, v))
     group = v.shape[2] // k.shape[2]
