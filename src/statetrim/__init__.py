@@ -1,8 +1,8 @@
 """Shrink the recurrent state of linear-attention models after training.
 
-The public names stand in `__init__.pyi`, which editors and type checkers read too. Each is imported
-on first use, so that `import statetrim` costs nothing. (No module may have the name of a public
-function: once imported, it would stand in the function's place.)
+The public names are listed in `__init__.pyi`, which editors and type checkers also read. Each is
+imported on first use, so that `import statetrim` is fast. No module directly in this package may
+have the name of a public function: once imported, it would replace the function.
 """
 
 import lazy_loader

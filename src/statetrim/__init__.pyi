@@ -1,4 +1,4 @@
-"""The whole public interface, in one list; `__init__.py` imports each name on first use."""
+"""The public interface; `__init__.py` imports each name on first use."""
 
 from .analysis.analyze import analyze as analyze
 from .artifacts.analysis import Analysis as Analysis

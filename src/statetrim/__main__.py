@@ -1,4 +1,4 @@
-"""`python -m statetrim`."""
+"""Run the command line as `python -m statetrim`."""
 
 from .cli import main
 

@@ -1,4 +1,4 @@
-"""What commands do unless told otherwise, decided by measurement (docs/recall.md)."""
+"""Defaults of commands, chosen by measurement (docs/recall.md)."""
 
 KEY_METHOD = "product"
 """Selection method for key channels."""
@@ -7,4 +7,4 @@ VALUE_METHOD = "readout_greedy"
 HEAD_METHOD = "head_refit"
 """Selection method for whole heads (docs/two-axes.md)."""
 RECALL_SHARE = 0.25
-"""The part of the calibration tokens that are recall sequences; the rest is text."""
+"""Fraction of the calibration tokens that are recall sequences; the others are text."""

@@ -1,6 +1,6 @@
-"""Index arithmetic: which rows of a tensor belong to which channel of the state.
+"""Shapes of the recurrent state, and which rows of a tensor belong to which of its channels.
 
-Nothing here knows a model family or reads a weight.
+This is index arithmetic, independent of model families and weights.
 """
 
 from collections import Counter
@@ -21,7 +21,7 @@ Role = Literal[
     "q_proj", "k_proj", "v_proj", "q_conv", "k_conv", "v_conv", "q_bias", "k_bias", "v_bias",
     "gate", "norm", "shared_norm", "o_proj",
 ]  # fmt: skip
-"""What a claimed tensor does. A `shared_norm` weighs the channels of every head alike."""
+"""What a tensor does in its mixer. The weights of a `shared_norm` are those of every head."""
 Kept = Mapping[Axis, Tensor]
 """Kept channels of one layer: axis -> [heads, keep], ascending in each head."""
 
@@ -31,17 +31,16 @@ KERNEL_TILE = 16
 
 @dataclass(frozen=True)
 class Geometry:
-    """The shape of the recurrent state: `num_v_heads` matrices of head_v_dim x head_k_dim a layer.
+    """The shape of a model's state: per layer `num_v_heads` matrices of head_v_dim x head_k_dim.
 
-    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). In
-    GLA the states of `shared_values` heads are written with the same values. A head has `copies`
-    states of its own where there are several memories, or levels of a text.
-    `conv_key_heads` and `conv_value_heads` count the heads' worth of channels in the short
-    convolution, which keeps its last `conv_width` inputs.
+    A key head serves `num_v_heads / num_k_heads` value heads (in Mamba-2 it is a B/C group). In GLA
+    `shared_values` heads write the same values. A head has `copies` states in models with several
+    memories or time scales. The short convolution has the channels of `conv_key_heads` and
+    `conv_value_heads` heads, and keeps its last `conv_width` inputs.
 
-    Stock models have one shape for all layers, and no `widths`. In an uneven model `widths` lists
-    the keys and values per head of each of `layers`, and `head_k_dim` and `head_v_dim` are the
-    widest of them.
+    Stock models have one shape for all layers, and no `widths`. With widths by layer, `widths`
+    lists (key width, value width) for each of `layers`, and `head_k_dim` and `head_v_dim` are the
+    largest of them.
     """
 
     layers: tuple[int, ...]
@@ -58,32 +57,31 @@ class Geometry:
 
     @property
     def shapes(self) -> dict[int, tuple[int, int]]:
-        """Keys and values per head of every layer."""
+        """Layer -> (key width, value width)."""
         uniform = ((self.head_k_dim, self.head_v_dim),) * len(self.layers)
         return dict(zip(self.layers, self.widths or uniform, strict=True))
 
     @property
     def shape(self) -> str:
-        """Keys x values per head; of an uneven model each shape with its number of layers."""
+        """ "64 x 64", key width first; with widths by layer each shape and its number of layers."""
         if not self.widths:
             return f"{self.head_k_dim} x {self.head_v_dim}"
         counts = Counter(self.widths)
         return ", ".join(f"{n} of {k} x {v}" for (k, v), n in sorted(counts.items(), reverse=True))
 
     def describe_against(self, other: "Geometry") -> str:
-        """The shape, with the number of heads if the other geometry has a different number."""
+        """The shape as text, with the number of heads if it differs from that of `other`."""
         same_heads = self.num_v_heads == other.num_v_heads
         return self.shape if same_heads else f"{self.num_v_heads} heads of {self.shape}"
 
     @property
     def group(self) -> int:
-        """Value heads that read with the same key head."""
+        """Value heads per key head."""
         return self.num_v_heads // self.num_k_heads
 
     @property
     def tensor_parallel(self) -> list[int]:
-        """Numbers of devices that can share the heads evenly: each takes whole key heads with
-        their value heads."""
+        """Tensor-parallel sizes that divide the key heads, with their value heads, evenly."""
         return [n for n in range(1, self.num_k_heads + 1) if self.num_k_heads % n == 0]
 
     @property
@@ -101,19 +99,19 @@ class Geometry:
         )
 
     def for_layer(self, layer: int) -> "Geometry":
-        """The same with the shape of this layer in every layer."""
+        """A geometry whose layers all have the shape of this layer."""
         keys, values = self.shapes[layer]
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
 
     def with_shapes(self, shapes: Mapping[int, tuple[int, int]]) -> "Geometry":
-        """With these keys and values per head in each layer; plain where all are alike."""
+        """A geometry with these (key width, value width) by layer; no `widths` if all are equal."""
         widths = tuple(shapes[layer] for layer in self.layers)
         keys, values = (max(axis) for axis in zip(*widths, strict=True))
         uniform = len(set(widths)) == 1
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=() if uniform else widths)
 
     def with_heads(self, num_k_heads: int, num_v_heads: int) -> "Geometry":
-        """With so many heads of the same shape in every layer."""
+        """A geometry with these numbers of heads, of the same shape, in every layer."""
         return replace(
             self,
             num_k_heads=num_k_heads,
@@ -123,7 +121,7 @@ class Geometry:
         )
 
     def heads(self, axis: Axis) -> int:
-        """Heads that choose their channels along one axis of the state."""
+        """Number of heads that select channels along this axis independently."""
         return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
 
     def width(self, axis: Axis) -> int:
@@ -131,7 +129,7 @@ class Geometry:
         return self.head_k_dim if axis == "key" else self.head_v_dim
 
     def resized(self, head_k_dim: int | None = None, head_v_dim: int | None = None) -> "Geometry":
-        """With these widths in every layer."""
+        """A geometry with these widths in every layer; None keeps a width."""
         return replace(
             self,
             head_k_dim=head_k_dim or self.head_k_dim,
@@ -142,7 +140,7 @@ class Geometry:
 
 @dataclass(frozen=True, eq=False)
 class ChannelRows:
-    """A claim: the entries along `dim` of `tensor` that belong to channels of one state axis."""
+    """The entries along `dim` of `tensor` that belong to the channels of one axis of the state."""
 
     tensor: str
     role: Role
@@ -154,18 +152,18 @@ class ChannelRows:
 
 
 def row_indices(heads: int, channels: int, start: int = 0, stride: int | None = None) -> Tensor:
-    """Row numbers [heads, channels]: head h begins at `start + h * stride` (default: packed)."""
+    """Row indices [heads, channels]: head h starts at `start + h * stride` (default: packed)."""
     head = torch.arange(heads).unsqueeze(1)
     return start + head * (channels if stride is None else stride) + torch.arange(channels)
 
 
 def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
-    """The slicer of every family: dimension -> mask [size] of the entries that stay."""
+    """Dimension -> bool mask [size] of the entries that stay; `channel_rows` are of one tensor."""
     masks: dict[int, Tensor] = {}
     for entry in channel_rows:
         if entry.axis in kept:
             kept_channels = kept[entry.axis]
-            if entry.role == "shared_norm":  # folded away: how many entries stay is all that counts
+            if entry.role == "shared_norm":  # folded into gates: only the number of entries counts
                 kept_channels = torch.arange(kept_channels.shape[1]).unsqueeze(0)
             pruned = torch.ones_like(entry.rows, dtype=torch.bool)
             pruned.scatter_(1, kept_channels, False)
@@ -177,14 +175,14 @@ def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Ten
 def kept_head_masks(
     channel_rows: Sequence[ChannelRows], kept_heads: Tensor, group: int
 ) -> dict[int, Tensor]:
-    """The same where whole heads go: `kept` are the value heads that stay, `group` of the original
-    to a key head, which stays with any of them. A claim has a row of entries for every head."""
+    """Dimension -> bool mask [size] of the entries that stay when heads are removed. `kept_heads`
+    are value heads, of which `group` share a key head, which stays with any of them. The indices of
+    an entry have one row per head."""
     masks: dict[int, Tensor] = {}
+    value_heads = kept_heads.flatten()
     for entry in channel_rows:
         removed = torch.ones(len(entry.rows), dtype=torch.bool)
-        removed[
-            kept_heads.flatten() if entry.axis == "value" else kept_heads.flatten() // group
-        ] = False
+        removed[value_heads if entry.axis == "value" else value_heads // group] = False
         if bool(removed.any()):
             mask = masks.setdefault(entry.dim, torch.ones(entry.size, dtype=torch.bool))
             mask[entry.rows[removed]] = False
@@ -192,10 +190,10 @@ def kept_head_masks(
 
 
 def resolve_keep(requested: Amount, channels: int) -> int:
-    """Channels to keep per head, from a count (taken literally) or the fraction kept.
+    """Channels to keep per head, from a count or a fraction; refuses none and all of them.
 
-    A fraction is exact (`0.1` of 100 is 10) and rounds up to a multiple of 16 on heads of 64 or
-    more channels, because kernels would pad it there anyway.
+    A fraction is exact (`0.1` of 100 is 10). On heads of 64 or more channels it is rounded up to a
+    multiple of 16, to which kernels would pad anyway.
     """
     text = str(requested).strip()
     try:
@@ -215,10 +213,10 @@ def resolve_keep(requested: Amount, channels: int) -> int:
 
 
 def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
-    """`geometry` with so many value heads, from a count or the fraction kept.
+    """`geometry` with this number of value heads, from a count or a fraction.
 
-    A multiple of the key heads leaves every key head, with fewer value heads each; any other count
-    takes key heads away, each with all its value heads. A fraction rounds up to the next count.
+    A multiple of the key heads keeps all key heads, with fewer value heads each; any other count
+    removes key heads with all their value heads. A fraction is rounded up to an allowed count.
     """
     num_heads, text = geometry.num_v_heads, str(requested).strip()
     counts = allowed_head_counts(geometry)
@@ -228,35 +226,37 @@ def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
         fraction = parse_fraction(text)
         minimum = ceil(fraction * num_heads) if 0 < fraction <= 1 else 0
         heads = next((count for count in counts if count >= minimum > 0), minimum)
+    if not counts:
+        raise StatetrimError(f"the model has one head of {geometry.shape}, which cannot be removed")
     if heads not in counts:
         raise StatetrimError(
             f"cannot keep {text[:40]} of {num_heads} value heads, {geometry.group} to each of "
-            f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, or a fraction such as 0.5"
-            if counts
-            else f"the model has one head of {geometry.shape}, which cannot go"
+            f"{geometry.num_k_heads} key heads; give {_choices_text(counts)}, "
+            f"or a fraction such as 0.5"
         )
     return geometry.with_heads(_num_key_heads(heads, geometry), heads)
 
 
 def allowed_head_counts(geometry: Geometry) -> list[int]:
-    """The numbers of value heads that may be left."""
+    """Numbers of value heads to which a model can be cut."""
     fewer = range(1, geometry.num_v_heads)
     return [n for n in fewer if n % geometry.group == 0 or _keeps_all_key_heads(n, geometry)]
 
 
 def _num_key_heads(heads: int, geometry: Geometry) -> int:
-    """Key heads that stay with so many value heads."""
-    all_keys = _keeps_all_key_heads(heads, geometry)
-    return geometry.num_k_heads if all_keys else heads // geometry.group
+    """Number of key heads of a cut with this number of value heads."""
+    if _keeps_all_key_heads(heads, geometry):
+        return geometry.num_k_heads
+    return heads // geometry.group
 
 
 def _keeps_all_key_heads(heads: int, geometry: Geometry) -> bool:
-    """Where heads share their values too, as in GLA, they go together."""
+    """Whether all key heads can stay; heads that share values (GLA) are only removed together."""
     return heads % geometry.num_k_heads == 0 and geometry.shared_values == 1
 
 
 def _choices_text(counts: Sequence[int]) -> str:
-    """1, 2 or 3; of many, the first, the step and the last."""
+    """ "1, 2 or 3"; of more than eight counts the first four and the last."""
     if len(counts) > 8:
         return f"one of {', '.join(map(str, counts[:4]))}, ..., {counts[-1]}"
     *most, last = map(str, counts)
@@ -264,13 +264,12 @@ def _choices_text(counts: Sequence[int]) -> str:
 
 
 def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, int | None]:
-    """Key and value channels to keep so that a head's state becomes a square; None where an axis
-    has that width already."""
+    """Key and value channels to keep for a square state; None where an axis has that width."""
     narrow = min(geometry.head_k_dim, geometry.head_v_dim)
     rectangular = geometry.head_k_dim != geometry.head_v_dim
-    width = (
-        narrow if rectangular and str(requested) == str(narrow) else resolve_keep(requested, narrow)
-    )
+    width = narrow
+    if not rectangular or str(requested) != str(narrow):
+        width = resolve_keep(requested, narrow)
     return (
         None if geometry.head_k_dim == width else width,
         None if geometry.head_v_dim == width else width,
@@ -278,8 +277,8 @@ def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, i
 
 
 def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:
-    """Key and value channels per head of cuts to (at most, and next to) that part of the state's
-    bytes: of one axis alone, of both to a square, and of both with more left of one."""
+    """(key width, value width) of cuts to at most, and nearly, this share of the state's bytes: of
+    one axis alone, of both to a square, and of both with one axis wider."""
     keys, values = geometry.head_k_dim, geometry.head_v_dim
     budget = int(share * keys * values)
     side = min(isqrt(budget), keys, values)
@@ -293,8 +292,8 @@ def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int
     }
     if not 0 < share < 1 or not all(min(shape) for shape in shapes.values()):
         raise StatetrimError(
-            f"{share} of a state of {keys} x {values} leaves an axis with nothing; give a part "
-            f"between {Fraction(1, min(keys, values))} and 1"
+            f"{share} of a state of {keys} x {values} leaves an axis with nothing; give a "
+            f"fraction between {Fraction(1, min(keys, values))} and 1"
         )
     return shapes
 
