@@ -1,10 +1,10 @@
-"""What an analysis costs beside a bare forward pass of the same tokens, in one run.
+"""Time of an analysis relative to a bare forward pass of the same tokens, in one run.
 
     python benchmarks/bench_analyze.py [--rounds 5]
 
 Random weights in the shape of small models, one sequence of 2048 tokens, rounds interleaved.
-Prints Markdown: the median of all that analyze does, forward pass included, over that of the
-forward pass alone.
+Prints Markdown: the median time of analyze, forward pass included, over that of the forward pass
+alone.
 """
 
 import argparse
@@ -84,7 +84,7 @@ def bench(name: str, model: st.Checkpoint, rounds: int) -> None:
 
 @torch.inference_mode()
 def analyze_pass(live: LiveModel, ids: torch.Tensor, every: int) -> None:
-    """The forward pass, and with `every` all that analyze does beside it."""
+    """The forward pass; unless `every` is 0, with all that analyze computes."""
     if not every:
         live.hidden_states(ids)
         return

@@ -1,10 +1,10 @@
-"""What calibration costs beside the bare model, how its memory grows, and how long selection takes.
+"""Time of calibration relative to the bare model, its peak memory, and the time of selection.
 
     python benchmarks/bench_calibrate.py [--rounds 7]
 
 Models of realistic shape with random weights, built in a temporary directory. Bare and calibrating
 passes over the same tokens alternate in one process of one thread; the best of the rounds counts,
-in CPU seconds, which a busy machine disturbs least. Prints Markdown.
+in CPU seconds, which depend least on other load. Prints Markdown.
 """
 
 from __future__ import annotations
@@ -107,14 +107,14 @@ def ratio(directory: Path, methods: tuple[str, ...], rounds: int) -> tuple[float
 
 
 def peak_memory(directory: Path, count: int) -> float:
-    """MB, of a process that calibrates `count` sequences for every method."""
+    """Peak memory in MB of a process that calibrates `count` sequences for every method."""
     command = [sys.executable, __file__, "--calibrate", directory, "--sequences", count]
     result = subprocess.run(list(map(str, command)), check=True, capture_output=True, text=True)
     return float(result.stdout.splitlines()[-1])
 
 
 def own_peak() -> float:
-    """MB, from the kernel. (A child's ru_maxrss would begin at its parent's size.)"""
+    """Peak memory of this process in MB; ru_maxrss of a child would start at its parent's size."""
     status = Path("/proc/self/status").read_text()
     return int(status.partition("VmHWM:")[2].split()[0]) * 1024 / 1e6
 

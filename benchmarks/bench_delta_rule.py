@@ -1,8 +1,8 @@
-"""How fast the portable recurrences are, as ratios measured in one run.
+"""Speed of the portable recurrences relative to alternatives, measured in one run.
 
     python benchmarks/bench_delta_rule.py
 
-Competitors take turns and each keeps its best time, so that a busy machine disturbs them alike.
+Alternatives run in turn and the best time of each counts, so that other load affects all equally.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def training(head_dim: int, rounds: int) -> None:
 
 @torch.no_grad()
 def decoding(batch: int, heads: int, head_dim: int, rounds: int) -> None:
-    """One token for every sequence, against one multiplication of the state in place."""
+    """One token for every sequence, relative to one in-place multiplication of the state."""
     state = 0.1 * torch.randn(batch, heads, head_dim, head_dim)
     q, k, v = (rules.l2_normalized(torch.randn(batch, heads, head_dim)) for _ in range(3))
     beta, decay = torch.rand(batch, heads), 1 - 0.01 * torch.rand(batch, heads, 1)

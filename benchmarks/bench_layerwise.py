@@ -1,11 +1,11 @@
-"""`calibrate` layerwise: a synthetic model larger than the memory it may use, and its time.
+"""`calibrate --layerwise`: memory and time on a synthetic model larger than the memory limit.
 
     python benchmarks/bench_layerwise.py DIRECTORY TOKENIZER TEXT [--gigabytes 6 --limit 1.95]
 
 Writes a random bf16 checkpoint in the Qwen3.5 layout below DIRECTORY, calibrates it with the
 tokenizer folder and text file given, in a process that may allocate no more than the limit (GB),
-and counts what that process reads. Then a model that fits in memory: its calibration from disk
-beside its bare forward pass, in turn, in CPU seconds. Prints Markdown, removes the checkpoints.
+and counts what that process reads. Then, for a model that fits in memory, compares its calibration
+from disk with its bare forward pass, in CPU seconds. Prints Markdown, removes the checkpoints.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FITS, FEW = 0.5, 4096  # GB, and tokens, of the model that is timed
 
 
 def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> float:
-    """At least so large, one layer a shard; returns the size in GB."""
+    """Write a checkpoint of at least `gigabytes`, one layer per shard; returns its size in GB."""
     vocabulary = len(json.loads((tokenizer / "tokenizer.json").read_text())["model"]["vocab"])
     settings = {**WIDTH, **HEADS, **LINEAR, "vocab_size": vocabulary, "dtype": "bfloat16"}
     layers, shapes = 0, dict[str, torch.Size]()
@@ -69,13 +69,13 @@ def write_checkpoint(directory: Path, tokenizer: Path, gigabytes: float) -> floa
 
 
 def bytes_read() -> int:
-    """By this process, through read(); mapped files do not count, and none are mapped here."""
+    """Bytes this process has read with read(); mapped files do not count, and none are mapped."""
     lines = Path("/proc/self/io").read_text().splitlines()
     return int(next(line for line in lines if line.startswith("rchar")).split()[1])
 
 
 def calibrate_within_limit(model: Path, text: Path, tokens: int, limit: float) -> None:
-    """In a process of its own: calibrate within `limit` GB, and print what that took."""
+    """Calibrate within `limit` GB and print time, bytes and memory; for a process of its own."""
     max_bytes = int(limit * 1e9)
     resource.setrlimit(resource.RLIMIT_DATA, (max_bytes, max_bytes))
     opened = st.open(model)

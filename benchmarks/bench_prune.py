@@ -1,8 +1,8 @@
-"""Time and memory of `statetrim prune` beside `cp` + `sync` of the same files, in one run.
+"""Time and memory of `statetrim prune` relative to `cp` + `sync` of the same files, in one run.
 
     python benchmarks/bench_prune.py DIRECTORY [--gigabytes 20] [--rounds 2]
 
-Writes a synthetic checkpoint in the layout and width of Qwen3.5-27B (one layer a shard) below
+Writes a synthetic checkpoint in the layout and width of Qwen3.5-27B (one layer per shard) below
 DIRECTORY, which needs three times its size free, and removes it at the end. Prints Markdown.
 """
 
@@ -94,7 +94,7 @@ def write_checkpoint(directory: Path, gigabytes: float) -> int:
     return total
 
 
-# A process counts the peak of whoever started it as its own, so the starter must be small.
+# The peak memory of a process includes that of its parent at fork, so the parent must be small.
 LAUNCH = """
 import os, subprocess, sys, time
 start = time.perf_counter()
@@ -115,7 +115,7 @@ def timed(*command: str | Path) -> tuple[float, float]:
 
 
 def compare(root: Path, gigabytes: float, rounds: int) -> dict[str, float]:
-    """Copy and prune in turn, each into an empty place; medians, and the median of the ratios."""
+    """Copy and prune in turn, each into a new directory; medians, and the median of the ratios."""
     source, copy, pruned, plan = (root / name for name in ("source", "copy", "pruned", "plan.json"))
     size = write_checkpoint(source, gigabytes)
     tool = (sys.executable, "-m", "statetrim")

@@ -1,10 +1,10 @@
-"""A step of recovery beside what it cannot do without, on one CPU core, in one process.
+"""Time of a recovery step relative to its bare computation, on one CPU core, in one process.
 
     python benchmarks/bench_recover.py MODEL --text train.jsonl
 
 Bare: the stock student's forward, backward and AdamW step with the same trainable tensors, plus the
-stock teacher's forward, on the same batches. CPU seconds of this process, so that a busy machine
-does not count; medians over the steps, the first two left out.
+stock teacher's forward, on the same batches. CPU seconds of this process, so that other load does
+not count; medians over the steps without the first two.
 """
 
 from __future__ import annotations

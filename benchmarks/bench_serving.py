@@ -1,4 +1,4 @@
-"""Throughput of cut models beside the original and beside the ideal, on this machine.
+"""Throughput of cuts relative to the original, and the ideal ratio, on this machine.
 
     just bench-serving DIRECTORY
 
@@ -6,8 +6,8 @@ Two random models with 8 heads as wide as in the paper's table (values 128, keys
 Qwen3.5's Gated DeltaNet in transformers and fla's DeltaNet in statetrim.portable. DIRECTORY gets
 the models, their cuts and the timings; a second run only times. The ideal of decoding is the ratio
 of bytes a mixer must move (its weights once, its state twice), that of prefill the ratio of
-operations in its matrix products. Last it shows where portable's time goes. The recipe keeps glibc
-from mapping large tensors anew for every token, which would hit the uncut model alone.
+operations in its matrix products. Last it profiles portable. The recipe keeps glibc from mapping
+large tensors again for every token, which would slow down only the original.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Every command on one small model, for someone with a GPU: ten minutes, and one file to send back.
+"""Run every command on one small model on a GPU: ten minutes, and one file to send back.
 
     python benchmarks/gpu_smoke.py OUT [--model MODEL --text TEXT]
 
@@ -108,7 +108,7 @@ def steps(root: Path, model: str, text: str, num_gpus: int) -> Iterator[tuple[st
 
 
 def build(directory: Path) -> None:
-    """A random model, its tokenizer, and a text of words that follow one another by chance."""
+    """Write a random model, its tokenizer, and a text of random words."""
     import torch
     from tokenizers import Tokenizer
     from tokenizers.models import WordLevel
@@ -156,7 +156,7 @@ def devices() -> dict[str, Any]:
 
 
 def expected_seconds(model: str, name: str) -> float | None:
-    """Seconds that `trim --dry-run` would foretell for a calibration."""
+    """Seconds that `trim --dry-run` would estimate for a calibration; None for other steps."""
     if not name.startswith("calibrate"):
         return None
     from statetrim.pipelines.estimate import Machine, reading_seconds
@@ -166,7 +166,7 @@ def expected_seconds(model: str, name: str) -> float | None:
 
 
 def child(arguments: list[str]) -> None:
-    """One step, in this process; prints what it took."""
+    """Run one step in this process; prints its time and peak memory as JSON."""
     import resource
 
     import torch
@@ -234,18 +234,18 @@ def run(arguments: list[str], root: Path) -> dict[str, Any]:
         return {"error": f"not done after {LIMIT_SECONDS:.0f} s"}
     if process.returncode:
         error_text = (process.stderr or process.stdout).strip().replace(str(root), "OUT")
-        if process.returncode < 0:  # memory that ran out, as a rule
+        if process.returncode < 0:  # usually out of memory
             error_text += f"\nkilled by {signal.Signals(-process.returncode).name}"
         return {
             "exit code": process.returncode,
-            "error": error_text[-1500:] or "ended without a word",
+            "error": error_text[-1500:] or "ended without output",
         }
     result: dict[str, Any] = json.loads(process.stdout.strip().splitlines()[-1])
     return result
 
 
 def timings(root: Path) -> list[dict[str, Any]]:
-    """What `benchmark` found, without the names of models."""
+    """The records of `benchmark`, without the names of models."""
     path = root / "timings.json"
     if not path.exists():
         return []

@@ -3,11 +3,11 @@
     python studies/compare_axes.py MODEL --text train.jsonl --test wiki.valid.raw \\
         --method product --value-method readout_greedy --results results/two-axes.jsonl
 
-For every part of the state's bytes it cuts key channels alone, value channels alone, both to a
-square, and both with more of either; measures each as it is, after a refit of the output
-projections, and after a short recovery of the refitted model; and adds a line to the results for
-each. Lines that are there already are not measured again. NLL and KL are over windows of 256 tokens
-of the test text, recall is MQAR (mqar.py); intervals are 95 %, paired by window and by sequence.
+For every share of the state's bytes it removes key channels alone, value channels alone, both to a
+square, and both with more of either. It measures each cut before and after a refit of the output
+projections, and after a short recovery of the refitted model, and adds a line per measurement to
+the results. Lines that exist are not measured again. NLL and KL are over windows of 256 tokens of
+the test text, recall is MQAR (mqar.py); intervals are 95 %, paired by window and by sequence.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Row = dict[str, Any]
 
 
 class AxesEvaluator(Evaluator):
-    """The same judge, with the samples of every figure and intervals against the original's."""
+    """Measures models on text and recall, with paired intervals of the change from the original."""
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
         super().__init__(model, test, count)
@@ -94,7 +94,7 @@ def recall_accuracies(live: Any, pairs: int, rows: int, seed: int) -> Tensor:
 
 
 def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
-    """What identifies a line, in the order of measuring."""
+    """The keys that identify each line of the results, in the order of measuring."""
     name = options.name or options.model.resolve().name
     rows: list[Row] = [{"model": name, "part": "1", "shape": "original", "step": "cut"}]
     for step in options.steps:
@@ -111,7 +111,7 @@ def cases(options: argparse.Namespace, geometry: Geometry) -> list[Row]:
 
 
 class CutMaker:
-    """Makes the checkpoints of one model: statistics once, each stage through the product."""
+    """Makes cuts of one model with statetrim's commands; calibrates once."""
 
     def __init__(self, model: st.Checkpoint, text: Path, methods: list[str], folder: Path) -> None:
         self.model, self.text, self.folder = model, text, folder

@@ -3,11 +3,10 @@
     python studies/compare_methods.py MODEL --text train.jsonl --test wiki.valid.raw \\
         --results results/methods.jsonl [--calibration text half recall]
 
-Calibrates once per calibration data, prunes through the product into a temporary directory and adds
-one line per cut to the results; lines that are there already, on as many windows, are not measured
-again. The test text is encoded whole and cut into windows of 256 tokens, each from an empty state.
-Recall is MQAR (see mqar.py), for models with a vocabulary of at least 252. Logits must be
-`lm_head(hidden)`.
+Calibrates once per kind of calibration data, prunes into a temporary directory and adds a line per
+cut to the results. Lines that exist, with as many windows, are not measured again. The test text is
+encoded whole and cut into windows of 256 tokens, each from an empty state. Recall is MQAR (see
+mqar.py), for models with a vocabulary of at least 252. Logits must be `lm_head(hidden)`.
 """
 
 from __future__ import annotations
@@ -45,13 +44,13 @@ CALIBRATED = ("s_wanda", "grad", "drrqr", "energy", "product")
 PAIRS = (8, 16, 32, 63)
 WINDOW, FIRST, BATCH = 256, 128, 8
 SEQUENCES, LENGTH = 128, 512
-SEEDS = 3  # where random enters
+SEEDS = 3  # of random cuts
 
 Row = dict[str, Any]
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    """What identifies a line of the results, in the order of measuring."""
+    """The keys that identify each line of the results, in the order of measuring."""
     name = options.name or options.model.resolve().name
     rows: list[Row] = [{"model": name, "method": "none", "keep": 1.0}]
     for calibration in options.calibration:
@@ -68,7 +67,7 @@ def cases(options: argparse.Namespace) -> list[Row]:
 
 
 def recall_sequences(vocab: int, tokens: int) -> Sequences:
-    """Recall with the most pairs; other sequences than those that are tested."""
+    """Recall sequences with the most pairs, drawn with another seed than the test sequences."""
     pairs = max(PAIRS)
     generator = torch.Generator().manual_seed(99)
     ids = mqar.batch(vocab, pairs, tokens // (4 * pairs), generator)[0].int()
@@ -77,7 +76,7 @@ def recall_sequences(vocab: int, tokens: int) -> Sequences:
 
 
 def collect_statistics(model: st.Checkpoint, text: Path, kind: str) -> st.Statistics:
-    """Sums over `SEQUENCES` x `LENGTH` tokens: of text, of recall, or half of each."""
+    """Statistics of `SEQUENCES` x `LENGTH` tokens of text, of recall, or of half of each."""
     tokens = SEQUENCES * LENGTH // (2 if kind == "half" else 1)
     sources: list[Path | Sequences] = []
     if kind != "recall":
@@ -91,7 +90,7 @@ def collect_statistics(model: st.Checkpoint, text: Path, kind: str) -> st.Statis
 
 
 class Evaluator:
-    """Measures models beside the original, on the same windows and the same recall sequences."""
+    """Measures models and the original on the same windows and the same recall sequences."""
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int) -> None:
         ids = load_tokenizer(model)(test.read_text(), add_special_tokens=False)["input_ids"]
@@ -103,8 +102,8 @@ class Evaluator:
 
     @torch.inference_mode()
     def measure(self, live: Any) -> Row:
-        """Means over the predicted tokens: NLL, the same of the first windows, KL from the original
-        to `live`; and the recall accuracy by the number of pairs."""
+        """Means over predicted tokens of NLL (all windows, and the first ones) and of KL from the
+        original to `live`, and recall accuracy by the number of pairs."""
         nlls, kls = [], []
         for batch, original in zip(self.batches, self.hidden, strict=True):
             cut_log_p = log_p(live, original if live is self.original else hidden(live, batch))
@@ -136,7 +135,7 @@ def log_p(live: Any, states: Tensor) -> Tensor:
 def measure_rows(
     model: st.Checkpoint, rows: list[Row], text: Path, evaluator: Evaluator
 ) -> Iterator[Row]:
-    """The rows with their figures, one at a time; the same channels are measured only once."""
+    """Each row with its figures; methods that keep the same channels are measured once."""
     statistics_by_kind, figures_by_channels = dict[str, st.Statistics](), dict[str, Row]()
     for row in rows:
         if row["method"] == "none":

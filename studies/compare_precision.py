@@ -3,10 +3,10 @@
     python studies/compare_precision.py MODEL --text train.jsonl --test valid.jsonl --work FOLDER \\
         --results results/precision.jsonl
 
-Cuts are chosen and refitted on text and recall sequences, half of the tokens each. Every shape is
-measured in every dtype, its state rounded after every token (as in decoding), beside the original
-in float32: NLL over windows of 256 tokens, recall as MQAR at 32 and 63 pairs. Intervals are 95 %,
-paired by window and by sequence. Lines that are there already are not measured again.
+Cuts are selected and refitted on text and recall sequences, half of the tokens each. Every shape is
+measured in every dtype, with its state rounded after every token (as in decoding), against the
+original in float32: NLL over windows of 256 tokens, recall as MQAR at 32 and 63 pairs. Intervals
+are 95 %, paired by window and by sequence. Lines that exist are not measured again.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from statetrim.runtime.states.stored import StoredStateReader
 from statetrim.storage.text import read_sequences
 from statetrim.tasks import recall
 
-SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # parts of keys, of values
+SHAPES = {"full": (1.0, 1.0), "1/2": (1.0, 0.5), "1/4": (0.5, 0.5)}  # shares of keys, of values
 CALIBRATION: dict[str, Any] = {"tokens": 2**13, "length": 256, "recall": 0.5}
 WINDOW, PAIRS = 256, (32, 63)
 
@@ -36,13 +36,10 @@ Row = dict[str, Any]
 
 
 def make_cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Checkpoint:
-    """The shape, refitted; made once."""
-    keys, values = (
-        round(part * dim)
-        for part, dim in zip(
-            SHAPES[part], (model.geometry.head_k_dim, model.geometry.head_v_dim), strict=True
-        )
-    )
+    """The refitted cut of a shape, from `work` if it exists."""
+    key_share, value_share = SHAPES[part]
+    keys = round(key_share * model.geometry.head_k_dim)
+    values = round(value_share * model.geometry.head_v_dim)
     if part == "full":
         return model
     out = work / f"{model.path.name}-{keys}x{values}"
@@ -66,7 +63,7 @@ def make_cut(model: st.Checkpoint, part: str, text: Path, work: Path) -> st.Chec
 
 
 class Evaluator:
-    """Samples of the original, once, and of every cut as its state is stored."""
+    """Measures models with rounded states against the original, which is measured once."""
 
     def __init__(self, model: st.Checkpoint, test: Path, rows: int) -> None:
         tokens = rows * WINDOW
@@ -94,7 +91,7 @@ class Evaluator:
         return samples
 
     def figures(self, model: st.Checkpoint, storage: st.StateStorage) -> Row:
-        """Of each: its mean, the change from the original, and the ends of its interval."""
+        """Metric -> mean, change from the original, and both ends of the change's interval."""
         row: Row = {}
         for name, after in self.samples(model, storage).items():
             change = difference_interval([Pairs(self.original[name], after)])

@@ -1,12 +1,12 @@
-"""Does `trim --state` choose well? Its choice beside every other shape of the same bytes.
+"""Does `trim --state` choose well? Compares its choice with every other shape of the same bytes.
 
     python studies/compare_shapes.py MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER
 
-For each share of the state's bytes, `trim --state` decides; then every shape it had to choose from
-is cut by `trim --keep --keep-values` with the same options. All are measured on another text and on
-other recall sequences than those that decided: NLL over windows of 256 tokens, recall by MQAR
-(mqar.py); intervals are 95 %, paired by window and by sequence. One line a shape is added to the
-results; lines that are there already are not measured again. `plot_shapes.py` draws them.
+For each share of the state's bytes, `trim --state` chooses a shape; then `trim --keep
+--keep-values` prunes to every candidate with the same options. All are measured on another text and
+other recall sequences than those of the choice: NLL over windows of 256 tokens, recall by MQAR
+(mqar.py); intervals are 95 %, paired by window and by sequence. A line per shape is added to the
+results; lines that exist are not measured again. `plot_shapes.py` draws them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Row = dict[str, Any]
 
 
 class ShapesEvaluator(AxesEvaluator):
-    """The same judge, with one figure for recall: the mean over all numbers of pairs."""
+    """Measures NLL, KL and one figure for recall: the mean over all numbers of pairs."""
 
     def __init__(self, model: st.Checkpoint, test: Path, count: int, pairs: list[int]) -> None:
         self.pairs = pairs
@@ -46,7 +46,7 @@ class ShapesEvaluator(AxesEvaluator):
         return self.on_text(live) | {"recall": recall.mean(0)}
 
     def figures(self, live: Any) -> Row:
-        """Mean, and estimate and bounds of its change from the original, by measure."""
+        """Metric -> mean, change from the original, and both ends of the change's interval."""
         row: Row = {}
         for name, after in self.samples(live).items():
             before = torch.zeros_like(after) if name == "kl" else self.original_samples[name]
@@ -57,14 +57,14 @@ class ShapesEvaluator(AxesEvaluator):
 
 
 def trim_seconds(model: st.Checkpoint, options: st.TrimOptions, out: Path) -> float:
-    """CPU seconds of the run: the clock counts whatever else the machine does."""
+    """Run trim and return its CPU seconds, which other load on the machine does not change."""
     start = time.process_time()
     st.trim(model, options, out=out)
     return round(time.process_time() - start, 1)
 
 
 def study(options: argparse.Namespace, share: float, done: list[Row]) -> list[Row]:
-    """The lines of one share of the bytes that are missing."""
+    """The lines of one share of the state's bytes that the results lack."""
     model = st.open(options.model)
     name = model.path.resolve().name
     settings = st.TrimOptions(

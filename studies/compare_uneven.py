@@ -1,14 +1,13 @@
-"""One width for all layers, or width where the memory lives? At equal bytes, on one checkpoint.
+"""One width for all layers, or widths by layer? Compared at equal bytes on one checkpoint.
 
     python studies/compare_uneven.py MODEL --text train.jsonl --test wiki.valid.raw --work FOLDER
 
-Each layer is cut alone first (`statetrim.sensitivity`); from that, widths by layer are allocated
-for a share of the state's bytes: freely, among the widths that were measured, and as uneven squares
-(a layer stays whole or becomes half as wide on both axes). Each is cut, refitted and measured
-beside the balanced uniform cut of the same bytes, all on the same statistics, by text and recall
-sequences that took no part: NLL and KL over windows of 256 tokens, MQAR; intervals are 95 %, paired
-by window and by sequence. One line a cut is added to the results; lines that are there already are
-not measured again. `plot_uneven.py` draws them.
+Each layer is pruned alone first (`statetrim.sensitivity`). From that, widths by layer are allocated
+for a share of the state's bytes: freely among the measured widths, and as squares (a layer keeps
+all, or half of both axes). Each cut is refitted and compared with the uniform square of the same
+bytes, with the same statistics, on other text and recall sequences: NLL and KL over windows of 256
+tokens, MQAR; intervals are 95 %, paired by window and by sequence. A line per cut is added to the
+results; lines that exist are not measured again. `plot_uneven.py` draws them.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ Row = dict[str, Any]
 
 
 class ByLayerEvaluator(ShapesEvaluator):
-    """The same judge, with recall by the number of pairs as well."""
+    """Measures NLL, KL, recall by the number of pairs, and the mean of recall."""
 
     @torch.inference_mode()
     def samples(self, live: Any) -> dict[str, torch.Tensor]:
@@ -47,20 +46,16 @@ class ByLayerEvaluator(ShapesEvaluator):
 
 
 def greedy(costs: Costs, share: float, head_numel: int) -> Allocation:
-    """All layers whole; then, step by step, the narrower shape that costs least for its bytes."""
+    """From unpruned layers, repeat the step to a narrower shape that costs least per element."""
     shapes = {layer: max(shapes_costs, key=numel) for layer, shapes_costs in costs.items()}
     while sum(map(numel, shapes.values())) > share * head_numel * len(costs) + 1e-9:
-        _, layer, narrower = min(
-            (
-                (costs[layer][narrower] - costs[layer][current])
-                / (numel(current) - numel(narrower)),
-                layer,
-                narrower,
-            )
-            for layer, current in shapes.items()
-            for narrower in costs[layer]
-            if numel(narrower) < numel(current)
-        )
+        steps: list[tuple[float, int, tuple[int, int]]] = []  # cost per element, layer, new shape
+        for layer, current in shapes.items():
+            for narrower, cost in costs[layer].items():
+                removed = numel(current) - numel(narrower)
+                if removed > 0:
+                    steps.append(((cost - costs[layer][current]) / removed, layer, narrower))
+        _, layer, narrower = min(steps)
         shapes[layer] = narrower
     cost = sum(costs[layer][shape] for layer, shape in shapes.items())
     return Allocation(shapes, cost, sum(map(numel, shapes.values())) / (head_numel * len(costs)))
@@ -71,7 +66,7 @@ def numel(shape: tuple[int, int]) -> int:
 
 
 def allocations(model: st.Checkpoint, sensitivity: st.Sensitivity) -> Iterator[Row]:
-    """What is to be cut: kind, share, widths, and what greedy would have cost."""
+    """The cuts to make: kind, share, widths, predicted cost, and the greedy allocation's cost."""
     geometry = model.geometry
     keys, values = geometry.head_k_dim, geometry.head_v_dim
     free, squares = (measured_costs(sensitivity, squares=kind) for kind in (False, True))
@@ -113,7 +108,7 @@ def study(options: argparse.Namespace, seed: int, done: list[Row]) -> Iterator[R
             model, options.test, options.windows, options.pairs
         )
         statistics = statistics or collect_statistics(model, options, skip, work)
-        for leftover in ("cut", "refit"):  # by a run that was killed
+        for leftover in ("cut", "refit"):  # of a killed run
             shutil.rmtree(work / leftover, ignore_errors=True)
         plan = st.select(model, widths=case["widths"], statistics=statistics, progress=False)
         small = st.prune(model, plan, work / "cut", uneven=True, progress=False)
@@ -129,7 +124,7 @@ def study(options: argparse.Namespace, seed: int, done: list[Row]) -> Iterator[R
 def collect_statistics(
     model: st.Checkpoint, options: argparse.Namespace, skip: int, work: Path
 ) -> st.Statistics:
-    """Once for each seed."""
+    """Statistics for one seed, from `work` if they exist."""
     path = work / "statistics.safetensors"
     if path.exists():
         return st.Statistics.load(path)
@@ -140,7 +135,7 @@ def collect_statistics(
 def measure_sensitivity(
     model: st.Checkpoint, options: argparse.Namespace, skip: int, work: Path
 ) -> st.Sensitivity:
-    """Every layer cut alone; once for each seed."""
+    """Sensitivity for one seed, from `work` if it exists."""
     path = work / "sensitivity.json"
     if path.exists():
         return st.Sensitivity.load(path)

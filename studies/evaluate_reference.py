@@ -2,9 +2,10 @@
 
     python studies/evaluate_reference.py MODEL DATA OUT [--also CHECKPOINT ...]
 
-Cuts MODEL by each method at each width, evaluates the original and every cut on all tasks, writes
-OUT/table.md and OUT/recall.png. Checkpoints given with --also (after recovery, say) get columns of
-their own. Run it again after an interruption, or with more methods: finished steps are kept.
+Prunes MODEL by each method at each width, evaluates the original and every cut on all tasks, and
+writes OUT/table.md and OUT/recall.png. Checkpoints given with --also (after recovery, say) get
+columns of their own. Run it again after an interruption, or with more methods: finished steps are
+kept.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from statetrim.artifacts.losses import metric_loss, recall_change
 from statetrim.maths.paired import difference_interval
 from statetrim.tasks import TASKS
 
-# A limit of its own for each group: a wikitext document costs as much as a hundred questions.
+# Each group has its own limit: a wikitext document takes as long as a hundred questions.
 GROUPS = {
     "choices": ["lambada_openai", "arc_easy", "arc_challenge", "hellaswag", "winogrande", "piqa"],
     "logits": ["mqar", "agreement"],
@@ -86,7 +87,7 @@ def prune(arguments: argparse.Namespace) -> list[Path]:
 def evaluate(arguments: argparse.Namespace, group: str, models: list[Path]) -> Scores:
     out = arguments.out / f"{group}.json"
     if out.exists() and len(Scores.load(out).models) != 1 + len(models):
-        out.unlink()  # made for other columns
+        out.unlink()  # it has scores of other models
     if not out.exists():
         limit = getattr(arguments, group)
         options = ["--tasks", ",".join(GROUPS[group]), "--data", arguments.data, "-o", out]

@@ -2,8 +2,8 @@
 
     python studies/figures_reference.py [--model tiny-delta_net] [--out results/rank-analysis]
 
-Needs the reference models and text in ../shared beside the repository. Calibrates once, cuts with
-every method, analyses each result on the same held-out text, and prints the table of the page.
+Needs the reference models and text in ../shared next to the repository. Calibrates once, prunes
+with every method, analyses each cut on the same held-out text, and prints the table of the page.
 """
 
 import argparse
@@ -26,7 +26,7 @@ CALIBRATION = SHARED / "data" / "pretrain_mix" / "train_60MB.jsonl"
 TEXT = SHARED / "data" / "pretrain_mix" / "valid.jsonl"
 METHODS = ("rand", "l1", "s_wanda", "grad", "drrqr", "energy", "product")
 TOKENS, LENGTH, STRIDE = 4 * 2048, 2048, 16
-MAX_SVG_BYTES = 64 * 1024  # larger ones do not belong in a repository
+MAX_SVG_BYTES = 64 * 1024  # larger files are not committed
 
 
 def main() -> None:
@@ -93,8 +93,9 @@ def table(analyses: dict[str, st.Analysis], losses: dict[str, float]) -> None:
         keys = torch.stack([layer.key_condition for layer in result.layers.values()])
         queries = torch.stack([layer.query_condition for layer in result.layers.values()])
         utilization = float(result.mean_utilization.mean())
+        effective_rank = utilization * result.max_rank
         print(
-            f"| {name} | {result.max_rank} | {utilization * result.max_rank:.2f} | {utilization:.1%} "
+            f"| {name} | {result.max_rank} | {effective_rank:.2f} | {utilization:.1%} "
             f"| {keys.median():.0f} | {queries.median():.0f} | {losses[name]:.3f} |"
         )
 

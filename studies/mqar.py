@@ -1,4 +1,4 @@
-"""Multi-query associative recall: pairs once, then every key again; what value followed it?
+"""Multi-query associative recall (MQAR): key-value pairs, then every key again, to be completed.
 
 Keys come from the second quarter of the vocabulary and values from the third (ids 1024-2047 and
 2048-3071 of 4,096), so that text and recall can share one tokenizer.
@@ -14,7 +14,7 @@ from torch import Tensor
 
 def batch(vocab: int, pairs: int, rows: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """`ids` [rows, 4 * pairs], `k v k v ...` then all pairs in another order, and the positions
-    [pairs] of the keys of the second half, where the next token is asked for."""
+    [pairs] of the keys of the second half, whose next token the model must predict."""
     quarter = vocab // 4
 
     def distinct() -> Tensor:
@@ -28,7 +28,7 @@ def batch(vocab: int, pairs: int, rows: int, generator: torch.Generator) -> tupl
 
 
 def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:
-    """Logits [rows, pairs, vocabulary] at the asked positions only."""
+    """Logits [rows, pairs, vocabulary] at `query_positions`."""
     hidden = model.model(input_ids=ids, use_cache=False).last_hidden_state
     logits: Tensor = model.lm_head(hidden[:, query_positions])
     return logits
@@ -36,7 +36,7 @@ def query_logits(model: Any, ids: Tensor, query_positions: Tensor) -> Tensor:
 
 @torch.no_grad()
 def accuracy(model: Any, pairs: int, rows: int = 128, seed: int = 1234) -> float:
-    """Share of asked values that the model ranks first."""
+    """Share of values that the model ranks first."""
     generator = torch.Generator().manual_seed(seed)
     ids, query_positions = batch(model.config.vocab_size, pairs, rows, generator)
     correct = (

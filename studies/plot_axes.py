@@ -1,8 +1,9 @@
-"""The tables and the picture of docs/two-axes.md, from the lines that compare_axes.py wrote.
+"""The tables and the picture of docs/two-axes.md, from the results of compare_axes.py.
 
     python studies/plot_axes.py results/two-axes.jsonl docs/two-axes.md
 
-Fills the places `<!-- axes MODEL -->` ... `<!-- end -->` and draws `two-axes.png` beside the lines.
+Fills the places `<!-- axes MODEL -->` ... `<!-- end -->` and draws `two-axes.png` next to the
+results.
 """
 
 from __future__ import annotations

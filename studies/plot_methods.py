@@ -1,9 +1,9 @@
-"""Tables and a figure from the lines that compare_methods.py wrote.
+"""Tables and a figure from the results of compare_methods.py.
 
     python studies/plot_methods.py results/methods.jsonl docs/methods.md
 
 Fills the places `<!-- KIND MODEL -->` ... `<!-- end -->` of the Markdown file with tables (KIND is
-methods, scores or calibration) and draws `methods.png` beside the lines.
+methods, scores or calibration) and draws `methods.png` next to the results.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ PLAIN = {"calibration": "text", "score": "qk"}
 
 
 class Results:
-    """The lines of one model, on the most windows; several seeds of a case are averaged."""
+    """The results of one model; of equal cases the one with the most windows counts."""
 
     def __init__(self, rows: list[Row]) -> None:
         rows = sorted(rows, key=lambda row: int(row["windows"]))

@@ -1,9 +1,9 @@
-"""The table and the picture of docs/precision.md, from the lines that compare_precision.py wrote.
+"""The table and the picture of docs/precision.md, from the results of compare_precision.py.
 
     python studies/plot_precision.py results/precision.jsonl docs/precision.md
 
-Fills the place between `<!-- precision -->` and `<!-- end -->` and draws `precision.png` beside the
-lines.
+Fills the place between `<!-- precision -->` and `<!-- end -->` and draws `precision.png` next to
+the results.
 """
 
 from __future__ import annotations

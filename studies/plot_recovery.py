@@ -1,9 +1,9 @@
-"""Table and figure from the lines that recover_reference.py wrote.
+"""Table and figure from the results of recover_reference.py.
 
     python studies/plot_recovery.py results/recovery.jsonl docs/recovery.md
 
 Fills the places `<!-- recovery MODEL DATA TOKENS -->` ... `<!-- end -->` of the Markdown file and
-draws `recovery.png` beside the lines: recovery on text, by as many tokens as the first line has.
+draws `recovery.png` next to the results: recovery on text, by as many tokens as the first line has.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ def perplexity(figures: Row) -> float:
 
 
 def gap_closed(row: Row, control: Row) -> float:
-    """Share of the perplexity gap to the dense control that recovery closed."""
+    """Share of the perplexity gap to the control (the recovered original) that recovery closed."""
     before, after = perplexity(row["before"]), perplexity(row["after"])
     return (before - after) / (before - perplexity(control["after"]))
 
 
 def excess_text(row: Row, control: Row) -> str:
-    """Perplexity above the dense model that had the same treatment: none, and then recovery."""
+    """Perplexity above that of the original, before recovery and after recovery of both."""
     gaps = [perplexity(row[when]) - perplexity(control[when]) for when in ("before", "after")]
     return f"{gaps[0]:.1f} -> {gaps[1]:.1f} ({100 * (gaps[1] / gaps[0] - 1):+.0f} %)"
 
@@ -108,7 +108,7 @@ def main() -> None:
         model, data, tokens = place.groups()
         layerwise = data == "layerwise"
         control = control_of(rows_of(model, "text" if layerwise else data, int(tokens)))
-        if layerwise:  # it learns from the original's layers, never from the text's next tokens
+        if layerwise:  # layerwise recovery does not train on next tokens, so there is no control
             control = control | {"after": control["before"]}
         filled = recovery_table(rows_of(model, data, int(tokens)), control)
         return f"<!-- recovery {model} {data} {tokens} -->\n\n{filled}\n\n<!-- end -->"

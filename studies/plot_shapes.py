@@ -1,9 +1,9 @@
-"""Tables and figure from the lines that compare_shapes.py wrote.
+"""Tables and figure from the results of compare_shapes.py.
 
     python studies/plot_shapes.py results/shapes.jsonl docs/shapes.md README.md
 
-Fills the places `<!-- shapes -->`, `<!-- agreement -->` and `<!-- lost -->` (each up to its
-`<!-- end -->`) of the Markdown files and draws `shapes.png` beside the lines.
+Fills the places `<!-- shapes -->`, `<!-- agreement -->` and `<!-- lost -->` (each up to its `<!--
+end -->`) of the Markdown files and draws `shapes.png` next to the results.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def best_or_within(rows: list[Row]) -> tuple[bool, bool]:
 
 
 def correlation(rows: list[Row], measure: str) -> float:
-    """Spearman's, of the predicted cost with what was measured; 1 where the order is the same."""
+    """Spearman correlation of the predicted cost with the measured loss; 1: the same order."""
     sign = -1 if measure == "recall" else 1
     result = spearmanr([r["predicted"] for r in rows], [sign * r[measure][1] for r in rows])
     return float(result.statistic)
@@ -84,7 +84,7 @@ def lost_table(cases: Cases) -> str:
     lines = []
     for (model, share), rows in cases.items():
         before = rows[0]["original"]["recall"][0]
-        if share != 0.5 or before < 0.5:  # a model that hardly recalls has nothing to lose
+        if share != 0.5 or before < 0.5:  # a model with little recall cannot lose much
             continue
         chosen = next(row for row in rows if row["chosen"])
         loss = f"{100 * (exp(chosen['nll'][1]) - 1):.1f} %"
@@ -94,7 +94,7 @@ def lost_table(cases: Cases) -> str:
 
 
 def fill(pages: list[Path], contents: dict[str, str]) -> None:
-    """Put what was made into its places in Markdown files."""
+    """Replace the text between `<!-- NAME -->` and `<!-- end -->` in Markdown files."""
     for page in pages:
         text = page.read_text()
         for name, content in contents.items():

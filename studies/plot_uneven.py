@@ -1,9 +1,9 @@
-"""Tables and figure from the lines that compare_uneven.py wrote, and vLLM's capacity.
+"""Tables and figure from the results of compare_uneven.py, and vLLM's capacity.
 
     python studies/plot_uneven.py results/uneven.jsonl results/uneven-capacity.json docs/uneven.md
 
 Fills the places `<!-- uneven -->`, `<!-- allocation -->` and `<!-- capacity -->` (each up to its
-`<!-- end -->`) of the Markdown file and draws `uneven.png` beside the lines.
+`<!-- end -->`) of the Markdown file and draws `uneven.png` next to the results.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def shapes_text(widths: str) -> str:
 
 
 def differs_by_layer(row: Row) -> bool:
-    """Whether layers differ; squares that do not are the uniform cut once more."""
+    """Whether the layers have different shapes; if not, the cut equals the uniform one."""
     return len({entry.partition("=")[2] for entry in row["widths"].split(",")}) > 1
 
 
@@ -61,7 +61,7 @@ def by_layer_table(rows: list[Row]) -> str:
 
 
 def allocation_sentence(rows: list[Row]) -> str:
-    """How much worse the predicted cost of greedy choices is than that of the exact ones."""
+    """A sentence on how much more greedy allocations cost than exact ones, as predicted."""
     both = [(row["predicted"], row["greedy"]) for row in rows if row.get("greedy") is not None]
     same = sum(greedy <= exact + 1e-9 for exact, greedy in both)
     worst = max(greedy - exact for exact, greedy in both)

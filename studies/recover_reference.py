@@ -1,15 +1,14 @@
-"""What does recovery bring back? Methods and widths on one checkpoint, before and after, and the
-dense control: the original given the same recovery.
+"""How much does recovery repair? Methods and widths on one checkpoint, before and after, and a
+control: the original after the same recovery.
 
     python studies/recover_reference.py MODEL --text train.jsonl --test wiki.valid.raw \\
         --work WORK [--results results/recovery.jsonl] [--tokens 196608]
 
-Calibrates once, prunes and recovers through the product below WORK, and adds one line per run to
-the results. Runs that are there already are not repeated, and a run that was stopped goes on.
-Recovery reads other text than calibration did (`--data text`), or half of that and half recall
-sequences, other ones than are tested (`--data half`); `--data layerwise` repairs one mixer at a
-time on the text, where there is no control. NLL, KL and recall are measured as in
-compare_methods.py.
+Calibrates once, prunes and recovers in WORK, and adds a line per run to the results. Runs in the
+results are not repeated, and an interrupted run resumes. Recovery reads other text than calibration
+(`--data text`), or half text and half recall sequences, drawn with another seed than those of the
+test (`--data half`); `--data layerwise` trains one mixer at a time on the text, without a control.
+NLL, KL and recall are measured as in compare_methods.py.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ Row = dict[str, Any]
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    """What identifies a line of the results; the control first."""
+    """The keys that identify each line of the results; the control comes first."""
     recipe = {
         "model": options.name or options.model.resolve().name,
         "tokens": options.tokens,
@@ -54,7 +53,7 @@ def cases(options: argparse.Namespace) -> list[Row]:
 def pruned_path(
     model: st.Checkpoint, row: Row, statistics_by_kind: dict[str, st.Statistics], options: Any
 ) -> Path:
-    """The directory of the cut checkpoint; made if it is not there."""
+    """The directory of the cut; prunes unless it exists."""
     out: Path = options.work / f"{row['model']}-{row['method']}-{row['keep']}"
     if not out.exists():
         needs_statistics = row["method"] in CALIBRATED
@@ -66,7 +65,7 @@ def pruned_path(
 
 
 def half_recall(model: st.Checkpoint, text: Path, tokens: int) -> Sequences:
-    """Sequences of text and of recall in turn, as long as the most pairs take."""
+    """Alternating sequences of text and of recall, as long as the recall sequences."""
     recall = recall_sequences(model.config["vocab_size"], tokens // 2)
     count, length = recall.ids.shape
     plain = read_sequences(

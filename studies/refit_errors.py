@@ -2,7 +2,7 @@
 
     python studies/refit_errors.py MODEL --text train.jsonl [--keep 32 --keep-values 32]
 
-Prints the part of each layer's output, in squares, that the cut layer misses before and after.
+Prints the relative residual sum of squares of each layer's output, before and after the refit.
 """
 
 from __future__ import annotations

@@ -6,8 +6,8 @@
     python studies/train_tiny.py qwen3_next OUT --text train.jsonl --tokenizer FOLDER
     python studies/train_tiny.py delta_net OUT --preset fixture
 
-Recall (MQAR) starts with two pairs and gains more whenever the model answers the present ones. OUT
-is an ordinary checkpoint; OUT.training holds what a later run needs to continue, until OUT exists.
+Recall (MQAR) starts with two pairs per sequence and adds more when the model recalls them. OUT is
+an ordinary checkpoint; OUT.training holds what a later run needs to resume, until OUT exists.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Recipe:
 
 PRESETS = {
     "standard": {},
-    # No text and a small vocabulary: what continuous integration can afford.
+    # No text and a small vocabulary, to be fast enough for continuous integration.
     "fixture": {
         "vocab_size": 512,
         "hidden_size": 64,
@@ -123,10 +123,10 @@ def build(recipe: Recipe) -> PreTrainedModel:
 
 
 def share_filters(model: nn.Module, groups: int) -> None:
-    """One filter for all channels of each of `groups` equal parts of a convolution.
+    """Tie the filters of all channels in each of `groups` equal groups of a convolution.
 
-    The checkpoint stays an ordinary one, with equal rows: they start equal, and all rows of a group
-    get the mean of their gradients, so that no step moves them apart.
+    The checkpoint has ordinary, equal rows: they start equal, and all rows of a group get the mean
+    of their gradients, so that they stay equal.
     """
 
     def shared(filters: Tensor) -> Tensor:  # [channels, 1, width]
@@ -142,7 +142,7 @@ def share_filters(model: nn.Module, groups: int) -> None:
 
 
 def remember_longer(model: nn.Module, longest_step: float) -> None:
-    """Cap softplus(dt_bias), hence how fast an untrained head forgets, at `longest_step`."""
+    """Limit softplus(dt_bias) to `longest_step`, so that untrained heads decay slowly."""
     cap = math.log(math.expm1(longest_step))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -151,11 +151,11 @@ def remember_longer(model: nn.Module, longest_step: float) -> None:
 
 
 def open_gates(model: PreTrainedModel, gate: str, opening: float) -> None:
-    """Let every output gate start open.
+    """Initialise every output gate to be open.
 
-    Output gates have no bias: by the usual initialisation silu(gate) is near 0 and of random sign,
-    and next to nothing a layer remembers gets out, nor gradients in. Here one channel of the
-    embeddings is the same for all tokens, and the gates read it.
+    Output gates have no bias: with the usual initialisation silu(gate) is near 0 with a random
+    sign, which blocks outputs and gradients. Here one channel of the embeddings has the same value
+    for all tokens, and the gates read it.
     """
     if opening == 0:
         return
@@ -183,18 +183,18 @@ def qwen(recipe: Recipe, common: dict[str, object]) -> PreTrainedModel:
         linear_key_head_dim=recipe.head_dim,
         linear_value_head_dim=recipe.head_dim,
         max_position_embeddings=2048,
-        **({} if new else {"num_experts": 0}),  # a router's flips would hide what is compared
+        **({} if new else {"num_experts": 0}),  # routing changes would hide the compared effects
         **common,
     )
     model = AutoModelForCausalLM.from_config(config)
     remember_longer(model, recipe.longest_decay_step)
-    if new:  # in Qwen3-Next the gates stand in one tensor with q, k and v
+    if new:  # in Qwen3-Next the gates are in one tensor with q, k and v
         open_gates(model, "in_proj_z.weight", recipe.gate_opening)
     return model
 
 
 class Text:
-    """Random windows of a long row of token ids."""
+    """Random windows of a text's token ids."""
 
     def __init__(self, path: Path, tokenizer_folder: Path, megabytes: float) -> None:
         tokenizer = AutoTokenizer.from_pretrained(tokenizer_folder)
@@ -218,13 +218,13 @@ class Text:
                 yield json.loads(line)["text"]
 
     def batch(self, rows: int, length: int, generator: torch.Generator) -> Tensor:
-        """[rows, length]."""
+        """Random windows, int64 [rows, length]."""
         starts = torch.randint(len(self.ids) - length, (rows, 1), generator=generator)
         return self.ids[starts + torch.arange(length)]
 
 
 class Run:
-    """A training run, its place on disk, and one step of it."""
+    """A training run: model, optimizer, progress, and its saved state on disk."""
 
     def __init__(self, recipe: Recipe, out: Path, text: Text | None) -> None:
         self.recipe, self.text = recipe, text
@@ -245,7 +245,7 @@ class Run:
         self.folder = out.with_name(out.name + ".training")
 
     def advance(self) -> dict[str, float]:
-        """One optimizer step; what to show for it."""
+        """One optimizer step; returns losses, number of pairs and accuracy, to be shown."""
         self.model.train()
         progress = self.step / self.recipe.steps
         warm = min(1.0, (self.step + 1) / self.recipe.warmup)
@@ -262,7 +262,7 @@ class Run:
         return {**shown, "pairs": self.pairs, "accuracy": self.recent_accuracy}
 
     def _recall_backward(self) -> float:
-        # Half of the batches at the frontier, half below it, so that nothing is unlearned.
+        # Half of the batches have the most pairs; the others keep recall of fewer pairs.
         frontier = torch.rand((), generator=self.generator) < 0.5
         easier_pairs = int(
             torch.randint(self.recipe.first_pairs, self.pairs + 1, (), generator=self.generator)
@@ -292,7 +292,7 @@ class Run:
         return float(loss.detach())
 
     def save(self) -> None:
-        """Everything a later process needs, in a new folder that is renamed when complete."""
+        """Save weights, optimizer and counters to a new folder, which is renamed when complete."""
         partial = self.folder / "partial"
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
@@ -314,7 +314,7 @@ class Run:
                 shutil.rmtree(old)
 
     def resume(self) -> None:
-        """Continue where the newest complete save stopped, if there is one."""
+        """Load the newest complete save, if there is one; raises ValueError for another recipe."""
         saves = sorted(self.folder.glob("step-*"))
         if not saves:
             return

@@ -1,9 +1,9 @@
-"""The tests that a change needs: those in its own place, and the guards of the whole.
+"""Print the tests that a change needs: those of the changed folders, and the GUARDS.
 
     pytest $(python tools/changed_tests.py)          since origin/main (`just check`)
     pytest $(python tools/changed_tests.py v0.2.0)   since another commit
 
-What is committed, staged, edited or new counts. `.ci/run` runs every test.
+Committed, staged, edited and new files count. `.ci/run` runs every test.
 """
 
 import subprocess
@@ -21,7 +21,7 @@ PLACES = {
     "README.md": "tests/test_readme.py",
     "docs/quickstart.md": "tests/test_readme.py",
     "docs": "tests/docs",
-    "results": "",  # the guards read them
+    "results": "",  # the guards cover them
     "CHANGELOG.md": "",
     "CONTRIBUTING.md": "",
     "SECURITY.md": "",
@@ -35,11 +35,11 @@ PLACES = {
     ".github": "tests/test_habits.py",
     ".ci": "tests/test_habits.py",
 }
-"""The tests of what has no place of the same name; the first that fits counts."""
+"""Path -> tests, for paths without a folder of the same name in tests/; the first match counts."""
 
 
 def tests_of(path: str) -> str:
-    """Where the tests of a file are: "" where the guards are enough, "tests" where all may fail."""
+    """Path of the tests of a file; "" if the guards suffice, "tests" if any test may fail."""
     for prefix, tests in PLACES.items():
         if PurePosixPath(path).is_relative_to(prefix):
             return tests
@@ -53,10 +53,13 @@ def tests_of(path: str) -> str:
 
 
 def select(changed: Iterable[str]) -> list[str]:
-    selected = {tests for path in changed if (tests := tests_of(path))}
+    """Test paths for the changed paths, none inside another, and the guards."""
+    selected = {tests_of(path) for path in changed} - {""}
     if "tests" in selected:
         return ["tests"]
-    inside = {inner for inner in selected for outer in selected if inner.startswith(f"{outer}/")}
+    inside = set()
+    for outer in selected:
+        inside |= {inner for inner in selected if inner.startswith(f"{outer}/")}
     return sorted((selected - inside) | set(GUARDS))
 
 

@@ -1,4 +1,4 @@
-"""Is the tree ready for a release, and the wheel what it should be?
+"""Check that the tree is ready for a release, and that a wheel holds the right files.
 
 python tools/check_release.py v0.2.0             version, citation and changelog agree
 python tools/check_release.py v0.2.0 dist/*.whl  and the wheel holds the package, nothing else
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
 ROOT = Path(__file__).parents[1]
-MOST_BYTES = 2**20  # of a wheel; test data or a picture would show here first
+MOST_BYTES = 2**20  # of a wheel; more hints at test data or pictures in it
 KINDS = {".py", ".pyi", ".json", ".yaml", ".html", ".css", ".svg", ".typed"}
 
 

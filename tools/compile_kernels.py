@@ -1,12 +1,12 @@
-"""Compile the Triton kernels of the installed vLLM and SGLang ahead of time: which shapes do?
+"""Find the shapes for which the Triton kernels of installed vLLM and SGLang compile.
 
     tools/engines/make_kernels.sh KERNELS
-    KERNELS/bin/python tools/compile_kernels.py src/statetrim/engines_compiled.json
+    KERNELS/bin/python tools/compile_kernels.py src/statetrim/serving/engines_compiled.json
 
-Writes rows of the runtime matrix. No GPU is needed: Triton is told that there is one, the engines'
-own functions are called in serving order on small CPU tensors, and every launch stops when its
-kernel is compiled to machine code. So a row says that a shape compiles, not that it is right or
-fast; and of several autotuning configurations only the first is compiled.
+Writes rows of the engine matrix. No GPU is needed: Triton compiles for a pretended one, the
+engines' functions are called in serving order on small CPU tensors, and every launch stops when its
+kernel is machine code. So a row says that a shape compiles, not that it is correct or fast; of
+several autotuning configurations only the first is compiled.
 """
 
 from __future__ import annotations
@@ -29,7 +29,12 @@ SHAPES = (
     (96, 96), (80, 96), (64, 64), (48, 48), (32, 32),
 )  # fmt: skip
 ARCHITECTURES = {"Hopper": 90, "Ampere": 80, "Blackwell": 100}
-OTHER_SHAPES = ((128, 128), (96, 128), (64, 128), (64, 64))  # what is compiled beside Hopper's
+OTHER_SHAPES = (
+    (128, 128),
+    (96, 128),
+    (64, 128),
+    (64, 64),
+)  # shapes compiled for other architectures than Hopper
 FAMILIES = {
     "vllm": ["Qwen3-Next", "Qwen3.5"],
     "sglang-next": ["Qwen3-Next"],
@@ -40,7 +45,7 @@ SPLIT_SKIPPED = "the kernel that splits the projection; prefill on CUDA goes wit
 
 
 def pretend_gpu(architecture: int) -> list[str]:
-    """Make Triton compile for a GPU that is not here; names of compiled kernels are appended."""
+    """Make Triton compile for an absent GPU; returns a list that collects names of kernels."""
     import torch
     import triton
     from triton.backends.compiler import GPUTarget
@@ -104,14 +109,14 @@ def pretend_gpu(architecture: int) -> list[str]:
 
 
 def vllm(keys: int, values: int) -> None:
-    """Prefill: post-convolution, chunks; decode: packed, and by sequence."""
+    """Launch vLLM's kernels of prefill (post-convolution, chunks) and decode (both forms)."""
     import torch
     import triton
     import vllm.triton_utils
     import vllm.utils.torch_utils
 
     vllm.utils.torch_utils.is_pin_memory_available = lambda: False
-    # Without a GPU vLLM puts placeholders here, which its kernels then import.
+    # Without a GPU vLLM has placeholders here, which its kernels would import.
     vllm.triton_utils.HAS_TRITON = True
     vllm.triton_utils.triton, vllm.triton_utils.tl = triton, triton.language
     vllm.triton_utils.tldevice = triton.language.extra.libdevice
@@ -148,7 +153,7 @@ def vllm(keys: int, values: int) -> None:
 
 
 def sglang(keys: int, values: int, *, interleaved: bool) -> None:
-    """The split of the projection, prefill in chunks, decode packed and by sequence."""
+    """Launch SGLang's kernels: split of the projection, chunked prefill, both forms of decode."""
     import torch
     from sglang.kernels.ops.attention import triton_gdn_fused_proj as projection
     from sglang.kernels.ops.attention.fla.chunk import chunk_gated_delta_rule
@@ -237,7 +242,7 @@ def inputs(keys: int, values: int) -> dict[str, Any]:
 
 
 def compile_shapes(engine: str, architecture: int, shapes: list[list[int]]) -> None:
-    """In a process of its own: one line of JSON for every shape."""
+    """Compile in this process, and print a line of JSON per shape."""
     compiled = pretend_gpu(architecture)
     for keys, values in shapes:
         compiled.clear()
@@ -257,7 +262,7 @@ def compile_shapes(engine: str, architecture: int, shapes: list[list[int]]) -> N
 def compile_in_subprocess(
     engine: str, architecture: int, shapes: tuple[tuple[int, int], ...], cache: str
 ) -> list[dict[str, Any]]:
-    """In a fresh process, because Triton and the engines are patched before they are imported."""
+    """Use a fresh process: Triton and the engines are patched before they are imported."""
     task = {"engine": engine, "architecture": architecture, "shapes": shapes}
     done = subprocess.run(
         [sys.executable, __file__, "--attempt", json.dumps(task)],
@@ -284,7 +289,7 @@ def root_cause(problem: BaseException) -> str:
 
 
 def default_outcome(engine: str, hardware: str, shape: list[int]) -> dict[str, str]:
-    """What becomes of a shape that compiles: other kernels than Triton's may be the default."""
+    """Verdict on a shape that compiles, and the flag it needs if Triton is not the default."""
     if shape == [128, 128] or hardware == "Ampere":
         return {"verdict": "fast"}
     if engine == "vllm":
@@ -303,7 +308,7 @@ def matrix_row(
     architecture = ARCHITECTURES[hardware]
     if compilation["error"]:
         outcome = {"verdict": "refused", "error": compilation["error"]}
-        if engine == "sglang-3.5":  # the kernel that fails is not on every path
+        if engine == "sglang-3.5":  # the failing kernel is not used on every path
             outcome |= {"verdict": "unknown", "note": SPLIT_SKIPPED}
         result = "does not compile"
     else:

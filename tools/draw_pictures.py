@@ -1,4 +1,4 @@
-"""The two pictures of docs/how-it-works.md: what a cut removes, and how artifacts flow.
+"""Draw the two pictures of docs/how-it-works.md: what pruning removes, and the data flow.
 
     python tools/draw_pictures.py docs/figures
 
@@ -49,7 +49,7 @@ def text(x: float, y: float, words: str, style: str = "") -> str:
 
 
 def cells(x: float, y: float, rows: int, columns: list[bool]) -> list[str]:
-    """A grid; a column that is False is only an outline."""
+    """A grid of cells; columns that are False are outlines only."""
     return [
         f'<rect class="{"kept" if kept else "gone"}" x="{x + CELL * column + 1}" '
         f'y="{y + CELL * row + 1}" width="{CELL - 3}" height="{CELL - 3}" rx="2"/>'

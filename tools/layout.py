@@ -1,8 +1,8 @@
-"""How large folders, files and functions are: the table of a change to the layout.
+"""Print a table of the sizes of folders, files and functions.
 
     python tools/layout.py [SOURCE ...]
 
-Each SOURCE is a package's folder (src/statetrim), of another checkout say; it gets a column.
+Each SOURCE is a folder such as src/statetrim, possibly of another checkout, and gets a column.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ def layout(source: Path) -> Layout:
 
 
 ROWS: dict[str, Callable[[Layout], str]] = {
-    "folders": lambda each: str(len(each.folders)),
-    "files in the largest folder": lambda each: _largest(each.folders),
-    "Python files": lambda each: str(len(each.files)),
-    "median file, lines": lambda each: f"{median(each.files.values()):g}",
-    "longest file, lines": lambda each: _largest(each.files),
-    "functions": lambda each: str(len(each.functions)),
-    "median function, lines": lambda each: f"{median(each.functions.values()):g}",
-    "longest function, lines": lambda each: _largest(each.functions),
+    "folders": lambda sizes: str(len(sizes.folders)),
+    "files in the largest folder": lambda sizes: _largest(sizes.folders),
+    "Python files": lambda sizes: str(len(sizes.files)),
+    "median file, lines": lambda sizes: f"{median(sizes.files.values()):g}",
+    "longest file, lines": lambda sizes: _largest(sizes.files),
+    "functions": lambda sizes: str(len(sizes.functions)),
+    "median function, lines": lambda sizes: f"{median(sizes.functions.values()):g}",
+    "longest function, lines": lambda sizes: _largest(sizes.functions),
 }
 
 

@@ -1,8 +1,8 @@
-"""Run `statetrim demo` and keep what the terminal showed as an SVG.
+"""Run `statetrim demo` and save its terminal output as SVG.
 
     python tools/record_demo.py docs/figures/demo.svg
 
-Only the table of scores is kept; the other tables are left out to make it fit a page.
+Only the table of scores is saved; the other tables are left out so that it fits a page.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def main() -> None:
         os.chdir(folder)
         screen.print("$ statetrim demo", style="bold")
         demo.run(Path("statetrim-demo"), command, console.show_line, show_progress("training"))
-    # Rich's page asks another server for its font; ours asks nobody.
+    # Without Rich's web font, which would be fetched from another server.
     page = re.sub(r"@font-face \{\{.*?\}\}\n", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     out.write_text(screen.export_svg(title="statetrim demo", code_format=page), encoding="utf-8")
 

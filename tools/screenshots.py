@@ -1,10 +1,10 @@
-"""Open a page in headless Chromium as a phone and as a desktop, light and dark, and look at it.
+"""Check a page in headless Chromium: phone and desktop, light and dark.
 
     python tools/screenshots.py report/report.html pictures
 
-Writes four screenshots and a PDF, and ends with exit code 1 when anything was requested from
-elsewhere, overflows, fails to show, or is a serious violation by axe-core. Needs the system's
-chromium, and `pip install playwright axe-playwright-python`.
+Writes four screenshots and a PDF. Exit code 1 if anything is requested from elsewhere, overflows,
+fails to show, or is a serious violation by axe-core. Needs the system's chromium, and
+`pip install playwright axe-playwright-python`.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ OVERFLOW = """() => {
     e.getBoundingClientRect().right > innerWidth + 1 && !e.closest('.wide, pre'));
   return wide > 0 || free.length ? [wide, ...free.map(e => e.outerHTML.slice(0, 120))] : [];
 }"""
-NOT_SHOWN = """() => [...document.querySelectorAll('img')].filter(i => !i.complete || !i.naturalWidth)
-  .map(i => i.alt).concat([...document.querySelectorAll('svg')].filter(s =>
-  !s.getBoundingClientRect().height).map(s => s.getAttribute('aria-label')))"""
+NOT_SHOWN = """() => [...document.querySelectorAll('img')]
+  .filter(i => !i.complete || !i.naturalWidth).map(i => i.alt)
+  .concat([...document.querySelectorAll('svg')].filter(s => !s.getBoundingClientRect().height)
+    .map(s => s.getAttribute('aria-label')))"""
 
 
 BELOW_FOLD = """() => [...document.querySelectorAll('.answer, header .note')].filter(e =>
@@ -51,7 +52,7 @@ def browser() -> Iterator[Any]:
 
 
 def faults(chromium_browser: Any, page_file: Path, pictures: Path | None) -> Iterator[str]:
-    """A sentence for whatever is wrong with the page, in any of the four views."""
+    """A sentence per fault of the page in any of the four views."""
     for size, (width, height) in SIZES.items():
         for scheme in SCHEMES:
             view = f"{size}, {scheme}"
@@ -89,7 +90,7 @@ def faults(chromium_browser: Any, page_file: Path, pictures: Path | None) -> Ite
 def _inaccessible(
     chromium_browser: Any, page_file: Path, width: int, height: int, scheme: str, view: str
 ) -> Iterator[str]:
-    """axe-core is a script, so the page's own policy is set aside for it."""
+    """Serious axe-core violations; the page's policy is bypassed, which forbids its script."""
     from axe_playwright_python.sync_playwright import Axe
 
     context = chromium_browser.new_context(

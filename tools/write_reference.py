@@ -2,7 +2,7 @@
 
 python tools/write_reference.py docs
 
-The site replaces the list of docs/api.md by complete signatures (mkdocs_hooks.py).
+On the site, mkdocs_hooks.py replaces the list of docs/api.md by complete signatures.
 """
 
 import inspect
@@ -19,7 +19,7 @@ from statetrim.cli import app
 
 
 def commands() -> str:
-    """Every command with its arguments and options."""
+    """Markdown of every command with its arguments and options."""
     by_name = typer.main.get_command(app).commands  # type: ignore[attr-defined]
     return "\n\n".join("\n".join(_command(name, by_name[name])) for name in sorted(by_name))
 
@@ -49,7 +49,7 @@ def _default(parameter: Any) -> str:
 
 
 def names() -> str:
-    """Every public name with the first sentence about it."""
+    """Markdown tables of the public names with the first paragraph of their docstrings."""
     public = [name for name in statetrim.__all__ if name != "__version__"]
     tables = []
     for title, members in (

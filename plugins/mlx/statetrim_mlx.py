@@ -1,10 +1,10 @@
 """MLX-LM model file: Qwen3-Next and Qwen3.5 models whose linear-attention layers differ in width.
 
-Copy it beside the weights of an uneven checkpoint of statetrim, and load that with
+Copy it into the directory of a statetrim checkpoint with widths by layer, and load that with
 
     mlx_lm.load(SMALL, model_config={"model_file": "statetrim_mlx.py"}, trust_remote_code=True)
 
-MLX-LM then takes `Model` and `ModelArgs` from here. Each layer is built from arguments of its own.
+MLX-LM then uses `Model` and `ModelArgs` of this file; each layer is built with its own widths.
 """
 
 from dataclasses import replace
@@ -16,7 +16,7 @@ FIELD = "statetrim_widths"
 
 
 class ModelArgs:
-    """The stock arguments of the architecture, and keys and values per head of every layer."""
+    """The stock arguments of the architecture, and `widths`: layer -> key and value width."""
 
     def __init__(self, config: dict[str, Any]) -> None:
         self.stock: Any = qwen3_next if config["model_type"] == "qwen3_next" else qwen3_5
@@ -29,7 +29,7 @@ class ModelArgs:
 
 
 def Model(model_args: ModelArgs) -> Any:
-    """The stock model; while it is made, the class of its layers is given each layer's widths."""
+    """The stock model, built while its layer class is replaced by one that sets the widths."""
     stock = model_args.stock
     name = "Qwen3NextDecoderLayer" if stock is qwen3_next else "DecoderLayer"
     layer_class = getattr(stock, name)

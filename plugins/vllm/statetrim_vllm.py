@@ -1,9 +1,9 @@
 """vLLM plugin: Qwen3-Next and Qwen3.5 models whose linear-attention layers differ in width.
 
-An uneven checkpoint of statetrim lists keys and values per head of every layer in the config field
-`statetrim_widths`; all other fields say the widest. vLLM builds each linear-attention layer from
-the model's config, and lets a plugin put another class in its place: this one gives each layer a
-config of its own. A model without the field is built as ever.
+A statetrim checkpoint with widths by layer lists key and value width of every linear layer in the
+config field `statetrim_widths`; all other fields hold the largest widths. vLLM builds linear layers
+from the model's config and lets a plugin replace their class: this one gives each layer its own
+config. Models without the field are built as before.
 """
 
 import copy
@@ -15,7 +15,7 @@ _REPLACED = "QwenGatedDeltaNetAttention"
 
 
 def register() -> None:
-    """Called by vLLM in each of its processes, before a model is made (`vllm.general_plugins`)."""
+    """Entry point `vllm.general_plugins`: vLLM calls it in each process before building a model."""
     from vllm import envs
     from vllm.model_executor.custom_op import PluggableLayer, op_registry_oot
     from vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn import (
@@ -26,32 +26,31 @@ def register() -> None:
         def __init__(
             self, config: Any, vllm_config: Any, prefix: str = "", *args: Any, **kwargs: Any
         ) -> None:
-            own_layer_config = layer_config(config, vllm_config.model_config.hf_config, prefix)
-            super().__init__(own_layer_config, vllm_config, prefix, *args, **kwargs)
-            self.narrowed = own_layer_config is not config and widths_of(
-                own_layer_config
-            ) != widths_of(config)
+            own = layer_config(config, vllm_config.model_config.hf_config, prefix)
+            super().__init__(own, vllm_config, prefix, *args, **kwargs)
+            self.narrowed = own is not config and widths_of(own) != widths_of(config)
 
         def get_kv_cache_spec(self, vllm_config: Any) -> Any:
-            """vLLM pads every state to one page size; where blocks are outermost it can pack pages
-            of several sizes, so that a narrow layer takes less. That layout must be asked for:
-            vLLM settles it only after it has seen these."""
+            """Without padding for narrow layers if the cache layout is block-outermost.
+
+            vLLM pads every state to one page size, but packs pages of several sizes in that
+            layout. The user must set it: vLLM chooses its own only after it has the specs."""
             spec = super().get_kv_cache_spec(vllm_config)
             packed = (envs.VLLM_KV_CACHE_LAYOUT or "").startswith("BL")
             return replace(spec, page_size_padded=None) if self.narrowed and packed else spec
 
-    if _REPLACED not in op_registry_oot:  # vLLM may ask twice in one process
+    if _REPLACED not in op_registry_oot:  # vLLM may call this twice in one process
         PluggableLayer.register_oot(UnevenGatedDeltaNetAttention, name=_REPLACED)
 
 
 def widths_of(config: Any) -> tuple[int, int]:
-    """Keys and values per head."""
+    """Key and value width of a head."""
     return config.linear_key_head_dim, config.linear_value_head_dim
 
 
 def layer_config(config: Any, model_config: Any, prefix: str) -> Any:
-    """The config of the layer called `prefix`: `config`, with this layer's widths where `whole`,
-    the config of the entire model, lists them."""
+    """`config` with the widths of the layer called `prefix`, if `model_config` or `config` lists
+    widths by layer; raises ValueError if they do not list this layer."""
     widths = getattr(model_config, FIELD, None) or getattr(config, FIELD, None)
     if not widths:
         return config

@@ -28,7 +28,7 @@ KEEP = (0.5, 0.25)
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    """Other tolerances than the default are tried on as many tokens as the paper takes."""
+    """Rows to measure; tolerances other than the default use the paper's number of tokens."""
     rows: list[Row] = [{"model": options.name, "method": "none", "keep": 1.0}]
     for sample in range(options.samples):
         for keep in options.keep:

@@ -1,6 +1,6 @@
-"""What a claim of the paper is here, and the rows that decide it.
+"""Claims of the paper, and the measured rows that decide them.
 
-`found` gives our figure and the verdict, from the rows alone: nobody writes a verdict by hand.
+`Claim.decide` computes our figure and the verdict from the rows: no verdict is written by hand.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Outcome = tuple[str, Verdict]
 
 
 class Evidence:
-    """All rows, by the script that wrote them."""
+    """The rows of all scripts of this folder, by script."""
 
     def __init__(self, folder: Path = RESULTS) -> None:
         paper = folder / "paper"
@@ -55,7 +55,7 @@ class Evidence:
         return self.quality.select(model=model, **filters)
 
     def recovered_widths(self, model: str) -> list[float]:
-        """Those at which every method was recovered with all its samples."""
+        """Widths at which the recovery of every method was measured with all samples."""
         return [keep for keep in KEPT if all(self._complete(model, m, keep) for m in METHODS)]
 
     def _complete(self, model: str, method: str, keep: float) -> bool:
@@ -65,18 +65,18 @@ class Evidence:
             return False
 
     def before_recovery(self, method: str, keep: float, model: str = "tiny-delta_net") -> list[Row]:
-        """The cuts that `recovered` started from: of three samples for `rand`, else the first."""
+        """The cuts that were recovered: those of all samples for `rand`, else the first."""
         rows = self.cut(model, method, keep)
         return rows if method == "rand" else rows[:1]
 
     def seeds(self, kind: str) -> list[int]:
-        """Of training; those whose small model was measured to the last row."""
+        """Training seeds of the small models for which every row was measured."""
         last = {"method": "product", "keep": 0.25}
         measured = {row["model"] for row in self.pca.rows if last.items() <= row.items()}
         return [seed for seed in SEEDS if f"{kind}-{seed}" in measured]
 
     def projected(self, kind: str, method: str, keep: float = 1.0) -> list[Row]:
-        """Rows of PCA: one for each seed of a small model, else one for each sample."""
+        """Rows of pca.py: one per training seed of a small model, else one per sample."""
         if kind not in SMALL:
             return self.pca.select(model=kind, method=method, keep=keep)
         names = [f"{kind}-{seed}" for seed in self.seeds(kind)]
@@ -92,14 +92,14 @@ class Evidence:
 @dataclass(frozen=True)
 class Claim:
     place: str
-    says: str
-    theirs: str
+    statement: str
+    paper_result: str
     decide: Callable[[Evidence], Outcome]
     otherwise: str  # what would have changed our mind
 
 
 def shown(claim: Claim, evidence: Evidence) -> tuple[str, str]:
-    """Our figure and the verdict; "not run" where rows are missing."""
+    """Our figure and the verdict, which is "not run" if rows are missing."""
     try:
         return claim.decide(evidence)
     except LookupError:

@@ -42,7 +42,7 @@ KINDS = ("delta_net", "gated_deltanet")
 
 
 def memory(e: Evidence) -> Outcome:
-    """Bytes are counted, not sampled: their interval is the figure itself."""
+    """Bytes have no sampling error, so both bounds of the interval are the estimate."""
     ratios = {
         f"{kind} {width}:": Interval(*3 * [_bytes(e, kind, width) / _bytes(e, kind, 128)])
         for kind in KINDS
@@ -56,8 +56,8 @@ def _bytes(e: Evidence, kind: str, width: int) -> int:
     return count
 
 
-def share(interval_: Interval) -> str:
-    return f"{interval_.estimate:.2f} ({interval_.low:.2f} to {interval_.high:.2f})"
+def share(ratio_interval: Interval) -> str:
+    return f"{ratio_interval.estimate:.2f} ({ratio_interval.low:.2f} to {ratio_interval.high:.2f})"
 
 
 SPEED = [
@@ -104,7 +104,7 @@ ROUNDING = 1e-3  # of a logit, in float32
 
 
 def rotated_choice(e: Evidence) -> Outcome:
-    """Which methods choose the same channels in the rotated model; over models and rotations."""
+    """Which methods choose the same channels after a rotation, over models and rotations."""
     rows = [row for model in NAMES for row in e.rotation.select(model=model)]
     lost = {
         method: interval([1.0] * len(rows), [row["agree"][method] for row in rows])
@@ -116,7 +116,7 @@ def rotated_choice(e: Evidence) -> Outcome:
 
 
 def few_tokens(e: Evidence) -> Outcome:
-    """5k keys and queries are enough: no more than 0.01 nats above the most that was tried."""
+    """Whether 5k keys and queries are enough: within 0.01 nats of the largest calibration."""
     filters = {"model": "tiny-delta_net", "method": "drrqr", "keep": 0.5, "tolerance": 1.5}
     most = max(row["tokens"] for row in e.calibration.select(**filters))
     gap = change(
@@ -127,7 +127,7 @@ def few_tokens(e: Evidence) -> Outcome:
 
 
 def swaps_matter(e: Evidence) -> Outcome:
-    """Whether strong RRQR chooses other channels than plain pivoting, and what that is worth."""
+    """How often strong RRQR differs from plain pivoting, and how the NLL changes by it."""
     filters = {"model": "tiny-delta_net", "method": "drrqr", "tokens": 5120, "keep": 0.5}
     plain = e.calibration.select(**filters, tolerance=NO_SWAPS)
     gaps = {}
@@ -143,7 +143,7 @@ NO_SWAPS = 1e6
 
 
 def hybrids(e: Evidence) -> Outcome:
-    """Half of the keys of every linear layer, refitted: rows of studies/recall/layers.py."""
+    """Half of the key channels of every linear layer, refitted (studies/recall/layers.py)."""
     changes = {}
     for model, name in HYBRIDS.items():
         rows = Rows(RESULTS / "recall" / f"layers-{model}.jsonl")
@@ -152,8 +152,8 @@ def hybrids(e: Evidence) -> Outcome:
         changes[name] = Interval((low + high) / 2, low, high)
     pure, mixed = changes.values()
     shown = "; ".join(f"{name} {points(gap)}" for name, gap in changes.items())
-    verdict_: Verdict = "confirmed here" if mixed.low > pure.high else "not confirmed"
-    return f"recall at 32 pairs, half of the keys: {shown}", verdict_
+    outcome: Verdict = "confirmed here" if mixed.low > pure.high else "not confirmed"
+    return f"recall at 32 pairs, half of the keys: {shown}", outcome
 
 
 HYBRIDS = {"tiny-gated_deltanet6": "Gated DeltaNet", "tiny-qwen3_5_hybrid": "Qwen3.5-layout hybrid"}

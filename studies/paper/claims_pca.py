@@ -18,7 +18,7 @@ LINEAR = 0.3  # SiLU's output that is not linear in its input; below, SiLU hardl
 
 
 def measured(e: Evidence, models: dict[str, str] = MODELS) -> dict[str, str]:
-    """Those that have rows, with how many seeds were trained."""
+    """Labels of the models that have rows, with the number of training seeds."""
     labels = {}
     for model, name in models.items():
         seeds = len(e.seeds(model))
@@ -30,7 +30,7 @@ def measured(e: Evidence, models: dict[str, str] = MODELS) -> dict[str, str]:
 
 
 def gaps(e: Evidence, models: dict[str, str], method: str, other: str) -> dict[str, Interval]:
-    """Half of the channels removed."""
+    """NLL of `method` minus that of `other` with half of the channels removed, by model."""
     return {
         name: change(e.projected(model, method, 0.5), e.projected(model, other, 0.5))
         for model, name in measured(e, models).items()
@@ -42,7 +42,7 @@ def pca_folded(e: Evidence) -> Outcome:
 
 
 def pca_blind(e: Evidence) -> Outcome:
-    """With filters of their own, proper PCA is no better than adversarial PCA."""
+    """If each channel has its own filter, proper PCA is no better than adversarial PCA."""
     return compared("proper - adversarial, nats: ", gaps(e, OWN, PROPER, ADVERSARIAL), "higher")
 
 
@@ -51,13 +51,13 @@ def pca_shared(e: Evidence) -> Outcome:
 
 
 def bend(rows: list[Row]) -> float:
-    """The part of SiLU's output that is not linear in its input, mean of layers and seeds."""
+    """The fraction of SiLU's output that is not linear in its input, mean of layers and seeds."""
     return fmean(fmean(row["bend"]) for row in rows)
 
 
 def pca_shared_loses(e: Evidence) -> Outcome:
-    """Decides nothing where SiLU is nearly linear: then nothing but the filters stands in the way
-    of a rotation, and they are shared."""
+    """No verdict if SiLU is nearly linear: then a layer with shared filters commutes with
+    rotations, unlike in a trained model of the paper's scale."""
     text, outcome = compared("grad - proper PCA, nats: ", gaps(e, SHARED, "grad", PROPER), "lower")
     nonlinearity = {model: bend(e.projected(model, "bend")) for model in measured(e)}
     shown = ", ".join(
@@ -69,7 +69,7 @@ def pca_shared_loses(e: Evidence) -> Outcome:
 
 
 def pca_after(e: Evidence) -> Outcome:
-    """Not in the paper. Against whichever selection lost least, in every model."""
+    """PCA after SiLU (not in the paper) compared with the best selection, in every model."""
     texts, verdicts = [], []
     for model, name in measured(e).items():
         base = e.projected(model, "none")
@@ -86,7 +86,7 @@ def pca_after(e: Evidence) -> Outcome:
 
 
 def shared_costs(e: Evidence) -> Outcome:
-    """Models trained from scratch, seed by seed."""
+    """NLL of models trained from scratch with shared filters and without, by seed."""
     costs = {}
     for kind, name in measured(e, SHARED).items():
         seeds = [seed for seed in e.seeds(kind) if seed in e.seeds("ordinary")]

@@ -21,7 +21,7 @@ def small_cost(e: Evidence) -> Outcome:
 
 
 def gains(e: Evidence, model: str, keep: float) -> dict[str, Interval]:
-    """Both of the best against each of the others."""
+    """NLL of Grad and DRRQR minus that of each other method."""
     return {
         f"{best} - {other}": change(e.cut(model, best, keep), e.cut(model, other, keep))
         for best in BEST
@@ -65,7 +65,7 @@ def quarter(e: Evidence) -> Outcome:
 
 
 def recall_falls(e: Evidence) -> Outcome:
-    """The share of recall that is lost, beside the rise of perplexity."""
+    """Whether the relative loss of recall is larger than the relative rise of perplexity."""
     texts, verdicts = [], []
     for model, name in NAMES.items():
         base = e.cut(model, "none")
@@ -79,7 +79,7 @@ def recall_falls(e: Evidence) -> Outcome:
 
 
 def recall_at_30(e: Evidence) -> Outcome:
-    """ "Competitive": at most a tenth is lost, as in the paper's tables (38.0 of 40.3)."""
+    """Whether at most a tenth of recall is lost, as in the paper's tables (38.0 of 40.3)."""
     texts, verdicts = [], []
     for model, name in NAMES.items():
         base = e.cut(model, "none")
@@ -155,7 +155,7 @@ QUALITY = [
 def by_score(
     e: Evidence, methods: tuple[str, ...], score: str, other_score: str
 ) -> dict[str, Interval]:
-    """The cost of selecting by `one` in place of `other`: keys, queries or both."""
+    """NLL of cuts selected by `score` minus that by `other_score` ("q", "k" or "qk")."""
     return {
         method: change(
             e.cut(DELTA_NET, method, score=score), e.cut(DELTA_NET, method, score=other_score)

@@ -1,5 +1,5 @@
-"""What recovery brings back, beside the original and beside the original after the same recovery;
-and the zero-shot tasks."""
+"""What recovery gains, compared with the original and with the control (the original after the same
+recovery); and the zero-shot tasks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ CHANCE = {  # the metric of the paper's tables, and what a guess has
 
 
 def recovered_cuts(e: Evidence) -> dict[str, tuple[str, float]]:
-    """Model and width of what was recovered by every method, by what to call it."""
+    """Model and width of the cuts that every method recovered, by label."""
     return {
         f"{name}, {100 - 100 * keep:.0f} % removed: ": (model, keep)
         for model, name in NAMES.items()
@@ -45,7 +45,7 @@ def better_after(e: Evidence) -> Outcome:
 
 
 def below_original(e: Evidence) -> Outcome:
-    """Decided by the longest recovery, which is nearest to the paper's."""
+    """The verdict is that of the longest recovery, which is nearest to the paper's."""
     base, shown = e.cut(DELTA_NET, "none"), {}
     for tokens in (e.longest_recovery(), SHORT):
         gaps = {method: change(e.recovered(method, tokens=tokens), base) for method in BEST}
@@ -102,7 +102,7 @@ def recall_after(e: Evidence) -> Outcome:
 
 
 def best_recall(e: Evidence) -> Outcome:
-    """Grad against each of the others, after recovery as in the paper."""
+    """Recall of Grad minus that of each other method, after recovery as in the paper."""
     texts, verdicts = [], []
     for removed, (model, keep) in recovered_cuts(e).items():
         grad = e.recovered("grad", keep, model)
@@ -117,7 +117,7 @@ def best_recall(e: Evidence) -> Outcome:
 
 
 def recall_returns(e: Evidence) -> Outcome:
-    """Whether recovery on text brings recall back; the paper has no recall before recovery."""
+    """Whether recovery on text raises recall; the paper has no recall before recovery."""
     gaps = {
         f"{name} {method}": change(
             e.recovered(method, model=model), e.before_recovery(method, 0.5, model), "recall 32"
@@ -133,13 +133,13 @@ def answers(row: Row) -> list[float]:
 
 
 def above_chance(row: Row) -> Interval:
-    """Over the questions of the tasks that can be guessed."""
+    """Accuracy above chance, over all questions of the multiple-choice tasks."""
     over = [x - chance for task, chance in CHANCE.items() if chance for x in row[task]]
     return interval([0.0] * len(over), over)
 
 
 def zero_shot(e: Evidence) -> Outcome:
-    """Whether the original is above chance at all, then what the cut loses."""
+    """What the cut loses; no verdict unless the original is above chance."""
     base = e.tasks.select(model=DELTA_NET, stage="cut", method="none")[0]
     edge = above_chance(base)
     lost = {

@@ -1,4 +1,4 @@
-"""How full the state is, and what a cut and a recovery make of it."""
+"""Effective rank of the state, before and after pruning and recovery."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from statetrim.maths.paired import Interval
 def low_rank(e: Evidence) -> Outcome:
     row = e.state("original")
     ranks = row["effective rank"]
-    rank_interval = interval([0.0] * len(ranks), ranks)
-    text = f"DeltaNet: effective rank {rank_interval.estimate:.1f} ({rank_interval.low:.1f} to {rank_interval.high:.1f})"
-    return f"{text} of {row['widest']}, over {len(ranks)} heads", verdict(
-        rank_interval, "lower", than=row["widest"] / 2
-    )
+    mean = interval([0.0] * len(ranks), ranks)
+    text = f"DeltaNet: effective rank {mean.estimate:.1f} ({mean.low:.1f} to {mean.high:.1f})"
+    text = f"{text} of {row['widest']}, over {len(ranks)} heads"
+    return text, verdict(mean, "lower", than=row["widest"] / 2)
 
 
 def fuller(e: Evidence) -> Outcome:
@@ -42,7 +41,7 @@ def hundredths(gap: Interval) -> str:
 
 
 def tail_goes(e: Evidence) -> Outcome:
-    """The part of a head's singular values below a tenth of its largest one."""
+    """Whether fewer of a head's singular values are below a tenth of its largest one."""
     before, after = (_small_parts(e.state(name)) for name in ("original", "drrqr"))
     less = interval(before, after)
     shares = f"{fmean(before):.0%} of a head's to {fmean(after):.0%}"
@@ -81,7 +80,8 @@ def rank_kept(e: Evidence) -> Outcome:
 
 
 def gap_opens(e: Evidence) -> Outcome:
-    """The largest ratio of neighbours in a head's mean spectrum, below its first."""
+    """Whether recovery raises the largest ratio of neighbouring singular values, without the
+    first, in a head's mean spectrum."""
     names = ("original", "drrqr", "drrqr recovered")
     steps = {name: _largest_steps(e.state(name)) for name in names}
     shown = ", ".join(f"{name} {fmean(step):.2f}" for name, step in steps.items())
@@ -91,7 +91,8 @@ def gap_opens(e: Evidence) -> Outcome:
 
 
 def _largest_steps(row: Row) -> list[float]:
-    """Among the first 16 singular values, which these three models have."""
+    """The largest ratio per head, among the first 16 singular values, which all three models
+    have."""
     return [max(a / b for a, b in pairwise(spectrum[1:16])) for spectrum in row["spectra"]]
 
 
@@ -107,7 +108,7 @@ def recovery_fills(e: Evidence) -> Outcome:
 
 
 def alike(e: Evidence) -> Outcome:
-    """In some heads: a layer is enough."""
+    """Whether filters are alike in some heads: one layer is enough."""
     row, similarities = e.state("original"), {}
     for layer, sides in enumerate(zip(row["query similarity"], row["key similarity"], strict=True)):
         values = [value for side in sides for value in side]

@@ -1,8 +1,8 @@
-"""Figures with their intervals, from the rows that the scripts of this folder wrote.
+"""Figures with confidence intervals, from the rows that the scripts of this folder wrote.
 
-A comparison is made pair by pair (window, sequence, head, round), sample by sample; of several
-samples the mean is shown, and bounds that hold all their 95 % intervals, so that a verdict needs
-every sample.
+Comparisons are paired (by window, sequence, head or round) within a sample. Of several samples the
+mean is shown, with bounds that contain all their 95 % intervals, so that a verdict needs every
+sample.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ Verdict = Literal["confirmed here", "not confirmed", "contradicted", "needs its 
 
 
 class Rows:
-    """The lines of one file; none where it is not there."""
+    """The JSON lines of one file; none if it does not exist."""
 
     def __init__(self, path: Path) -> None:
         lines = path.read_text().splitlines() if path.exists() else []
         self.rows: list[Row] = [json.loads(line) for line in lines]
 
     def select(self, **filters: Any) -> list[Row]:
-        """In the order of their samples; an error where there is none."""
+        """The rows with these values, ordered by sample. Raises LookupError if there is none."""
         matches = [row for row in self.rows if filters.items() <= row.items()]
         if not matches:
             raise LookupError(f"no row has {filters}")
@@ -39,7 +39,7 @@ class Rows:
 
 
 def interval(before: Sequence[float], after: Sequence[float]) -> Interval:
-    """95 % of the mean of after - before, paired."""
+    """95 % confidence interval of the mean of after - before, paired."""
     return _interval(tuple(before), tuple(after))
 
 
@@ -50,16 +50,16 @@ def _interval(*samples: tuple[float, ...]) -> Interval:
 
 
 def joined(intervals: Sequence[Interval]) -> Interval:
-    """The mean, and bounds that hold every interval."""
+    """The mean of the estimates, with bounds that contain every interval."""
     return Interval(
-        fmean(interval_.estimate for interval_ in intervals),
-        min(interval_.low for interval_ in intervals),
-        max(interval_.high for interval_ in intervals),
+        fmean(sample.estimate for sample in intervals),
+        min(sample.low for sample in intervals),
+        max(sample.high for sample in intervals),
     )
 
 
 def change(rows: list[Row], other: list[Row], measure: str = "nll") -> Interval:
-    """`rows` - `other`; a single sample on one side stands beside each of the other side."""
+    """`rows` - `other` by sample; a single sample is compared with each of the other side."""
     count = max(len(rows), len(other))
     pairs = zip(_filled(rows, count), _filled(other, count), strict=True)
     return joined([interval(other_row[measure], row[measure]) for row, other_row in pairs])
@@ -67,7 +67,7 @@ def change(rows: list[Row], other: list[Row], measure: str = "nll") -> Interval:
 
 def _filled(rows: list[Row], count: int) -> list[Row]:
     if len(rows) not in (1, count):
-        raise LookupError(f"{len(rows)} samples cannot stand beside {count}")
+        raise LookupError(f"{len(rows)} samples cannot be paired with {count}")
     return rows * count if len(rows) == 1 else rows
 
 
@@ -80,7 +80,7 @@ def mean(rows: list[Row], measure: str) -> float:
 
 
 def ratio(row: Row, other: Row, measure: str = "seconds") -> Interval:
-    """How many times as fast `row` is, in the mean of rounds."""
+    """Speedup of `row` over `other`, mean of rounds."""
     quotients = [
         other_value / own_value
         for own_value, other_value in zip(row[measure], other[measure], strict=True)
@@ -89,7 +89,8 @@ def ratio(row: Row, other: Row, measure: str = "seconds") -> Interval:
 
 
 def verdict(gap: Interval, expected: Literal["lower", "higher"], than: float = 0.0) -> Verdict:
-    """By the interval alone: all of it where the claim says, all of it elsewhere, or neither."""
+    """Confirmed if the whole interval is on the expected side of `than`, contradicted if it is on
+    the other side, else not confirmed."""
     below, above = gap.high < than, gap.low > than
     if below or above:
         return "confirmed here" if below == (expected == "lower") else "contradicted"
@@ -97,7 +98,7 @@ def verdict(gap: Interval, expected: Literal["lower", "higher"], than: float = 0
 
 
 def worst(verdicts: Sequence[Verdict]) -> Verdict:
-    """Of a claim with several parts."""
+    """The verdict of a claim with several parts: the least favourable of theirs."""
     order: tuple[Verdict, ...] = ("contradicted", "not confirmed", "needs its scale")
     return next((candidate for candidate in order if candidate in verdicts), "confirmed here")
 
@@ -129,7 +130,7 @@ def compared(
     than: float = 0.0,
     show: Callable[[Interval], str] = nats,
 ) -> tuple[str, Verdict]:
-    """A claim with several parts: every figure, and the verdict that all of them allow."""
+    """Text and verdict of a claim with several parts: every figure, and the worst verdict."""
     shown = "; ".join(f"{label} {show(gap)}" for label, gap in gaps.items())
     return opening + shown, worst([verdict(gap, expected, than) for gap in gaps.values()])
 

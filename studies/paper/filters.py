@@ -4,8 +4,9 @@ Figures `fig:filters_dn` and `fig:filters_dn2`.
 
     python studies/paper/filters.py OUT.png MODEL [MODEL ...]
 
-A row of pictures a model, a column a layer and side; heads are separated by lines. Models have
-fla's names; shared filters come from `studies/train_tiny.py --set shared_filters='"head"'`.
+A row of pictures per model, a column per layer and side (q, k, v); lines separate heads. Models
+have fla's tensor names; train ones with shared filters with
+`studies/train_tiny.py --set shared_filters='"head"'`.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ SIDES = ("q", "k", "v")
 
 
 def filters(model: st.Checkpoint, layer: int, side: str) -> Tensor:
-    """[channels, width]"""
+    """Convolution filters of one layer and side, [channels, filter width]."""
     return model.tensor(f"model.layers.{layer}.attn.{side}_conv1d.weight").squeeze(1).float()
 
 

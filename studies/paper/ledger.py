@@ -2,8 +2,8 @@
 
     python studies/paper/ledger.py docs/paper.md [--pictures results/paper]
 
-Places `<!-- claims NAME -->` and `<!-- table NAME -->` ... `<!-- end -->` are filled; a test holds
-the document against the rows.
+It fills the sections `<!-- claims NAME -->` and `<!-- table NAME -->` ... `<!-- end -->`; a test
+compares the document with the rows.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ def claims_table(claims: list[Claim], evidence: Evidence) -> str:
     rows = []
     for claim in claims:
         result, verdict = shown(claim, evidence)
-        title = f"{claim.says} ({claim.place})"
-        rows.append([title, claim.theirs, result, f"**{verdict}**", claim.otherwise])
+        title = f"{claim.statement} ({claim.place})"
+        rows.append([title, claim.paper_result, result, f"**{verdict}**", claim.otherwise])
     header = ["claim", "the paper", "here", "verdict", "what would have changed our mind"]
     return table(header, rows, right=False)
 
 
 def counts(evidence: Evidence) -> str:
-    """How many claims came out how."""
+    """A table of the number of claims per verdict."""
     by_verdict: dict[str, int] = {}
     for claims in SECTIONS.values():
         for claim in claims:
@@ -61,7 +61,7 @@ def section(kind: str, name: str, evidence: Evidence) -> str:
 
 
 def filled(text: str, evidence: Evidence) -> str:
-    """The document with its places filled anew."""
+    """The document with all sections regenerated."""
 
     def fill(match: re.Match[str]) -> str:
         kind, name = match[1], match[2]

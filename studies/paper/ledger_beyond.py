@@ -1,4 +1,4 @@
-"""What the paper leaves out, in figures of the other studies' rows."""
+"""Questions that the paper leaves open, answered from the rows of other studies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from figures import Row, Rows, change, nats
 
 
 def beyond_rows(e: Evidence) -> list[list[str]]:
-    """Question, figures, document."""
+    """A row per question: question, figures, link to the document."""
     return [_control(e), _axes(), _refit(), _layers(), _precision()]
 
 

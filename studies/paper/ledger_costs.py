@@ -1,4 +1,4 @@
-"""Costs that follow from shapes and counts: a projection in an engine, runs on one GPU."""
+"""Costs calculated from shapes and counts: a projection in an engine, recoveries on one GPU."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ SAMPLES = 3
 
 
 def engine_text(_: Evidence) -> str:
-    """What a projection after SiLU costs an engine."""
-    multiplications = (
-        HEADS * CHANNELS * KEPT_CHANNELS
-    )  # multiplications of queries, and as many of keys
+    """Multiplications and memory that a projection after SiLU would cost an engine."""
+    per_side = HEADS * CHANNELS * KEPT_CHANNELS  # multiplications of queries; keys need as many
     projections = 4 * HIDDEN * HIDDEN  # queries, keys, values, output
     return (
-        f"For {HEADS} heads of {CHANNELS} channels cut to {KEPT_CHANNELS}, that is 2 x {multiplications:,} "
-        f"multiplications per token and layer. The four projections of a layer with hidden size "
-        f"{HIDDEN:,} take {projections:,}, so it adds {2 * multiplications / projections:.1%}. The matrix "
-        f"takes {2 * multiplications // 1024} KiB per layer in bfloat16."
+        f"For {HEADS} heads of {CHANNELS} channels cut to {KEPT_CHANNELS}, that is 2 x "
+        f"{per_side:,} multiplications per token and layer. The four projections of a layer with "
+        f"hidden size {HIDDEN:,} take {projections:,}, so it adds "
+        f"{2 * per_side / projections:.1%}. The matrix takes {2 * per_side // 1024} KiB per layer "
+        f"in bfloat16."
     )
 
 
@@ -36,7 +35,7 @@ def gpu_table(_: Evidence) -> str:
     flop = PASSES * PARAMETERS * RECOVERY
     rows = [
         ["tokens of one recovery (32k samples of 2,048)", f"{RECOVERY:,}"],
-        ["the same beside the recovery measured here", f"{RECOVERY / SHORT:,.0f} times"],
+        ["compared with the recovery measured here", f"{RECOVERY / SHORT:,.0f} times"],
         [f"one recovery of {PARAMETERS / 1e9:.2f}B parameters", f"{flop:.1e} FLOP"],
         [
             f"its time at {USED:.0%} of an H100's {PEAK / 1e12:.0f} TFLOP/s",

@@ -34,7 +34,7 @@ def style(name: str) -> str:
 
 
 def quality(evidence: Evidence, path: Path) -> None:
-    """Perplexity and recall against the part removed, before and after recovery."""
+    """Perplexity and recall by the fraction of key channels removed, before and after recovery."""
     figure, panels = plt.subplots(1, 2, figsize=(11, 4.4))
     base, control = evidence.cut(MODEL, "none"), evidence.recovered("none")
     widths = sorted(evidence.recovered_widths(MODEL), reverse=True)
@@ -52,9 +52,9 @@ def quality(evidence: Evidence, path: Path) -> None:
             for axes, values in zip(panels, figures, strict=True):
                 axes.plot(removed, list(values), style(name), color=colour(name), marker="o", ms=4)
                 axes.lines[-1].set_label(name)
-    for rows_, line, name in ((base, "-", "original"), (control, ":", "control")):
-        panels[0].axhline(perplexity(rows_), color="black", linestyle=line, linewidth=1)
-        recalled = 100 * mean(rows_, "recall 32")
+    for model_rows, line, name in ((base, "-", "original"), (control, ":", "control")):
+        panels[0].axhline(perplexity(model_rows), color="black", linestyle=line, linewidth=1)
+        recalled = 100 * mean(model_rows, "recall 32")
         panels[1].axhline(recalled, color="black", linestyle=line, linewidth=1, label=name)
     panels[0].set(title="perplexity", yscale="log")
     ticks = [300, 400, 600, 1000, 1500]
@@ -152,7 +152,8 @@ LAYERS = {
 
 
 def recall_by_layer(path: Path) -> None:
-    """Half of the bytes, spread evenly or away from the first layer (rows of studies/recall)."""
+    """Recall by bytes kept, with all layers cut alike or the first one left whole (rows of
+    studies/recall)."""
     models = {"tiny-gated_deltanet6": "Gated DeltaNet, 6 layers", "tiny-qwen3_5_hybrid": "hybrid"}
     figure, panels = plt.subplots(1, len(models), figsize=(9, 3.6), sharey=True)
     for axes, (model, title) in zip(panels, models.items(), strict=True):

@@ -21,7 +21,7 @@ TASKS = {
 
 
 def quality_table(evidence: Evidence) -> str:
-    """Before and after recovery; a cell that was not run is left empty."""
+    """Perplexity before and after recovery; cells that were not run are empty."""
     rows = []
     for model, name in NAMES.items():
         base, control = evidence.cut(model, "none"), after(evidence, model, "none", 1.0)
@@ -67,7 +67,7 @@ def recall(rows: list[Row]) -> str:
 
 
 def after(e: Evidence, model: str, method: str, keep: float) -> list[Row]:
-    """Nothing where not all methods were recovered at this width."""
+    """Rows after recovery; none unless all methods were recovered at this width."""
     widths = e.recovered_widths(model)
     if not widths if method == "none" else keep not in widths:
         return []
@@ -75,7 +75,7 @@ def after(e: Evidence, model: str, method: str, keep: float) -> list[Row]:
 
 
 def tasks_table(evidence: Evidence) -> str:
-    """The columns of the paper's Tables 9 to 12, with what a guess has."""
+    """The columns of the paper's Tables 9 to 12, and accuracy at chance."""
     chances = [f"{100 * chance:.1f}" for chance in CHANCE.values()]
     rows = [["", "chance", "", *chances, f"{100 * fmean(CHANCE.values()):.1f}", "", ""]]
     base = evidence.tasks.select(stage="cut", method="none")[0]
@@ -95,7 +95,7 @@ def tasks_table(evidence: Evidence) -> str:
 
 
 def recipe_text(evidence: Evidence) -> str:
-    """How much recovery reads, here and in the paper."""
+    """How many tokens recovery trains on, here and in the paper."""
     longest = evidence.longest_recovery()
     text = (
         f"Recovery reads {SHORT:,} tokens ({SHORT // BATCH} steps of 16 x 256) at a learning rate "

@@ -1,4 +1,4 @@
-"""The tables of docs/paper.md that stand beside the claims."""
+"""The tables of docs/paper.md, except those of the claims."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def coupling_table(evidence: Evidence) -> str:
     for method in METHODS[1:]:
         cells = [method]
         for score in ("qk", "k", "q"):
-            rows_ = evidence.cut(model, method, score=score)
-            cells.append(f"{perplexity(rows_):.0f}: {nats(change(rows_, base))}")
+            cut = evidence.cut(model, method, score=score)
+            cells.append(f"{perplexity(cut):.0f}: {nats(change(cut, base))}")
         rows.append(cells)
     return table(["method", "K, Q", "K", "Q"], rows)
 
@@ -39,15 +39,18 @@ def pca_table(evidence: Evidence) -> str:
                     f"{perplexity(method_rows):.0f}: {nats(change(method_rows, base[model]))}"
                 )
             rows.append(cells)
-    bends = [evidence.projected(model, "bend") for model in models]
-    by_layer = [[value for row in method_rows for value in row["bend"]] for method_rows in bends]
-    shown = [f"{min(values):.0%} to {max(values):.0%}" for values in by_layer]
-    rows.append(["", "SiLU's output that is not linear in its input, by layer", *shown])
+    ranges = []
+    for model in models:
+        bends: list[float] = []
+        for row in evidence.projected(model, "bend"):
+            bends += row["bend"]
+        ranges.append(f"{min(bends):.0%} to {max(bends):.0%}")
+    rows.append(["", "SiLU's output that is not linear in its input, by layer", *ranges])
     return table(["removed", "method", *models.values()], rows)
 
 
 def seeds_table(evidence: Evidence) -> str:
-    """The small models as they were trained."""
+    """Perplexity and recall of the small models before pruning, by training seed."""
     rows = []
     for kind, name in SMALL.items():
         for seed, row in zip(evidence.seeds(kind), evidence.projected(kind, "none"), strict=True):

@@ -5,11 +5,11 @@ of the largest variance, "adversarial" those of the smallest.
 
     python studies/paper/pca.py MODEL --text train.jsonl --test wiki.valid.raw [--samples 3]
 
-`before` rotates the projections of queries and keys and mixes the filters by (T*T) W: a checkpoint
-of its own, as the paper has it. `after` multiplies what leaves SiLU by T, just before the L2 norm:
-no checkpoint can hold that, so the kernel's arguments are projected while the model runs. Both
-bases are uncentred: of what the convolution reads (`before`), of queries and keys (`after`). MODEL
-is a DeltaNet or Gated DeltaNet of fla; train the shared-convolution ones with
+`before` rotates the projections of queries and keys and mixes the filters by (T*T) W, which gives a
+checkpoint, as in the paper. `after` multiplies the output of SiLU by T, before the L2 norm: no
+checkpoint can hold that, so the kernel's arguments are projected while the model runs. Both bases
+are uncentred: of the convolution's inputs (`before`), of queries and keys (`after`). MODEL is a
+DeltaNet or Gated DeltaNet of fla; train the shared-convolution ones with
 `studies/train_tiny.py delta_net OUT --set shared_filters='"head"'`.
 """
 
@@ -71,7 +71,7 @@ def directions(grams: dict[int, Tensor], keep: float, which: str) -> Bases:
 def projection_grams(
     model: st.Checkpoint, options: argparse.Namespace, sample: int
 ) -> dict[int, Tensor]:
-    """What the convolutions read: Grams of query and key projections, summed, by layer."""
+    """Gram matrices of the convolutions' inputs, queries plus keys, by layer."""
     live, heads = load_live(model), model.geometry.num_k_heads
     sums: dict[int, Tensor] = {}
 
@@ -98,7 +98,7 @@ def projection_grams(
 def folded(model: st.Checkpoint, bases: Bases, out: Path) -> st.Checkpoint:
     """A checkpoint whose queries and keys are rotated before a convolution with mixed filters.
 
-    A cut gives config and shapes; then the tensors of queries and keys are replaced.
+    Config and shapes come from a cut, whose query and key tensors are then replaced.
     """
     kept = next(iter(bases.values())).shape[1]
     small = st.prune(model, st.select(model, "l1", kept, progress=False), out)
@@ -121,7 +121,7 @@ def folded(model: st.Checkpoint, bases: Bases, out: Path) -> st.Checkpoint:
 
 @contextmanager
 def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
-    """Every kernel call gets T q and T k, as a narrower layer would give it."""
+    """A context in which every kernel call gets T q and T k instead of q and k."""
     current = [-1]
     handles = [
         mixer.register_forward_pre_hook(lambda *_, layer=layer: current.__setitem__(0, layer))
@@ -159,8 +159,8 @@ def projected(live: LiveModel, bases: Bases) -> Iterator[None]:
 
 @torch.inference_mode()
 def bends(model: st.Checkpoint, ids: Tensor) -> list[float]:
-    """How far SiLU is from linear, for queries and keys of every layer: the part of its output that
-    no factor of its input gives. Near 0, all of the layer before the norm commutes with T."""
+    """Relative residual of SiLU's best linear fit, for queries and keys of every layer. If it is
+    near 0, the layer commutes with T up to the norm."""
     live, fractions = load_live(model), list[float]()
 
     def record_bend(module: Any, args: Any, _output: Any) -> None:
@@ -179,7 +179,7 @@ def bends(model: st.Checkpoint, ids: Tensor) -> list[float]:
 
 
 class Study:
-    """One model; what a sample of the calibration text shows is summed once."""
+    """Measures the rows of one model; the sums of each calibration sample are cached."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.model = options, st.open(options.model)

@@ -6,10 +6,10 @@ Tables `tab:pre_rft_50_gated_only`, `tab:full_results_gdn_13B_paper`, `tab:unifi
     python studies/paper/quality.py MODEL --text train.jsonl --test wiki.valid.raw --work WORK \\
         [--stages cut recovered] [--scores qk q k] [--tasks likelihood recall --data DATA]
 
-Every cut is written below WORK and kept, so that other scripts can look at it. Whatever is drawn is
-drawn `--samples` times: the channels of `rand`, the calibration text of the others, LoRA's start.
-Recovery is the product's, with the paper's recipe scaled to `--recovery-tokens`; the control is the
-original after the same recovery.
+Every cut is written below WORK and kept, for the other scripts. What is random is drawn `--samples`
+times: the channels of `rand`, the calibration text of the other methods, LoRA's initial values.
+Recovery is `statetrim recover` with the paper's recipe scaled to `--recovery-tokens`; the control
+is the original after the same recovery.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KEEP = (0.25, 0.5, 0.6, 0.7)  # 75, 50, 40 and 30 % of the channels go
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    """What identifies a row: cuts first, then the control and the recovered ones."""
+    """The keys of the rows to measure: cuts first, then the control and the recovered cuts."""
     rows: list[Row] = []
     for stage in options.stages:
         recipe: Row = {"model": options.name, "stage": stage}
@@ -47,15 +47,15 @@ def cases(options: argparse.Namespace) -> list[Row]:
 
 
 class CheckpointCache:
-    """Makes the checkpoints of one model below a directory, once each."""
+    """Makes the checkpoints of one model below `options.work`; existing ones are reused."""
 
     def __init__(self, model: st.Checkpoint, options: argparse.Namespace) -> None:
         self.model, self.options = model, options
         self.sums: dict[int, st.Statistics] = {}
 
     def cut(self, row: Row) -> st.Checkpoint:
-        """In recovery samples the cut is that of sample 0, but for `rand`: what differs is the
-        training."""
+        """The cut of a row. Recovery samples share the cut of sample 0, so that only the training
+        differs, except with `rand`."""
         recovered = row["stage"] == "recovered" and row["method"] != "rand"
         sample = 0 if recovered or row["method"] == "l1" else row["sample"]
         name = f"{row['model']}-{row['method']}-{row['score']}-{row['keep']}-{sample}"
@@ -98,7 +98,7 @@ class CheckpointCache:
 
 
 def tasks(model: st.Checkpoint, options: argparse.Namespace) -> Row:
-    """What lm-eval's tasks and the recall suite give, sample by sample, if they are asked for."""
+    """Scores per sample of the tasks in `options.tasks`, if any."""
     if not options.tasks:
         return {}
     scores = st.evaluate(

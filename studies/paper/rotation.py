@@ -1,13 +1,13 @@
-"""Rotating the residual stream (QuaRot, SliceGPT) leaves a cut model as it is.
+"""Rotating the residual stream (QuaRot, SliceGPT) does not change the function of a cut.
 
-The claim of the introduction that the cut goes together with residual-stream rotations.
+It tests the introduction's claim that pruning is compatible with such rotations.
 
     python studies/paper/rotation.py MODEL --text train.jsonl --test wiki.valid.raw [--samples 3]
 
 The norms' weights are folded into the projections behind them, the embeddings are untied, and a
 random orthogonal matrix is multiplied into everything that writes to the stream, its transpose into
-everything that reads it, in float64. A row says how far the logits of the cut model move, and how
-many channels the methods choose in the rotated original that they chose in the original.
+everything that reads it, in float64. A row has the change of the cut's logits, and the fraction of
+channels that each method chooses both in the original and in the rotated original.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def orthogonal(size: int, seed: int) -> Tensor:
 
 
 def rotated(model: st.Checkpoint, seed: int, out: Path) -> st.Checkpoint:
-    """The same function with another basis of the residual stream; a DeltaNet of either kind."""
+    """`model`, a DeltaNet or Gated DeltaNet, with another basis of the residual stream."""
     tensors = {name: model.tensor(name).double() for name in model.tensors}
     rotation = orthogonal(model.config["hidden_size"], seed)
     embeddings = "model.embeddings.weight"
@@ -77,7 +77,7 @@ def apart(model: LiveModel, other_model: LiveModel, ids: Tensor) -> tuple[float,
 
 
 def shared_fraction(plan: st.Plan, other_plan: st.Plan) -> float:
-    """The part of the kept channels that both plans keep."""
+    """The fraction of the kept channels that both plans keep."""
     shared = total = 0
     for layer, kept in plan.kept.items():
         for channels, other_channels in zip(

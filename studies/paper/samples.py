@@ -1,7 +1,7 @@
-"""What the scripts of this folder share: rows that are measured once, and the same samples for all.
+"""Shared by the scripts of this folder: files of measured rows, and the scoring of a model.
 
-A row holds the samples themselves (NLL of each window, recall of each sequence), so that any two
-rows can be compared pair by pair afterwards.
+A row holds all samples (NLL of each window, recall of each sequence), which are the same for all
+models, so that any two rows can be compared in pairs.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Row = dict[str, Any]
 
 
 class Rows:
-    """JSON lines on disk; what is there is not measured again."""
+    """A file of JSON lines; rows that it has are not measured again."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -37,7 +37,7 @@ class Rows:
             self.rows = [json.loads(line) for line in path.read_text().splitlines()]
 
     def missing(self, cases: list[Row]) -> Iterator[Row]:
-        """Those of `cases` that have no row, one after the other."""
+        """Yield the `cases` that have no row yet."""
         unmeasured = [case for case in cases if not self.has(case)]
         print(f"{len(unmeasured)} of {len(cases)} rows to measure", flush=True)
         for case in unmeasured:
@@ -60,7 +60,7 @@ class Rows:
 
 
 class ModelScorer:
-    """NLL on windows of a text, each from an empty state, and recall (MQAR), of any model."""
+    """Scores models: NLL on windows of a text, each from an empty state, and recall (MQAR)."""
 
     def __init__(self, model: st.Checkpoint, options: argparse.Namespace) -> None:
         ids = load_tokenizer(model)(options.test.read_text(), add_special_tokens=False)["input_ids"]
@@ -103,7 +103,7 @@ def _rounded(samples: torch.Tensor) -> list[float]:
 
 
 def parser(description: str | None, results: str, samples_help: str) -> argparse.ArgumentParser:
-    """The arguments of every script; `drawn` says what its samples are of."""
+    """The arguments that all scripts have; `samples_help` is the help of `--samples`."""
     arguments = argparse.ArgumentParser(description=(description or "").split("\n\n")[0])
     arguments.add_argument("model", help="a checkpoint's directory or a hub id")
     arguments.add_argument(
@@ -129,7 +129,7 @@ def parsed(arguments: argparse.ArgumentParser) -> argparse.Namespace:
 
 
 def quiet() -> None:
-    """No chatter, and one thread: others may use the machine."""
+    """Switch off transformers' messages, and use one thread: the machine may be shared."""
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
     torch.set_num_threads(1)
@@ -138,7 +138,7 @@ def quiet() -> None:
 def statistics(
     model: st.Checkpoint, options: argparse.Namespace, sample: int, methods: list[str]
 ) -> st.Statistics:
-    """Sums over text alone; each sample reads other tokens."""
+    """Statistics of text without recall sequences; each sample reads other tokens."""
     return st.calibrate(
         model,
         options.text,

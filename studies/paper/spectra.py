@@ -1,8 +1,8 @@
-"""How full the state is: the original, its cuts, and what recovery makes of them.
+"""Effective rank and spectra of the state: of the original, its cuts, and recovered cuts.
 
 Figures `fig:histograms-main`, `fig:histogram`, `fig:histogram_pre_vs_post`, `fig:rank-util-curve`,
-and the condition of the keys that Proposition `proposition:sandwich` speaks of; the similarity of
-filters beside figures `fig:filters_dn` and `fig:filters_dn2`.
+the condition number of the keys in Proposition `proposition:sandwich`, and the similarity of
+filters shown in figures `fig:filters_dn` and `fig:filters_dn2`.
 
     python studies/paper/spectra.py MODEL --also drrqr=WORK/CUT recovered=WORK/RECOVERED \\
         --text valid.jsonl [--tokens 8192]
@@ -68,9 +68,9 @@ def main() -> None:
     options = arguments.parse_args()
     quiet()
     paths = {"original": options.model}
-    paths |= {
-        name: path for name, _, path in (argument.partition("=") for argument in options.also)
-    }
+    for argument in options.also:
+        name, _, path = argument.partition("=")
+        paths[name] = path
     rows, model_name = Rows(options.results), Path(options.model).resolve().name
     head: list[int] | None = None
     for row in rows.rows:

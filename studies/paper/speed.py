@@ -1,14 +1,14 @@
-"""Speed and memory of a training step against the key width: a mixer, and a whole model.
+"""Speed and memory of a training step by key width, for a mixer and for a whole model.
 
 Tables `tab:mixer_scaling` and `tab:speedup_whole_model`.
 
     python studies/paper/speed.py --kind delta_net [--paper]
 
 Random weights in statetrim.portable on a CPU, in fla where there is a GPU. A step is a forward and
-a backward pass. The widths take turns in every round, so that what else the machine does hits all
-of them; a row holds every round's seconds, by the CPU's clock of this thread or by CUDA events.
-Memory is the peak on a GPU; on a CPU the bytes that the forward pass keeps for the backward pass,
-which torch tells exactly. `--paper` is the setting of its tables (batch 32, 2,048 tokens, 16 heads,
+a backward pass. Every round measures all widths, so that other load on the machine affects all of
+them; a row holds every round's seconds, by the CPU clock of this thread or by CUDA events. Memory
+is the peak on a GPU; on a CPU the bytes that the forward pass saves for the backward pass, which
+torch reports exactly. `--paper` is the setting of its tables (batch 32, 2,048 tokens, 16 heads,
 hidden size 2,048, values of 128) and wants a GPU of 80 GB; the default is a small part of it.
 """
 
@@ -33,7 +33,7 @@ PAPER = {"batch": 32, "time": 2048, "heads": 16, "hidden": 2048, "layers": 24, "
 
 
 def config(kind: str, width: int, size: dict[str, int]) -> Any:
-    """Of the stock config class, with keys of `width` and values of 128."""
+    """A config with key heads of `width` channels and value heads of 128."""
     heads, hidden = size["heads"], size["hidden"]
     common: dict[str, Any] = {
         "hidden_size": hidden,
@@ -52,7 +52,7 @@ def config(kind: str, width: int, size: dict[str, int]) -> Any:
 
 
 def build(kind: str, scope: str, width: int, size: dict[str, int], device: str) -> nn.Module:
-    """On a GPU fla's classes, whose kernels the paper times; here portable's."""
+    """A mixer or model with random weights: on a GPU of fla, as in the paper, else portable."""
     torch.manual_seed(0)
     settings = config(kind, width, size)
     if device == "cuda":
@@ -134,10 +134,9 @@ def main() -> None:
     quiet()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     size = dict(PAPER if options.paper else SMALL)
-    size |= {
-        name: int(number)
-        for name, _, number in (measured.partition("=") for measured in options.set)
-    }
+    for argument in options.set:
+        name, _, number = argument.partition("=")
+        size[name] = int(number)
     rows = Rows(options.results)
     for scope in ("mixer", "model"):
         cases: list[Row] = [
@@ -146,25 +145,19 @@ def main() -> None:
         ]
         if all(map(rows.has, cases)):  # rounds are only comparable within one run
             continue
-        work = [
-            step(build(options.kind, scope, row["width"], size, device), scope, size, device)
-            for row in cases
-        ]
-        peak_bytes = [
-            memory(measured, device) for measured in work
-        ]  # the first pass, which warms up
-        rounds = [[seconds(measured, device) for measured in work] for _ in range(options.rounds)]
-        for row, round_seconds, byte_count in zip(
-            cases, zip(*rounds, strict=True), peak_bytes, strict=True
-        ):
-            rows.add(
-                row
-                | {
-                    "seconds": [round(measured, 5) for measured in round_seconds],
-                    "bytes": byte_count,
-                }
-            )
-            print(*row.values(), min(round_seconds), byte_count, flush=True)
+        steps = []
+        for row in cases:
+            module = build(options.kind, scope, row["width"], size, device)
+            steps.append(step(module, scope, size, device))
+        byte_counts = [memory(work, device) for work in steps]  # this pass is the warm-up too
+        spent: list[list[float]] = [[] for _ in steps]
+        for _ in range(options.rounds):
+            for work, row_seconds in zip(steps, spent, strict=True):
+                row_seconds.append(seconds(work, device))
+        for row, row_seconds, byte_count in zip(cases, spent, byte_counts, strict=True):
+            rounded = [round(value, 5) for value in row_seconds]
+            rows.add(row | {"seconds": rounded, "bytes": byte_count})
+            print(*row.values(), min(row_seconds), byte_count, flush=True)
 
 
 if __name__ == "__main__":

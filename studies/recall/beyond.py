@@ -1,9 +1,9 @@
-"""Recall that is no MQAR: copying random tokens and text, and finding one value among many.
+"""Recall tasks other than MQAR: copying random tokens and text, finding one value among many.
 
     python studies/recall/beyond.py ORIGINAL CUT ... --text valid.jsonl --results FILE
 
-Reads answers off the logits. The first checkpoint is the original that the others are paired with.
-One JSON line a checkpoint; those that are there already are not measured again.
+Answers are the tokens of highest logit. The first checkpoint is the original that the others are
+paired with. One JSON line per checkpoint; those that the results hold are not measured again.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ BATCH = 16
 
 @torch.inference_mode()
 def accuracy(live: LiveModel, ids: Tensor, positions: Tensor) -> Tensor:
-    """Part of the tokens behind `places` [n] that are ranked first, float64 [rows]."""
+    """The share of tokens after `positions` [n] that are predicted, float64 [rows]."""
     shares = []
     for batch in torch.split(ids, BATCH):
         best = live.logits(batch)[:, positions].argmax(-1)
@@ -38,7 +38,7 @@ def accuracy(live: LiveModel, ids: Tensor, positions: Tensor) -> Tensor:
 
 
 def samples(live: LiveModel, plain: Tensor, text: Tensor, rows: int) -> Samples:
-    """By task; text, int [rows, 128], is read twice."""
+    """Shares of right answers [rows] by task; `text`, int [rows, 128], is read twice."""
     generator = torch.Generator().manual_seed(77)
     by_task: Samples = {}
     for length in (16, 64):

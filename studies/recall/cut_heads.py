@@ -1,10 +1,10 @@
-"""Heads cut for real, beside channels of as many bytes: written, refitted, loaded and measured.
+"""Pruned heads against pruned channels at the same bytes: written, refitted and measured.
 
     python studies/recall/cut_heads.py MODEL --text train.jsonl --test wiki.valid.raw \
         --results results/recall/cut-heads-NAME.jsonl
 
-`heads.py` masks, and tries every choice; this is what `select`, `prune` and `refit` make of it. One
-JSON line a cut; those that are there are passed over.
+`heads.py` masks and tries every combination; here `select`, `prune` and `refit` make checkpoints.
+One JSON line per cut; cuts that the results hold are not measured again.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ Row = dict[str, Any]
 
 
 def variants(geometry: st.Geometry) -> list[tuple[Row, dict[str, Any]]]:
-    """What is asked of `select`, and how it is called; all of half the bytes, then of a quarter,
-    as far as heads can go."""
+    """Fields of the result line and options of `select`, for half of the bytes, then a quarter.
+
+    Heads are removed only where `head_counts` allows it.
+    """
     heads, keys, values = geometry.num_v_heads, geometry.head_k_dim, geometry.head_v_dim
     cuts: list[tuple[Row, dict[str, Any]]] = []
     for divisor in (2, 4):
@@ -62,7 +64,7 @@ def main() -> None:
     parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--windows", type=int, default=96)
-    parser.add_argument("--rows", type=int, default=96, help="recall sequences a load")
+    parser.add_argument("--rows", type=int, default=96, help="recall sequences per number of pairs")
     parser.add_argument("--tokens", default="32k", help="to calibrate on, and to refit on")
     options = parser.parse_args()
     torch.set_num_threads(1)

@@ -1,11 +1,11 @@
-"""The default beside the one before it: `product` on text and recall, `drrqr` on text alone.
+"""The default method (`product` on text and recall) against the earlier one (`drrqr` on text).
 
     python studies/recall/default_mix.py MODEL --text train.jsonl --test wiki.valid.raw \
         --results results/recall/default-NAME.jsonl
 
-Both axes, refitted on the mix that chose the channels, masked on the live model. One JSON line a
-shape and seed, with intervals of the difference, paired by window and sequence. Lines that are
-there already are not measured again.
+Both axes, refitted on the mix that chose the channels, masked in the loaded model. One JSON line
+per shape and seed, with intervals of the difference, paired by window and sequence. Lines that the
+results already hold are not measured again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=shapes)
     parser.add_argument("--seeds", nargs="+", type=int, default=[0, 1])
     parser.add_argument("--windows", type=int, default=96)
-    parser.add_argument("--rows", type=int, default=96, help="recall sequences a load")
+    parser.add_argument("--rows", type=int, default=96, help="recall sequences per number of pairs")
     parser.add_argument("--tokens", type=int, default=2**15)
     parser.add_argument("--refit-tokens", type=int, default=2**13)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")

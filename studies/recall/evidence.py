@@ -1,4 +1,4 @@
-"""Sums by source, kept apart; mixes of them by stated rules; the choice of channels."""
+"""Statistics by source, rules to mix them, and the selection of channels from a mix."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Shares = Mapping[str, float]
 
 
 class SourceStatistics:
-    """What one source showed, by layer; the sums are divided by the tokens."""
+    """Sums, gradients and Fisher scores of one source by layer, cached in a file."""
 
     def __init__(
         self, model: Checkpoint, masked: Masked, source: Source, cache: Path, backward: bool
@@ -55,7 +55,7 @@ def _collect(model: Checkpoint, masked: Masked, source: Source, backward: bool) 
         return {"sums": _as_dicts(sums.layer_statistics), "gradients": {}, "fisher": {}}
     half = Source(
         source.ids[: len(source.ids) // 2], source.answer_positions
-    )  # a backward pass is dear
+    )  # backward passes take long
     return {
         "sums": _as_dicts(sums.layer_statistics),
         "gradients": _as_dicts(_gradients(model, masked, half)),
@@ -68,7 +68,7 @@ def _as_dicts(layers: Mapping[int, LayerStatistics]) -> dict[int, dict[str, Any]
 
 
 def _loss(live: LiveModel, batch: Tensor, positions: Tensor | None) -> Any:
-    """Next-token loss summed over the positions that can be answered."""
+    """Next-token loss summed over `positions`; None: over all."""
     logits = live.logits(batch).float()
     answered = torch.arange(batch.shape[1] - 1) if positions is None else positions
     logits, targets = logits[:, answered], batch[:, answered + 1]
@@ -87,7 +87,7 @@ def _gradients(model: Checkpoint, masked: Masked, source: Source) -> Mapping[int
 
 
 def _fisher(model: Checkpoint, masked: Masked, source: Source) -> dict[int, Tensor]:
-    """[heads, channels]: squares, a sequence each, of the loss's slope by a gate on q and k."""
+    """[heads, channels]: squared loss gradients of a gate on q and k, summed over sequences."""
     geometry, fisher = model.geometry, dict[int, Tensor]()
     for batch in source.batches():
         shape = (len(batch), geometry.num_k_heads, geometry.head_k_dim)
@@ -108,9 +108,11 @@ def choose_keys(
     shares: Shares,
     keep: int,
 ) -> dict[int, Tensor]:
-    """`rule`: scores (each head's scores of each source sum to one, then the sources are added),
-    grams (the product's: sums divided by their size in their source, then added), or pooled (sums
-    per token, added). DRRQR has no scores and takes grams for them."""
+    """The kept key channels by layer, from a mix of sources.
+
+    `rule` says what is mixed: "scores" (normalised to a sum of 1 per head and source), "grams"
+    (`mix_statistics`) or "pooled" (sums per token). DRRQR has no scores and uses "grams" instead.
+    """
     chosen = {}
     for layer in model.geometry.layers:
         if rule == "scores" and method != "drrqr":
@@ -134,7 +136,7 @@ def choose_values(
     shares: Shares,
     keep: int,
 ) -> dict[int, Tensor]:
-    """The same for values; Grams of trace one stand in for scores."""
+    """The kept value channels by layer; the rule "scores" mixes Gram matrices of trace 1."""
     chosen = {}
     for layer in model.geometry.layers:
         sums = _mix_layer(by_source, rule, shares, layer)

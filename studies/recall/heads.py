@@ -1,12 +1,11 @@
-"""Why not whole heads? Heads removed, beside channels of both axes, of as many bytes.
+"""Why not whole heads? Removed heads against removed channels at the same bytes.
 
     python studies/recall/heads.py MODEL --text train.jsonl --test wiki.valid.raw \
         --results results/recall/heads-NAME.jsonl
 
-In every layer the heads that stay are those whose refit misses the least of the layer's output, by
-trying all of them: no score could choose better by that measure. A head without a readout is a
-head that is not there, for the delta rule's heads do not know of each other. Masked on the live
-model, one JSON line a cut.
+In every layer the kept heads are those whose refit has the smallest residual of the layer's output,
+found by trying all combinations. To remove a head its read-out is masked, which is equivalent
+because the heads of the delta rule are independent. One JSON line per cut.
 """
 
 from __future__ import annotations
@@ -31,13 +30,13 @@ MIX = "recall .25"
 
 
 def mask_readout(moments: Moments, columns: Tensor) -> Moments:
-    """The moments of a layer whose other readout `columns`, bool [n], are nothing."""
+    """The moments of a layer with only the read-out `columns`, bool [n]; the others are zero."""
     gram = moments.gram * columns[:, None] * columns[None, :]
     return Moments(gram, moments.target * columns, moments.square, moments.tokens)
 
 
 def best_heads(sums: dict[str, dict[int, Moments]], heads: int, keep: int) -> dict[int, Any]:
-    """Of every layer: the heads that stay, and the output projection fitted to them."""
+    """Layer -> residual, kept heads, and the output projection fitted to them."""
     best: dict[int, Any] = {}
     shares = MIXES[MIX]
     for layer in sums["text"]:
@@ -61,7 +60,7 @@ def main() -> None:
     parser.add_argument("--test", type=Path, required=True)
     parser.add_argument("--results", type=Path, required=True)
     parser.add_argument("--windows", type=int, default=96)
-    parser.add_argument("--rows", type=int, default=96, help="recall sequences a load")
+    parser.add_argument("--rows", type=int, default=96, help="recall sequences per number of pairs")
     parser.add_argument("--tokens", type=int, default=2**15)
     parser.add_argument("--refit-tokens", type=int, default=2**13)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")

@@ -1,4 +1,4 @@
-"""NLL and KL on windows of text, recall on sequences; intervals are paired with the original."""
+"""NLL and KL on windows of text, recall on sequences, with intervals paired with the original."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ LOADS = (16, 32, 63)
 
 
 class Judge:
-    """The same windows and sequences for every cut."""
+    """Measures cuts on one set of windows and sequences."""
 
     def __init__(self, model: Masked, test: Path, tokenizer: Any, windows: int, rows: int) -> None:
         self.model = model
@@ -34,7 +34,7 @@ class Judge:
 
     @torch.inference_mode()
     def samples(self, cut: Cut | None) -> dict[str, Tensor]:
-        """Float64 [windows] of NLL and KL, [rows] of recall by load."""
+        """Float64 [windows] of NLL and KL, and [rows] of recall by number of pairs."""
         nll, kl = [], []
         by_metric = {}
         with self.model.cutting(cut):
@@ -58,7 +58,7 @@ class Judge:
         return by_metric
 
     def figures(self, cut: Cut | None) -> dict[str, list[float]]:
-        """Mean, and the bounds of the change from the original (95 %), by measure."""
+        """Metric -> mean, and the 95 % bounds of the change from the original."""
         return self.figures_of(self.original if cut is None else self.samples(cut))
 
     def figures_of(self, samples: dict[str, Tensor]) -> dict[str, list[float]]:

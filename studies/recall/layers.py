@@ -1,8 +1,9 @@
-"""Widths by layer: each layer cut alone, and one layer whole with the others narrower.
+"""Widths by layer: each layer cut alone, and one layer uncut with the others narrower.
 
     python studies/recall/layers.py MODEL --text train.jsonl --test wiki.valid.raw
 
-One JSON line a cut, masked on the live model. Lines that are there already are not measured again.
+One JSON line per cut, masked in the loaded model. Cuts that the results already hold are not
+measured again.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Widths = list[tuple[int, int]]  # keys and values of every linear layer
 
 
 def cases(layers: list[int], name: str, kinds: list[str], mixes: list[str]) -> list[Row]:
-    """What identifies a line, in the order of measuring."""
+    """The fields that identify a result line, in the order of measuring."""
     cuts: list[Row] = []
     count = len(layers)
     if "alone" in kinds:
@@ -57,7 +58,7 @@ def cases(layers: list[int], name: str, kinds: list[str], mixes: list[str]) -> l
         for whole in range(1, 3):
             squares = [(64, 64)] * whole + [(32, 32)] * (count - whole)
             cuts.append({"kind": "squares", "whole": whole, "axis": "balanced", "widths": squares})
-            last = squares[::-1]  # a control: as many bytes, but not the first layers
+            last = squares[::-1]  # control: the same bytes, but the last layers uncut
             cuts.append({"kind": "squares", "whole": -whole, "axis": "balanced", "widths": last})
     rows = []
     for row in cuts:
@@ -121,7 +122,7 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", default=["uneven", "alone"])
     parser.add_argument("--mixes", nargs="+", default=["text"])
     parser.add_argument("--windows", type=int, default=48)
-    parser.add_argument("--rows", type=int, default=32, help="recall sequences a load")
+    parser.add_argument("--rows", type=int, default=32, help="recall sequences per number of pairs")
     parser.add_argument("--tokens", type=int, default=2**15)
     parser.add_argument("--refit-tokens", type=int, default=2**13)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")

@@ -1,7 +1,7 @@
-"""The live model as it would be after a cut, by masking: no weights are written.
+"""A loaded model as after a cut, by masking; no checkpoint is written.
 
-Keys are masked where the kernel is called; values behind it, scaled so that the norm's mean is that
-over the kept channels. A refit replaces the output projections' weights for the time being.
+Keys are masked in the kernel's arguments, values in its output, scaled so that the norm's mean is
+over the kept channels. A refit replaces the weights of the output projections temporarily.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _NAMES = (("q", "k"), ("query", "key"))
 
 @dataclass
 class Cut:
-    """Which channels stay, for the layers that are cut, and refitted output projections."""
+    """Kept channels of the layers that are cut, and refitted output projections."""
 
     keys: Table = field(default_factory=dict)
     values: Table = field(default_factory=dict)
@@ -33,7 +33,7 @@ class Cut:
 
 
 class Masked:
-    """A model whose cut can be changed and switched on and off."""
+    """A loaded model to which cuts can be applied temporarily, with `cutting`."""
 
     def __init__(self, live: LiveModel) -> None:
         self.live, self.geometry = live, live.checkpoint.geometry

@@ -1,8 +1,8 @@
-"""Which mix of sources is best for selection and refit? One JSON line a cut.
+"""Which mix of sources is best for selection and refit? One JSON line per cut.
 
     python studies/recall/mixes.py MODEL --text train.jsonl --test wiki.valid.raw
 
-Everything is masked on the live model. Lines that are there already are not measured again.
+Cuts are masked in the loaded model. Cuts that the results already hold are not measured again.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Row = dict[str, Any]
 
 
 def cases(options: argparse.Namespace) -> list[Row]:
-    """What identifies a line, in the order of measuring."""
+    """The fields that identify a result line, in the order of measuring."""
     rows: list[Row] = []
     base = {"model": options.model.name, "seed": options.seed, "windows": options.windows}
     for shape in options.shapes:
@@ -66,7 +66,7 @@ def cases(options: argparse.Namespace) -> list[Row]:
 
 
 class Experiment:
-    """Sources and sums of one model, made when they are first needed."""
+    """Sources, statistics and moments of one model, computed when first needed."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -116,7 +116,7 @@ class Experiment:
         return cut
 
     def moments(self, cut: Cut, key: str, names: Any) -> dict[str, dict[int, Moments]]:
-        """By source; those of the last cut are kept."""
+        """Moments by source; only those of the last cut (`key`) are cached."""
         if key != self.last_key:
             self.last_key, self.last_moments = key, {}
         for name in names:
@@ -160,7 +160,7 @@ def main() -> None:
     parser.add_argument("--rules", nargs="+", default=["scores"])
     parser.add_argument("--refits", nargs="+", default=["none", "mix"])
     parser.add_argument("--windows", type=int, default=48)
-    parser.add_argument("--rows", type=int, default=32, help="recall sequences a load")
+    parser.add_argument("--rows", type=int, default=32, help="recall sequences per number of pairs")
     parser.add_argument("--tokens", type=int, default=2**15)
     parser.add_argument("--refit-tokens", type=int, default=2**13)
     parser.add_argument("--work", type=Path, default=Path(tempfile.gettempdir()), help="sums")

@@ -1,4 +1,4 @@
-"""The refit of a masked model: moments by source, kept apart, then a closed form for any mix."""
+"""The refit of a masked model: moments by source, then least squares for any mix of sources."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from sources import Source
 
 @dataclass
 class Moments:
-    """Of one layer on one source."""
+    """Sums of one layer on one source; a: masked read-out, y: output of the original layer."""
 
-    gram: Any  # [n, n]: a'a'
+    gram: Any  # [n, n]: aa'
     target: Any  # [hidden, n]: ya'
-    square: float  # y's squares
+    square: float  # |y|^2
     tokens: int = 0
 
 
 class Replay:
-    """The original's calls of its mixers on one source, and what they put out: run once, kept."""
+    """Inputs and outputs of the original's mixers on one source, recorded once."""
 
     def __init__(self, model: Masked, source: Source) -> None:
         self.model = model
@@ -45,7 +45,7 @@ class Replay:
         self.calls.append((layer, args, kwargs, output.flatten(0, -2)))
 
     def moments(self, cut: Cut) -> dict[int, Moments]:
-        """Each layer's input goes through the masked layer. Output projections have no bias."""
+        """Moments of the masked layers on the recorded inputs; output projections have no bias."""
         by_layer: dict[int, Moments] = {}
         seen: dict[str, Tensor] = {}
         self.model.on_readout = lambda layer, values: seen.update(values=values)
@@ -67,7 +67,10 @@ class Replay:
 def refit(
     by_source: Mapping[str, Mapping[int, Moments]], shares: Mapping[str, float], rule: str = "norm"
 ) -> dict[int, Tensor]:
-    """Weights [hidden, n] by layer; `rule` norm: each source's error as a part of its output."""
+    """Output projections [hidden, n] by layer, fitted to the sources weighted by `shares`.
+
+    `rule` "norm" divides each source's error by its |y|^2, any other by its tokens.
+    """
     layers = next(iter(by_source.values())).keys()
     return {layer: _fitted([by_source[n][layer] for n in shares], shares, rule) for layer in layers}
 
@@ -87,7 +90,7 @@ def _fitted(moments: list[Moments], shares: Mapping[str, float], rule: str) -> T
 
 
 def error(weight: Tensor, moments: Moments) -> float:
-    """Part of the layer's output that is missed, in squares."""
+    """The relative residual sum of squares of the layer's output."""
     weight = weight.double()
     residual = (
         moments.square

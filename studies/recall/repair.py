@@ -1,10 +1,10 @@
-"""What training brings back of a uniform cut: NLL and recall beside a dense control.
+"""What training recovers of a uniform cut: NLL and recall against a control.
 
     python studies/recall/repair.py MODEL --text train.jsonl --test wiki.valid.raw --work DIRECTORY
 
 Cuts MODEL by the defaults on text and recall sequences, refits it on the same mix, then trains it
 in stages: the first layer's mixer to the original's output, then all mixers end to end. The control
-is the original after the second stage. One JSON line a model; what was done is not done again.
+is the original after the second stage. One JSON line per model; finished steps are not repeated.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ SEEN = 2**17  # tokens of text that calibration may have read
 
 
 class Study:
-    """One model, its cuts on disk below `work`, and the original's figures."""
+    """One model, its cuts on disk below `work`, and samples of the models measured so far."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.model = options, st.open(options.model)
@@ -73,7 +73,7 @@ class Study:
     def train(
         self, small: st.Checkpoint, stage: Row, **control_options: Any
     ) -> tuple[st.Checkpoint, Row]:
-        """One stage, or what an earlier run made of it."""
+        """The checkpoint after one training stage, and figures of the training."""
         stage_key = "-".join(f"{key[:3]}{value}" for key, value in stage.items() if key != "name")
         stage_key += "-control" if control_options else ""
         out = self.options.work / f"{small.path.name}-{stage_key}".replace(" ", "")
@@ -81,7 +81,8 @@ class Study:
         start = time.process_time()
         done = st.recover(
             small, teacher=self.model, text=self.options.text, out=out, length=256, batch_size=8,
-            skip=2 * SEEN, whole=True, save_every=10**6, progress=False, **options, **control_options,
+            skip=2 * SEEN, whole=True, save_every=10**6, progress=False,
+            **options, **control_options,
         )  # fmt: skip
         record = read_json(out / "statetrim" / "recover.json", 2**26)
         curve, checks = record["curve"], record.get("held_out", [])
@@ -94,23 +95,21 @@ class Study:
         return done, checked | {"losses": losses, "cpu": round(time.process_time() - start)}
 
     def figures(self, name: str, model: st.Checkpoint, against: str | None) -> Row:
-        """Beside the original, and beside another that was measured before."""
+        """Figures against the original, and against `against`, a model measured before."""
         self.judge.model = Masked(load_live(model))
         self.samples[name] = samples = self.judge.samples(None)
         row: Row = self.judge.figures_of(samples)
         if against is not None:
-            row["against control"] = {
-                key: [round(x, 5) for x in (change.estimate, change.low, change.high)]
-                for key in ("nll", *(f"recall {pairs}" for pairs in LOADS))
-                for change in [
-                    difference_interval([Pairs(self.samples[against][key], samples[key])])
-                ]
-            }
+            row["against control"] = differences = {}
+            for key in ("nll", *(f"recall {pairs}" for pairs in LOADS)):
+                change = difference_interval([Pairs(self.samples[against][key], samples[key])])
+                bounds = (change.estimate, change.low, change.high)
+                differences[key] = [round(x, 5) for x in bounds]
         return row
 
 
 def stages(options: argparse.Namespace) -> list[Row]:
-    """The first layer alone, then all of them end to end."""
+    """The training stages: the first layer alone, then all layers end to end."""
     shared = {"recall": options.recall}
     last = {"recall": options.recall if options.last_recall is None else options.last_recall}
     first = {"layerwise": True, "layers": [options.layer], "tokens": options.first_tokens}
@@ -156,7 +155,7 @@ def main() -> None:
     base = {"model": options.model.name, "windows": options.windows, "rows": options.rows}
 
     def add(row: Row, model: st.Checkpoint, details: Row, against: str | None = None) -> None:
-        """Measure and write; what is known is measured again only for what follows it."""
+        """Measure a model and write its line, unless the results hold it already."""
         row = base | row
         result = row | study.figures(row["kind"], model, against) | details
         if not any(row.items() <= old.items() for old in done):

@@ -1,6 +1,6 @@
-"""The calibration sources that are compared: text, generated recall, random tokens, echoed text.
+"""The calibration sources that are compared: text, recall sequences, random and repeated text.
 
-Seeds start at 10,000, far from those of the tested sequences, so that none is ever tested.
+Seeds start at 10,000, so that no calibration sequence is one of the tested sequences.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PAIRS = 63
 
 @dataclass(frozen=True, eq=False)
 class Source:
-    """Token ids [count, time]; positions [n] whose successor can be answered (None: all)."""
+    """Token ids [sequences, time]; positions [n] whose next token is predictable (None: all)."""
 
     ids: Tensor
     answer_positions: Tensor | None = None
@@ -33,7 +33,7 @@ class Source:
 def make_source(
     kind: str, text: Path, tokenizer: Any, vocabulary: int, tokens: int, seed: int
 ) -> Source:
-    """`tokens` of a named kind; another seed gives other text and other sequences."""
+    """About `tokens` tokens of a kind; another seed gives other text and other sequences."""
     generator = torch.Generator().manual_seed(10_000 + seed)
     if kind == "text":
         return Source(_text(text, tokenizer, tokens, LENGTH, seed))

@@ -1,8 +1,8 @@
-"""The tables of docs/recall.md, from the lines that the other scripts here wrote.
+"""The tables of docs/recall.md, from the results of the other scripts in this folder.
 
     python studies/recall/tables.py results/recall docs/recall.md
 
-Name docs/two-axes.md for the tables of heads.
+With docs/two-axes.md as the page it writes the tables of heads there.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def recall(row: Row) -> str:
 
 
 def mixes_table(rows: list[Row]) -> str:
-    """Both axes at half of the bytes, refitted on the mix that chose the channels."""
+    """Cuts of both axes to half of the bytes, refitted on the mix that chose the channels."""
     cells = []
     for row in rows:
         if row["shape"] == "original":
@@ -51,7 +51,7 @@ def mixes_table(rows: list[Row]) -> str:
 
 
 def axes_table(rows: list[Row]) -> str:
-    """One axis alone, refitted on the mix that chose the channels."""
+    """Cuts of one axis, refitted on the mix that chose the channels."""
     cells = []
     for row in rows:
         fraction, _, axis = row["shape"].partition(" ")
@@ -63,7 +63,7 @@ def axes_table(rows: list[Row]) -> str:
 
 
 def layers_table(rows: list[Row]) -> str:
-    """Uniform widths beside the first layer whole, of as many bytes, refitted on text."""
+    """Uniform widths against an uncut first layer at the same bytes, refitted on text."""
     cells = []
     for row in rows:
         if row["refit"] == "text" and row["kind"] in ("uniform", "first whole"):
@@ -75,13 +75,13 @@ def layers_table(rows: list[Row]) -> str:
 
 
 def signed(change: list[float], digits: int = 4) -> str:
-    """An estimate and half of its interval."""
+    """An estimate with its sign and margin."""
     estimate, low, high = change
     return f"{estimate:+.{digits}f} ± {(high - low) / 2:.{digits}f}"
 
 
 def default_table(rows: list[Row]) -> str:
-    """The default against `drrqr` on text, the default before it, paired."""
+    """The default method against the earlier default, `drrqr` on text, paired."""
     cells = []
     for row in rows:
         leading = [row["model"], row["shape"].partition(" ")[0], str(row["seed"])]
@@ -105,12 +105,12 @@ WHAT = {
 
 
 def stage_of(training: Row) -> str:
-    """Tokens and learning rate."""
+    """Tokens and learning rate of a training stage."""
     return f"{training['tokens'] / 1e6:.2f}M at {training['learning rate']:g}"
 
 
 def repair_table(rows: list[Row]) -> str:
-    """What training brings back; the control is the original with the same training."""
+    """What training recovers; the control is the original after the same training."""
     cells = []
     for row in rows:
         fraction = row.get("shape", "").partition(" ")[0]
@@ -148,7 +148,7 @@ CUTS = {
 
 
 def cut_heads_table(rows: list[Row]) -> str:
-    """Heads against channels of as many bytes, refitted."""
+    """Removed heads against removed channels at the same bytes, refitted."""
     cells = [
         [CUTS[row["cut"].split()[-1]], f"`{row['method']}`", loss(row), recall(row)]
         for row in rows
@@ -158,13 +158,12 @@ def cut_heads_table(rows: list[Row]) -> str:
 
 
 def beyond_table(rows: list[Row]) -> str:
-    """Only tasks that some original can do."""
-    tasks = [
-        name
-        for name in rows[0]
-        if isinstance(rows[0][name], list)
-        and any(row[name][0] > 0.02 for row in rows if row["name"] == row["model"])
-    ]
+    """A column per task on which an original scores above 2%."""
+    originals = [row for row in rows if row["name"] == row["model"]]
+    tasks = []
+    for name, value in rows[0].items():
+        if isinstance(value, list) and any(row[name][0] > 0.02 for row in originals):
+            tasks.append(name)
     cells = []
     for row in rows:
         name = "original" if row["name"] == row["model"] else row["name"]

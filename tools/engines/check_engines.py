@@ -1,11 +1,10 @@
-"""Original and cut models in real engines, judged by transformers: what `statetrim verify` says.
+"""Run `statetrim verify` on originals and cuts in a real engine, and compare with known results.
 
     python tools/engines/check_engines.py ENGINES MODELS ENGINE --text valid.jsonl
 
-ENGINES holds the environments that the scripts beside this one make, MODELS what make_models.py
-made. ENGINE is mlx, vllm or llamacpp. Models that an engine does not run are tried too: what it
-says of them is what the runtime matrix says. Exit code 1 where a model has a fault that is not
-known, or where one that was refused runs now.
+ENGINES holds the environments that the scripts in this folder make, MODELS the output of
+make_models.py. ENGINE is mlx, vllm or llamacpp. Models that the engine refuses are tried too, to
+confirm the engine matrix. Exit code 1 if a model has an unknown fault, or a refused one now runs.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from pathlib import Path
 
 import statetrim as st
 from statetrim.artifacts.verification import Verification
+from statetrim.maths.paired import Interval
 
 LAYOUTS = ("qwen3_next", "qwen3_5_text")
 SQUARES = ("64x64-refitted", "32x32-refitted", "16x16-refitted")
@@ -44,42 +44,50 @@ RUNS: dict[str, dict[str, tuple[list[str], list[str]]]] = {
         for layout in LAYOUTS
     },
 }
-SEQUENCES = {"vllm": 48, "llamacpp": 6}  # sequences: llama.cpp is asked token by token
+SEQUENCES = {"vllm": 48, "llamacpp": 6}  # few for llama.cpp, which gets a request per token
 
 
 def report_lines(verification: Verification) -> Iterator[str]:
-    """All that was found, a line a figure."""
-    yield f"# {verification.models[0]} and its cuts: {verification.version or verification.engine}, {verification.dtype}"
+    """The results in text, a line per model and kind, refusal, fault and note."""
+    original, version = verification.models[0], verification.version or verification.engine
+    yield f"# {original} and its cuts: {version}, {verification.dtype}"
     for agreement in verification.agreements:
-        change = (
-            verification.agreement_change(agreement.model, agreement.kind)
-            if agreement.model != verification.models[0]
-            else None
-        )
-        difference = agreement.largest_difference
-        yield (
-            f"{agreement.model}, {agreement.kind}: {sum(agreement.agreed)} of {sum(agreement.places)} choices as "
-            f"transformers, largest gap {agreement.largest_gap:.2g}, {agreement.different_tokens} different "
-            f"tokens; by float32 {100 * agreement.share('agreed_float32'):.2f} %, the dtype itself "
+        line = (
+            f"{agreement.model}, {agreement.kind}: {sum(agreement.agreed)} of "
+            f"{sum(agreement.places)} choices as transformers, largest gap "
+            f"{agreement.largest_gap:.2g}, {agreement.different_tokens} different tokens; by "
+            f"float32 {100 * agreement.share('agreed_float32'):.2f} %, the dtype itself "
             f"{100 * agreement.share('own'):.2f} %"
-            + (f"; log-probability within {difference:.2g}" if difference is not None else "")
-            + (f"; beside the original {change.estimate:+.2f} points "
-               f"({change.low:+.2f} to {change.high:+.2f})" if change else "")
-        )  # fmt: skip
+        )
+        if agreement.largest_difference is not None:
+            line += f"; log-probability within {agreement.largest_difference:.2g}"
+        if agreement.model != original:
+            line += change_text(verification.agreement_change(agreement.model, agreement.kind))
+        yield line
     for name, refusal in verification.refusals.items():
         yield f"{name}: refused: {refusal}"
-    for kind in (verification.faults, verification.notes):
-        yield from (f"{name}: {text}" for name, texts in kind.items() for text in texts)
+    for messages in (verification.faults, verification.notes):
+        for name, texts in messages.items():
+            for text in texts:
+                yield f"{name}: {text}"
+
+
+def change_text(change: Interval | None) -> str:
+    """Change of agreement against the original, in points."""
+    if change is None:
+        return ""
+    interval = f"({change.low:+.2f} to {change.high:+.2f})"
+    return f"; against the original {change.estimate:+.2f} points {interval}"
 
 
 def unexpected(verification: Verification, refused: list[str]) -> list[str]:
-    """Models that run and should not, or have a fault that is not a known refusal."""
-    return [
-        name
-        for name in verification.models
-        if (name in verification.refusals) != (name in refused)
-        or (name in verification.faults) != (name in refused)
-    ]
+    """Models that run although listed as refused, or have a fault and are not listed."""
+    names = []
+    for name in verification.models:
+        is_refused, has_fault = name in verification.refusals, name in verification.faults
+        if (is_refused, has_fault) != (name in refused, name in refused):
+            names.append(name)
+    return names
 
 
 def main() -> None:

