@@ -1,4 +1,4 @@
-"""Shared fixtures: tiny checkpoints (built once a run) and the reference data, where present."""
+"""Shared fixtures: tiny checkpoints, built once per run, and processes that run commands."""
 
 import gc
 import os
@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
-# Before numpy and torch load: the matrices here are small, and threads that wait for each other on
-# a busy machine make the suite several times slower.
+# Set before numpy and torch are imported: matrices in tests are small, and threads that wait for
+# each other on a busy machine make the suite several times slower.
 for variable in ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ.setdefault(variable, "1")
 
@@ -34,7 +34,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture(scope="session")
 def forker() -> Iterator[Forker]:
-    """Runs commands in children that hold little more than torch: their memory can be measured."""
+    """Runs commands in child processes with few imports, so that their memory can be measured."""
     forker = Forker()
     yield forker
     forker.close()
@@ -42,7 +42,7 @@ def forker() -> Iterator[Forker]:
 
 @pytest.fixture(scope="session")
 def warm_forker() -> Iterator[Forker]:
-    """Runs commands in children that have everything imported: a fraction of a second each."""
+    """Runs commands in child processes with all imports done: less than a second per command."""
     forker = Forker(*modules())
     yield forker
     forker.close()
@@ -53,7 +53,7 @@ LONGEST = (
     "test_train_tiny.py", "test_mutants.py", "test_verify.py", "test_notebook.py",
     "test_options.py", "test_python.py",
 )  # fmt: skip
-"""Files of minutes; begun last, one of them would run alone while the other worker is idle."""
+"""Files that take minutes; they run first, or the other worker would be idle at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -61,7 +61,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """What is imported by now stays; looking through it for garbage takes a tenth of the suite."""
+    """Exclude all that is imported from garbage collection, which took a tenth of the run."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 100)

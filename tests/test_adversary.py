@@ -1,7 +1,7 @@
 """Kills at filesystem events, two processes on one output, full and read-only disks.
 
-`helpers.adversary` runs them all, in children of one process; here is what it found. Every event of
-every command: `just kill-every-event`.
+`helpers.adversary` runs a sample of them in child processes, and the tests check its results.
+`just kill-every-event` runs every event of every command.
 """
 
 import json
@@ -18,7 +18,7 @@ Trials = list[tuple[str, str, str | None]]
 
 
 @pytest.fixture(scope="module")
-def found() -> Trials:
+def trials() -> Trials:
     command = [sys.executable, "-m", "helpers.adversary"]
     environment = {**os.environ, "TQDM_DISABLE": "1"}
     done = subprocess.run(
@@ -33,16 +33,16 @@ def found() -> Trials:
 @pytest.mark.parametrize(
     ("kind", "least"),
     [
-        ("kill", 60),  # after a second run the output is that of an undisturbed one, byte for byte
-        ("pair", 40),  # the second is told who is at work
-        ("winner", len(COMMANDS)),  # and the first finishes as if it had been alone
+        ("kill", 60),  # a second run completes the output, byte for byte as without a kill
+        ("pair", 40),  # the second process is refused and learns which one runs
+        ("winner", len(COMMANDS)),  # the first process finishes as if it were alone
         ("race", 4),
         ("full disk", 2 * len(COMMANDS)),
         ("room again", len(COMMANDS)),
         ("read-only", len(COMMANDS)),
     ],
 )
-def test_nothing_is_lost(kind: str, least: int, found: Trials) -> None:
-    trials = {name: problem for trial_kind, name, problem in found if trial_kind == kind}
-    assert len(trials) >= least
-    assert not {name: problem for name, problem in trials.items() if problem}
+def test_nothing_is_lost(kind: str, least: int, trials: Trials) -> None:
+    problems = {name: problem for trial_kind, name, problem in trials if trial_kind == kind}
+    assert len(problems) >= least
+    assert not {name: problem for name, problem in problems.items() if problem}

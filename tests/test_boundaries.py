@@ -1,4 +1,4 @@
-"""Who may import whom, and how light the package is."""
+"""Which module may import which, and that imports stay fast."""
 
 import ast
 import re
@@ -61,7 +61,7 @@ def imported(tree: ast.Module) -> set[str]:
 
 
 def test_the_floor_plan_holds() -> None:
-    """The contracts of pyproject.toml; an import that is ignored would be a hole in the plan."""
+    """The import contracts of pyproject.toml, without exceptions."""
     project = (SOURCE.parents[1] / "pyproject.toml").read_text()
     assert "ignore_imports" not in project
     done = subprocess.run(
@@ -126,21 +126,21 @@ def test_importing_the_package_does_not_even_import_torch() -> None:
 
 
 def test_help_does_not_import_torch_either() -> None:
-    """Nor anything else that only a command needs: parsing and drawing the page is all."""
+    """Nor anything else that only running a command needs."""
     code = (
         "import sys; sys.argv = ['statetrim', '--help']\n"
         "from statetrim.cli import main\n"
         "try: main()\n"
         "except SystemExit as stop: assert not stop.code\n"
         "assert not {'torch', 'numpy', 'safetensors', 'huggingface_hub'} & set(sys.modules)\n"
-        "ours = {name.split('.')[1] for name in sys.modules if name.startswith('statetrim.')}\n"
-        "assert ours <= {'cli', 'defaults', 'errors', 'maths', 'version'}, ours"
+        "modules = {name.split('.')[1] for name in sys.modules if name.startswith('statetrim.')}\n"
+        "assert modules <= {'cli', 'defaults', 'errors', 'maths', 'version'}, modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_help_answers_in_under_a_second() -> None:
-    """By processor time, which a busy machine does not stretch."""
+    """CPU time, which other programs on a busy machine do not affect."""
     times = []
     for _ in range(3):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -168,7 +168,7 @@ def test_a_command_has_the_same_path_on_the_command_line_and_in_the_console() ->
 
 
 def test_the_map_names_every_module() -> None:
-    """CONTRIBUTING.md says where things live: nothing lives elsewhere, nothing there is gone."""
+    """The list of modules in CONTRIBUTING.md is complete and names no module that is gone."""
     text = (SOURCE.parents[1] / "CONTRIBUTING.md").read_text()
     section = text[text.index("## Where things live") :].partition("\nAround the package")[0]
     named = set(re.findall(r"^(\w+)(?:/|\.py)|(?<=  )(\w+)\.py", section, flags=re.M))

@@ -1,4 +1,4 @@
-"""`just check` runs the tests of what changed: every file of the package has some."""
+"""`just check` runs the tests of changed files; every file of the package has tests."""
 
 import importlib.util
 from pathlib import Path

@@ -1,5 +1,5 @@
-"""Generated parts of the documentation: every error message is on the troubleshooting page, every
-command and public name on its own."""
+"""Generated parts of the documentation: error messages on the troubleshooting page, commands and
+public names on their reference pages."""
 
 import importlib.util
 import re
@@ -86,7 +86,7 @@ def test_every_public_name_is_documented(hooks: Any) -> None:
 
 
 def test_links_between_pages_lead_somewhere() -> None:
-    """In the README too, which the site's own check does not see."""
+    """Also in the README, which the check of the site's builder does not read."""
     for path in (
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",

@@ -1,4 +1,4 @@
-"""Index arithmetic, on tables small enough to work out by hand."""
+"""Index arithmetic, on tables small enough to check by hand."""
 
 from fractions import Fraction
 
@@ -34,7 +34,7 @@ def test_survivors_of_a_fused_tensor() -> None:
 
 
 def test_survivors_along_both_axes_and_dimensions() -> None:
-    """A value axis adds claims, not code: an output projection loses columns."""
+    """A value axis needs no other code: an output projection loses columns."""
     claims = [
         st.ChannelRows("o", "value", row_indices(2, 2), 4, axis="value", dim=1),
         st.ChannelRows("o", "q_proj", row_indices(1, 3), 3),

@@ -1,4 +1,4 @@
-"""What surrounds the code: workflows, forms, images, releases. Each YAML file has its schema."""
+"""Workflows, issue forms, container images and releases. Each YAML file is checked by a schema."""
 
 import importlib.util
 import os
@@ -70,13 +70,13 @@ def test_workflows_pass_actionlint() -> None:
 
 
 def test_workflows_pass_zizmor() -> None:
-    """No secret is exposed, no text of strangers is run, no action can change under its name."""
+    """No secret is exposed, no untrusted text is executed, all actions are pinned."""
     done = run("zizmor", "--offline", "--no-progress", "--strict-collection", ".github")
     assert done.returncode == 0, done.stdout
 
 
 def commands() -> list[str]:
-    """Every `run` of every workflow, and of its matrix."""
+    """Every `run` command of every workflow, including those in a matrix."""
     lines = []
     for path in WORKFLOWS:
         for job in yaml.safe_load(path.read_text())["jobs"].values():

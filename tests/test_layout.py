@@ -1,4 +1,4 @@
-"""Small folders, files and functions: the limits of CONTRIBUTING.md, by tools/layout.py."""
+"""Sizes of folders, files and functions are within the limits of CONTRIBUTING.md."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""A sample of the damaged artifacts of `just mutants`."""
+"""A sample of the damaged artifacts that `just mutants` makes."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ verification = importlib.import_module("statetrim.verification.verify")
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as undone:
-        undone.setattr(verification, "ask", verification.ask)  # `prepare` puts a stand-in there
+        undone.setattr(verification, "run_engine", verification.run_engine)  # `prepare` replaces it
         yield mutants.prepare(tmp_path_factory.mktemp("mutants"))
 
 
@@ -27,7 +27,7 @@ def test_a_damaged_artifact_is_read_or_refused(root: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore")
 def test_the_sound_ones_are_read(root: Path) -> None:
-    """Otherwise nothing would be learned from the others."""
+    """Undamaged artifacts are accepted; otherwise the test above would prove nothing."""
     import shutil
 
     for _, _, readers in mutants.targets(root):

@@ -1,4 +1,4 @@
-"""Values and files that mean nothing end in one sentence, through the command line as it is."""
+"""Invalid values and files end in one error message on the command line."""
 
 import io
 import json
@@ -25,34 +25,36 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 @pytest.fixture
-def place(checkpoint: Any, tmp_path: Path) -> Path:
-    """A model and a text."""
+def folder(checkpoint: Any, tmp_path: Path) -> Path:
+    """A folder with a model and a text."""
     shutil.copytree(checkpoint("delta_net"), tmp_path / "model")
     tiny.write_text(tmp_path / "text.jsonl", 3000)
     return tmp_path
 
 
-def command(name: str, place: Path, *more: str) -> list[str]:
-    model, text = str(place / "model"), ["--text", str(place / "text.jsonl")]
+def command(name: str, folder: Path, *more: str) -> list[str]:
+    model, text = str(folder / "model"), ["--text", str(folder / "text.jsonl")]
     sizes = ["--tokens", "128", "--length", "32"]
     return {
-        "calibrate": ["calibrate", model, *text, *sizes, "-o", str(place / "o.safetensors")],
-        "recover": ["recover", model, *text, *sizes, "-o", str(place / "o")],
-        "analyze": ["analyze", model, *text, *sizes, "--burn-in", "8", "-o", str(place / "o.json")],
-        "evaluate": [
-            "evaluate", str(place / "copy"), "--baseline", model, "--tasks", "mqar",
-            "-o", str(place / "o.json"),
+        "calibrate": ["calibrate", model, *text, *sizes, "-o", str(folder / "o.safetensors")],
+        "recover": ["recover", model, *text, *sizes, "-o", str(folder / "o")],
+        "analyze": [
+            "analyze", model, *text, *sizes, "--burn-in", "8", "-o", str(folder / "o.json"),
         ],
-        "trim": ["trim", model, "--keep", "8", *text, "-o", str(place / "o")],
+        "evaluate": [
+            "evaluate", str(folder / "copy"), "--baseline", model, "--tasks", "mqar",
+            "-o", str(folder / "o.json"),
+        ],
+        "trim": ["trim", model, "--keep", "8", *text, "-o", str(folder / "o")],
         "benchmark": [
-            "benchmark", model, "--baseline", model, "--engine", "vllm", "-o", str(place / "o"),
+            "benchmark", model, "--baseline", model, "--engine", "vllm", "-o", str(folder / "o"),
         ],
         "inspect": ["inspect", model],
     }[name] + list(more)  # fmt: skip
 
 
 @pytest.mark.parametrize(
-    ("name", "more", "says"),
+    ("name", "more", "message"),
     [
         ("calibrate", ["--batch-size", "0"], "--batch-size cannot be 0"),
         ("analyze", ["--batch-size", "0"], "--batch-size cannot be 0"),
@@ -68,12 +70,12 @@ def command(name: str, place: Path, *more: str) -> list[str]:
         ("calibrate", ["--device", "meta"], "--device is cpu, cuda"),
     ],
 )
-def test_a_value_that_means_nothing(name: str, more: list[str], says: str, place: Path) -> None:
-    check_refusal(*run(command(name, place, *more)), says)
+def test_a_value_that_means_nothing(name: str, more: list[str], message: str, folder: Path) -> None:
+    check_refusal(*run(command(name, folder, *more)), message)
 
 
 def spoil(model: Path, change: Callable[[torch.Tensor], Any]) -> str:
-    """A projection of a mixer; its name."""
+    """Change a projection of a mixer, and return its name."""
     path = sorted(model.glob("*.safetensors"))[0]
     tensors = load_file(path)
     name = next(name for name in sorted(tensors) if "q_proj" in name)
@@ -96,23 +98,23 @@ def spoil(model: Path, change: Callable[[torch.Tensor], Any]) -> str:
     ],
 )
 def test_weights_that_are_no_numbers_are_named(
-    name: str, more: list[str], value: float, place: Path
+    name: str, more: list[str], value: float, folder: Path
 ) -> None:
-    shutil.copytree(place / "model", place / "copy")
-    spoilt = spoil(place / "model", lambda tensor: tensor.view(-1)[-1].fill_(value))
-    more = [str(place / word) if word == "copy" else word for word in more]
-    code, err, _ = run(command(name, place, *more))
+    shutil.copytree(folder / "model", folder / "copy")
+    spoilt = spoil(folder / "model", lambda tensor: tensor.view(-1)[-1].fill_(value))
+    more = [str(folder / word) if word == "copy" else word for word in more]
+    code, err, _ = run(command(name, folder, *more))
     assert code == 2 and f"NaN or infinity in '{spoilt}'" in err
     assert err.count("statetrim: ") == 1
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model(place: Path) -> None:
-    path = place / "model" / "tokenizer.json"
+def test_a_tokenizer_with_more_tokens_than_the_model(folder: Path) -> None:
+    path = folder / "model" / "tokenizer.json"
     words = json.loads(path.read_text())
     words["model"]["vocab"]["w1"] = 9999
     path.write_text(json.dumps(words))
     for name, more in (("calibrate", []), ("analyze", []), ("recover", ["--batch-size", "4"])):
-        code, err, _ = run(command(name, place, *more))
+        code, err, _ = run(command(name, folder, *more))
         assert code == 2 and "token 9999" in err and err.count("statetrim: ") == 1
 
 
@@ -124,11 +126,11 @@ def test_half_a_surrogate_pair_and_bytes_that_are_no_text(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["text.jsonl", "model/config.json", "model/tokenizer.json"])
-def test_a_pipe_is_no_file(name: str, place: Path) -> None:
-    """It would wait for ever for somebody to write to it."""
-    (place / name).unlink()
-    os.mkfifo(place / name)
-    code, err, _ = run(command("calibrate", place))
+def test_a_pipe_is_no_file(name: str, folder: Path) -> None:
+    """Reading it would block until another process writes to it."""
+    (folder / name).unlink()
+    os.mkfifo(folder / name)
+    code, err, _ = run(command("calibrate", folder))
     assert code == 2 and "leads out" not in err and err.count("statetrim: ") == 1
 
 
@@ -146,8 +148,8 @@ PIPES = {
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("name", PIPES)
-def test_a_pipe_is_no_artifact(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
+def test_a_pipe_is_no_artifact(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     shutil.copytree("model", "copy")
     Path("squad").mkdir()
     for pipe in ("pipe", "pipe.json", "squad/a.jsonl"):
@@ -156,11 +158,11 @@ def test_a_pipe_is_no_artifact(name: str, place: Path, monkeypatch: pytest.Monke
     assert code == 2 and err.count("statetrim: ") == 1
 
 
-def test_a_tokenizer_file_that_links_nowhere(place: Path) -> None:
-    """Without it the tokenizer might be another, in silence."""
-    (place / "model" / "tokenizer_config.json").unlink()
-    (place / "model" / "tokenizer_config.json").symlink_to("gone.json")
-    check_refusal(*run(command("calibrate", place)), "tokenizer_config.json is missing")
+def test_a_tokenizer_file_that_links_nowhere(folder: Path) -> None:
+    """Without this file, another tokenizer might be used without notice."""
+    (folder / "model" / "tokenizer_config.json").unlink()
+    (folder / "model" / "tokenizer_config.json").symlink_to("gone.json")
+    check_refusal(*run(command("calibrate", folder)), "tokenizer_config.json is missing")
 
 
 @pytest.mark.parametrize(
@@ -173,75 +175,75 @@ def test_a_tokenizer_file_that_links_nowhere(place: Path) -> None:
         ("hellaswag", "hellaswag/hellaswag_val.jsonl", '{"ctx_a": null}'),
     ],
 )
-def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, place: Path) -> None:
-    shutil.copytree(place / "model", place / "copy")
-    (place / name).parent.mkdir()
-    (place / name).write_text(content + "\n")
-    words = command("evaluate", place, "--data", str(place), "--limit", "2")
+def test_rows_of_a_task_that_mean_nothing(task: str, name: str, content: str, folder: Path) -> None:
+    shutil.copytree(folder / "model", folder / "copy")
+    (folder / name).parent.mkdir()
+    (folder / name).write_text(content + "\n")
+    words = command("evaluate", folder, "--data", str(folder), "--limit", "2")
     words[words.index("mqar")] = task
     code, err, _ = run(words)
     assert code == 2 and err.count("statetrim: ") == 1 and "Traceback" not in err
 
 
 @pytest.mark.parametrize(
-    ("file", "field", "value", "says"),
+    ("file", "field", "value", "message"),
     [
         ("config.json", "norm_eps", [], "does not run|does not load"),
         ("tokenizer_config.json", "model_max_length", "x", "no tokenizer that loads"),
     ],
 )
 def test_a_field_that_fails_only_when_it_is_used(
-    file: str, field: str, value: Any, says: str, place: Path
+    file: str, field: str, value: Any, message: str, folder: Path
 ) -> None:
-    path = place / "model" / file
+    path = folder / "model" / file
     path.write_text(json.dumps(json.loads(path.read_text()) | {field: value}))
-    code, err, _ = run(command("calibrate", place))
-    assert code == 2 and re.search(says, err) and err.count("statetrim: ") == 1
+    code, err, _ = run(command("calibrate", folder))
+    assert code == 2 and re.search(message, err) and err.count("statetrim: ") == 1
 
 
 @pytest.mark.parametrize("line", ["seed: x", "limit: 1.5", "state: .nan", "length: [1, 2]"])
-def test_a_recipe_with_a_value_of_another_kind(line: str, place: Path) -> None:
-    (place / "recipe.yaml").write_text(f"model: model\n{line}\n")
-    words = ["trim", "--recipe", str(place / "recipe.yaml"), "-o", str(place / "o")]
+def test_a_recipe_with_a_value_of_another_kind(line: str, folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(f"model: model\n{line}\n")
+    words = ["trim", "--recipe", str(folder / "recipe.yaml"), "-o", str(folder / "o")]
     check_refusal(*run(words), "must be a number")
 
 
-def test_a_token_beyond_any_vocabulary(place: Path) -> None:
-    path = place / "model" / "tokenizer.json"
+def test_a_token_beyond_any_vocabulary(folder: Path) -> None:
+    path = folder / "model" / "tokenizer.json"
     words = json.loads(path.read_text())
     words["model"]["vocab"]["w1"] = 2**31
     path.write_text(json.dumps(words))
-    check_refusal(*run(command("calibrate", place)), "token 2147483648, which no model has")
+    check_refusal(*run(command("calibrate", folder)), "token 2147483648, which no model has")
 
 
-def test_a_recipe_with_a_name_that_is_too_long(place: Path) -> None:
-    (place / "recipe.yaml").write_text(f"model: {'x' * 300}\n")
-    words = ["trim", "--recipe", str(place / "recipe.yaml"), "-o", str(place / "o")]
+def test_a_recipe_with_a_name_that_is_too_long(folder: Path) -> None:
+    (folder / "recipe.yaml").write_text(f"model: {'x' * 300}\n")
+    words = ["trim", "--recipe", str(folder / "recipe.yaml"), "-o", str(folder / "o")]
     check_refusal(*run(words), "'model' is not a path: File name too long")
 
 
-def test_memory_that_ran_out(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_that_ran_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from statetrim.runtime import live
 
     def out_of_memory(*args: Any) -> None:
         torch.empty(2**60)
 
-    monkeypatch.setattr(live.LiveModel, "hidden", out_of_memory)
-    code, err, _ = run(command("calibrate", place))
+    monkeypatch.setattr(live.LiveModel, "hidden_states", out_of_memory)
+    code, err, _ = run(command("calibrate", folder))
     assert code == 1 and "memory ran out" in err and "Traceback" not in err
     monkeypatch.undo()
-    assert run(command("calibrate", place, "--batch-size", "2"))[0] is None
+    assert run(command("calibrate", folder, "--batch-size", "2"))[0] is None
 
 
 def test_a_stage_that_took_too_much_is_left_out_on_the_rerun(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from statetrim.pipelines import stages
 
     def trim(**changes: Any) -> Any:
         return st.trim(
-            place / "model", keep=8, text=place / "text.jsonl", tokens=1024, tasks=("mqar",),
-            limit=2, control=False, progress=False, out=place / "out", **changes,
+            folder / "model", keep=8, text=folder / "text.jsonl", tokens=1024, tasks=("mqar",),
+            limit=2, control=False, progress=False, out=folder / "out", **changes,
         )  # fmt: skip
 
     def full(*args: Any, **kwargs: Any) -> None:

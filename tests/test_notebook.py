@@ -12,7 +12,7 @@ from statetrim.pipelines import demo_model
 NOTEBOOK = Path(__file__).parents[1] / "examples" / "first-cut.ipynb"
 
 
-@pytest.mark.filterwarnings("ignore")  # of Jupyter, about event loops
+@pytest.mark.filterwarnings("ignore")  # Jupyter warns about event loops
 @pytest.mark.parametrize(
     "steps",
     [
@@ -21,7 +21,7 @@ NOTEBOOK = Path(__file__).parents[1] / "examples" / "first-cut.ipynb"
     ],
 )
 def test_the_notebook_runs(steps: int, tmp_path: Path) -> None:
-    """With `slow` the model is the one a reader gets, and the cut must beat the random one."""
+    """With the marker `slow` the model is fully trained, and the cut must beat the random cut."""
     demo_model.train(tmp_path / "MODEL", lambda progress: None, steps=steps)
     notebook: Any = nbformat.read(NOTEBOOK, as_version=4)
     NotebookClient(notebook, resources={"metadata": {"path": str(tmp_path)}}, timeout=300).execute()

@@ -1,5 +1,5 @@
-"""Options as data: one class for each of `trim` and `recover`, which the command line fills, Python
-takes whole or by name, and the record stores."""
+"""The option classes of `trim` and `recover`: the command line fills them, Python accepts an
+instance or keyword arguments, and records store them."""
 
 import dataclasses
 import inspect
@@ -51,7 +51,7 @@ def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: typ
 
 
 @pytest.mark.parametrize(
-    ("call", "says"),
+    ("call", "message"),
     [
         (lambda: st.trim("M", out="o", kepe=3), "trim has no option 'kepe'; did you mean 'keep'"),
         (lambda: st.trim("M", out="o", state_mib_per=3), "did you mean 'state_mib_per_sequence'"),
@@ -60,8 +60,8 @@ def test_a_number_of_tokens_that_is_none_is_refused_at_once(options: Any, _: typ
         (lambda: st.recover("M", text="t", out="o", zzz=3), "it has: tokens, length, skip, rank"),
     ],
 )
-def test_a_mistyped_option_is_named_with_the_nearest(call: Any, says: str) -> None:
-    with pytest.raises(st.StatetrimError, match=says):
+def test_a_mistyped_option_is_named_with_the_nearest(call: Any, message: str) -> None:
+    with pytest.raises(st.StatetrimError, match=message):
         call()
 
 
@@ -91,24 +91,24 @@ def test_an_estimate_is_the_dry_run(checkpoint: Any, tmp_path: Path) -> None:
 
 
 class Filled(Exception):
-    """Carries the options that a command filled."""
+    """Stops a command; its argument is the options that the command line filled."""
 
 
 def filled(monkeypatch: pytest.MonkeyPatch, target: str, words: list[str]) -> Any:
-    """The options that the command line makes of `words`."""
+    """The options that the command line makes of `words` and passes to the function `target`."""
 
     def catch(model: Any, options: Any, *_: Any, **__: Any) -> None:
         raise Filled(options)
 
     with monkeypatch.context() as patch:
-        patch.setattr(target, staticmethod(catch) if target.endswith("Job.of") else catch)
+        patch.setattr(target, staticmethod(catch) if target.endswith("Job.from_options") else catch)
         result = CliRunner().invoke(app, words)
     assert isinstance(result.exception, Filled), (result.output, result.exception)
     return result.exception.args[0]
 
 
 def plain(options: Any) -> dict[str, Any]:
-    """Numbers of tokens as numbers, sequences as lists."""
+    """The fields of options, with token counts as integers and sequences as lists."""
     fields = dataclasses.asdict(options)
     for name in ("tokens", "skip", "recover"):
         if name in fields:
@@ -117,7 +117,7 @@ def plain(options: Any) -> dict[str, Any]:
 
 
 def flags(command: str) -> Iterator[tuple[str, Any]]:
-    """Every option of a command, by its name in Python."""
+    """Every option of a command, with its name in Python."""
     group: Any = typer.main.get_command(app)
     for parameter in group.commands[command].params:
         if parameter.param_type_name == "option":
@@ -128,7 +128,7 @@ def flags(command: str) -> Iterator[tuple[str, Any]]:
 
 NOT_OPTIONS = {
     "trim": {"output", "sweep", "recipe", "dry_run", "family", "as_json"},
-    "recover": {"output", "text", "teacher", "resume", "family", "as_json"},
+    "recover": {"output", "text", "teacher", "family", "as_json"},
 }
 NOT_ON_THE_COMMAND_LINE = {
     "trim": set(),
@@ -149,7 +149,9 @@ def test_the_command_line_has_the_same_defaults(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     model, out = str(checkpoint("qwen3_5_text")), str(tmp_path / "out")
-    options = filled(monkeypatch, "statetrim.pipelines.job.Job.of", ["trim", model, "-o", out])
+    options = filled(
+        monkeypatch, "statetrim.pipelines.job.Job.from_options", ["trim", model, "-o", out]
+    )
     assert plain(options) == plain(st.TrimOptions())
     words = ["recover", model, "--text", "t", "-o", out]
     options = filled(monkeypatch, "statetrim.recovery.recover.recover", words)
@@ -168,7 +170,7 @@ def test_the_command_line_fills_every_option(
     words += " --max-memory 0=1GiB --dtype bfloat16 --widths 0=1x1 --keep-heads 2"
     words += " --state-dtype int8"
     arguments = ["trim", model, "-o", out, *words.split()]
-    options = filled(monkeypatch, "statetrim.pipelines.job.Job.of", arguments)
+    options = filled(monkeypatch, "statetrim.pipelines.job.Job.from_options", arguments)
     untouched = NOT_ON_THE_COMMAND_LINE["trim"]
     defaults = plain(st.TrimOptions())
     unchanged = {name for name, value in plain(options).items() if value == defaults[name]}
@@ -186,7 +188,7 @@ def test_the_command_line_fills_every_option(
 
 
 @pytest.mark.parametrize(
-    ("asked", "keep", "keep_values"),
+    ("requested", "keep", "keep_values"),
     [
         ({"keep": "0.5"}, "0.5", None),
         ({"keep": 6, "keep_values": 0.5}, 6, 0.5),
@@ -196,12 +198,12 @@ def test_the_command_line_fills_every_option(
     ],
 )
 def test_the_record_of_a_job_is_that_of_version_0_1(
-    asked: dict[str, Any], keep: Any, keep_values: Any, checkpoint: Any, tmp_path: Path
+    requested: dict[str, Any], keep: Any, keep_values: Any, checkpoint: Any, tmp_path: Path
 ) -> None:
-    """So that results and interrupted runs of 0.1 are recognised, whichever way it was asked."""
+    """Results and interrupted runs of 0.1 are recognised, whichever options requested the shape."""
     model = st.open(checkpoint("qwen3_5_text"))
     common = {"text": tmp_path / "none.txt", "tokens": "1k", "method": "drrqr", "recall": 0.0}
-    job = Job.from_options(model, st.TrimOptions(**asked, **common))
+    job = Job.from_options(model, st.TrimOptions(**requested, **common))
     assert list(job.record.items()) == list(
         {
             "format": "statetrim trim",
@@ -231,7 +233,7 @@ def test_the_record_of_a_job_is_that_of_version_0_1(
     )
 
 
-@pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+@pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
 def test_results_say_with_which_options_they_were_made(checkpoint: Any, tmp_path: Path) -> None:
     text = tmp_path / "text.jsonl"
     tiny.write_text(text, 2**13)
@@ -305,16 +307,3 @@ def test_mypy_knows_every_option(tmp_path: Path) -> None:
     errors = [line for line in done.stdout.splitlines() if ": error:" in line]
     assert {int(line.split(":")[1]) for line in errors} == wrong, done.stdout + done.stderr
     assert '"kepe"' in errors[0] and '"ranks"' in errors[-1], errors
-
-
-def test_a_deprecated_option_works_and_says_what_takes_its_place(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """The rule of CONTRIBUTING.md; `calibrate` goes on to refuse the model."""
-    with pytest.raises(st.StatetrimError, match="nowhere"):
-        st.calibrate("nowhere", "text.jsonl", resume=True)
-    assert "resume is deprecated and will be removed in 0.4: the same call" in caplog.text
-    caplog.clear()
-    with pytest.raises(st.StatetrimError, match="nowhere"):
-        st.calibrate("nowhere", "text.jsonl")
-    assert "deprecated" not in caplog.text

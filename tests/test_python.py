@@ -1,4 +1,4 @@
-"""Python as a user types it: names, types, models by their path."""
+"""The Python interface: public names, types, models by path, repr, tables and progress."""
 
 import ast
 import contextlib
@@ -35,7 +35,7 @@ Load = Callable[[str], Path]
 SOURCE = Path(__file__).parents[1] / "src"
 
 MODELS = {"model", "models", "small", "original", "teacher", "baseline"}
-"""What parameters that take models are called."""
+"""Names of parameters that take models."""
 
 
 @pytest.fixture(scope="module")
@@ -51,9 +51,9 @@ def test_every_public_name_leads_somewhere() -> None:
 
 
 def typed(script: str, folder: Path) -> str:
-    """What mypy says of a user's script."""
+    """The output of mypy for a user's script."""
     (folder / "script.py").write_text(script)
-    # Its verdict on statetrim is another's task; torch's types take long and matter little here.
+    # Errors in statetrim itself are checked elsewhere; reading torch's types takes long.
     (folder / "mypy.ini").write_text(
         "[mypy]\nstrict = true\nfollow_imports = silent\n"
         "[mypy-torch.*,transformers.*,safetensors.*]\nfollow_imports = skip\n"
@@ -107,7 +107,7 @@ def test_whatever_takes_a_model_takes_a_path() -> None:
 def test_a_cut_by_names_alone_equals_one_by_objects(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    """Models, statistics and plans by the paths of their files, as on the command line."""
+    """Models, statistics and plans can be given as paths, as on the command line."""
     model, sums, plan = str(checkpoint("delta_net")), tmp_path / "sums", str(tmp_path / "plan")
     quick = {"tokens": 1024, "length": 64, "recall": 0.0, "methods": ["drrqr"]}
     statistics = st.calibrate(model, text, out=sums, **quick)
@@ -205,7 +205,7 @@ def test_what_is_no_number_of_tokens_is_refused(wrong: Any, checkpoint: Load, te
 
 @pytest.fixture(scope="module")
 def shown(checkpoint: Load, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One of everything that a prompt or a notebook shows, of a model with a hostile name."""
+    """One object of every class with a repr or table, from a model whose name holds HTML."""
     folder = tmp_path_factory.mktemp("shown")
     model = st.open(shutil.copytree(checkpoint("delta_net"), folder / "<script>alert(1)<"))
     statistics = st.calibrate(
@@ -265,7 +265,7 @@ def test_names_of_any_length_stay_in_a_line(shown: dict[str, Any]) -> None:
 def test_a_notebook_shows_a_table(name: str, shown: dict[str, Any]) -> None:
     html = shown[name]._repr_html_()
     assert len(html) < 8000
-    table = ElementTree.fromstring(html)  # a table, and nothing beside it
+    table = ElementTree.fromstring(html)  # a table and nothing else
     rows = [["".join(cell.itertext()) for cell in row] for row in table.iter("tr")]
     wanted = {
         "Checkpoint": ["state per head, keys x values", "12 x 8"],
@@ -284,7 +284,7 @@ def test_a_notebook_shows_a_table(name: str, shown: dict[str, Any]) -> None:
 
 
 def test_a_notebook_shows_no_markup_of_others_and_no_end(shown: dict[str, Any]) -> None:
-    """Names, options and units come from files of strangers."""
+    """Names, options and units may come from untrusted files."""
     evil = '<img src=x onerror="alert(1)">&'
     score = replace(shown["Score"], model=evil, task=evil, metric=evil)
     many = [replace(score, task=f"{evil}{n}") for n in range(1000)]
@@ -304,7 +304,7 @@ LONG = ["analyze", "benchmark", "calibrate", "evaluate", "prune", "recover", "re
 
 
 def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: str) -> list[str]:
-    """What Python code shows on standard error: by default, and where it asked for no progress."""
+    """Standard error of Python code: with the default progress, and with progress=False."""
     reader, writer = pty.openpty() if terminal else os.pipe()
 
     def script() -> None:
@@ -323,7 +323,7 @@ def watched(model: Path, text: Path, out: Path, terminal: bool, **environment: s
 
     def read() -> None:
         nonlocal received
-        with contextlib.suppress(OSError):  # a terminal's way to say that it was closed
+        with contextlib.suppress(OSError):  # raised when the terminal is closed
             while more := os.read(reader, 2**16):
                 received += more
 
@@ -348,7 +348,7 @@ def test_a_terminal_shows_a_bar_unless_told_otherwise(
     assert not re.search("calibrating|selecting|pruning|━", off), off
 
 
-def test_a_name_beside_a_bar_is_no_markup() -> None:
+def test_a_name_next_to_a_bar_is_no_markup() -> None:
     screen = io.StringIO()
     with terminal_bar("", Console(file=screen, force_terminal=True, width=120)) as report:
         report(st.Progress(1, 2, "samples", "[/red] [bold]model: mqar"))
@@ -367,13 +367,13 @@ def test_nobody_watches_so_nothing_is_shown(
 
 
 def test_a_notebook_shows_a_bar(checkpoint: Load, monkeypatch: pytest.MonkeyPatch) -> None:
-    """IPython is no dependency: these are the three things of it that a bar needs."""
+    """IPython is no dependency; the fake module has the three names that a bar needs."""
     shown: list[dict[str, str]] = []
 
     class ZMQInteractiveShell: ...
 
     class Shell(ZMQInteractiveShell):
-        """Colab has one of its own."""
+        """Colab has its own subclass."""
 
     class Handle:
         def update(self, data: dict[str, str], raw: bool) -> None:
@@ -406,7 +406,7 @@ def test_whatever_takes_long_shows_how_far_it_is(name: str) -> None:
 
 
 def test_no_bar_comes_from_within_a_run() -> None:
-    """What is called by another function of ours reports to where that one was told to."""
+    """A public function that another one calls gets the caller's `progress`."""
     inner = [*(SOURCE / "statetrim" / "pipelines").glob("*.py"), *SOURCE.rglob("*ing/*.py")]
     calls = [
         call

@@ -13,8 +13,8 @@ from helpers import tiny
 from helpers.fresh_install import ROOT, FreshEnvironment
 from statetrim.serving.engines import Shape, compatibility_of_shape, serve_command
 
-SETUP = ("pip install", "hf download", "cd ")  # what the fixture did
-ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # below
+SETUP = ("pip install", "hf download", "cd ")  # done by the fixture
+ELSEWHERE = ("statetrim demo", "vllm serve", "curl ")  # tested by other functions
 QUICK = {
     "trim": "--limit 4 --no-benchmark",
     "evaluate": "--limit 4",
@@ -28,7 +28,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def commands(page: str, program: str = "") -> list[str]:
-    """What a reader types, in order."""
+    """The commands of a page that a reader types, in order."""
     return [
         line.removeprefix("$ ").partition("  #")[0].strip()
         for block in blocks(page, "console")
@@ -38,7 +38,7 @@ def commands(page: str, program: str = "") -> list[str]:
 
 
 def tiny_version(command: str) -> str:
-    """The README speaks of heads of 128 channels; the tiny model has 12, and less text."""
+    """The command with numbers for the tiny model, which has 12 channels per head, not 128."""
     for original, replacement in (
         ("--square 64", "--square 4"),
         ("keep=64", "keep=6"),
@@ -60,7 +60,7 @@ def test_the_package_index_gets_no_link_that_leads_nowhere(
     tmp_path: Path,
     fresh: FreshEnvironment,
 ) -> None:
-    """There is no repository around the wheel's description, so none of its links is relative."""
+    """The package index shows the wheel's description without the repository: no relative links."""
     read = "from importlib.metadata import metadata; print(metadata('statetrim').get_payload())"
     shown = fresh.run(f'python -c "{read}"', tmp_path).stdout
     assert (
@@ -100,7 +100,7 @@ def test_the_page_runs(
 
 @pytest.mark.timeout(1200)
 def test_the_demo_ends_in_a_report(tmp_path: Path, fresh: FreshEnvironment) -> None:
-    """Its model learns, loses some by the cut, and is reported on."""
+    """The demo trains a model that recalls, cuts it, and reports what each cut loses."""
     done = fresh.run("statetrim demo", tmp_path)
     assert done.returncode == 0, done.stderr
     folder = tmp_path / "statetrim-demo"

@@ -1,4 +1,4 @@
-"""The analysis against states walked token by token in float64, on every family that runs here."""
+"""The analysis against states computed token by token in float64, for every runnable family."""
 
 import functools
 import hashlib
@@ -37,7 +37,7 @@ RUNNABLE = (*PORTABLE, *GATED, *MAMBA)
 LINEAR_LAYERS = {  # of the hybrids; the others are softmax attention or feed-forward
     **dict.fromkeys((*GATED, "bamba", "granitemoehybrid"), (0, 2)),
     "nemotron_h": (0, 3),
-    "zamba2": (0, 1, 2, 3),  # its second and fourth have both
+    "zamba2": (0, 1, 2, 3),  # the second and fourth have softmax attention too
 }
 KERNELS = {
     "delta_net": "chunk_delta_rule",
@@ -63,7 +63,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
-    """The arguments of every kernel call, in layer order; shares nothing with the hooks."""
+    """The arguments of every kernel call, in layer order, recorded without the package's hooks."""
     module = sys.modules[type(next(iter(live.mixers.values()))).__module__]
     name = KERNELS[live.checkpoint.config["model_type"]]
     kernel, calls = getattr(module, name), list[dict[str, Any]]()
@@ -82,7 +82,7 @@ def recorded(live: LiveModel) -> Iterator[list[dict[str, Any]]]:
 def oracle(
     model_type: str, arguments: dict[str, Any], sequence: int, head: int
 ) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Queries and keys [T, d_k] as the state sees them, and all states [d_v, d_k] of one head."""
+    """Queries and keys [T, d_k] as the recurrence uses them, and states [d_v, d_k] of one head."""
 
     def of_head(name: str) -> Tensor:  # [T, ...] of this head, or of the key head it shares
         x = arguments[name][sequence].double()
@@ -164,7 +164,7 @@ def test_states_and_spectra_equal_the_step_by_step_oracle(
             )
             edges = np.linspace(-8, 4, BINS + 1)
             counts = np.histogram(np.log10(pooled).clip(-7.999, 3.999), edges)[0]
-            # a value may fall on the other side of a bin's edge by its last digit
+            # rounding may move a value over a bin's edge
             assert np.abs(layer.histogram[head].numpy().cumsum() - counts.cumsum()).max() <= 1
         for actual, rows in ((layer.key_condition, keys), (layer.query_condition, queries)):
             truth = [np.linalg.cond(torch.cat(rows[group]).numpy()) for group in sorted(rows)]
@@ -193,7 +193,7 @@ def test_utilization_is_effective_rank_over_the_narrower_width(checkpoint: Any, 
 
 @pytest.mark.parametrize("bounded", [False, True])
 def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> None:
-    """fla's GPU kernels take the raw gates; the states are those of the finished ones."""
+    """fla's GPU kernels take raw gates; the states must equal those from computed gates."""
     torch.manual_seed(0)
     raw, key, value = torch.randn(2, 40, 4, 6), torch.randn(2, 40, 2, 6), torch.randn(2, 40, 4, 8)
     raw_beta, a_log, bias = torch.randn(2, 40, 4), torch.randn(4), torch.randn(24)
@@ -215,12 +215,12 @@ def test_gates_that_a_kernel_computes_itself_are_understood(bounded: bool) -> No
 
 def test_a_recurrence_that_is_not_known_is_refused() -> None:
     x = torch.randn(1, 8, 2, 4)
-    for family, kernel, arguments, says in (
+    for family, kernel, arguments, message in (
         (families()["comba"], "chunk_comba", {}, "does not know the recurrence of 'chunk_comba'"),
         (KDA, "chunk_kda", {"initial_state": x}, "without a cache"),
         (KDA, "chunk_kda", {"cu_seqlens": x}, "packed"),
     ):
-        with pytest.raises(st.StatetrimError, match=says):
+        with pytest.raises(st.StatetrimError, match=message):
             next(walk_states(KernelCall(0, x, x, x, kernel, arguments), family, 8))
 
 
@@ -272,7 +272,7 @@ def peak(time):
     _Tally(Geometry((0,), 8, 8, 64, 64), family, time, 64, 128, StateStorage()).add(call)
     print(kib("VmHWM") - before, flush=True)
 for time in map(int, sys.argv[1:]):
-    if os.fork() == 0:  # a process each: one would go on in memory that the other had
+    if os.fork() == 0:  # separate processes: memory of the first would be reused
         peak(time)
         os._exit(0)
     os.wait()
@@ -280,7 +280,7 @@ for time in map(int, sys.argv[1:]):
 
 
 def test_memory_is_flat_in_sequence_length() -> None:
-    """Chunk-end states of 8,192 tokens would be 32 MiB here, and its keys in float64 as much."""
+    """Keeping the chunk-end states of 8,192 tokens would take 32 MiB, float64 keys as much."""
     command = [sys.executable, "-c", PEAK, "1024", "8192"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
     short, long = (int(line) / 1024 for line in ended.stdout.split())
@@ -289,7 +289,7 @@ def test_memory_is_flat_in_sequence_length() -> None:
 
 @pytest.fixture(scope="module")
 def pair(checkpoint: Any, text: Path, tmp_path_factory: pytest.TempPathFactory) -> Analysis:
-    """A tiny model cut to half its channels, beside itself before the cut."""
+    """The analysis of a cut to half the key channels, with the original as baseline."""
     model = st.open(checkpoint("gated_deltanet"))
     out = tmp_path_factory.mktemp("small") / "out"
     small = st.prune(model, st.select(model, "l1", 6), out=out)
@@ -373,14 +373,14 @@ HOSTILE: list[tuple[tuple[str, ...], Any, str]] = [
 ]
 
 
-@pytest.mark.parametrize(("keys", "value", "says"), HOSTILE)
+@pytest.mark.parametrize(("keys", "value", "message"), HOSTILE)
 def test_a_file_that_is_not_whole_is_refused(
-    keys: tuple[str, ...], value: Any, says: str, pair: Analysis, tmp_path: Path
+    keys: tuple[str, ...], value: Any, message: str, pair: Analysis, tmp_path: Path
 ) -> None:
     path = tmp_path / "analysis.json"
     pair.save(path)
     edited(path, *keys, value=value)
-    with pytest.raises(st.StatetrimError, match=says):
+    with pytest.raises(st.StatetrimError, match=message):
         Analysis.load(path)
 
 
@@ -403,14 +403,14 @@ def test_broken_arrays_are_refused(pair: Analysis, tmp_path: Path) -> None:
 
 def test_what_cannot_be_analysed_is_said_in_a_sentence(checkpoint: Any, text: Path) -> None:
     model = st.open(checkpoint("gated_deltanet"))
-    for changes, says in (
+    for changes, message in (
         ({"burn_in": LENGTH}, "leave nothing"),
         ({"every": 3}, "not every '3'"),
         ({"every": "word"}, "not every 'word'"),
         ({"every": 128}, "not every '128'"),
         ({"baseline": st.open(checkpoint("delta_net"))}, "other layers or heads|nothing would"),
     ):
-        with pytest.raises(st.StatetrimError, match=says):
+        with pytest.raises(st.StatetrimError, match=message):
             st.analyze(model, text, **{**SETTINGS, **changes})
 
 

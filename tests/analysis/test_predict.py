@@ -1,4 +1,4 @@
-"""The error that masking predicts is the one that a cut on disk, refitted, has."""
+"""The error that masking predicts equals that of a refitted cut on disk."""
 
 from pathlib import Path
 from typing import Any
@@ -52,7 +52,7 @@ def test_prediction_equals_the_cut_on_disk(
                 gram = gram + layer_sums.readout_moment / layer_sums.target_square
                 target = target + layer_sums.target_moment / layer_sums.target_square
             # The norm's weight was multiplied into the projection of the cut, so its read-out
-            # differs by a factor a channel, which the fit absorbs (but for the damping).
+            # differs by a factor per channel, which the fit absorbs (except for the damping).
             weight = fit_least_squares(gram, target, DAMPING)
             for source, test in tests.items():
                 expected = relative_error(weight, test.layers[layer])

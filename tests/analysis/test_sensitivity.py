@@ -1,4 +1,4 @@
-"""Each layer cut alone, by masking: equal to mixers cut on disk, each put into the original."""
+"""Masking one layer equals putting that layer's mixer of a cut on disk into the original."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -37,7 +37,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def grafted(live: nn.Module, model: st.Checkpoint, small: Any, layer: int) -> Iterator[None]:
-    """The original with one mixer of the cut model in place of its own."""
+    """Within, the original has one mixer of the cut in place of its own."""
     own, other = find_mixers(live, model)[layer], find_mixers(small.live, small.model)[layer]
     name = next(name for name, module in live.named_modules() if module is own)
     parent, leaf = live.get_submodule(name.rpartition(".")[0]), name.rpartition(".")[2]
@@ -47,7 +47,7 @@ def grafted(live: nn.Module, model: st.Checkpoint, small: Any, layer: int) -> It
 
 
 class Small:
-    """A plan as `prune` writes it, and as stock code loads it."""
+    """The cut that `prune` writes for a plan, and as stock code loads it."""
 
     def __init__(self, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
         self.model = st.prune(model, plan, out)
@@ -56,7 +56,7 @@ class Small:
 
 @torch.inference_mode()
 def plain_nll(live: Any, ids: Tensor) -> Tensor:
-    """[rows]: by the model's own logits."""
+    """Mean negative log-likelihood [rows], from the model's own logits."""
     logits = live(input_ids=ids.long(), use_cache=False).logits[:, :-1].double()
     return functional.cross_entropy(logits.mT, ids[:, 1:].long(), reduction="none").mean(1)
 
@@ -162,7 +162,7 @@ class Killed(Exception):
     pass
 
 
-def test_a_killed_run_goes_on(
+def test_a_killed_run_resumes(
     checkpoint: Callable[[str], Path], text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("delta_net"))
@@ -178,7 +178,7 @@ def test_a_killed_run_goes_on(
         sensitivity(model, plans, text, out=out, progress=kill, **options)
     assert not out.exists() and (tmp_path / "found.json.partial").exists()
     with pytest.raises(st.StatetrimError, match=r"another job .its 'rows' differs"):
-        sensitivity(model, plans, text, out=out, resume=True, windows=WINDOWS, rows=ROWS + 1)
+        sensitivity(model, plans, text, out=out, windows=WINDOWS, rows=ROWS + 1)
     sensitivity(model, plans, text, out=out, **options)
     uninterrupted = sensitivity(model, plans, text, **options)
     assert Sensitivity.load(out) == uninterrupted
@@ -203,7 +203,7 @@ def test_refuses_plans_that_compare_nothing(checkpoint: Callable[[str], Path], t
 
 
 def make_sensitivity(drops: dict[int, float], original: float = 0.9) -> Sensitivity:
-    """Key cuts of three layers that lose `drops` of recall, the same in every sequence."""
+    """Sensitivity to pruning keys of three layers, with `drops` of recall in every sequence."""
 
     def samples(recall: float) -> Samples:
         return Samples([5.0, 5.5], [0.0, 0.0], {16: [recall] * 8, 63: [recall] * 8})

@@ -1,4 +1,4 @@
-"""The rule by which a shape is chosen: a table of cases."""
+"""The rule that chooses a shape: a table of cases, and reading of damaged files."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ PREDICTION = Prediction({name: {"text": {0: 0.1}} for name in ("64x32", "48x40",
 def candidate(
     name: str, loss: float, recall: tuple[float, float] | None, share: float = 0.5
 ) -> Candidate:
-    """`recall`: points and half of their interval."""
+    """A measured shape; `recall` is the change in points and its margin."""
     change = recall and Interval(recall[0], recall[0] - recall[1], recall[0] + recall[1])
     return Candidate(name, share, Interval(loss, loss - 0.01, loss + 0.01), change)
 

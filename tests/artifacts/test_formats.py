@@ -1,6 +1,6 @@
-"""Version 1 of every artifact, as 0.2 wrote it, in tests/data/formats-1: today's code reads it.
+"""Today's code reads version 1 of every artifact, as 0.2 wrote it, in tests/data/formats-1.
 
-The files stay as they are. A new version of a format gets a directory of its own beside them.
+The files never change. A new version of a format gets a directory of its own next to them.
 """
 
 import json
@@ -67,7 +67,7 @@ def test_every_kind_that_is_written_lies_there() -> None:
 
 
 def test_commands_take_them(tmp_path: Path) -> None:
-    """Those that read an artifact and write a checkpoint, a plan, statistics or a report."""
+    """The commands that read stored artifacts and write a plan, a checkpoint or a report."""
     shutil.copytree(DATA, tmp_path / "all")
     artifacts = tmp_path / "all"
     plan = st.select(

@@ -1,4 +1,4 @@
-"""The card of a cut: what it says, in which order, and that no name in it acts."""
+"""The model card of a cut: its content and order, and that names in it are escaped."""
 
 import re
 import shutil
@@ -29,7 +29,7 @@ RECORD = {
     "curve": [{"loss": 2.0, "tokens": 0}, {"loss": 1.0, "tokens": 10}],
     "layers": {"0": {"before": 0.5, "after": 0.1}},
 }  # fmt: skip
-"""Of a recovery and of a refit, as far as a card tells of them."""
+"""The fields of the records of a recovery and of a refit that cards read."""
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def test_what_was_measured_of_other_weights_is_taken_out(model: st.Checkpoint) -
 
 
 def test_no_step_claims_the_tensors_that_a_later_one_changed(model: st.Checkpoint) -> None:
-    """Every sentence about bytes names the step that copied them, once there are several."""
+    """With several steps, every sentence on unchanged bytes names the step that copied them."""
     pruned = card(model)
     assert "All other tensors are the original's, byte for byte." in pruned
     refitted = refitted_card(pruned, "name", RECORD)
@@ -118,7 +118,7 @@ def test_the_licence_is_carried_where_it_is_plain(model: st.Checkpoint) -> None:
 
 @pytest.mark.parametrize("place", ["method", "option", "directory", "hub", "model", "task"])
 def test_names_stay_text(place: str, model: st.Checkpoint, tmp_path: Path) -> None:
-    """Of methods, options, directories, models and tasks; a directory's may hold line breaks."""
+    """Names of methods, options, directories, models and tasks are escaped, line breaks too."""
     measured, changes = scores(), {}
     flat = NASTY.replace("/", "_")
     if place == "method":

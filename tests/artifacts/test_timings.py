@@ -1,4 +1,4 @@
-"""Two medians and their ratio, as a reader sees them next to each other."""
+"""The medians of two models and their ratio, as tables and reports show them."""
 
 import re
 from pathlib import Path
@@ -24,7 +24,7 @@ def timings(seconds: dict[str, list[float]]) -> st.Timings:
 
 
 def shown(measured: st.Timings) -> tuple[float, float, float, str]:
-    """Both medians, the ratio, and what is said of it; alike in the terminal and in the report."""
+    """Both medians, their ratio, and the remark on noise, from the table."""
     (row,) = measured.table().rows
     match = re.fullmatch(r"([\d,]+) \(([\d.]+)x(.*)\)", row[4])
     assert match

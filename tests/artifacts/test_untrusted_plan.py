@@ -1,4 +1,4 @@
-"""Untrusted plans."""
+"""Damaged and hostile plan.json files are refused with an error message."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -38,11 +38,11 @@ def plan(change: Callable[[dict[str, Any]], Any]) -> SpoilCheckpoint:
 
 
 def channels(head: Any) -> SpoilCheckpoint:
-    """The first head of layer 0 keeps these."""
+    """A plan in which the first head of layer 0 keeps `head`."""
     return plan(lambda p: p["kept"]["0"].__setitem__(0, head))
 
 
-for head, says in (
+for head, expected_text in (
     ([0, 0, 1, 2, 3, 4, 5, 6], "ascending order"),
     ([0, 1, 2, 3, 4, 5, 6, 6], "ascending order"),
     ([7, 6, 5, 4, 3, 2, 1, 0], "ascending order"),
@@ -67,7 +67,7 @@ for head, says in (
     (7, "same number of channels"),
     ({"0": 1}, "same number of channels"),
 ):
-    add(f"plan head {head!r}", channels(head), says)
+    add(f"plan head {head!r}", channels(head), expected_text)
 for value in (None, [], {}, "x", 3, [[0]], True):
     add(f"plan kept {value!r}", plan(lambda p, v=value: p.update(kept=v)), "lists no kept")
 for value in (None, [], {}, "x", 3, [0, 1], [[]], [None], True):
@@ -92,13 +92,13 @@ for value in (7, 9, 0, -8, 8.0, "8", None, True, [8], 10**400):
 for value in (4, 0, "x", []):
     change = plan(lambda p, v=value: p.update(keep_values=v))
     add(f"plan keep_values = {value!r}", change, "says keep_values")
-for name, heads, says in (
+for name, heads, expected_text in (
     ("too few heads", [[0, 1, 2, 3]] * 3, "4 heads of 4"),
     ("channels beyond", [[0, 1, 2, 8]] * 4, "beyond 0 to 7"),
     ("no order", [[1, 0, 2, 3]] * 4, "ascending"),
 ):
     change = plan(lambda p, h=heads: p.update(keep_values=4, kept_values={"0": h, "2": h}))
-    add(f"plan cuts values: {name}", change, says)
+    add(f"plan cuts values: {name}", change, expected_text)
 for value in ({}, [], 3, "x"):
     change = plan(lambda p, v=value: p.update(kept_values=v))
     add(f"plan kept_values = {value!r}", change, "lists no kept")

@@ -1,4 +1,4 @@
-"""The verdict's table of cases, and every way to hide a loss that we could think of."""
+"""The verdict: a table of cases, and the known ways to hide a loss from it and from rules."""
 
 import math
 import random
@@ -27,7 +27,7 @@ Samples = dict[tuple[str, str], list[float]]
 
 
 def answers(share: float, count: int = ROWS, seed: int = 0) -> list[float]:
-    """Right and wrong answers, `share` of them right, in an order of their own."""
+    """Right and wrong answers (1 and 0), `share` of them right, shuffled by `seed`."""
     right = round(share * count)
     samples = [1.0] * right + [0.0] * (count - right)
     random.Random(seed).shuffle(samples)
@@ -35,13 +35,13 @@ def answers(share: float, count: int = ROWS, seed: int = 0) -> list[float]:
 
 
 def rows(share: float, noise: float = 0.02, seed: int = 0) -> list[float]:
-    """Shares of right answers, one a sequence."""
+    """Shares of right answers, one per sequence."""
     draw = random.Random(seed)
     return [min(1.0, max(0.0, share + draw.uniform(-noise, noise))) for _ in range(ROWS)]
 
 
 def likelihoods(nats: float, seed: int = 0) -> list[float]:
-    """Log-likelihoods of sequences of a hundred tokens, `nats` a token."""
+    """Log-likelihoods of sequences of 100 tokens, about -`nats` per token."""
     draw = random.Random(seed)
     return [-100 * (nats + draw.uniform(-0.2, 0.2)) for _ in range(ROWS)]
 
@@ -52,7 +52,7 @@ def shifted(samples: list[float], by: float, noise: float = 0.0, seed: int = 1) 
 
 
 def model(recall: Mapping[int, float] | float = 0.9, nats: float = 3.0, kl: float = 0.0) -> Samples:
-    """What a model got on a text and on MQAR, with the shares right by load."""
+    """Samples of a model on a text and on MQAR; `recall` is the share right, by pairs or of all."""
     by_load = {load: recall for load in LOADS} if isinstance(recall, float) else dict(recall)
     base = likelihoods(3.0)
     samples: Samples = {
@@ -97,7 +97,7 @@ def judged(cut: Samples, *, control: Samples | None = RANDOM, **options: Any) ->
     return judge_cut(scores(models), **options)
 
 
-# The table of cases: what was measured, and what is said of it.
+# Name -> the call, the expected outcome, and a part of its reason.
 CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
     "a good cut": (lambda: judged(GOOD), Outcome.SHIP, "both within their limits"),
     "a gain is no loss": (
@@ -150,7 +150,8 @@ CASES: dict[str, tuple[Callable[[], Verdict], Outcome, str]] = {
         Outcome.UNKNOWN, "its recall is unknown: 8 samples of mqar are too few to tell the "
         "original from chance; raise --limit, or choose a task that the original can do"),
     "the original reads no better than by guessing": (
-        lambda: judge_cut(scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
+        lambda: judge_cut(
+            scores({"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}, vocabulary=20)),
         Outcome.UNKNOWN, "its perplexity is unknown: the original predicts 64 samples of text no "
         "better than chance; choose a text that the original can predict"),
     "few samples": (lambda: few(3), Outcome.UNKNOWN, "3 samples of"),
@@ -178,7 +179,7 @@ def only(samples: Samples, task: str) -> Samples:
 
 
 def few(count: int) -> Verdict:
-    """The good cut, seen on a handful of samples."""
+    """The verdict on the good cut from its first `count` samples."""
     short = {
         name: {
             key: shifted(value[:count], 0.0, 0.02 * (name == "cut"))
@@ -191,13 +192,13 @@ def few(count: int) -> Verdict:
 
 @pytest.mark.parametrize("case", CASES)
 def test_cases(case: str) -> None:
-    judge, outcome, says = CASES[case]
+    judge, outcome, expected_text = CASES[case]
     result = judge()
-    assert (result.outcome, says in result.reason) == (outcome, True), result.reason
+    assert (result.outcome, expected_text in result.reason) == (outcome, True), result.reason
 
 
 def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another limit, another verdict: the rule reads them nowhere else."""
+    """A changed limit changes the verdict: LIMITS is the only place that defines them."""
     lost = model(recall=0.84, nats=3.0, kl=0.05)
     assert judged(lost).outcome is Outcome.RECOVER
     monkeypatch.setitem(LIMITS, "recall", Limit(ship=8.0, recoverable=10.0, setting=10.0))  # type: ignore[arg-type]
@@ -206,7 +207,7 @@ def test_limits_are_data(monkeypatch: pytest.MonkeyPatch) -> None:
     assert judged(lost).outcome is Outcome.STOP
 
 
-def test_facts_stand_beside_the_random_cut() -> None:
+def test_facts_are_compared_with_the_random_cut() -> None:
     result = judged(model(recall=0.5, nats=3.06, kl=0.05))
     first, second = result.facts
     assert first.startswith("mqar accuracy 89.9% → 49.9% (loss 40.0 points, 95%: 40.0 ")
@@ -224,7 +225,7 @@ def gate(models: Mapping[str, Samples], rule: str = GATE, **lineage: Any) -> str
 
 
 def test_the_gate_opens() -> None:
-    """Or closing would prove nothing."""
+    """A good cut passes the rules; else refusals in other tests would prove nothing."""
     models = {"original": ORIGINAL, "cut": GOOD, "rand": RANDOM}
     assert (
         find_violation("recall drop > 3 points", scores({"original": ORIGINAL, "cut": GOOD}))
@@ -238,7 +239,7 @@ def test_the_gate_opens() -> None:
 
 
 def with_task(task: str, before: list[float], after: list[float]) -> dict[str, Samples]:
-    """The lossy cut, with one more task."""
+    """The lossy cut and the original with one more task."""
     metric = "contains"
     return {
         "original": ORIGINAL | {(task, metric): before},
@@ -253,12 +254,12 @@ def easy_tasks() -> dict[str, Samples]:
 
 
 def easy_loads() -> dict[str, Samples]:
-    """One load is lost, and a hundred that nobody loses are measured beside it."""
+    """One number of pairs is lost, and a hundred easy settings are measured too."""
     return {"original": ORIGINAL | EASY, "cut": model(recall=COLLAPSED, kl=0.05) | EASY}
 
 
 def flattering_mean() -> dict[str, Samples]:
-    """The mean that stands in the file is not that of its settings."""
+    """The stored mean is better than that of the settings."""
     return {"original": ORIGINAL, "cut": LOST | {("mqar", "accuracy"): rows(0.9)}}
 
 
@@ -275,7 +276,7 @@ def without(figure: tuple[str, str]) -> dict[str, Samples]:
 
 
 def tiny(count: int) -> dict[str, Samples]:
-    """The first samples, on which the loss happens not to show."""
+    """A few samples on which the loss does not show."""
     figures = {("squad", "contains"): answers(0.9, 200)}
     first = {key: [1.0] * count for key in figures}
     return {"original": first, "cut": first}
@@ -351,13 +352,13 @@ HIDDEN: dict[str, tuple[Callable[[], str | None], str]] = {
 
 @pytest.mark.parametrize("way", HIDDEN)
 def test_the_gate_still_closes(way: str) -> None:
-    run_gate, says = HIDDEN[way]
+    run_gate, expected_text = HIDDEN[way]
     violation = run_gate()
-    assert violation is not None and says in violation
+    assert violation is not None and expected_text in violation
 
 
 def test_twice_the_same_figure_is_refused() -> None:
-    """The kinder one could stand first."""
+    """Duplicates are rejected: the better one could be first."""
     good = scores({"original": ORIGINAL, "cut": GOOD})
     lost = [x for x in scores({"original": ORIGINAL, "cut": LOST}).scores if x.model == "cut"]
     with pytest.raises(st.StatetrimError, match="twice"):
@@ -408,7 +409,7 @@ def test_a_load_at_chance_is_left_out_of_the_mean() -> None:
 
 
 def test_a_mean_names_the_settings_that_it_is_of() -> None:
-    """The original recalls at two loads of five; more are not in the mean, of any model."""
+    """The original is above chance on two of five settings; the mean has only these."""
     some = {4: 0.9, 8: 0.8, 16: 0.05, 32: 0.03, 63: 0.02}
     measured = scores({"original": model(some), "cut": model(0.5), "rand": model(0.4)})
     assert (
@@ -442,7 +443,7 @@ def test_one_sample_tells_nothing_from_chance() -> None:
 
 
 def test_a_cut_to_ship_is_told_as_one() -> None:
-    """What it loses in words, no zero with a sign, and no advice against the verdict."""
+    """The text of a verdict to ship: its losses, no -0.0, and no advice to keep more channels."""
     result = judged(model(recall=0.89, nats=3.0002, kl=0.01))
     assert result.outcome is Outcome.SHIP
     assert re.match(

@@ -1,4 +1,4 @@
-"""Timings: what is measured, how it is compared, and a vLLM server that is a stand-in."""
+"""Timings: what is measured and how models are compared; a small script stands in for vLLM."""
 
 import json
 import signal
@@ -98,25 +98,34 @@ def test_taking_turns_gives_the_ratio_of_each_round() -> None:
         min_seconds=0.0,
         warm_up=0,
     )
-    assert order == ["a", "b", "a", "b", "b", "a"]  # once to see how long it takes, then in turns
+    assert order == [
+        "a",
+        "b",
+        "a",
+        "b",
+        "b",
+        "a",
+    ]  # one call to estimate its time, then rounds in turns
     assert [len(seconds) for seconds in timed.seconds.values()] == [2, 2]
 
 
-@pytest.mark.parametrize(("asked", "calls"), [(0.0, 16), (0.20, 16), (0.30, 32)])
+@pytest.mark.parametrize(("min_seconds", "calls"), [(0.0, 16), (0.20, 16), (0.30, 32)])
 def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
-    asked: float, calls: int, monkeypatch: pytest.MonkeyPatch
+    min_seconds: float, calls: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else some rounds would hold a write more than others."""
+    """A round is a multiple of DECODE_CYCLE tokens; otherwise rounds would differ by a write."""
     assert DeferredState(torch.zeros(1, 1, 2, 2)).pending_keys.shape[1] == DECODE_CYCLE
     repeats_seen: list[int] = []
     monkeypatch.setattr(
-        stopwatch, "_seconds", lambda work, repeats, device: repeats_seen.append(repeats) or 0.01
+        stopwatch,
+        "_seconds_per_call",
+        lambda work, repeats, device: repeats_seen.append(repeats) or 0.01,
     )
     time_in_turns(
         {"a": lambda: None},
         rounds=2,
         device=CPU,
-        min_seconds=asked,
+        min_seconds=min_seconds,
         warm_up=0,
         cycle=DECODE_CYCLE,
     )
@@ -124,7 +133,7 @@ def test_a_round_decodes_tokens_for_whole_writes_of_the_state(
 
 
 def test_peak_memory_is_that_of_the_work() -> None:
-    """Also where it finds memory that was freed before it and that the allocator still holds."""
+    """Also if the work can reuse memory that was freed before but that the allocator holds."""
     torch.ones(2**23)  # once freed, blocks up to its size come from the heap and stay there
 
     def work() -> list[torch.Tensor]:
@@ -177,9 +186,9 @@ parser.add_argument("--port", type=int)
 parser.add_argument("--host")
 parser.add_argument("--kv-cache-memory-bytes", type=int)
 parser.add_argument("--model")
-known, _ = parser.parse_known_args()
-assert known.host == "127.0.0.1" and "PYTHONPATH" not in os.environ.get("SEEN", "")
-if not {broken!r}:  # an engine below the server, as vLLM's, which does not end by itself
+options, _ = parser.parse_known_args()
+assert options.host == "127.0.0.1" and "PYTHONPATH" not in os.environ.get("SEEN", "")
+if not {broken!r}:  # a child process like vLLM's engine, which ignores SIGTERM
     engine = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); time.sleep(600)"
     below = subprocess.Popen([sys.executable, "-c", engine])
     pathlib.Path({engines!r}, str(below.pid)).touch()
@@ -187,7 +196,7 @@ pathlib.Path({pids!r}, str(os.getpid())).touch()
 if {broken!r}:
     raise SystemExit("ValueError: this shape is not served")
 print("INFO [x.py:1] CPU KV cache size: 9 tokens, Maximum concurrency")
-most = 4 if known.model.endswith("half") else 2
+most = 4 if options.model.endswith("half") else 2
 gate, lock, running, peak = threading.Semaphore(most), threading.Lock(), [0], [0]
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -206,12 +215,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             with lock: running[0] -= 1
         self.answer(json.dumps({{"usage": {{"completion_tokens": body["max_tokens"]}}}}))
 
-http.server.ThreadingHTTPServer((known.host, known.port), Handler).serve_forever()
+http.server.ThreadingHTTPServer((options.host, options.port), Handler).serve_forever()
 """
 
 
 def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
-    """A Python whose vLLM is a few lines, and where its process numbers are left."""
+    """A Python executable with a fake vLLM, and the folder with the process ids of its servers."""
     package = folder / "vllm" / "entrypoints" / "openai"
     package.mkdir(parents=True)
     pids, engines = folder / "pids", folder / "engines"
@@ -226,10 +235,10 @@ def stand_in(folder: Path, *, broken: bool = False) -> tuple[Path, Path]:
 
 
 def all_ended(pids: Path) -> bool:
-    """The servers, and the engines below them; one that nobody has asked for its status counts."""
+    """Whether all servers and their engines have ended; a zombie process has ended too."""
     processes = [*pids.iterdir(), *(pids.parent / "engines").iterdir()]
     stats = [Path("/proc", pid.name, "stat") for pid in processes]
-    deadline = time.monotonic() + 5  # one that was killed takes a while to vanish
+    deadline = time.monotonic() + 5  # a killed process takes a while to disappear
     while any(s.read_text().rpartition(") ")[2][0] != "Z" for s in stats if s.exists()):
         if time.monotonic() > deadline:
             return False

@@ -1,4 +1,4 @@
-"""Sums against a plain recomputation from captured activations and autograd."""
+"""Sums compared with a plain recomputation from captured activations and autograd."""
 
 import inspect
 import os
@@ -49,7 +49,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @contextmanager
 def recorded(model: torch.nn.Module, modules: dict[int, Any]) -> Iterator[dict[str, list[Tensor]]]:
-    """Every kernel call's q and k and every mixer's input, kept whole."""
+    """Capture q and k of every kernel call, and the inputs of every mixer and output projection."""
     module_of_kernels = sys.modules[type(next(iter(modules.values()))).__module__]
     kernels = {
         name: getattr(module_of_kernels, name)
@@ -146,7 +146,7 @@ def test_sums_equal_a_plain_recomputation(model_type: str, checkpoint: Any, text
 
 
 def check_gradients(model: st.Checkpoint, modules: dict[int, Any], statistics: Statistics) -> None:
-    """Each weight's gradient, found by perturbing nothing but the row that the channel owns."""
+    """Gradient sums equal autograd's gradients of the rows that belong to the channels."""
     for layer, mixer in modules.items():
         sums = statistics.layers[layer]
         assert sums.query_gradient is not None and sums.key_gradient is not None
@@ -157,7 +157,7 @@ def check_gradients(model: st.Checkpoint, modules: dict[int, Any], statistics: S
 
 
 def projection_gradient(model: st.Checkpoint, mixer: Any, side: str) -> Tensor:
-    """[heads, channels, hidden], by the layouts written out in families.md, not by our tables."""
+    """[heads, channels, hidden], by the layouts in families.md, not by the family's code."""
     g = model.geometry
     heads, dim = g.num_k_heads, g.head_k_dim
     if hasattr(mixer, "in_proj_qkvz"):  # per key head [ q | k | v | z ]
@@ -213,7 +213,7 @@ def test_two_processes_give_the_same_sums(checkpoint: Any, text: Path, tmp_path:
 
 
 def killed_after(batches: int, work: Callable[[], object]) -> int:
-    """Exit code of a process that is killed once the sums of so many batches are saved."""
+    """Exit code of a process that is killed when the sums of `batches` batches are saved."""
     real_save = SavedSums.save
 
     def save(self: SavedSums, sums: Any, done: int) -> None:
@@ -253,7 +253,7 @@ def test_an_interrupted_run_is_neither_mixed_nor_overwritten(
     arguments: Any = {"methods": ALL, **SETTINGS, "out": out, "save_seconds": 0}
     assert killed_after(2, lambda: st.calibrate(model, text, **arguments)) == -9
     with pytest.raises(st.StatetrimError, match=r"another job .its 'data' differs"):
-        st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out, resume=True)
+        st.calibrate(model, text, methods=ALL, **SETTINGS, skip=20, out=out)
     finished = st.calibrate(model, text, methods=ALL, **SETTINGS, out=out)
     assert_statistics_close(finished, Statistics.load(out), 0.0)
     with pytest.raises(st.StatetrimError, match="not overwritten"):

@@ -1,4 +1,4 @@
-"""Calibration from several sources: kept apart, killed and resumed, mixed late by plain rules."""
+"""Calibration from several sources: separate sums, resuming, and mixtures of them."""
 
 import json
 from collections.abc import Callable
@@ -56,7 +56,7 @@ def test_each_source_is_what_it_alone_would_show(
         "random": random_sequences(tokenizer, 320, 20),
         "echo": echo_sequences(text, tokenizer, 160, 20, skip=480),
     }
-    assert whole.lineage["data"][0]["count"] * 20 == 480  # what the others leave
+    assert whole.lineage["data"][0]["count"] * 20 == 480  # the tokens that are not generated
     for name, sequences in single_sources.items():
         forward = [method for method in ALL if method != "grad"]
         statistics = st.calibrate(model, sequences, methods=forward, batch_size=4)
@@ -116,7 +116,7 @@ def test_killed_anywhere_and_resumed_is_bit_identical(
             if len(steps) >= stop:
                 raise Killed
 
-        options = SETTINGS | SHARES | {"out": out, "resume": True, "save_seconds": 0}
+        options = SETTINGS | SHARES | {"out": out, "save_seconds": 0}
         try:
             statistics = st.calibrate(model, text, methods=ALL, **options, progress=kill)
         except Killed:
@@ -236,7 +236,7 @@ def test_a_refit_weighs_each_source_by_its_own_size(
 
 
 def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path) -> None:
-    """As 0.1 wrote them: LAYER.PART, and nothing of sources."""
+    """As version 0.1 wrote them: tensors LAYER.NAME, without sources."""
     tensors = {
         f"{layer}.{part}": value.contiguous()
         for layer, sums in whole.layers.items()
@@ -249,7 +249,7 @@ def test_files_of_the_first_version_still_load(whole: Statistics, tmp_path: Path
     loaded = Statistics.load(tmp_path / "old")
     assert_statistics_close(Statistics(whole.layers, {"source": "x"}), loaded, 0.0)
     assert loaded.shares == {"text": 1.0} and mix_statistics(loaded) is loaded
-    loaded.save(tmp_path / "again")  # text alone is written as ever
+    loaded.save(tmp_path / "again")  # text alone is written in the old layout
     with safe_open(tmp_path / "again", "pt") as file:
         assert set(file.keys()) == set(tensors)
 
@@ -283,7 +283,7 @@ def test_what_cannot_be_is_one_sentence(
     with pytest.raises(st.StatetrimError, match="nothing of 'music', but recall, random, echo"):
         st.select(model, "product", 6, statistics=whole, shares={"music": 0.5})
     for wrong in ({"recall": 1.5}, {"recall": -0.5}, {"recall": float("nan")}):
-        with pytest.raises(st.StatetrimError, match="parts of one"):
+        with pytest.raises(st.StatetrimError, match="from 0 to 1"):
             st.select(model, "product", 6, statistics=whole, shares=wrong)
     with pytest.raises(st.StatetrimError, match="give statistics"):
         st.select(model, "l1", 6, shares={"recall": 0.5})

@@ -84,7 +84,7 @@ def test_a_log_gets_a_line_now_and_then(
 
     with console.show_progress("calibrating") as quick:
         quick(Progress(512, 1024, "tokens"))
-    monkeypatch.setattr(console._ProgressLines, "patience", 0.0)
+    monkeypatch.setattr(console._ProgressLines, "interval", 0.0)
     with console.show_progress("pruning") as slow:
         written = counter(slow, 2048, "bytes")
         written(512)
@@ -128,7 +128,7 @@ def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path:
         "0.5",
     )
     assert "key head" not in values.stdout
-    for arguments, says in (
+    for arguments, message in (
         ([], "say how many channels"),
         (["--square", "4", "--keep", "6"], "leave out the other two"),
         (["--keep-values", "8"], "nothing would change"),
@@ -137,5 +137,5 @@ def test_both_axes_are_chosen_shown_and_cut(run: Run, checkpoint: Any, tmp_path:
         (["--keep-values", "4", "--value-option", "tolerance=2"], "no option 'tolerance'"),
     ):
         refused = run("select", model, *arguments, "-o", "n.json", cwd=tmp_path)
-        assert refused.returncode == 2 and says in refused.stderr, refused.stderr
+        assert refused.returncode == 2 and message in refused.stderr, refused.stderr
         assert not (tmp_path / "n.json").exists()

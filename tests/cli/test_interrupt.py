@@ -1,4 +1,4 @@
-"""Ctrl-C: one sentence that says what is kept and how to go on, exit code 130, and no traceback."""
+"""Ctrl-C: one sentence that says what is kept and how to resume, exit code 130, no traceback."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +12,7 @@ from helpers.refusal import run
 from statetrim.progress import OnProgress, Progress
 from statetrim.progress.bar import RunProgressSource
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns about its slow paths
 
 TRIM = "trim MODEL --keep 6 --text TEXT --tokens 1k --limit 2 --batch-size 2 --no-benchmark -o OUT"
 COMMANDS = {
@@ -30,7 +30,7 @@ COMMANDS = {
     "demo": "demo -o OUT",
 }
 KEEP = {"prune", "refit", "recover", "trim", "sweep", "demo"}
-"""Those that keep something from the start; the others have nothing yet when they just began."""
+"""Commands that write partial output from the start; the others have none when they are stopped."""
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_every_long_command_says_what_is_kept(
     command = command_words(COMMANDS[name], places, tmp_path / "out")
     with monkeypatch.context() as patch:
         for module in (statetrim.console.progress, statetrim.console.trim):
-            patch.setattr(module, "shown", interrupting_progress)
+            patch.setattr(module, "show_progress", interrupting_progress)
         code, err, _ = run(command)
     assert code == 130, err
     last = err.splitlines()[-1]

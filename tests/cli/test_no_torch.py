@@ -1,4 +1,4 @@
-"""A mistake in an option is answered before torch is imported: at once."""
+"""A mistake in an option is reported before the slow import of torch."""
 
 import json
 import os
@@ -58,15 +58,15 @@ MISTAKES = {
 SCRIPT = """
 import contextlib, io, json, shlex, sys
 from statetrim.cli import main
-found = {}
+answers = {}
 for line in json.loads(sys.argv[1]):
     sys.argv = ["statetrim", *shlex.split(line)]
     with contextlib.redirect_stderr(io.StringIO()) as err:
         try:
             main()
         except SystemExit as end:
-            found[line] = [end.code, err.getvalue(), "torch" in sys.modules]
-print(json.dumps(found))
+            answers[line] = [end.code, err.getvalue(), "torch" in sys.modules]
+print(json.dumps(answers))
 """
 
 
@@ -77,7 +77,7 @@ def run(code: str, lines: list[str], cwd: Path) -> subprocess.CompletedProcess[s
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """All of them in one process: what one imports, the next would have."""
+    """Run all mistakes in one process: none of them imports torch, or the rest would fail too."""
     folder = tmp_path_factory.mktemp("here")
     (folder / "HERE").mkdir()
     answered: dict[str, list[Any]] = json.loads(run(SCRIPT, list(MISTAKES), folder).stdout)
@@ -97,8 +97,8 @@ def test_every_command_is_tried() -> None:
 
 
 def test_the_answer_takes_a_third_of_the_import_of_torch_at_most(tmp_path: Path) -> None:
-    """Of the processor, side by side: machines differ, and have other work. The quicker of two
-    tries counts; where this was written, 0.25 s beside 1.7 s."""
+    """CPU time, compared with that of the import, since machines differ and run other programs. The
+    faster of two runs counts; 0.25 s compared with 1.7 s when this was written."""
     mistake = [sys.executable, "-m", "statetrim", "trim", "M", "-o", "O", "--tasks", "nonsense"]
     answer = min(processor_seconds(mistake, tmp_path) for _ in range(2))
     torch = min(

@@ -74,8 +74,8 @@ def test_the_shell_completes(typed: str, offered: str) -> None:
 
 def test_options_of_the_program_stand_anywhere() -> None:
     typed = "trim M --quiet --log a.txt -o OUT --traceback"
-    ours_first = "--quiet --log a.txt --traceback trim M -o OUT"
-    assert _global_options_first(typed.split()) == ours_first.split()
+    program_options_first = "--quiet --log a.txt --traceback trim M -o OUT"
+    assert _global_options_first(typed.split()) == program_options_first.split()
     assert _global_options_first(["x", "--log=a", "--", "--quiet"]) == [
         "--log=a",
         "x",
@@ -108,16 +108,16 @@ def test_quiet_leaves_results_and_warnings_and_the_log_has_all(
 def test_a_log_never_touches_another_file(tmp_path: Path) -> None:
     other_file = tmp_path / "model.safetensors"
     other_file.write_text("mine")
-    for path, says in ((other_file, "is not a log of statetrim"), (tmp_path, "is not a log")):
+    for path, message in ((other_file, "is not a log of statetrim"), (tmp_path, "is not a log")):
         done = run("inspect", "M", "--log", path)
-        check_refusal(done.returncode, done.stderr, done.stdout, says)
+        check_refusal(done.returncode, done.stderr, done.stdout, message)
     done = run("inspect", "M", "--log", tmp_path / "none" / "a.log")
     check_refusal(done.returncode, done.stderr, done.stdout, "cannot be written")
     assert other_file.read_text() == "mine"
 
 
 def test_a_log_on_a_full_disk_is_one_sentence(tmp_path: Path) -> None:
-    """The complaint goes to the log too, which cannot take it."""
+    """The error message itself cannot be written to the log."""
     program = (
         "import os, resource, signal, sys; from statetrim.cli import main; "
         "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); "

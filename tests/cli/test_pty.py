@@ -1,4 +1,4 @@
-"""`trim` in a real terminal: bars come and go, notes have lines of their own, Ctrl-C ends it."""
+"""`trim` in a pseudo-terminal: bars disappear, notes have their own lines, Ctrl-C ends the run."""
 
 import fcntl
 import os
@@ -22,7 +22,7 @@ FLAGS = "--keep 6 --tokens 2k --limit 2 --batch-size 2 --tasks text --no-control
 
 
 class Screen:
-    """What a terminal makes of what it is sent: the few codes that bars need, and wrapping."""
+    """A minimal terminal emulator: the control codes that progress bars use, and wrapping."""
 
     def __init__(self) -> None:
         self.lines: list[list[str]] = [[]]
@@ -58,7 +58,7 @@ class Screen:
 
 
 def broken_lines(lines: list[str]) -> list[str]:
-    """Lines in which a bar and a sentence share a place, or figures that are none."""
+    """Lines that mix a bar with a note, or that show NaN or an unknown total."""
     bar = r"[━╸╺]{3}"
     note = r"\.\.\.|kept|runs in|interrupted|checked"
     return [
@@ -69,17 +69,17 @@ def broken_lines(lines: list[str]) -> list[str]:
 
 
 def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, Screen, str]:
-    """Exit code, screen, and everything that was sent; Ctrl-C is typed once `stop_at` is there."""
+    """Exit code, final screen, and all output; Ctrl-C is typed once `stop_at` is in the output."""
     controller, terminal = os.openpty()
     fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", 40, COLUMNS, 0, 0))
-    # A session of its own takes the first terminal that it opens, and Ctrl-C comes from there.
+    # The first terminal that a new session opens becomes its own, and Ctrl-C is sent from there.
     shell = ["sh", "-c", 'exec "$@" < "$0" > "$0" 2>&1', os.ttyname(terminal), sys.executable, "-m"]
     environment = os.environ | {"TERM": "xterm-256color"}
     process = subprocess.Popen(
         [*shell, "statetrim", *words],
         start_new_session=True,
         env=environment,
-        # A suite that was started in the background ignores Ctrl-C, and so would this.
+        # Tests that were started in the background ignore SIGINT, and a child would inherit that.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
     screen, sent, undecoded = Screen(), "", b""
@@ -92,7 +92,7 @@ def in_terminal(words: list[str], stop_at: str = "") -> tuple[int, Screen, str]:
         text = undecoded.decode(errors="ignore")
         undecoded = b"" if text.encode() == undecoded else undecoded[len(text.encode()) :]
         sent += text
-        if stop_at and stop_at in sent:  # at once: what follows takes long on a busy machine
+        if stop_at and stop_at in sent:  # before feeding, which is slow on a busy machine
             os.write(controller, b"\x03")
             stop_at = ""
         screen.feed(text)

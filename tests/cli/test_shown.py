@@ -1,4 +1,4 @@
-"""What commands print of their results, from records written by hand."""
+"""What commands print about results, from records written by hand."""
 
 import json
 from pathlib import Path
@@ -19,7 +19,7 @@ def shown_statistics(squares: list[float], capsys: pytest.CaptureFixture[str]) -
         number: SimpleNamespace(tokens=10, output_square=torch.tensor([10 * square]))
         for number, square in enumerate(squares)
     }
-    statistics: Any = SimpleNamespace(layers=layers, generated={}, parts={"output_square"})
+    statistics: Any = SimpleNamespace(layers=layers, generated={}, sum_names={"output_square"})
     model: Any = SimpleNamespace(geometry=SimpleNamespace(num_k_heads=2))
     show_statistics(statistics, model, "statistics.safetensors", as_json=False)
     return " ".join(capsys.readouterr().err.split())
@@ -36,7 +36,7 @@ def test_a_small_output_is_explained_and_a_usual_one_not_mentioned(
 def test_recovery_shows_means_of_both_ends(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Single batches differ by more than training changes; here the last one alone is worst."""
+    """Losses of single batches are noisy, so means are shown; here the last loss is the worst."""
     losses = [2.0, 4.0, *[2.5] * 16, 1.0, 4.5]
     curve = [{"loss": loss, "tokens": 64 * n} for n, loss in enumerate(losses, 1)]
     record = {"curve": curve, "coverage": {}, "trained_tensors": ["a"]}

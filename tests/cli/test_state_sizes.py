@@ -1,4 +1,4 @@
-"""Whatever a cut saves stands beside a bfloat16 state without a cut, and beside both."""
+"""State sizes are shown for float32 and bfloat16, with and without the cut."""
 
 import json
 import re
@@ -44,7 +44,7 @@ def test_inspect_and_prune_have_a_row_for_it(model: Path, tmp_path: Path) -> Non
 
 
 def test_nothing_says_of_a_cut_that_it_needs_no_cut(model: Path, tmp_path: Path) -> None:
-    """`inspect` of a checkpoint that was cut has one column: the cut itself."""
+    """`inspect` of a cut shows only its own sizes."""
     small = st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
     _, _, shown = run(["inspect", str(small.path)])
     assert figures(shown, "in bfloat16") == [QUARTER]

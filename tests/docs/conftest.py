@@ -1,4 +1,4 @@
-"""A folder for a page, with a hub and engines that are in this process."""
+"""A folder per page, with a local hub server and an engine in this process."""
 
 import importlib
 import shutil
@@ -38,17 +38,17 @@ def world(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Callable[[Path], World]]:
-    """Models of the hub come from the loopback, and engines answer in this process."""
+    """Returns a function from a page to its folder; hub and engine are local stand-ins."""
     monkeypatch.setattr(
-        importlib.import_module("statetrim.verification.verify"), "ask", InProcess()
+        importlib.import_module("statetrim.verification.verify"), "run_engine", InProcess()
     )
     folder = tmp_path / "page"
     folder.mkdir()
     monkeypatch.chdir(folder)
-    monkeypatch.setattr("statetrim.pipelines.shape_choice.MEASURED", 1)  # of three
+    monkeypatch.setattr("statetrim.pipelines.shape_choice.MEASURED", 1)  # instead of three
     defaults: dict[str, Any] = sensitivity.__kwdefaults__ or {}
     for option, value in {"calibration_tokens": 1024, "windows": 2, "rows": 2}.items():
-        monkeypatch.setitem(defaults, option, value)  # no options of the command
+        monkeypatch.setitem(defaults, option, value)  # the command has no options for these
     for name in HUB:
         shutil.copytree(build("qwen3_5_text"), tmp_path / "hub" / name / "main")
     with serving(tmp_path / "hub") as hub:

@@ -37,7 +37,7 @@ HELP = (
 
 
 def shown_commands() -> list[Command]:
-    """All but what only names a tool: `torchrun`, `statetrim prune`."""
+    """All commands of docs/, except mere names of tools such as `torchrun`, `statetrim prune`."""
     all_commands = [command for page in PAGES for command in commands(page)]
     return [
         c for c in all_commands if not (c.inline and re.fullmatch(r"\S+|statetrim [a-z]+", c.words))
@@ -75,7 +75,7 @@ def test_the_commands_of_a_page_run(page: Path, world: Callable[[Path], World]) 
     "line", sorted({c.words for c in shown_commands() if c.words[:8] == "torchrun"})
 )
 def test_two_processes_run_what_torchrun_starts(line: str, world: Callable[[Path], World]) -> None:
-    """On one machine, whatever the page says."""
+    """Two processes on one machine, also where the page says several machines."""
     command = line.partition(" -m ")[2]
     page_world = world(PAGES[0])
     arguments, output, _ = page_world.prepare(command, 0)
@@ -100,7 +100,7 @@ def test_what_is_not_run_is_still_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
+    ("line", "expected_text"),
     [
         ("statetrim inspect MODEL --keep many", "many"),
         ("statetrim inspect MODEL --kepe 64", "--kepe"),
@@ -111,6 +111,8 @@ def test_what_is_not_run_is_still_there() -> None:
         ("llama-server -m OUT", "nothing here runs 'llama-server'"),
     ],
 )
-def test_a_wrong_command_is_found(line: str, says: str, world: Callable[[Path], World]) -> None:
-    with pytest.raises(NotReady, match=re.escape(says)):
+def test_a_wrong_command_is_found(
+    line: str, expected_text: str, world: Callable[[Path], World]
+) -> None:
+    with pytest.raises(NotReady, match=re.escape(expected_text)):
         world(PAGES[0]).run(line)

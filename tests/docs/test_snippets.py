@@ -30,16 +30,16 @@ SMALLER: dict[str, dict[str, Any]] = {
     "sweep": {**_TRIM, "benchmark": False},
     "trim": {**_TRIM, "benchmark": False},
 }
-"""Sizes that each function gets, whatever the page says; the page's own are checked beforehand."""
+"""Sizes that replace those of the page, which are only checked for validity."""
 
 
 def names() -> dict[str, Any]:
-    """What the text around a snippet has introduced."""
+    """Names that the text around a snippet has introduced."""
     return {
         "st": st,
         "model": "MODEL",
         "small": "SMALL",
-        "rows": st.row_indices,
+        "row_indices": st.row_indices,
         "ChannelRows": st.ChannelRows,
         "geometry": st.Geometry((0,), 2, 2, 8, 8, 4, 2, 4),
         "heads": 2,
@@ -52,14 +52,14 @@ def smaller(function: Callable[..., Any], sizes: dict[str, Any]) -> Callable[...
     def call(*arguments: Any, **named: Any) -> Any:
         parse_token_count(named.get("tokens", 0))
         if "memory_gib" in named:
-            named["memory_gib"] = 0.01  # for a state of 256 KiB
+            named["memory_gib"] = 0.01  # fits a state of 256 KiB
         return function(*arguments, **(named | sizes))
 
     return call
 
 
 def files(code: ast.AST) -> tuple[set[str], set[str]]:
-    """The names that a snippet reads, and those that it writes."""
+    """Names of files that a snippet may read, and of those that it writes."""
     texts = {n.value for n in ast.walk(code) if isinstance(n, ast.Constant)}
     calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)]
     written = [word.value for call in calls for word in call.keywords if word.arg == "out"]
@@ -71,7 +71,7 @@ def files(code: ast.AST) -> tuple[set[str], set[str]]:
 
 
 def in_the_package(block: Block) -> bool:
-    """Whether a file of the package has these lines, its first one aside."""
+    """Whether a file of the package contains these lines, except the first."""
     body = block.text.strip().partition("\n")[2]
     return any(body in path.read_text() for path in (ROOT / "src").rglob("*.py"))
 
@@ -101,14 +101,14 @@ def test_a_snippet_runs(
         exec(compile(code, str(block), "exec"), namespace)
         if "select" in namespace:
             choose(
-                page_world, namespace["select"], "value" if '@serves("value")' in text else "key"
+                page_world, namespace["select"], "value" if '@selects("value")' in text else "key"
             )
     except (st.StatetrimError, NotReady, TypeError, NameError) as error:
         raise AssertionError(f"{block}\n{error}\nMend the page, or tests/docs/") from error
 
 
 def choose(page_world: World, method: Any, axis: str) -> None:
-    """A method of the page chooses half of the channels."""
+    """Select half of the channels with the method of the page."""
     page_world.make("statistics.safetensors", 0)
     arguments: dict[str, Any] = (
         {"keep": 64, "method": method}

@@ -1,4 +1,4 @@
-"""What the commands of docs/ that are too long to run name is there, and takes their arguments."""
+"""Scripts and recipes that docs/ names and that run too long exist and take their arguments."""
 
 import json
 import re
@@ -39,14 +39,18 @@ for said, script, *arguments in json.loads(sys.stdin.read()):
 
 
 def commands_of(program: str) -> list[tuple[Command, list[str]]]:
-    """Commands of a program with their words after it; those that only name it are not here."""
-    all_commands = [command for page in PAGES for command in commands(page)]
-    words = [(c, shlex.split(c.words)) for c in all_commands if c.words.startswith(f"{program} ")]
-    return [(c, [word for word in arguments if word != "..."]) for c, (_, *arguments) in words]
+    """Commands that start with `program`, and their arguments; bare mentions are left out."""
+    uses = []
+    for page in PAGES:
+        for command in commands(page):
+            if command.words.startswith(f"{program} "):
+                _, *arguments = shlex.split(command.words)
+                uses.append((command, [word for word in arguments if word != "..."]))
+    return uses
 
 
 def recipes() -> dict[str, tuple[int, float]]:
-    """How few and how many arguments each recipe of the justfile takes."""
+    """Recipe of the justfile -> least and largest number of arguments."""
     text = (ROOT / "justfile").read_text(encoding="utf-8")
     limits = {}
     for name, signature in re.findall(r"^([\w-]+)((?: [^\n:]+)?):", text, re.MULTILINE):
@@ -67,7 +71,7 @@ def test_every_recipe_is_there_and_takes_its_arguments() -> None:
 
 
 def test_every_script_is_there_and_takes_its_arguments() -> None:
-    """In one process, up to the point where each has parsed what it was given."""
+    """Every script runs in one process until it has parsed its arguments."""
     uses = [
         (command, words)
         for command, words in commands_of("python")

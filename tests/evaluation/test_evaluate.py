@@ -1,4 +1,4 @@
-"""Our command beside stock lm-eval, a plain computation, a kill, and every batch size."""
+"""Scores compared with stock lm-eval and a plain computation; kills; batch sizes."""
 
 import json
 import math
@@ -37,14 +37,14 @@ needs_data = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def small(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The reference model, cut in half."""
+    """The reference model with half of its key channels."""
     model, out = st.open(MODEL), tmp_path_factory.mktemp("cut") / "small"
     st.prune(model, st.select(model, "l1", 0.5), out)
     return out
 
 
 @pytest.fixture(scope="module")
-def ours() -> st.Scores:
+def scores() -> st.Scores:
     tasks = ["wikitext", "lambada_openai"]
     return st.evaluate([], baseline=MODEL, tasks=tasks, data=DATA, limit=2, batch_size=3)
 
@@ -58,8 +58,8 @@ cli_evaluate()
 
 
 @needs_data
-def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
-    """On the same model and files, with definitions written here."""
+def test_equals_the_stock_command_line(scores: st.Scores, tmp_path: Path) -> None:
+    """On the same model and files, with task definitions written by this test."""
     titled = (DATA / "wikitext-2-raw" / "wiki.test.raw").read_text()
     page_list = list(wikitext_pages(DATA / "wikitext-2-raw" / "wiki.test.raw"))
     assert len(page_list) == 62 and "\n".join(page_list) in titled
@@ -87,7 +87,7 @@ def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
         ("lambada_openai", "perplexity"),
         ("lambada_openai", "acc"),
     ):
-        value = ours.find("tiny-delta_net", task, metric).value
+        value = scores.find("tiny-delta_net", task, metric).value
         assert value == pytest.approx(stock_results[task][f"{metric},none"], rel=1e-6), (
             task,
             metric,
@@ -95,8 +95,8 @@ def test_equals_the_stock_command_line(ours: st.Scores, tmp_path: Path) -> None:
 
 
 @needs_data
-def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
-    """Windows of 2,048 tokens written out; the last one looks back as far as it can."""
+def test_equals_a_plain_sliding_window(scores: st.Scores) -> None:
+    """Windows of 2,048 tokens; the last one overlaps the one before, to be as long."""
     from lm_eval.tasks.wikitext.preprocess_wikitext import wikitext_detokenizer
 
     live, tokenizer, window = load(MODEL), load_tokenizer(st.open(MODEL)), 2048
@@ -113,7 +113,7 @@ def test_equals_a_plain_sliding_window(ours: st.Scores) -> None:
             total += float(log_probs[scored - start :].sum())
             scored = end
         words += len(page.split()) + int(page[0].isspace()) + int(page[-1].isspace())
-    value = ours.find("tiny-delta_net", "wikitext", "word_perplexity").value
+    value = scores.find("tiny-delta_net", "wikitext", "word_perplexity").value
     assert value == pytest.approx(math.exp(-total / words), rel=1e-3)
 
 
@@ -207,7 +207,7 @@ def test_a_killed_run_resumes_and_ends_in_the_same_scores(
     with pytest.raises(st.StatetrimError, match=r"another job .its 'limit' differs"):
         st.evaluate([small], baseline=MODEL, out=out, **options | {"limit": 3})
     with pytest.raises(st.StatetrimError, match=r"another job .its 'baseline' differs"):
-        st.evaluate([MODEL], baseline=small, out=out, resume=True, **options)
+        st.evaluate([MODEL], baseline=small, out=out, **options)
     modified = first.stat().st_mtime_ns
     updates: list[tuple[str, int]] = []
 
@@ -221,7 +221,7 @@ def test_a_killed_run_resumes_and_ends_in_the_same_scores(
     whole = st.evaluate([small], baseline=MODEL, **options)
     assert resumed.scores == whole.scores == st.Scores.load(out).scores
     with pytest.raises(st.StatetrimError, match="exists already"):
-        st.evaluate([small], baseline=MODEL, out=out, resume=True, **options)
+        st.evaluate([small], baseline=MODEL, out=out, **options)
 
 
 @needs_data
@@ -238,7 +238,7 @@ def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected_text"),
     [
         (["--tasks", "nonsense"], "no task has the name 'nonsense'; there are wikitext, "),
         (["--fail-if", "recall falls"], "is not a rule"),
@@ -259,7 +259,7 @@ def test_a_broken_rule_is_exit_code_1_and_a_sentence(small: Path, tmp_path: Path
     ],
 )
 def test_mistakes_are_one_sentence(
-    options: list[str], says: str, checkpoint: Callable[[str], Path], tmp_path: Path
+    options: list[str], expected_text: str, checkpoint: Callable[[str], Path], tmp_path: Path
 ) -> None:
     data = tmp_path / "data" / "squad"
     data.mkdir(parents=True)
@@ -267,7 +267,7 @@ def test_mistakes_are_one_sentence(
     options = [str(data.parent) if option == "DATA" else option for option in options]
     models = [str(checkpoint("delta_net")), "--baseline", str(checkpoint("qwen3_5_text"))]
     code, err, out = run(["evaluate", *models, *options, "-o", str(tmp_path / "scores.json")])
-    check_refusal(code, err, out, says)
+    check_refusal(code, err, out, expected_text)
     assert not (tmp_path / "scores.json").exists()
 
 
@@ -407,7 +407,7 @@ def test_records_of_seen_text_are_not_trusted(
 def test_many_records_of_seen_text_do_not_take_long(
     checkpoint: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each would be read: a cut of a stranger may name ten thousand."""
+    """Each record makes it read a text; the records of an untrusted cut may be ten thousand."""
     path = checkpoint("delta_net")
     cut = st.prune(path, st.select(path, "l1", 6), tmp_path / "cut")
     record = cut.path / "statetrim" / "plan.json"
@@ -421,11 +421,11 @@ def test_many_records_of_seen_text_do_not_take_long(
     assert len(read_seen_texts(cut)) == 10_000
     skips: list[int] = []
 
-    def sequences(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:
+    def refuse_to_read(text: Path, tokenizer: Any, *, skip: int, **sizes: int) -> Any:
         skips.append(skip)
         raise st.StatetrimError("too short")
 
-    monkeypatch.setattr("statetrim.evaluation.seen_text.sequences", sequences)
+    monkeypatch.setattr("statetrim.evaluation.seen_text.read_sequences", refuse_to_read)
     text = tiny.write_text(tmp_path / "text.jsonl", 2**12)
     st.evaluate([cut], baseline=path, tasks=["text"], text=text, limit=2, progress=False)
     assert 0 < len(skips) < 100

@@ -1,4 +1,4 @@
-"""One contract, every family that transformers can run here."""
+"""Tests of every family that transformers or statetrim.portable can run on a CPU."""
 
 import inspect
 from collections.abc import Callable, Iterator
@@ -27,16 +27,18 @@ AXES: dict[str, tuple[int | None, int | None]] = {
 }
 NO_VALUES = {"kda"}  # refused: see test_prune
 Load = Callable[[str], Path]
+Case = tuple[str, st.Checkpoint, st.Plan, Path]
+"""Model type, original, plan for it, directory of the pruned checkpoint."""
 
 
 def random_plan(
     model: st.Checkpoint, keep: int | None, keep_values: int | None = None, seed: int = 1
 ) -> st.Plan:
-    """Different channels in every layer and head."""
+    """A random plan, which keeps different channels in different layers and heads."""
     plan = st.select(model, "rand", keep, keep_values=keep_values, value_method="rand", seed=seed)
     for width, kept in ((keep, plan.kept), (keep_values, plan.kept_values or {})):
         if width is not None:
-            # Drawn at random, so a few heads may agree where there are few channels.
+            # A few heads may agree by chance, because there are few channels.
             tables = torch.stack([table for layer in kept.values() for table in layer])
             assert len(tables.unique(dim=0)) > 0.8 * len(tables)
     return plan
@@ -54,7 +56,7 @@ def tokens() -> Tensor:
 
 
 def decode(model: torch.nn.Module, ids: Tensor) -> Tensor:
-    """Logits, one token at a time."""
+    """Logits [batch, time, vocabulary], computed one token at a time with a cache."""
     argument = (
         "cache_params" if "cache_params" in inspect.signature(model.forward).parameters else ""
     )
@@ -82,8 +84,7 @@ def decode(model: torch.nn.Module, ids: Tensor) -> Tensor:
 )
 def case(
     request: pytest.FixtureRequest, checkpoint: Load, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[str, st.Checkpoint, st.Plan, Path]:
-    """Model type, the original, a plan for it, and where the pruned checkpoint is."""
+) -> Case:
     model_type, axes = request.param.split()
     model = st.open(checkpoint(model_type))
     plan = random_plan(model, *AXES[axes])
@@ -92,7 +93,7 @@ def case(
     return model_type, model, plan, out
 
 
-def test_stock_class_loads_it_and_equals_the_masked_original(case: Any) -> None:
+def test_stock_class_loads_it_and_equals_the_masked_original(case: Case) -> None:
     model_type, model, plan, out = case
     assert len(model.shards) >= 2
     cls = tiny.stock_class(model_type)
@@ -104,8 +105,8 @@ def test_stock_class_loads_it_and_equals_the_masked_original(case: Any) -> None:
         unpruned = original(tokens()).logits
     assert expected.std() > 0.1
     assert (unpruned - expected).abs().max() > 1e-2, "the mask must matter"
-    # Mamba-2 has neither norm nor scale over the key channels: dropping is zeroing.
-    exact = "mamba" in str(model.family.mixers) and plan.kept_values is None
+    # Mamba-2 neither normalizes nor scales keys, so removing a channel equals masking it exactly.
+    exact = "mamba" in str(model.family.mixer_prefixes) and plan.kept_values is None
     tolerance = 0.0 if exact else 1e-4
     torch.testing.assert_close(actual, expected, rtol=0, atol=tolerance)
 
@@ -114,7 +115,7 @@ def test_stock_class_loads_it_and_equals_the_masked_original(case: Any) -> None:
 def test_kept_rows_of_the_state_are_the_originals(
     model_type: str, checkpoint: Load, tmp_path: Path
 ) -> None:
-    """Every layer of the pruned model is shown what the original's layer sees."""
+    """Every layer of the pruned model gets the input of the same layer of the original."""
     model = st.open(checkpoint(model_type))
     plan = random_plan(model, None, KEEP_VALUES)
     assert plan.kept_values is not None
@@ -123,12 +124,7 @@ def test_kept_rows_of_the_state_are_the_originals(
     original, pruned = load_stock(cls, model.path), load_stock(cls, small.path)
     pruned_mixers = find_mixers(pruned, small)
     for layer, mixer in find_mixers(original, model).items():
-        mixer.register_forward_hook(
-            lambda _, args, kwargs, out, pair=pruned_mixers[layer]: (pair(*args, **kwargs), None)[
-                1
-            ],
-            with_kwargs=True,
-        )
+        mixer.register_forward_hook(repeat_in(pruned_mixers[layer]), with_kwargs=True)
     with torch.no_grad(), final_states(original) as states:
         original(tokens(), use_cache=False)
     assert len(states) == 2 * len(model.geometry.layers)
@@ -140,9 +136,18 @@ def test_kept_rows_of_the_state_are_the_originals(
         torch.testing.assert_close(after, before.gather(3, kept))
 
 
+def repeat_in(mixer: torch.nn.Module) -> Callable[..., None]:
+    """A forward hook that calls `mixer` with the same arguments and drops its output."""
+
+    def hook(_: Any, args: Any, kwargs: Any, output: Any) -> None:
+        mixer(*args, **kwargs)
+
+    return hook
+
+
 @contextmanager
 def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
-    """Collects the state that each kernel call of the model's module ends with."""
+    """Collects the final state of each kernel call in the module of the model's class."""
     module = text_code(model)
     names, states = kernel_names(module), list[Tensor]()
     kernels = {name: getattr(module, name) for name in names}
@@ -174,7 +179,7 @@ def final_states(model: torch.nn.Module) -> Iterator[list[Tensor]]:
 def test_folding_the_norm_alone_changes_nothing_but_rounding(
     model_type: str, checkpoint: Load, tmp_path: Path
 ) -> None:
-    """The same keys are cut twice, once with a plan that folds and keeps all values."""
+    """Two plans keep the same keys; one also lists all values, so that pruning folds the norm."""
     model = st.open(checkpoint(model_type))
     plan = random_plan(model, KEEP)
     all_channels = torch.arange(model.geometry.head_v_dim).repeat(model.geometry.heads("value"), 1)
@@ -197,7 +202,7 @@ def test_folding_the_norm_alone_changes_nothing_but_rounding(
         assert torch.equal(after[name], torch.ones_like(after[name]))
 
 
-def test_prefill_equals_decode_and_it_generates(case: Any) -> None:
+def test_prefill_equals_decode_and_it_generates(case: Case) -> None:
     model_type, _, _, out = case
     pruned = load_stock(tiny.stock_class(model_type), out)
     ids = tokens()[:, :20]
@@ -236,7 +241,7 @@ def load_stock_ignoring_vision(cls: Any, path: Path) -> torch.nn.Module:
     return model.eval()
 
 
-def test_untouched_tensors_are_the_originals_byte_for_byte(case: Any) -> None:
+def test_untouched_tensors_are_the_originals_byte_for_byte(case: Case) -> None:
     _, model, plan, out = case
     before, after = tensors_of(model.path), tensors_of(out)
     assert before.keys() == after.keys()
@@ -244,10 +249,13 @@ def test_untouched_tensors_are_the_originals_byte_for_byte(case: Any) -> None:
     pruned_axes = {
         axis
         for axis, keep in (("key", plan.keep), ("value", plan.keep_values))
-        if keep not in (None, model.geometry.channels(axis))  # type: ignore[arg-type]
+        if keep not in (None, model.geometry.width(axis))  # type: ignore[arg-type]
     }
-    axes = {name: {claim.axis for claim in owner.claims} for name, owner in model.claims.items()}
-    assert cut == {name for name, tensor_axes in axes.items() if tensor_axes & pruned_axes}
+    expected = set()
+    for name, owner in model.channel_rows.items():
+        if pruned_axes & {rows.axis for rows in owner.channel_rows}:
+            expected.add(name)
+    assert cut == expected
     assert all(torch.equal(before[name], after[name]) for name in before.keys() - cut)
 
 
@@ -255,7 +263,7 @@ def tensors_of(path: Path) -> dict[str, Tensor]:
     return {k: v for file in path.glob("*.safetensors") for k, v in load_file(file).items()}
 
 
-def test_every_smaller_width_reads_back_from_the_edited_config(case: Any) -> None:
+def test_every_smaller_width_reads_back_from_the_edited_config(case: Case) -> None:
     _, model, _, _ = case
     for keep in range(1, model.geometry.head_k_dim):
         after = model.geometry.resized(keep)
@@ -271,14 +279,14 @@ def test_every_smaller_width_reads_back_from_the_edited_config(case: Any) -> Non
         assert model.family.geometry(edited) == after
 
 
-def test_claims_cover_each_row_once_and_within_the_tensor(case: Any) -> None:
+def test_claims_cover_each_row_once_and_within_the_tensor(case: Case) -> None:
     _, model, _, _ = case
-    for name, owner in model.claims.items():
-        rows = torch.cat([claim.rows.flatten() for claim in owner.claims])
-        dim = owner.claims[0].dim
+    for name, owner in model.channel_rows.items():
+        rows = torch.cat([entry.rows.flatten() for entry in owner.channel_rows])
+        dim = owner.channel_rows[0].dim
         assert len(rows.unique()) == len(rows), name
         assert rows.min() >= 0 and rows.max() < model.tensors[name][1].shape[dim], name
-        assert all(claim.dim == dim for claim in owner.claims)
+        assert all(entry.dim == dim for entry in owner.channel_rows)
 
 
 def test_values_and_their_gate_are_told_apart(checkpoint: Load) -> None:
@@ -291,24 +299,24 @@ def test_values_and_their_gate_are_told_apart(checkpoint: Load) -> None:
     assert torch.equal(read.squeeze(2), output.mT.unflatten(0, (4, 8)))
 
 
-def test_an_unknown_tensor_under_a_mixer_is_refused_by_name(case: Any, tmp_path: Path) -> None:
+def test_an_unknown_tensor_under_a_mixer_is_refused_by_name(case: Case, tmp_path: Path) -> None:
     model_type, model, _, _ = case
-    name, owner = next(iter(model.claims.items()))
-    mixer = name.removesuffix("." + owner.claims[0].tensor)
+    name, owner = next(iter(model.channel_rows.items()))
+    mixer = name.removesuffix("." + owner.channel_rows[0].tensor)
     unknown = copy_with(model.path, tmp_path / model_type, f"{mixer}.new_gate.weight")
     with pytest.raises(st.StatetrimError, match=r"new_gate\.weight.*refusing to guess"):
         st.select(st.open(unknown), "l1", KEEP)
 
 
 def copy_with(source: Path, target: Path, extra: str) -> Path:
-    """The checkpoint in one file, with one tensor more."""
+    """Copy a checkpoint into a single shard, with the additional tensor `extra`."""
     target.mkdir()
     save_file(tensors_of(source) | {extra: torch.zeros(3)}, target / "model.safetensors")
     (target / "config.json").write_text((source / "config.json").read_text())
     return target
 
 
-def test_the_number_of_shards_does_not_matter(case: Any, tmp_path: Path) -> None:
+def test_the_number_of_shards_does_not_matter(case: Case, tmp_path: Path) -> None:
     _, model, plan, out = case
     single = tmp_path / "single"
     single.mkdir()

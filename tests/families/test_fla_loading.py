@@ -1,4 +1,5 @@
-"""fla's classes need a GPU to run, but they build and load here once triton can be imported."""
+"""Pruned checkpoints load in fla's own classes, which can be built without a GPU if triton can be
+imported."""
 
 import json
 from collections.abc import Iterator
@@ -41,7 +42,7 @@ def original(tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Path:
 
 
 def random_plan(model: st.Checkpoint, seed: int) -> st.Plan:
-    """Keys and, where the family can, values."""
+    """A random plan for keys and, unless the family refuses it, values."""
     keys, values = keeps(model.config["model_type"])
     return st.select(model, "rand", keys, keep_values=values, value_method="rand", seed=seed)
 
@@ -53,7 +54,7 @@ def keeps(model_type: str) -> tuple[int, int | None]:
 
 @pytest.fixture(scope="module")
 def loaded(original: Path, tmp_path_factory: pytest.TempPathFactory, fla: Forker) -> Any:
-    """What fla's own classes say of every pruned checkpoint."""
+    """The report of fla's own classes on every pruned checkpoint."""
     directory = tmp_path_factory.mktemp("fla-pruned")
     (directory / "original").symlink_to(original)
     for model_type in CONFIGS:
@@ -79,7 +80,7 @@ def test_fla_loads_a_pruned_checkpoint_with_no_key_mismatch(
 def test_a_cut_mixer_equals_the_masked_one_and_decodes_as_it_prefills(
     model_type: str, loaded: Any
 ) -> None:
-    """fla's own layer, on a CPU with naive recurrences."""
+    """fla's own mixer, on a CPU with naive recurrences."""
     differences = loaded[model_type]
     assert differences["sliced"] < 1e-4 and differences["sliced decoded"] < 1e-4, differences
     # A MoM layer of fla 0.6 does not decode as it prefills here, cut or not.
@@ -105,7 +106,7 @@ def test_every_width_reads_back_from_the_edited_config(model_type: str, original
 
 @pytest.mark.parametrize("model_type", CONFIGS)
 def test_the_same_channels_go_from_every_tensor_of_an_axis(model_type: str, original: Path) -> None:
-    """Mark every row with its channel; after the cut each head shows its kept channels."""
+    """The rows that remain of every tensor are those of the kept channels."""
     model = st.open(original / model_type)
     plan = random_plan(model, seed=9)
     surgery = st.prepare(model, plan)

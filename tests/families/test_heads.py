@@ -1,7 +1,7 @@
-"""Whole heads removed, every family whose config can say it: one contract.
+"""Removing whole heads: the same tests for every family whose config can express it.
 
-The oracle knows no row table: it zeroes the columns of the stock model's output projection, which
-is where a head ends.
+The expected output does not depend on our row tables: it is that of the stock model with the output
+projection's columns of the removed heads set to zero.
 """
 
 import re
@@ -38,7 +38,7 @@ def random_heads(model: st.Checkpoint, keep: int, seed: int = 2) -> st.Plan:
 
 
 def zero_removed_heads(model: torch.nn.Module, plan: st.Plan, width: int) -> None:
-    """Zero the output columns of the heads that go, in the live stock model."""
+    """Set the output projection's columns of the removed heads to zero, in the loaded model."""
     assert plan.kept_heads is not None
     projections = output_projections(model, plan, MIXER_OUTPUT)
     for layer, projection in zip(sorted(plan.kept), projections, strict=True):
@@ -48,7 +48,8 @@ def zero_removed_heads(model: torch.nn.Module, plan: st.Plan, width: int) -> Non
 
 
 def check_pruned(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path) -> None:
-    """Loads in the stock class, equals the silenced original, and decodes what it prefills."""
+    """The pruned checkpoint loads in the stock class, equals the original with zeroed heads, and
+    decodes as it prefills."""
     small = st.prune(model, plan, out, progress=False)
     assert small.geometry == plan.pruned_geometry(model.geometry)
     cls = tiny.stock_class(model_type)
@@ -58,7 +59,7 @@ def check_pruned(model_type: str, model: st.Checkpoint, plan: st.Plan, out: Path
         zero_removed_heads(original, plan, model.geometry.head_v_dim)
         expected, actual = original(tokens()).logits, pruned(tokens()).logits
         assert (unmasked - expected).abs().max() > 1e-2, "the heads must matter"
-        # Float32: fewer heads in a product are summed in another order.
+        # Float32: with fewer heads, matrix products sum in another order.
         assert (actual - expected).norm() < 1e-5 * expected.norm()
         ids = tokens()[:, :12]
         torch.testing.assert_close(decode(pruned, ids), pruned(ids).logits, rtol=0, atol=1e-4)
@@ -82,7 +83,7 @@ def test_a_cut_of_heads_equals_the_original_with_their_columns_zeroed(
 def test_heads_go_in_groups_or_evenly_from_each(
     model_type: str, keep: int, key_heads: int, tmp_path: Path
 ) -> None:
-    """Six value heads of three key heads: by twos with their key head, or one from each."""
+    """Six value heads share three key heads: remove whole key heads, or one value head of each."""
     path = tiny.build(model_type, tmp_path / "model", **THREE_KEY_HEADS[model_type])
     model = st.open(path)
     assert allowed_head_counts(model.geometry) == [2, 3, 4]
@@ -118,15 +119,15 @@ def test_every_head_count_reads_back_from_the_edited_config(model_type: str) -> 
 def test_claims_cover_each_entry_of_a_head_once(model_type: str, checkpoint: Load) -> None:
     model = st.open(checkpoint(model_type))
     for name, owner in model.head_rows.items():
-        rows = torch.cat([claim.rows.flatten() for claim in owner.channel_rows])
+        rows = torch.cat([entry.rows.flatten() for entry in owner.channel_rows])
         dim = owner.channel_rows[0].dim
         assert sorted(rows.tolist()) == list(range(model.tensors[name][1].shape[dim])), name
         heads = {"key": model.geometry.num_k_heads, "value": model.geometry.num_v_heads}
-        assert all(len(claim.rows) == heads[claim.axis] for claim in owner.channel_rows), name
+        assert all(len(entry.rows) == heads[entry.axis] for entry in owner.channel_rows), name
 
 
 def test_the_nested_section_of_a_hub_config_is_edited_too(checkpoint: Load, tmp_path: Path) -> None:
-    """Which overrides the flat field in transformers, and is all that vLLM and MLX-LM read."""
+    """The section overrides the top-level field in transformers; vLLM and MLX-LM read only it."""
     model = st.open(checkpoint("kimi_linear"))
     section = {"head_dim": 12, "num_heads": 4, "short_conv_kernel_size": 4}
     config = model.config | {"linear_attn_config": section}

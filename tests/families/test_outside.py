@@ -1,4 +1,4 @@
-"""A family and a method from outside the package: the two files that docs/ shows, used as told."""
+"""A family and a method from outside the package: the example files of docs/, run as documented."""
 
 import json
 import re
@@ -31,8 +31,8 @@ def first_python_block(page: str) -> str:
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the two files, a text, a model of a type that only the file knows, and the same
-    model under the name that the package knows."""
+    """A folder with the two example files, a text, a model of the type `strange`, and that model as
+    `qwen3_5_text`, which the package supports."""
     root = tmp_path_factory.mktemp("outside")
     (root / "strange_family.py").write_text(first_python_block("add-a-family.md"))
     (root / "largest_query.py").write_text(first_python_block("add-a-method.md"))
@@ -47,8 +47,8 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs a command on the strange model with the family's file, and on its known twin without;
-    `{}` in an argument stands for the model. Returns what both printed."""
+    """Runs a command on the strange model with the family's file and on the supported one without
+    it; `{}` in an argument is the model's name. Returns what both printed."""
     monkeypatch.chdir(workspace)
 
     def both(*arguments: object) -> tuple[str, str]:
@@ -75,7 +75,7 @@ def test_it_is_inspected_with_what_fits_in_a_memory(run: Any) -> None:
     capacity = strange_report["deployment"]["capacity"]
     assert capacity and capacity == known_report["deployment"]["capacity"]
     assert capacity[0]["key_value_bytes"] > 0, "its softmax layers count"
-    assert strange_report["deployment"]["engines"] == [], "nobody measured who serves it"
+    assert strange_report["deployment"]["engines"] == [], "no engine was tested with it"
 
 
 def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, workspace: Path) -> None:
@@ -99,7 +99,7 @@ def test_it_is_calibrated_cut_checked_analysed_and_timed(run: Any, workspace: Pa
 
     family = family_from_file(workspace / "strange_family.py")
     model, small = (st.open(workspace / name, family) for name in ("strange", "strange-small"))
-    checks = compare_cut(model, plan, small)  # in which it decodes with its cache
+    checks = compare_cut(model, plan, small)  # includes decoding with the cache
     assert checks.runtime == "transformers" and checks.sliced_against_masked < 1e-4
 
     run("analyze", "{}", *text, "--length", 320, "-o", "{}-analysis.json")

@@ -1,4 +1,4 @@
-"""Untrusted configs, for every family."""
+"""Untrusted values in config.json are refused, for every family."""
 
 import shutil
 from collections.abc import Callable
@@ -95,7 +95,7 @@ for model_type, names in NUMBERS.items():
         for value in BAD_NUMBERS:
             add(f"{model_type} {name} = {value!r}", field(name, value), repr(name), model_type)
 for model_type, name in HEAD_K_DIM.items():
-    # Absent or null means the default, which is not what the weights are.
+    # An absent or null field means the default, which does not fit the weights.
     absent = edited_config(lambda c, n=name: text_section(c).pop(n) and None, select)
     add(f"{model_type} without {name}", absent, "config implies", model_type)
     null = field(name, None, select)
@@ -133,23 +133,36 @@ for value in (
     [["a"]] * 4,
 ):
     for model_type in ("qwen3_next", "qwen3_5", "olmo_hybrid", "granitemoehybrid"):
-        says = "layer_types|no linear-attention layer"
+        message = "layer_types|no linear-attention layer"
         add(
-            f"{model_type} layer_types {value!r:.40}", field("layer_types", value), says, model_type
+            f"{model_type} layer_types {value!r:.40}",
+            field("layer_types", value),
+            message,
+            model_type,
         )
 for value in ("M-M*", 3, [], [3], ["attention"] * 4, ["x"]):
-    says = "layers_block_type|no linear-attention layer"
-    add(f"nemotron_h blocks {value!r}", field("layers_block_type", value), says, "nemotron_h")
+    message = "layers_block_type|no linear-attention layer"
+    add(
+        f"nemotron_h blocks {value!r}",
+        field("layers_block_type", value),
+        message,
+        "nemotron_h",
+    )
 for value in ("x", 3, {"a": 1}, [1.0], ["1"], [True], [None], [-1], [10**9], [0, 1, 2], {}, False):
-    says = "attn_layer_indices|no linear-attention layer"
-    add(f"bamba softmax layers {value!r}", field("attn_layer_indices", value), says, "bamba")
+    message = "attn_layer_indices|no linear-attention layer"
+    add(
+        f"bamba softmax layers {value!r}",
+        field("attn_layer_indices", value),
+        message,
+        "bamba",
+    )
 for value in (
     1, "x", True, {}, {"layers": None}, {"layers": "0"}, {"layers": [0.0]}, {"layers": [True]},
     {"layers": {"0": 1}}, [1], [[]], {"layers": [0, 1]}, [{"layers": [0]}, {"layers": [1]}], False,
 ):  # fmt: skip
     for model_type in ("gated_deltanet", "gla"):
-        says = "'attn'|no linear-attention layer"
-        add(f"{model_type} attn {value!r}", field("attn", value), says, model_type)
+        message = "'attn'|no linear-attention layer"
+        add(f"{model_type} attn {value!r}", field("attn", value), message, model_type)
 for value in (1, "yes", [], {}, 0.0):
     for model_type in ("delta_net", "kda"):
         spoil = field("use_short_conv", value)
@@ -240,7 +253,7 @@ def test_there_are_enough_and_no_two_alike() -> None:
 
 
 def test_the_sound_ones_pass(sound: Callable[[str], Path], tmp_path: Path) -> None:
-    """Else every case below could be refused for the wrong reason."""
+    """Otherwise the cases below could be refused for the wrong reason."""
     for model_type in raw.CONFIGS:
         shutil.copytree(sound(model_type), tmp_path / model_type)
         assert run(prune(tmp_path / model_type))[0] is None

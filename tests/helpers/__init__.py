@@ -1,1 +1,1 @@
-"""What several tests share: tiny checkpoints, oracles, workers of other processes."""
+"""Shared by several tests: tiny checkpoints, reference results, scripts for other processes."""

@@ -1,7 +1,7 @@
-"""Kills, two processes on one output, and disks that refuse: what CI runs of them, from one process
-that has everything imported and forks a child for each command.
+"""Kills, two processes with one output, full and read-only disks: the selection that CI runs. One
+process imports everything and forks a child for each command.
 
-    python -m helpers.adversary          a line of JSON for each finding
+    python -m helpers.adversary          prints a line of JSON per trial
 """
 
 import json
@@ -21,11 +21,11 @@ KILLS_PER_COMMAND = {
     "prune": 12, "calibrate": 10, "refit": 10, "report": 12, "analyze": 8, "evaluate": 5,
     "recover": 3, "trim": 3, "sweep": 2,
 }  # fmt: skip
-"""Kills of each command, fewer where a run takes long."""
+"""Number of kills per command, fewer where a run takes long."""
 SECOND_COMMANDS = ("prune", "calibrate", "select", "merge", "report")
-"""What is tried on an output that another command is writing."""
+"""Commands that are started with an output that another command is writing."""
 TrialResult = tuple[str, str, str | None]
-"""Kind of trial, which one, and what is wrong; None where nothing is."""
+"""Kind of trial, its name, and the problem or None."""
 
 
 def try_kills(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
@@ -39,7 +39,7 @@ def try_kills(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
 
 
 def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
-    """One command is stopped in the middle of its work; others come for the same output."""
+    """One command is stopped (SIGSTOP) halfway; others are started with the same output."""
     for name, command in COMMANDS.items():
         clean(root)
         first = faults.start(
@@ -54,19 +54,19 @@ def try_pairs(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
             message = f"another process is writing .*process {first.pid} on "
             fine = ended.code == 2 and re.search(message, ended.err) and is_one_sentence(ended.err)
             problem = None if fine else f"{ended.code}: {ended.err[-300:]}"
-            yield "pair", f"{second} while {name} is at work", problem
+            yield "pair", f"{second} while {name} is running", problem
         first.resume()
         ended, files_left = first.wait(), faults.file_hashes(root)
         clean(root)
         same = (
             files_left == undisturbed_runs[name].files_left or name == "benchmark"
-        )  # which tells times
+        )  # whose output has timings
         fine = ended.code == 0 and same
         yield "winner", name, None if fine else f"{ended.code}: {ended.err[-300:]}"
 
 
 def try_races(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Iterator[TrialResult]:
-    """Two at the same time: one wins, or the second finds the finished result of the same job."""
+    """Two runs of a command at the same time: one is refused, or finds the finished result."""
     for name in ("prune", "calibrate", "select", "report"):
         clean(root)
         children = [faults.start(COMMANDS[name], root) for _ in range(2)]
@@ -87,7 +87,7 @@ def try_races(undisturbed_runs: Mapping[str, UndisturbedRun], root: Path) -> Ite
 def try_full_disks(
     undisturbed_runs: Mapping[str, UndisturbedRun], root: Path
 ) -> Iterator[TrialResult]:
-    """The disk is full from the first event on, or from the middle; then there is room again."""
+    """The disk is full from the first event on, or from the middle; a later run has room again."""
     for name, command in COMMANDS.items():
         for event in (1, undisturbed_runs[name].events // 2):
             clean(root)
@@ -104,7 +104,7 @@ def try_full_disks(
 
 
 def try_read_only(root: Path) -> Iterator[TrialResult]:
-    """Told before any model is loaded, and nothing is written."""
+    """A read-only directory is reported before any model is loaded, and nothing is written."""
     directory = root / "closed"
     directory.mkdir(mode=0o555)
     for name, command in COMMANDS.items():
@@ -121,7 +121,7 @@ def try_read_only(root: Path) -> Iterator[TrialResult]:
 
 
 def is_one_sentence(err: str) -> bool:
-    """Whether what was said last is one sentence, and no traceback stands before it."""
+    """Whether standard error ends with its only `statetrim: ` line and has no traceback."""
     lines = err.strip().splitlines()
     messages = [line for line in lines if line.startswith("statetrim: ")]
     return len(messages) == 1 and lines[-1] == messages[0] and "Traceback" not in err

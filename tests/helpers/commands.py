@@ -1,4 +1,4 @@
-"""Every command that writes, on a tiny model, with what it needs; all runs take about a second."""
+"""Every command that writes files, on a tiny model; each run takes about a second."""
 
 import importlib
 import shutil
@@ -60,9 +60,10 @@ KILLED = {name: COMMANDS[name] for name in tuple(COMMANDS)[:9]} | {
 
 
 def prepare(root: Path) -> Path:
-    """What the commands read, in `root`; verify's engine answers in its process."""
+    """Create in `root` everything that the commands read. The engine of `verify` is replaced by
+    one in this process."""
     verification: Any = importlib.import_module("statetrim.verification.verify")
-    verification.ask = InProcess()
+    verification.run_engine = InProcess()
     tiny.build("delta_net", root / "model")
     tiny.write_text(root / "text.jsonl", 6000)
     model, text = st.open(root / "model"), root / "text.jsonl"
@@ -78,13 +79,15 @@ def prepare(root: Path) -> Path:
     st.evaluate(
         [small], baseline=model, tasks=["mqar"], limit=2, out=root / "scores.json", progress=False
     )
-    st.report([model, small, root / "scores.json"], root / "page")  # its templates are compiled
+    st.report(
+        [model, small, root / "scores.json"], root / "page"
+    )  # so that its templates are compiled
     shutil.rmtree(root / "page")
     freeze_garbage_collector()
     return root
 
 
 def clean(root: Path) -> None:
-    """Remove what a command wrote."""
+    """Remove the outputs and temporary files of a command."""
     for path in [p for p in root.iterdir() if p.name.startswith((OUT, "."))]:
         shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()

@@ -1,4 +1,4 @@
-"""What the pages of docs/ show in code: commands, Python and YAML, each with its page and line."""
+"""Code in the pages of docs/: commands, Python and YAML, each with its page and line."""
 
 import re
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ PROGRAMS = (
     "curl", "docker", "git", "hf", "just", "llama-[a-z]+", r"mlx_lm[.\w]*", "mkdocs", "pip",
     "python", "statetrim", "torchrun", "uv", "vllm",
 )  # fmt: skip
-"""What begins a command where a page does not say that it shows a shell."""
+"""First words by which a command is recognized in a block without a shell language."""
 SHELLS = ("bash", "sh", "console")
 _VARIABLES = r"(?:[A-Z_]+=\S+ )*"
 _COMMAND = re.compile(rf"{_VARIABLES}(?:{'|'.join(PROGRAMS)})(?: |$)")
@@ -31,11 +31,11 @@ class CodeSnippet:
 
 @dataclass(frozen=True)
 class Command(CodeSnippet):
-    inline: bool = False  # which may name a command without all that it needs
+    inline: bool = False  # in a sentence, where a command may lack required arguments
 
     @property
     def words(self) -> str:
-        """Without the variables of the environment before it."""
+        """The command without leading environment variables."""
         return re.sub(rf"^{_VARIABLES}", "", self.text)
 
 
@@ -50,7 +50,7 @@ def _lines(path: Path) -> list[str]:
 
 @cache
 def blocks(path: Path) -> list[Block]:
-    """Fenced blocks, and what Markdown shows as code because it is indented."""
+    """The fenced and the indented code blocks of a page."""
     code_blocks: list[Block] = []
     block_lines: list[str] = []
     fence: re.Match[str] | None = None
@@ -78,7 +78,8 @@ def blocks(path: Path) -> list[Block]:
 
 
 def _statements(text: str, values: dict[str, str]) -> Iterator[str]:
-    """The command of a line of a shell, with what lines before it set; of a loop, the first."""
+    """The command in a line of shell, with variables substituted; of a loop, its first iteration.
+    `values` holds the variables and is updated by assignments."""
     if assignment := re.fullmatch(r"(\w+)=(?:\"([^\"]*)\"|(\S*))", text):
         values[assignment[1]] = assignment[2] or assignment[3] or ""
         return
@@ -124,8 +125,8 @@ def _in_sentences(path: Path) -> Iterator[Command]:
 
 
 def commands(path: Path) -> list[Command]:
-    """In the order of the page."""
-    return sorted([*_in_blocks(path), *_in_sentences(path)], key=lambda found: found.line)
+    """All commands of a page, in its order."""
+    return sorted([*_in_blocks(path), *_in_sentences(path)], key=lambda command: command.line)
 
 
 def python(path: Path) -> list[Block]:

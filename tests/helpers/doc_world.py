@@ -1,7 +1,7 @@
-"""Where the commands of docs/ run: tiny things with the names that the pages use.
+"""Runs the commands of docs/ on tiny models and texts with the names that the pages use.
 
-A page's commands run in order in a folder of their own. What a command reads and no command before
-it made is made here, under the name that the page uses. `smaller` says what it runs as.
+A page's commands run in order in a folder of their own. Input files that no earlier command of the
+page wrote are created on demand (`World.make`). `with_small_sizes` reduces the sizes.
 """
 
 import json
@@ -27,10 +27,10 @@ WIDE = {
     "linear_key_head_dim": 128,
     "linear_value_head_dim": 128,
 }
-"""Heads of 128 channels, so that the pages' 96, 64 and 48 mean what they say."""
+"""Heads of 128 channels, so that the widths 96, 64 and 48 of the pages are valid."""
 
 WORD_REPLACEMENTS = {"TEXT": "text.jsonl", "METHODS": "drrqr"}
-"""Other words for the same things."""
+"""Placeholders of the pages -> the words that replace them."""
 
 VALUE_REPLACEMENTS = {
     ("--keep-heads", "16"): "1",
@@ -38,7 +38,7 @@ VALUE_REPLACEMENTS = {
     ("--skip", "64k"): "256",
     ("--state-mib-per-sequence", "40"): "0.2",
 }
-"""Values that are too large for two heads, a state of 256 KiB and 32k tokens of text."""
+"""(option, value) -> a value that fits two heads, a state of 256 KiB and 32k tokens of text."""
 
 SMALL_OPTIONS: dict[str, dict[str, str]] = {
     "analyze": {"--tokens": "256", "--length": "64", "--burn-in": "8"},
@@ -50,7 +50,7 @@ SMALL_OPTIONS: dict[str, dict[str, str]] = {
     "trim": {"--tokens": "512", "--length": "64", "--limit": "2", "--batch-size": "8"},
     "verify": {"--count": "2", "--length": "24", "--generate": "2"},
 }
-"""Sizes that every command gets, whatever the page says; the page's own are checked beforehand."""
+"""Options that replace those of the page; the page's own values are parsed beforehand."""
 
 HUB = (
     "Qwen/Qwen3.5-4B",
@@ -58,7 +58,7 @@ HUB = (
     "Qwen/Qwen3.5-397B-A17B",
     "Qwen/Qwen3-Next-80B-A3B-Instruct",
 )
-"""Models on the loopback hub; all are the tiny one."""
+"""Hub models of the pages; on the loopback hub all are the tiny model."""
 
 _TEXTS = ("text.jsonl", "test.jsonl")
 COMMAND_FOR_FILE = {
@@ -76,7 +76,8 @@ class NotReady(Exception):
 
 
 def has_all_arguments(words: list[str]) -> bool:
-    """Whether a command has all that it needs; an option or a value that it refuses is an error."""
+    """Whether a command has all required arguments; raises NotReady for options or values that the
+    command refuses."""
     name, *arguments = words
     if name not in PROGRAM.commands:
         raise NotReady(f"there is no command {name!r}")
@@ -92,7 +93,7 @@ def has_all_arguments(words: list[str]) -> bool:
 
 
 def with_small_sizes(words: list[str]) -> list[str]:
-    """The same command with small sizes."""
+    """The words of a command, with sizes reduced for a tiny model."""
     words = [*words]
     for index in range(len(words) - 1):
         words[index + 1] = VALUE_REPLACEMENTS.get(
@@ -111,7 +112,8 @@ def with_small_sizes(words: list[str]) -> list[str]:
 
 
 class World:
-    """The folder of one page; `done` is what other pages ran on the same model and text."""
+    """The folder of one page. `outputs_by_key` has the outputs of commands that other pages ran on
+    the same model and text, so that they run once."""
 
     def __init__(
         self,
@@ -128,26 +130,27 @@ class World:
         )
 
     def prepare(self, command: str, line: int) -> tuple[list[str], str | None, str | None]:
-        """Its words, where it writes, and where its output is sent; what it reads is there."""
+        """Create the inputs of a command and remove its old outputs; returns its words, the value
+        of -o, and the file to which its standard output goes."""
         words, redirected = _split(command)
         output = next((b for a, b in pairwise(words) if a in ("-o", "--output")), None)
         for word in words:
             if word != output:
                 self.make(word, line)
         for old_output in (output, redirected):
-            if old_output:  # what an earlier command of the page wrote there
+            if old_output:  # written by an earlier command of the page
                 self.remove(old_output)
         return words, output, redirected
 
     def run(self, command: str, line: int = 0, inline: bool = False) -> None:
-        """Run a command of the page, or one of `MADE_BY`."""
+        """Run a command of the page or of `COMMAND_FOR_FILE`; raises NotReady if it fails."""
         words, output, redirected = self.prepare(command, line)
         if not has_all_arguments(words):
             if inline:
-                return  # it names options, and they exist
+                return  # its options exist; nothing to run
             raise NotReady("it lacks an argument or an option that it needs, or has '...'")
         words = with_small_sizes(words)
-        self.make("text.jsonl", line)  # where the page leaves it to the hub
+        self.make("text.jsonl", line)  # replaces the default text from the hub
         key = self.shared_key(words, output)
         if key in self.outputs_by_key and output:
             _copy(self.outputs_by_key[key], self.folder / output)
@@ -165,13 +168,13 @@ class World:
             self.outputs_by_key[key] = self.folder.parent / f"kept-{len(self.outputs_by_key)}"
             _copy(
                 self.folder / output, self.outputs_by_key[key]
-            )  # the page may write another one there
+            )  # a later command of the page may overwrite it
 
     def shared_key(self, words: list[str], output: str | None) -> str | None:
-        """The command without its output, if it reads nothing but the model and text.
+        """The command without its output, if it reads only the model and text; else None.
 
-        Nor does `--device-map auto` count: here are no cards for it to choose from
-        (tests/runtime/test_devices.py has pretended ones).
+        `--device-map auto` is left out as well, because it has no effect without GPUs
+        (tests/runtime/test_devices.py tests it with pretended ones).
         """
         ignored = {output, "--device-map", "auto"}
         words = ["MODEL" if word in HUB else word for word in words if word not in ignored]
@@ -186,7 +189,7 @@ class World:
             path.unlink(missing_ok=True)
 
     def make(self, name: str, line: int) -> None:
-        """What a page calls `name`, if it is not there and the tables know it."""
+        """Create the file that a page calls `name`, if it is missing and known here."""
         path = self.folder / name
         if "/" in name or path.exists():
             return
@@ -210,7 +213,7 @@ class World:
             path.write_text(self.shown(language, line).text)
 
     def shown(self, language: str, line: int) -> Block:
-        """The file that the page shows last before `line`, or else first."""
+        """The last block of the language before `line`, else the first one of the page."""
         shown_blocks = [block for block in blocks(self.page) if block.language == language]
         if not shown_blocks:
             raise NotReady(f"the page shows no {language} to put into it")
@@ -226,7 +229,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _split(command: str) -> tuple[list[str], str | None]:
-    """Its words after `statetrim`, and the file after `>`."""
+    """The words after `statetrim`, and the file after `>` (or None)."""
     program, *words = [WORD_REPLACEMENTS.get(word, word) for word in shlex.split(command)]
     if program != "statetrim":
         raise NotReady(f"nothing here runs {program!r}")

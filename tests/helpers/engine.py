@@ -1,7 +1,7 @@
 """Stand-ins for an engine, whose models are run by transformers.
 
-`stand_in` writes an environment with an MLX-LM of a few lines over torch, so that the real driver
-runs in a process of its own. `InProcess` answers here, where only the answers matter.
+`write_stand_in` writes an environment with a minimal MLX-LM on top of torch, for the real driver in
+its own process. `InProcess` answers in this process, for tests that only need the answers.
 """
 
 import stat
@@ -67,7 +67,8 @@ def load(path, **options):
 
 
 def write_stand_in(folder: Path, mode: str = "") -> tuple[Path, Path]:
-    """A Python whose MLX-LM is a few lines, and where its process numbers are left."""
+    """Returns a Python interpreter with a minimal MLX-LM, and the folder in which each of its
+    processes leaves a file named by its process id."""
     pids = folder / "pids"
     for name in ("pids", "mlx", "mlx_lm/models", "mlx-0.dist-info", "mlx_lm-0.dist-info"):
         (folder / name).mkdir(parents=True)
@@ -92,7 +93,8 @@ def have_ended(pids: Path) -> bool:
 
 @dataclass
 class InProcess:
-    """Stands where `ask` is; `mode` is how it errs, `asked` whom it was asked for."""
+    """Replaces the function that asks an engine. `mode` selects a fault; `requested_models` records
+    the models it was asked for."""
 
     mode: str = ""
     requested_models: list[str] = field(default_factory=list)

@@ -1,8 +1,8 @@
-"""Commands in forked children that are stopped at a filesystem event of their own, counted from 1.
+"""Runs commands in forked children, with a fault at a chosen filesystem event, counted from 1.
 
 A fault is a kill (SIGKILL), a stop (SIGSTOP) or a disk that is full from that event on. Events are
-those that change files: Python's audit hook tells of them before they happen, and what it does not
-tell of (a file just made, fsync, copies inside the kernel, safetensors' own writing) is wrapped.
+changes of files: Python's audit hook reports most of them before they happen; the others (a file
+just created, fsync, copies inside the kernel, the writes of safetensors) are wrapped functions.
 """
 
 import builtins
@@ -35,7 +35,7 @@ _TEMPORARY_NAME = re.compile(r"\.statetrim-[^/]*\.tmp|\.tmp[A-Za-z0-9]{6}")
 
 @dataclass
 class CommandResult:
-    """How a command ended, and the state of the disk before each of its events."""
+    """Exit code and output of a command, and a hash of the files before each of its events."""
 
     code: int
     out: str
@@ -46,7 +46,7 @@ class CommandResult:
 
 @dataclass
 class _Watch:
-    """Counts the events of this process below `root`."""
+    """Counts the filesystem events of this process below `root`, and triggers the fault."""
 
     root: str
     fault_at: int | None
@@ -57,7 +57,8 @@ class _Watch:
     lock: threading.RLock = field(default_factory=threading.RLock)
 
     def event(self, path: Any) -> None:
-        """One at a time: prune syncs its files in a thread. Listing the disk makes no events."""
+        """Count one event. Locked, because prune syncs its files in a thread; events caused by
+        recording the state are not counted."""
         with self.lock:
             if not self.recording and self._is_below_root(path):
                 self._count(path)
@@ -92,7 +93,7 @@ def _audit_hook(event: str, args: tuple[Any, ...]) -> None:
     if not _active_watch:
         return
     if event in _CHANGES:
-        # A new name is at the end of these; what is removed or changed, at the beginning.
+        # The path that changes: the target of a rename or link, else the first argument.
         _active_watch[0].event(
             args[1] if event in ("os.rename", "os.link", "os.symlink") else args[0]
         )
@@ -101,7 +102,7 @@ def _audit_hook(event: str, args: tuple[Any, ...]) -> None:
 
 
 def install() -> None:
-    """Once in the parent: hooks do nothing until a child says what to watch."""
+    """Install the hooks, once in the parent; they do nothing until a child sets `_active_watch`."""
     sys.addaudithook(_audit_hook)
     for module, name in ((io, "open"), (builtins, "open")):
         setattr(module, name, _wrap_open(getattr(module, name)))
@@ -112,7 +113,7 @@ def install() -> None:
 
 
 def _wrap_open(stock: Any) -> Any:
-    """The file is there, and empty."""
+    """Adds an event after a file was opened for writing, when it exists and is empty."""
 
     def opened(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         result = stock(file, mode, *args, **kwargs)
@@ -133,7 +134,7 @@ def _wrap_before(stock: Any, path_index: int) -> Any:
 
 
 def _wrap_save_file(stock: Any) -> Any:
-    """safetensors writes to a name of its own first; as killed on the way, and just after."""
+    """Adds an event while safetensors' temporary file is half written, and one after saving."""
     from safetensors import SafetensorError
 
     def saved(tensors: Any, path: Any, metadata: Any = None) -> Any:
@@ -161,7 +162,7 @@ def run(
     record: bool = False,
     without_privileges: bool = False,
 ) -> CommandResult:
-    """Run a command in `root`, to its end or to its fault."""
+    """Run a command in `root` and wait until it ends or is killed."""
     child = start(
         arguments,
         root,
@@ -175,7 +176,7 @@ def run(
 
 @dataclass
 class Child:
-    """A command that runs."""
+    """A running command."""
 
     pid: int
     root: Path
@@ -188,7 +189,7 @@ class Child:
         return CommandResult(code, out, err, time.monotonic() - self.started, states.split())
 
     def wait_until_stopped(self) -> bool:
-        """Waits until it stopped itself; False where it ended before."""
+        """Wait until the command stops at its fault; False if it ended before that."""
         _, status = os.waitpid(self.pid, os.WUNTRACED)
         return os.WIFSTOPPED(status)
 
@@ -275,7 +276,7 @@ def _log(pid: int, name: str) -> Path:
 
 
 def file_hashes(root: Path) -> dict[str, str]:
-    """Every path below `root` with a hash of its content."""
+    """Every path below `root`, with a hash of its content (or its kind)."""
     hashes = {}
     for path in sorted(root.rglob("*")):
         name = str(path.relative_to(root))
@@ -289,12 +290,12 @@ def file_hashes(root: Path) -> dict[str, str]:
 
 
 def tree_hash(root: Path) -> str:
-    """The same for the same state, whatever the random part of a scratch name is."""
+    """A hash of all files below `root` that ignores the random part of temporary names."""
     while True:
         try:
             hashes = file_hashes(root)
             break
-        except FileNotFoundError:  # another thread renamed it on the way
+        except FileNotFoundError:  # another thread renamed a file meanwhile
             continue
     state = sorted(
         (_TEMPORARY_NAME.sub("scratch", name), content) for name, content in hashes.items()
@@ -303,7 +304,7 @@ def tree_hash(root: Path) -> str:
 
 
 def drop_privileges() -> None:
-    """As any user: the superuser may write to a directory that is read-only."""
+    """Give up the superuser's capabilities, which allow writing to read-only directories."""
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
     nothing = (ctypes.c_uint32 * 6)(*[0] * 6)
     ctypes.CDLL(None).capset(header, nothing)

@@ -1,8 +1,8 @@
-"""Runs fla's own classes. A process of its own: `import fla` replaces classes of transformers.
+"""Runs fla's own classes, in a separate process: `import fla` replaces classes of transformers.
 
 python tests/fla_checkpoints.py build DIRECTORY     save a tiny checkpoint of every fla model type
-python tests/fla_checkpoints.py load DIRECTORY      load each of DIRECTORY/cut again, print key
-    mismatches as JSON, and how far some mixers are from those of DIRECTORY/original, masked
+python tests/fla_checkpoints.py load DIRECTORY      load each of DIRECTORY/cut; print, as JSON, key
+    mismatches and the differences of some mixers from the masked ones of DIRECTORY/original
 """
 
 import json
@@ -51,11 +51,11 @@ KEY_WIDTH_ATTRIBUTES = {
     "lightnet": "head_f_dim",
     "log_linear_mamba2": "ssm_state_size",
 }
-"""What a mixer calls the width of its keys, where that is not head_k_dim."""
-KEEP = 7  # truncation of expand_v and odd widths must not matter
+"""The attribute with a mixer's key width, where it is not `head_k_dim`."""
+KEEP = 7  # odd, so that expand_v is not exact
 KEEP_VALUES = 5
 KEPT_SHAPES = {"log_linear_mamba2": (64, 4)}
-"""Other keys and values, where its kernel takes few widths."""
+"""(KEEP, KEEP_VALUES) of types whose kernel takes only some widths."""
 NO_VALUES = {"kda", "precond_kda", "rwkv6", "lightnet"}
 
 

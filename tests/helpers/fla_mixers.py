@@ -1,7 +1,7 @@
-"""Mixers of fla on a CPU: its own layers, with PyTorch in the place of Triton.
+"""Runs fla's own mixers on a CPU, with PyTorch functions instead of Triton kernels.
 
-Recurrences are fla's naive ones. `compare` says how far a cut mixer is from the original with the
-dropped channels masked where the kernel is called, and decoding from prefill.
+Recurrences are fla's naive ones. `compare` measures the differences between a pruned mixer and the
+original with the removed channels masked at the kernel, and between decoding and prefill.
 """
 
 import itertools
@@ -51,7 +51,7 @@ def install() -> None:
 
 @torch.no_grad()
 def compare(original: Any, cut: Any, plan: Any, before: Any) -> dict[str, float]:
-    """Largest differences of two mixers of layer 0, in units of the output's deviation."""
+    """Largest differences between two mixers of layer 0, relative to the output's deviation."""
     generator = torch.Generator().manual_seed(1)
     for mixer in (original, cut):
         mixer.eval()
@@ -83,7 +83,7 @@ def _masked(mixer: Any, plan: Any, before: Any) -> Iterator[None]:
     code: Any = sys.modules[type(mixer).__module__]
     names = [n for n in vars(code) if n.startswith(("chunk_", "fused_recurrent_", "hmamba_chunk"))]
     kernels = {name: getattr(code, name) for name in names}
-    kernels.pop("chunk_log_linear_attn", None)  # within the one that is asked
+    kernels.pop("chunk_log_linear_attn", None)  # called by the kernel that is wrapped
     shrink = (plan.keep_values / before.head_v_dim) ** 0.5 if plan.keep_values else 1.0
     output: Any = mixer.o_proj if hasattr(mixer, "o_proj") else mixer.out_proj
     hook = output.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
@@ -109,7 +109,7 @@ def _decode(mixer: Any, x: Tensor) -> Tensor:
 
 
 def _conv(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, **_: Any) -> Any:
-    """[batch, time, channels], weight [channels, width]."""
+    """Causal convolution of `x` [batch, time, channels]; weight [channels, width]."""
     padded = functional.pad(x.mT, (weight.shape[-1] - 1, 0))
     out = functional.conv1d(padded, weight.unsqueeze(1), bias, groups=len(weight)).mT
     return functional.silu(out) if activation else out, None
@@ -141,7 +141,7 @@ def _short_convolution(
 
 
 def _sequences(x: Tensor, cu_seqlens: Tensor | None) -> list[Tensor]:
-    """All of `x` [batch, time, ...], or the sequences that stand one after another in one row."""
+    """`x` [batch, time, ...] as one item, or the sequences that are packed in its only row."""
     if cu_seqlens is None:
         return [x]
     ends = [int(end) for end in cu_seqlens]
@@ -182,7 +182,7 @@ def _precond(
 ) -> Any:
     from fla.ops.precond_gated_delta_rule import naive_recurrent_precond_gated_delta_rule as naive
 
-    assert use_qk_l2norm_in_kernel  # the naive one always does
+    assert use_qk_l2norm_in_kernel  # the naive function always normalizes
     return naive(q, k, v, **kwargs)
 
 
@@ -251,7 +251,7 @@ def _lightnet(
 def _log_linear_forward(
     self: Any, hidden_states: Tensor, past_key_values: Any = None, use_cache: bool = False
 ) -> tuple[Tensor]:
-    """fla's own asks for a card first."""
+    """Replaces fla's forward, which requires a GPU."""
     from fla.layers.utils import get_layer_cache, update_layer_cache
 
     last = get_layer_cache(self, past_key_values)
@@ -264,7 +264,7 @@ def _log_linear(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, level_scales: Tensor,
     initial_state: tuple[Tensor, ...] | None, output_final_state: bool, scale: float, **_: Any,
 ) -> Any:  # fmt: skip
-    """All that was seen is the state."""
+    """The state is the list of all inputs so far."""
     from fla.ops.log_linear_attn.naive import naive_log_linear_attn
 
     new_inputs = (q, k, v, g, level_scales)

@@ -1,5 +1,5 @@
-"""What tests ask of the real fla, in a process of its own: once fla is imported, transformers hands
-CPU tensors to its GPU kernels for the rest of the process.
+"""Runs the real fla in a separate process: once fla is imported, transformers passes CPU tensors to
+fla's GPU kernels.
 
     fla_worker.py operators FOLDER     KIND.*.inputs.safetensors -> KIND.*.outputs.safetensors
     fla_worker.py checkpoints FOLDER   */ours -> */theirs, */report.json, */defaults.json

@@ -1,6 +1,6 @@
-"""Work in children of the process that tests run in: they may be killed, and import nothing anew.
+"""Runs functions in forked children of the test process, which can be killed and import nothing.
 
-Tracebacks of a child are in what pytest captured on standard error.
+Tracebacks of a child are in the standard error that pytest captures.
 """
 
 import multiprocessing
@@ -17,13 +17,13 @@ _fork = multiprocessing.get_context("fork")
 
 
 def run_in_child(work: Work) -> int:
-    """Its exit code, or minus the signal that ended it."""
+    """Run `work` in a child; returns its exit code, or minus the signal that ended it."""
     (code,) = _exit_codes([_fork.Process(target=_run_work, args=(work, {}))])
     return code
 
 
 def run_as_ranks(work: Work, processes: int = 2) -> None:
-    """In so many children that know each other by the variables that torchrun sets."""
+    """Run `work` in `processes` children, with the environment variables that torchrun sets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -35,7 +35,8 @@ def run_as_ranks(work: Work, processes: int = 2) -> None:
 
 
 def _exit_codes(children: list[multiprocessing.context.ForkProcess]) -> list[int]:
-    """Exit codes; where one child fails, the others would wait for it and are ended."""
+    """Start the children and return their exit codes. If one fails, the others are killed, because
+    they would wait for it."""
     with warnings.catch_warnings():
         # Python 3.12 and later warn if there are threads; those of torch and tests sleep meanwhile.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -55,6 +56,6 @@ def _run_work(work: Work, variables: dict[str, object]) -> None:
 
 
 def reset_torch_threads() -> None:
-    """First in a child of a process that ran torch. torch remakes its thread pool at the first call
-    after a fork, and fails ("Invalid thread pool") where two threads are the first at once."""
+    """Call this first in a child of a process that ran torch. At the first call after a fork, torch
+    creates its threads again; it fails ("Invalid thread pool") if two threads do so at once."""
     torch.set_num_threads(torch.get_num_threads())

@@ -3,7 +3,7 @@
 Reads a job as JSON per line, answers with JSON per line:
     {"arguments": [...], "script": whether the first is a Python script, run instead of statetrim,
      "folder": where to run, or null,
-     "kill_after": seconds or null, "free": bytes the disk claims, or null,
+     "kill_after": seconds or null, "free": bytes that the disk reports as free, or null,
      "kill_when": a path that must appear first, or null,
      "kill_size": and how many bytes must be in that directory,
      "kill_said": a pattern that a line on standard error must match first, or null}
@@ -55,7 +55,7 @@ def run_child(job: dict[str, Any], files: list[Any]) -> None:
         code = 0
     except SystemExit as end:
         code = int(end.code or 0)
-    except Exception:  # what the interpreter would do at its end
+    except Exception:  # as the interpreter does
         traceback.print_exc()
     finally:
         sys.stdout.flush()
@@ -72,8 +72,8 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
         if job["kill_when"] is not None:
             while written_bytes(Path(job["kill_when"])) < job["kill_size"] and not has_ended(pid):
                 time.sleep(0.0005)
-        if job["kill_said"] is not None:
-            while not matches_output(job["kill_said"], err.fileno()) and not has_ended(pid):
+        if job["kill_was_reported"] is not None:
+            while not matches_output(job["kill_was_reported"], err.fileno()) and not has_ended(pid):
                 time.sleep(0.0005)
         if job["kill_after"] is not None:
             time.sleep(job["kill_after"])
@@ -95,7 +95,7 @@ def run_job(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def written_bytes(path: Path) -> int:
-    """Bytes of the files in a directory, 0 for a file, -1 where there is nothing."""
+    """Total size of the files in a directory; 0 for a file, -1 if the path does not exist."""
     if not path.exists():
         return -1
     total = 0
@@ -107,19 +107,20 @@ def written_bytes(path: Path) -> int:
 
 
 def matches_output(pattern: str, file: int) -> bool:
-    """Whether a line of the file begins so; the child's place in it, which is ours, stays."""
+    """Whether the pattern matches in the file; does not move the offset shared with the child."""
     text = os.pread(file, 2**20, 0).decode(errors="replace")
     return re.search(pattern, text, re.MULTILINE) is not None
 
 
 def has_ended(pid: int) -> bool:
-    """Whether the child is dead, without taking its status."""
+    """Whether the child has ended; leaves its exit status for a later wait."""
     options = os.WEXITED | os.WNOHANG | os.WNOWAIT
     return os.waitid(os.P_PID, pid, options) is not None
 
 
 class Forker:
-    """The other end: starts this file and talks to it; `modules` are imported before any fork."""
+    """The client: starts this file as a process and sends it jobs. `modules` are imported before
+    the first fork."""
 
     def __init__(
         self,
@@ -144,7 +145,7 @@ class Forker:
         free: int | None = None,
         kill_when: Path | None = None,
         kill_size: int = 0,
-        kill_said: str | None = None,
+        kill_was_reported: str | None = None,
         folder: Path | None = None,
         script: bool = False,
     ) -> dict[str, Any]:
@@ -157,7 +158,7 @@ class Forker:
             "free": free,
             "kill_when": None if kill_when is None else str(kill_when),
             "kill_size": kill_size,
-            "kill_said": kill_said,
+            "kill_was_reported": kill_was_reported,
         }
         print(json.dumps(job), file=self.process.stdin, flush=True)
         reply: dict[str, Any] = json.loads(self.process.stdout.readline())

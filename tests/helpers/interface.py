@@ -1,4 +1,4 @@
-"""Everything a user can type, a fact a line: public names with their parameters, and commands with
+"""The public interface, one fact per line: public names with their parameters, and commands with
 their options.
 
 `python -m helpers.interface python` (or `command-line`), in `tests/`, prints what is committed in
@@ -75,7 +75,7 @@ def function_facts(name: str, function: Any) -> Iterator[str]:
 
 
 def unpacked_facts(name: str, function: Any) -> Iterator[str]:
-    """Options that stand in a dataclass, and may be given one by one as well."""
+    """The fields of an options dataclass that the function also takes as keyword arguments."""
     hints = typing.get_type_hints(function)
     classes: list[Any] = [
         annotation for hint in hints.values() for annotation in (hint, *typing.get_args(hint))
@@ -97,7 +97,7 @@ def default_text(default: Any) -> str:
 
 
 def type_text(annotation: Any) -> str:
-    """The type without its modules, which are not for users to know."""
+    """The text of a type, without module names."""
     if annotation is inspect.Signature.empty:
         return "nothing"
     text = (
@@ -119,7 +119,7 @@ def command_line_facts() -> list[str]:
 
 
 def option_facts(name: str, command: Any) -> Iterator[str]:
-    """Names and flags as typer knows them, the rest as the function says."""
+    """Names and flags from typer, defaults and types from the function's signature."""
     signature = inspect.signature(command.callback)
     types = typing.get_type_hints(command.callback)
     for parameter in command.params:

@@ -1,7 +1,7 @@
-"""fla, mamba_ssm and causal_conv1d with their own signatures, and naive recurrences behind them.
+"""Stubs for fla, mamba_ssm and causal_conv1d: the real signatures, with naive recurrences.
 
-The real ones need a GPU. `install` puts these in their place before transformers imports modelling
-code, which binds kernels then. Signatures: fla 0.6, mamba_ssm 2.2, causal_conv1d 1.5.
+The real packages need a GPU. `install` replaces them; call it before transformers imports modelling
+code, which binds the kernels. Signatures: fla 0.6, mamba_ssm 2.2, causal_conv1d 1.5.
 """
 
 import sys

@@ -1,11 +1,11 @@
-"""Calibrates and checks models with kernels that transformers binds when it imports its code, in a
-process of its own.
+"""Calibrates and checks models with other kernels, in a separate process because transformers binds
+kernels when it imports its modelling code.
 
     python tests/helpers/kernel_worker.py stubs OUT [MODEL_TYPE...]    stand-ins for fla and others
     python tests/helpers/kernel_worker.py kernels OUT [MODEL_TYPE...]  the `kernels` package
 
-Writes OUT/MODEL_TYPE.safetensors, the statistics, and logits of states in bfloat16, and prints what
-the checks found as JSON.
+Writes OUT/MODEL_TYPE.safetensors (statistics) and OUT/MODEL_TYPE-stored.safetensors (logits with
+states in bfloat16), and prints the results of the checks as JSON.
 """
 
 import json
@@ -47,7 +47,7 @@ def calibrated(model: Path) -> st.Statistics:
 
 @torch.inference_mode()
 def stored_logits(model: Path) -> torch.Tensor:
-    """[rows, time, vocabulary], with the state in bfloat16 after every 16 tokens."""
+    """[rows, time, vocabulary], with the state rounded to bfloat16 after every 16 tokens."""
     live = load_live(model)
     with stored_states(live, StateStorage("bfloat16", piece=16)):
         return live.logits(sequences().ids[:2].long())

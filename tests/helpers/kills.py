@@ -1,10 +1,10 @@
-"""Kill a command at its filesystem events, run it again, and compare with a run that was not.
+"""Kill a command at its filesystem events, run it again, and compare with an undisturbed run.
 
     python -m helpers.kills              every event of every command (`just kill-every-event`)
-    python -m helpers.kills prune trim   of these
+    python -m helpers.kills prune trim   every event of these commands
 
-A kill leaves nothing but the state of the disk. So of several events that find the same state (a
-file about to be synced, a directory about to be read) one is enough; all are counted.
+After a kill only the files remain. So of several events with the same files before them (a sync,
+the read of a directory) only the first is tried; all are counted.
 """
 
 import sys
@@ -22,7 +22,8 @@ _ARGUMENTS = COMMANDS | KILLED
 
 @dataclass
 class UndisturbedRun:
-    """A command without a fault: its events, the first of every state, and what it leaves."""
+    """A run without a fault: number of events, the first event of each distinct state of the files,
+    and the files left at the end."""
 
     events: int
     first_events: list[int]
@@ -42,7 +43,7 @@ def run_undisturbed(name: str, root: Path) -> UndisturbedRun:
 
 
 def kill_and_rerun(name: str, root: Path, event: int, files_left: dict[str, str]) -> str | None:
-    """What is wrong after a kill at `event` and a second run; None where nothing is."""
+    """Kill the command at `event` and run it again; returns the problem, or None."""
     clean(root)
     killed = faults.run(_ARGUMENTS[name], root, fault_at=event)
     if killed.code != -9:
@@ -53,7 +54,7 @@ def kill_and_rerun(name: str, root: Path, event: int, files_left: dict[str, str]
     differing = sorted(p for p in {*files, *files_left} if files.get(p) != files_left.get(p))
     if differing:
         return f"differs in {differing[:5]} after {rerun.code}: {rerun.err[-300:]}"
-    # Killed after the last change of its result, it had finished: the file is said to be there.
+    # Killed after its last change, the command had finished: the result exists and is kept.
     finished = rerun.code == 2 and "not overwritten" in rerun.err
     return None if rerun.code == 0 or finished else f"ended with {rerun.code}: {rerun.err[-300:]}"
 

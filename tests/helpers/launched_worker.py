@@ -1,9 +1,9 @@
-"""One process of a torchrun launch on a machine with two pretended cards.
+"""One process of a torchrun launch on a machine with two pretended GPUs.
 
     torchrun --nproc-per-node 2 launched_worker.py MODEL SMALL TEXT OUT
 
-Writes OUT/sums.safetensors, OUT/scores.json, and OUT/cards-RANK.json: the cards that this process
-used to calibrate, and to evaluate.
+Writes OUT/sums.safetensors, OUT/scores.json, and OUT/cards-RANK.json: the GPUs that this process
+used for calibration and for evaluation.
 """
 
 import json

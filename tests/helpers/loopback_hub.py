@@ -1,6 +1,6 @@
-"""A hub of our own on the loopback: enough of the real one's answers for huggingface_hub.
+"""A local Hugging Face hub on the loopback interface, with the endpoints for huggingface_hub.
 
-Files lie in ROOT/OWNER/NAME/REVISION/. What is pushed is kept in `pushed`, as it would be stored.
+Repositories are folders ROOT/OWNER/NAME/REVISION/. Pushed files are kept in `pushed`.
 """
 
 import base64
@@ -23,14 +23,16 @@ class LoopbackHub:
     root: Path
     url: str = ""
     refused: dict[str, tuple[int, str]] = field(default_factory=dict)  # repo -> status, error code
-    broken_after: dict[str, int] = field(default_factory=dict)  # file -> bytes, once
+    broken_after: dict[str, int] = field(
+        default_factory=dict
+    )  # file -> bytes after which one download breaks
     requests: list[str] = field(default_factory=list)  # "GET NAME RANGE" of every file
-    repos: dict[str, bool] = field(default_factory=dict)  # made by a push: private or not
+    repos: dict[str, bool] = field(default_factory=dict)  # created by a push -> whether private
     pushed: dict[str, dict[str, bytes]] = field(default_factory=dict)
     objects: dict[str, bytes] = field(default_factory=dict)  # large files by their hash
 
     def commit(self, repo: str, revision: str) -> str | None:
-        """Branches are folders; a commit is the hash of its folder's name."""
+        """The commit id of a branch or commit: a hash of its folder's name; None if unknown."""
         for folder in sorted((self.root / repo).iterdir()):
             name = hashlib.sha1(f"{repo}@{folder.name}".encode()).hexdigest()
             if revision in (folder.name, name):
@@ -47,7 +49,7 @@ class LoopbackHub:
         return {str(path.relative_to(folder)): path for path in paths}
 
     def downloaded_files(self) -> set[str]:
-        """The files whose bytes were asked for."""
+        """The files whose content was requested."""
         return {line.split()[1] for line in self.requests if line.startswith("GET")}
 
 
@@ -214,7 +216,7 @@ def serving(root: Path) -> Iterator[LoopbackHub]:
 def use_hub(
     monkeypatch: pytest.MonkeyPatch, url: str, cache: Path, token: str | None = None
 ) -> None:
-    """This process's huggingface_hub speaks to `url` alone, with a cache of its own."""
+    """Make huggingface_hub in this process use only `url`, with a separate cache."""
     from huggingface_hub import constants
 
     for name, value in {
@@ -222,7 +224,7 @@ def use_hub(
         "HUGGINGFACE_CO_URL_TEMPLATE": url + "/{repo_id}/resolve/{revision}/{filename}",
         "HF_HUB_CACHE": str(cache),
         "HF_HUB_OFFLINE": False,
-        "HF_HUB_DISABLE_XET": True,  # a protocol of its own, between other machines
+        "HF_HUB_DISABLE_XET": True,  # another protocol, which is not implemented here
         "HF_TOKEN_PATH": str(cache / "no-token"),
     }.items():
         monkeypatch.setattr(constants, name, value)

@@ -1,6 +1,6 @@
-"""The oracle of a cut: the stock model with the dropped channels zeroed where the kernel is called.
+"""The reference for pruning: the stock model with the removed channels masked at the kernel call.
 
-It shares nothing with our row tables: it masks activations, not weights.
+It is independent of our row tables, because it masks activations, not weights.
 """
 
 import inspect
@@ -24,8 +24,8 @@ _OUTPUT = re.compile(r".*layers\.(\d+)\.(?:\w+\.)*(?:linear_attn|attn|mixer|mamb
 
 @contextmanager
 def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[None]:
-    """Within, every kernel of `model` sees only the kept channels of its layer's q and k, and gives
-    only the kept ones of the values, of which alone the output norm takes its mean."""
+    """While active, the kernels of `model` get q and k with only the kept channels of their layer,
+    and return only the kept value channels, scaled so that the output norm averages over these."""
     module = text_code(model)
     names = kernel_names(module)
     layers = _cycle(sorted(plan.kept))
@@ -35,8 +35,8 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
             stack.callback(setattr, module, name, kernel)
             setattr(module, name, _wrap(kernel, plan, layers, before))
         if plan.keep_values is not None:
-            # The norm divides by the width it has, so what goes in is larger by the root of that
-            # ratio (see _wrap), and what comes out is too.
+            # The norm averages over all channels instead of the kept ones. _wrap scales its input
+            # by the root of the ratio of widths; this undoes the scaling of its output.
             shrink = (plan.keep_values / before.head_v_dim) ** 0.5
             for projection in output_projections(model, plan):
                 hook = projection.register_forward_pre_hook(lambda _, args: (args[0] * shrink,))
@@ -45,7 +45,7 @@ def masked(model: torch.nn.Module, plan: Plan, before: Geometry) -> Iterator[Non
 
 
 def text_code(model: torch.nn.Module) -> Any:
-    """The module of the text model's classes; towers for other inputs may stand around it."""
+    """The Python module that defines the text model, which may be inside a multimodal one."""
     text = getattr(model.base_model, "language_model", model)
     return sys.modules[type(text).__module__]
 
@@ -68,7 +68,7 @@ def output_projections(
 
 
 def _cycle(layers: list[int]) -> Iterator[int]:
-    """Kernels are called in layer order, again and again."""
+    """Repeats the layers forever: kernels are called in layer order in every forward pass."""
     while True:
         yield from layers
 
@@ -93,7 +93,7 @@ def _wrap(
         result = kernel(*bound.args, **bound.kwargs)
         output, *other_results = result if isinstance(result, tuple) else (result,)
         if scaled:
-            # The kernel scales by the width it sees, which is smaller in the pruned model.
+            # The kernel scales by the key width, which is smaller in the pruned model.
             output = output * (before.head_k_dim / plan.keep) ** 0.5
         if plan.kept_values is not None and plan.keep_values is not None:
             values = _mask(plan.kept_values[layer], before.head_v_dim)

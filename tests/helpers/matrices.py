@@ -1,4 +1,4 @@
-"""Matrices of every kind that strong RRQR meets, from random ones to those made to mislead it."""
+"""Test matrices for strong RRQR, from random ones to constructed worst cases."""
 
 from collections.abc import Callable, Iterator
 

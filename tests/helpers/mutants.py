@@ -1,9 +1,9 @@
-"""Sound artifacts, damaged by a seeded generator, given to the commands that read them.
+"""Damages valid artifacts at random (seeded) and runs the commands that read them.
 
-    python -m helpers.mutants 5000 0     so many mutants, by this seed (`just mutants`)
+    python -m helpers.mutants 5000 0     5000 mutants with seed 0 (`just mutants`)
 
-A command may read a mutant or refuse it: exit code 0, or 2 and one sentence; no traceback, nothing
-that a terminal would obey, and no more than ten seconds.
+A command may read a mutant or refuse it: exit code 0, or 2 and one sentence; no traceback, no
+terminal control characters, and at most ten seconds.
 """
 
 import copy
@@ -34,7 +34,7 @@ Mutate = Callable[[random.Random, bytes], bytes]
 
 
 def value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """The path of every value inside another, but not of each of a long list."""
+    """The path (keys and indices) of every nested value; of a list, only of the first three."""
     yield path
     if isinstance(value, dict):
         for name in value:
@@ -66,15 +66,15 @@ def mutate_json(draw: random.Random, text: bytes) -> bytes:
         else:
             parent[path[-1]] = copy.deepcopy(
                 draw.choice(_INVALID_VALUES)
-            )  # they would grow otherwise
+            )  # a shared value would be changed later
     written = json.dumps(value)
-    if draw.random() < 0.05:  # a number that Python reads only up to a length
+    if draw.random() < 0.05:  # longer than the integers that Python parses
         written = written.replace("1", "9" * 5000, 1)
     return written.encode()
 
 
 def mutate_bytes(draw: random.Random, content: bytes) -> bytes:
-    """Cut off, with a part doubled, or with some bytes that are others."""
+    """Truncated, with a repeated section, or with some bytes replaced."""
     kind = draw.randrange(4)
     if kind == 0 or not content:
         return content[: draw.randrange(len(content) + 1)]
@@ -90,7 +90,7 @@ def mutate_bytes(draw: random.Random, content: bytes) -> bytes:
 
 
 def mutate_header(draw: random.Random, content: bytes) -> bytes:
-    """The JSON of a safetensors file."""
+    """A safetensors file with a mutated JSON header."""
     length = int.from_bytes(content[:8], "little")
     header = mutate_json(draw, content[8 : 8 + length])
     return len(header).to_bytes(8, "little") + header + content[8 + length :]
@@ -104,7 +104,7 @@ def mutate_rows(draw: random.Random, text: bytes) -> bytes:
 
 
 def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
-    """Every file that is read from others, how it is damaged, and the commands that read it."""
+    """Every input file, how it is damaged, and the commands that read it."""
     out = ["-o", str(root / "out")]
     model, small, sweep = str(root / "model"), str(root / "small"), str(root / "sweep")
     inspected = [["inspect", model], ["select", model, "--method", "l1", "--keep", "8", *out]]
@@ -151,7 +151,7 @@ def targets(root: Path) -> list[tuple[Path, Mutate, list[list[str]]]]:
 def _model_run_targets(
     root: Path, out: list[str]
 ) -> Iterator[tuple[Path, Mutate, list[list[str]]]]:
-    """Texts, tokenizers, recipes and rows of tasks."""
+    """Targets that are read while a model runs: texts, tokenizers, recipes and task samples."""
     model, small = str(root / "model"), str(root / "small")
     sizes = ["--tokens", "512", "--length", "32", "--recall", "0", *out]
     for name in ("few.jsonl", "few.parquet"):
@@ -170,7 +170,7 @@ def _model_run_targets(
 
 
 def prepare(root: Path) -> Path:
-    """Every artifact, of tiny models."""
+    """Create every kind of artifact in `root`, from tiny models."""
     commands.prepare(root)
     tiny.write_text(root / "text.jsonl", 12_000)
     model, text = st.open(root / "model"), root / "text.jsonl"
@@ -211,7 +211,7 @@ def prepare(root: Path) -> Path:
 
 
 def _write_inputs(root: Path) -> None:
-    """Those that no command makes."""
+    """Write the input files that no command writes."""
     from datasets import Dataset
 
     few = tiny.write_text(root / "few.jsonl", 600)
@@ -231,8 +231,8 @@ def _write_inputs(root: Path) -> None:
 
 
 def check(arguments: list[str]) -> str | None:
-    """What is wrong with how the command ended; None where nothing is."""
-    began = time.process_time()  # wall time is the neighbours' too
+    """Run a command; returns the problem with how it ended, or None."""
+    began = time.process_time()  # wall time depends on other processes
     try:
         code, err, out = run(arguments)
     except BaseException:
@@ -241,7 +241,7 @@ def check(arguments: list[str]) -> str | None:
         return "took more than ten seconds"
     if code not in (None, 0, 2):
         return f"exit code {code}: {err[-300:]}"
-    # What is missing on the command line, as a recipe without a model leaves it, typer says.
+    # A missing argument (a recipe without a model) is reported by typer itself.
     messages = [
         line for line in err.splitlines() if line.startswith(("statetrim: ", "Error: Missing "))
     ]
@@ -253,7 +253,7 @@ def check(arguments: list[str]) -> str | None:
 
 
 def mutants(root: Path, count: int, seed: int) -> Iterator[tuple[str, str | None]]:
-    """What was damaged, and what went wrong."""
+    """Yields the name of each mutant, and its problem or None."""
     all_targets = targets(root)
     for number in range(count):
         draw = random.Random(seed * 1_000_003 + number)

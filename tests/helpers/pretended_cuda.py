@@ -1,8 +1,8 @@
-"""Pretended GPUs: tensors that claim `cuda:N`, hold CPU data, and refuse to be mixed.
+"""Pretended GPUs: tensors that report `cuda:N` as their device and hold their data on the CPU.
 
-What a real GPU refuses is refused here too: an operation on tensors of two devices, an index from
-another device, `numpy()`. Copies to the host are counted. There is no autograd, and no kernel that
-needs a real GPU.
+They raise where a real GPU would: an operation on tensors of two devices, an index from another
+device, `numpy()`. Copies to the host are counted. There is no autograd, and no kernel that needs a
+real GPU.
 """
 
 import time
@@ -30,14 +30,14 @@ _READ_ON_THE_HOST = ("__float__", "item", "__int__", "__bool__", "__index__", "t
 
 
 class DevicesMixed(RuntimeError):
-    """What CUDA says as 'Expected all tensors to be on the same device'."""
+    """Stands for CUDA's 'Expected all tensors to be on the same device'."""
 
 
 @dataclass
 class Cards:
-    """What happened on the pretended cards."""
+    """Counts of copies to the host, and the pretended devices in use."""
 
-    copies: int = 0  # to the host, a number that Python reads included
+    copies: int = 0  # to the host, including numbers that Python reads
     bytes: int = 0
     used: set[str] = field(default_factory=set)  # devices that computed something
 
@@ -50,7 +50,7 @@ _cards = Cards()
 
 
 class PretendedTensor(torch.Tensor):
-    """`held` on the CPU, said to be on `home`."""
+    """A tensor with data on the CPU (`data_on_cpu`) that reports the device `pretended_device`."""
 
     data_on_cpu: torch.Tensor
     pretended_device: torch.device
@@ -67,21 +67,21 @@ class PretendedTensor(torch.Tensor):
             device=device,
             requires_grad=False,
         )
-        wrapper.held, wrapper.home = real, device
+        wrapper.data_on_cpu, wrapper.pretended_device = real, device
         return wrapper  # type: ignore[no-any-return]
 
     def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"PretendedTensor({self.data_on_cpu}, {self.pretended_device})"
 
     def __tensor_flatten__(self) -> tuple[list[str], torch.device]:
-        """With this torch knows a wrapper, and `nn.Module.to` makes a new parameter of it."""
-        return ["held"], self.pretended_device
+        """Marks a wrapper subclass for torch, so that `nn.Module.to` creates a new parameter."""
+        return ["data_on_cpu"], self.pretended_device
 
     @staticmethod
     def __tensor_unflatten__(
         inner: dict[str, torch.Tensor], device: torch.device, size: Any, stride: Any
     ) -> "PretendedTensor":
-        return PretendedTensor(inner["held"], device)
+        return PretendedTensor(inner["data_on_cpu"], device)
 
     @classmethod
     def __torch_dispatch__(  # type: ignore[override]
@@ -99,7 +99,7 @@ def pretended_cuda(count: int = 2, free: int = MEMORY) -> Iterator[Cards]:
         stack.enter_context(mock.patch.multiple(torch.cuda, **_functions(count, free)))
         without = mock.patch.object(torch, "inference_mode", lambda mode=True: torch.no_grad())
         stack.enter_context(without)
-        # transformers loads in threads, which do not know the modes of this one
+        # transformers loads in threads, where the modes of this thread are not active
         stack.enter_context(mock.patch.dict("os.environ", HF_DEACTIVATE_ASYNC_LOAD="1"))
         stack.enter_context(_Dispatch())  # type: ignore[no-untyped-call]
         stack.enter_context(_Functions())
@@ -107,7 +107,7 @@ def pretended_cuda(count: int = 2, free: int = MEMORY) -> Iterator[Cards]:
 
 
 def on_the_host(value: torch.Tensor) -> torch.Tensor:
-    """Its data, without counting a copy."""
+    """The CPU data of a tensor, without counting a copy."""
     return value.data_on_cpu if isinstance(value, PretendedTensor) else value
 
 
@@ -166,7 +166,8 @@ def _unwrapped(values: Any) -> Any:
 
 
 def _check_devices(func: Any, args: Any, tensors: list[torch.Tensor]) -> None:
-    """A tensor without dimensions may be anywhere; indices of a GPU tensor may be on the CPU."""
+    """Raises DevicesMixed for tensors of several devices. As in CUDA, a tensor without dimensions
+    may be on any device, and indices of a GPU tensor may be on the CPU."""
     if func in INDEXED:
         if not isinstance(args[0], PretendedTensor):
             raise DevicesMixed(f"a tensor on the CPU indexed with indices on a GPU in {func}")
@@ -208,7 +209,7 @@ def _run(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
 
 
 class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the calls that make tensors on a GPU out of nothing, or out of the host's."""
+    """Intercepts calls that create tensors on a GPU or copy tensors to one."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -220,7 +221,7 @@ class _Dispatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what never reaches the dispatcher: conversions, indexing, 'cuda' without a number."""
+    """Intercepts what never reaches the dispatcher: conversions, indexing, 'cuda' without index."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), getattr(func, "__name__", "")
@@ -241,7 +242,7 @@ class _Functions(TorchFunctionMode):
         if isinstance(first, PretendedTensor) and name == "data_ptr":
             return (
                 first.data_on_cpu.data_ptr()
-            )  # of the wrapper it is 0, so that all would seem tied
+            )  # a wrapper's is 0, so all parameters would seem tied
         if isinstance(first, PretendedTensor) and name in _READ_ON_THE_HOST:
             _cards.copied(first)
             return func(first.data_on_cpu, *args[1:], **kwargs)
@@ -299,7 +300,7 @@ def _is_pretended(x: Any) -> bool:
 
 
 def _without_cuda(func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Some functions ask the CUDA library before they dispatch; those run on the data."""
+    """Calls a function; one that needs the CUDA library before it dispatches runs on CPU data."""
     try:
         return func(*args, **kwargs)
     except RuntimeError as error:

@@ -1,7 +1,7 @@
 """Checkpoints of random numbers straight from config and row tables, without any model class.
 
-Only the tensors a family claims are there, and one outside the mixers; nothing can run them, but
-everything that works on files can.
+They have only the tensors with channel rows and an embedding, so they cannot run; everything that
+works on files can use them.
 """
 
 import json
@@ -35,7 +35,7 @@ CONFIGS = {
 
 
 def tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
-    """Every claimed tensor, and an embedding."""
+    """Every tensor that has channel rows, and an embedding."""
     family = family_of(config)
     geometry = family.geometry(config)
     generator = torch.Generator().manual_seed(0)
@@ -57,7 +57,7 @@ def tensors(config: dict[str, Any], dtype: torch.dtype = torch.float32) -> dict[
 
 
 def save(directory: Path, config: dict[str, Any], weights: dict[str, Tensor], shards: int) -> Path:
-    """Write the weights in `shards` files, dealt out in turn; one shard has no index."""
+    """Distribute the weights over `shards` files; with more than one, write the index too."""
     directory.mkdir(parents=True)
     (directory / "config.json").write_text(json.dumps(config))
     names = list(weights)
@@ -81,20 +81,20 @@ def build(directory: Path, model_type: str, shards: int = 2) -> Path:
 
 
 def read(path: Path) -> tuple[dict[str, Any], bytes]:
-    """Header and data of a safetensors file."""
+    """The JSON header and the data of a safetensors file, read without our own code."""
     content = path.read_bytes()
     (length,) = struct.unpack("<Q", content[:8])
     return json.loads(content[8 : 8 + length]), content[8 + length :]
 
 
 def write(path: Path, header: Any, data: bytes, length: int | None = None) -> None:
-    """A safetensors file with any header, even one that lies."""
+    """Write a safetensors file with any header, valid or not, and any header length."""
     text = header if isinstance(header, bytes) else json.dumps(header).encode()
     path.write_bytes(struct.pack("<Q", len(text) if length is None else length) + text + data)
 
 
 def iter_tensors(directory: Path) -> Iterator[tuple[str, dict[str, Any], bytes]]:
-    """(name, header entry, bytes) of every tensor of a checkpoint, read without our own code."""
+    """Yields (name, dtype and shape, bytes) of every tensor of a checkpoint."""
     for path in sorted(directory.glob("*.safetensors")):
         header, data = read(path)
         header.pop("__metadata__", None)

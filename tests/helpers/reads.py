@@ -1,4 +1,4 @@
-"""Which tensors of a checkpoint were read."""
+"""Records which tensors of a checkpoint are read."""
 
 import builtins
 import io
@@ -13,8 +13,8 @@ import statetrim as st
 
 @contextmanager
 def record_tensor_reads(model: st.Checkpoint) -> Iterator[list[str]]:
-    """The names of the tensors whose bytes were read, by what was read of the files; nothing may be
-    mapped into memory instead."""
+    """Collects the names of the tensors that are read, from the byte ranges read of the shards.
+    Memory mapping, which would bypass this, fails while active."""
     tensor_at = {
         (str(shard.path), info.start, info.nbytes): name
         for name, (shard, info) in model.tensors.items()

@@ -1,4 +1,4 @@
-"""The same recovery by DDP, by FSDP2, and stopped and resumed; one of several processes."""
+"""Runs one recovery with DDP, with FSDP2, and interrupted and resumed; as one rank of several."""
 
 import json
 import os
@@ -18,9 +18,10 @@ STOP_AFTER = 5
 
 
 def options(model: str, directory: Path) -> dict[str, Any]:
-    """On DIRECTORY/words.jsonl; one row of every batch is a recall sequence, so that of two
-    processes only one has it."""
-    # Ten times the default; at a hundred times, Adam's first steps make whole steps of rounding.
+    """Options of `st.recover` for the text DIRECTORY/words.jsonl. One row per batch is a recall
+    sequence, so only one of two ranks has it."""
+    # The learning rate is ten times the default. At a hundred times, Adam's first steps would
+    # turn rounding differences into full steps.
     return {
         "teacher": st.open(model), "text": directory / "words.jsonl", "batch_size": BATCH,
         "tokens": STEPS * BATCH * LENGTH, "length": LENGTH, "learning_rate": 1e-3,
@@ -29,7 +30,7 @@ def options(model: str, directory: Path) -> dict[str, Any]:
 
 
 def patch_held_out_rows() -> Any:
-    return patch("statetrim.recovery.data.MOST_HELD_OUT_ROWS", 4)
+    return patch("statetrim.recovery.data.MAX_HELD_OUT_ROWS", 4)
 
 
 class Stopped(Exception):
@@ -37,8 +38,8 @@ class Stopped(Exception):
 
 
 def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
-    """Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with what was sharded,
-    and how many elements of parameters were whole at a time while the models were read."""
+    """Writes DIRECTORY/{ddp,fsdp,resumed}, and DIRECTORY/counts-RANK.json with the numbers of
+    sharded tensors and the largest number of unsharded parameter elements during loading."""
     st.recover(small, out=directory / "ddp", **options(model, directory))
 
     counts: dict[str, Any] = {}
@@ -63,16 +64,16 @@ def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
 
     load_permanently = StoredWeights.load_permanently
 
-    def counted_load(self: StoredWeights, module: Any) -> None:
-        load_permanently(self, module)
-        loaded_modules.append(module)
+    def counted_load(self: StoredWeights, submodule: Any) -> None:
+        load_permanently(self, submodule)
+        loaded_modules.append(submodule)
         parameters = {id(p): p for loaded in loaded_modules for p in loaded.parameters()}.values()
         unsharded = sum(p.numel() for p in parameters if not p.is_meta and not is_shard(p))
         counts["whole"] = max(counts.get("whole", 0), unsharded)
 
     with (
-        patch.object(StoredWeights, "settle", counted_load),
-        patch.object(training.RecoveryTrainer, "trained", count),
+        patch.object(StoredWeights, "load_permanently", counted_load),
+        patch.object(training.RecoveryTrainer, "gather_trained", count),
     ):
         st.recover(small, out=directory / "fsdp", shard=True, **options(model, directory))
     (directory / f"counts-{os.environ['RANK']}.json").write_text(json.dumps(counts))
@@ -86,7 +87,5 @@ def recoveries(model: str, small: st.Checkpoint, directory: Path) -> None:
         with patch.object(training.RecoveryTrainer, "log", stop):
             st.recover(small, out=directory / "resumed", **options(model, directory))
     except Stopped:
-        # The state was saved without sharding; it does not matter.
-        st.recover(
-            small, out=directory / "resumed", resume=True, shard=True, **options(model, directory)
-        )
+        # A training state that was saved without sharding can be resumed with it.
+        st.recover(small, out=directory / "resumed", shard=True, **options(model, directory))

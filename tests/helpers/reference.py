@@ -1,4 +1,4 @@
-"""Recurrences one step at a time, straight from their definitions: slow, obviously right.
+"""Recurrences one step at a time, directly from their definitions: slow but easy to check.
 
 One head, float64. `q`, `k` [T, d_k], `v` [T, d_v], `beta` [T], log decay [T] or per channel
 [T, d_k]; a state is [d_v, d_k]. Each returns the outputs [T, d_v] and the state after every token.

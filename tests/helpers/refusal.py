@@ -1,4 +1,4 @@
-"""What a refusal is: exit code 2, one sentence, and nothing changed on the disk."""
+"""Checks of a refusal: exit code 2, one sentence, and no change of files."""
 
 import hashlib
 import io
@@ -13,7 +13,8 @@ from statetrim.cli import main
 
 
 def run(arguments: list[str]) -> tuple[int | None, str, str]:
-    """Exit code (None: fell through), standard error, standard output of the real entry."""
+    """Run the command line in this process; returns exit code (None: success), standard error and
+    standard output."""
     out, err = io.StringIO(), io.StringIO()
     code: Any = None
     before = sys.argv
@@ -34,7 +35,7 @@ def run_successfully(arguments: list[str]) -> None:
 
 
 def fingerprint(root: Path) -> dict[str, Any]:
-    """Every path with its kind, and its content where that is small enough to hash."""
+    """Mode, modification time, content hash (size if large) and link target of every path."""
     states: dict[str, Any] = {}
     for path in sorted(root.rglob("*")):
         state = path.lstat()
@@ -45,10 +46,10 @@ def fingerprint(root: Path) -> dict[str, Any]:
     return states
 
 
-def check_refusal(code: int | None, err: str, out: str, says: str) -> None:
+def check_refusal(code: int | None, err: str, out: str, expected_text: str) -> None:
     assert code == 2, err
     assert re.fullmatch(r"statetrim: [^\n]+\n", err), err
     assert err[:-1].isprintable(), repr(err)
     assert len(err) < 2000
-    assert re.search(says, err), err
+    assert re.search(expected_text, err), err
     assert not out

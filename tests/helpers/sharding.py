@@ -1,4 +1,4 @@
-"""Split models that lie on disk, and compare with whole ones."""
+"""Shards models while they are loaded, and compares them with unsharded ones."""
 
 import json
 import os
@@ -17,7 +17,7 @@ from statetrim.runtime.placement import Placement
 @torch.no_grad()
 def compare_sharded(path: str) -> dict[str, float]:
     ids = torch.arange(12).unsqueeze(0) % 50 + 1
-    live = load_live(path, Placement("cpu:0", layerwise=True))  # as the Trainer names it
+    live = load_live(path, Placement("cpu:0", layerwise=True))  # the device name of the Trainer
     plain, split = st.load(path), live.module.requires_grad_(False)
     Sharder(live.device).shard_model(live)
     expected, actual = (m.base_model(input_ids=ids, use_cache=False)[0] for m in (plain, split))
@@ -31,8 +31,8 @@ def compare_sharded(path: str) -> dict[str, float]:
 
 
 def compare(report: Path, models: Iterable[str]) -> None:
-    """One of several processes. Writes REPORT-RANK.json: for each model the largest difference of
-    hidden states and of the head, and how many parameters are no shard."""
+    """One rank of several. Writes REPORT-RANK.json: for each model the largest differences of
+    hidden states and head weights, and the number of unsharded parameters."""
     dist.init_process_group("gloo")
     differences = {path: compare_sharded(path) for path in models}
     Path(f"{report}-{os.environ['RANK']}.json").write_text(json.dumps(differences))

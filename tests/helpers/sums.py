@@ -1,4 +1,4 @@
-"""Comparing statistics."""
+"""Comparison of calibration statistics."""
 
 from statetrim.artifacts.statistics import Statistics
 

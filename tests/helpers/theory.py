@@ -1,4 +1,4 @@
-"""What the tests of the paper's statements and of our identities share: draws, tokens, measures."""
+"""Shared by the tests of the paper's statements and of our identities: random tensors, measures."""
 
 from typing import NamedTuple
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from helpers.reference import Run, delta_rule, gated_delta_rule, linear_attention
 
-# Drawn the same way on every run, so a failure here is a failure everywhere.
+# Derandomized, so that a failure is reproducible everywhere.
 settings.register_profile("theory", max_examples=60, deadline=None, derandomize=True, database=None)
 settings.load_profile("theory")
 
@@ -71,7 +71,7 @@ def scalar_decay_runs(x: Tokens) -> list[Run]:
 
 
 def outside_rows(matrix: Tensor, basis_rows: Tensor) -> float:
-    """Largest part of the rows of `matrix` outside the row space of `basis_rows`."""
+    """Largest entry of the component of `matrix` outside the row space of `basis_rows`."""
     inside = matrix @ torch.linalg.pinv(basis_rows, rtol=1e-10) @ basis_rows
     return float((matrix - inside).abs().max())
 

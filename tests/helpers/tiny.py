@@ -161,9 +161,9 @@ CONFIGS |= {
     "kda": {**_PORTABLE, "num_heads": 2, "num_v_heads": 4, "head_dim": 12, "expand_v": 2.0},
 }  # fmt: skip
 NESTED_TYPES = ("minicpmv4_6", "minicpmv4_7", "minicpm_ocr", "nemotron_h_omni", "nemo_speechlm")
-"""Types whose text model, inside, is one of the others: what runs it is tested with these."""
+"""Multimodal types whose text model is one of the other types, and is tested as such."""
 REQUIRED_TRANSFORMERS = {"minicpm_ocr": "5.21", "nemo_speechlm": "5.22"}
-"""Types that the oldest allowed transformers does not know, and since when it does."""
+"""Types that need a newer transformers than the oldest supported one -> its version."""
 MODEL_TYPES = tuple(name for name in CONFIGS if name not in NESTED_TYPES)
 VISION_TYPES = tuple(name for name in MODEL_TYPES if "vision_config" in CONFIGS[name])
 _MLA = {
@@ -187,7 +187,7 @@ HEAD_CONFIGS: dict[str, dict[str, Any]] = {
         },
     },
 }  # fmt: skip
-"""Types of which only whole heads can go."""
+"""Types from which only whole heads can be removed."""
 
 
 def stock_class(model_type: str) -> Any:
@@ -249,7 +249,7 @@ def write_tokenizer(directory: Path) -> None:
 
 
 def write_text(path: Path, words: int, seed: int = 0) -> Path:
-    """A .jsonl of random words, 50 a document."""
+    """Write a .jsonl of random words, 50 per document."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.randint(1, VOCABULARY, (words // 50, 50), generator=generator).tolist()
     lines = [json.dumps({"text": " ".join(f"w{i}" for i in row)}) for row in ids]
@@ -258,7 +258,7 @@ def write_text(path: Path, words: int, seed: int = 0) -> Path:
 
 
 def randomize(model: torch.nn.Module) -> None:
-    """Weights that keep q and k far from the norms' eps; default initialisation does not."""
+    """Random weights large enough that q and k are far above the norms' eps."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if name.endswith(("A_log", "dt_bias", ".D")):
@@ -272,7 +272,7 @@ def randomize(model: torch.nn.Module) -> None:
 
 
 def undo_equal_thirds(directory: Path, config: dict[str, Any]) -> None:
-    """save_pretrained splits a fused convolution in equal thirds; hub files have true sizes."""
+    """Split the convolutions as on the hub; save_pretrained splits them into equal thirds."""
     heads = config["num_attention_heads"]
     sizes = [heads * config[f"linear_{kind}_head_dim"] for kind in ("key", "key", "value")]
     files = {path: load_file(path) for path in sorted(directory.glob("*.safetensors"))}

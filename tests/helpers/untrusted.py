@@ -1,8 +1,8 @@
 """Untrusted files and wrong arguments: exit code 2, one sentence, nothing written, nothing run.
 
-A case is a function that spoils a sound checkpoint and plan in `root` and returns the command line;
-with it goes a piece of the sentence it must end in, so that no case passes for another's reason.
-The cases stand in the test files of their subjects; here is what those share.
+A case is a function that damages a valid checkpoint and plan in `root` and returns the command
+line, and a pattern that the message must match, so that no case passes for another reason. The
+cases are in the test files of their subjects; this module has the shared code.
 """
 
 import itertools
@@ -71,7 +71,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Cases:
-    """The cases of one test file; no two of the whole suite are alike."""
+    """The cases of one test file; names are unique in the whole suite."""
 
     all: list[Case] = field(default_factory=list)
 
@@ -143,7 +143,7 @@ def filled(unit: str, size: int) -> Callable[[], bytes]:
 
 
 def many_names(size: int, last: str) -> Callable[[], bytes]:
-    """Distinct names, then one that appears twice or means nothing."""
+    """JSON with distinct names, then `last`, which is a repeated or unknown name."""
     return lambda: ("{" + "".join(f'"{n:x}":0,' for n in range(size // 11)) + last + "}").encode()
 
 
@@ -152,7 +152,7 @@ def many_names(size: int, last: str) -> Callable[[], bytes]:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundCheckpoint:
-    """A sound checkpoint and a plan for it, by model type."""
+    """Returns a folder with a valid checkpoint and a plan for it, by model type."""
     directory = tmp_path_factory.mktemp("sound")
 
     def get(model_type: str) -> Path:
@@ -167,13 +167,13 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> SoundCheckpoint:
 
 @pytest.fixture(scope="module")
 def scratch(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One for all cases: pytest's own directories cost more than the cases do."""
+    """One directory for all cases: creating pytest's directories takes longer than a case."""
     return tmp_path_factory.mktemp("untrusted")
 
 
 @pytest.fixture
 def little_memory() -> Iterator[None]:
-    """At most half of the limit on top of what the process held before; torch is the rest."""
+    """Checks that a test allocates at most half of MAX_BYTES; the rest is left for torch."""
     refs = Path("/proc/self/clear_refs")
     if not refs.exists():
         yield
@@ -194,10 +194,10 @@ def _memory_bytes(kind: str) -> int:
 
 
 def check_refused(case: Case, sound: SoundCheckpoint, scratch: Path) -> None:
-    """In this process, within seconds of its own time."""
+    """The case is refused in this process, within MAX_SECONDS of CPU time."""
     root, arguments = _spoiled(case, sound, scratch)
     before = fingerprint(root)
-    started = time.process_time()  # wall time is the neighbours' too
+    started = time.process_time()  # wall time depends on other processes
     code, err, out = run(arguments)
     assert time.process_time() - started < MAX_SECONDS
     check_refusal(code, err, out, case.message)
@@ -209,7 +209,7 @@ def check_refused(case: Case, sound: SoundCheckpoint, scratch: Path) -> None:
 def check_refused_within_a_gigabyte(
     case: Case, sound: SoundCheckpoint, scratch: Path, forker: Forker
 ) -> None:
-    """In a process of its own, with all that it holds."""
+    """The case is refused in a separate process that needs less than MAX_BYTES in all."""
     root, arguments = _spoiled(case, sound, scratch)
     before = fingerprint(root)
     result = forker.run(arguments)
@@ -224,7 +224,7 @@ def check_refused_within_a_gigabyte(
 def check_refused_by_the_installed_command(
     case: Case, sound: SoundCheckpoint, scratch: Path
 ) -> None:
-    """The same through a fresh interpreter, as a user starts it."""
+    """The case is refused by `python -m statetrim` in a new interpreter."""
     root, arguments = _spoiled(case, sound, scratch)
     command = [sys.executable, "-m", "statetrim", *arguments]
     before = fingerprint(root)

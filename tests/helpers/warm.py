@@ -1,4 +1,4 @@
-"""Import what every command needs, before a fork: it is paid for once, and starts no thread."""
+"""Imports everything that commands need, once before forking; the imports start no threads."""
 
 import gc
 import importlib
@@ -25,6 +25,6 @@ def import_all() -> None:
 
 
 def freeze_garbage_collector() -> None:
-    """A collection in a child would touch, and so copy, all that its parent has."""
+    """Keep garbage collection in forked children from touching, and so copying, shared memory."""
     gc.collect()
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Within `watched()`, every file that Python opens and every use of the network is written down."""
+"""`watched()` records every file that Python opens and every use of the network."""
 
 import os
 import sys
@@ -11,7 +11,7 @@ from typing import Any
 
 @dataclass
 class Watched:
-    """What was seen: files that were opened by Python code, and events of the network."""
+    """Files opened by Python code, and network events."""
 
     files: set[Path] = field(default_factory=set)
     network: list[str] = field(default_factory=list)
@@ -30,7 +30,7 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
         _active[-1].network.append(f"{event} {args!r}"[:200])
 
 
-sys.addaudithook(_hook)  # cannot be taken back, so it looks away outside of `watched`
+sys.addaudithook(_hook)  # cannot be removed, so it does nothing outside of `watched`
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""How figures read."""
+"""Numbers as text, and type checks of untrusted JSON values."""
 
 from math import inf, nan
 

@@ -55,7 +55,7 @@ def textbook_strong_rrqr(matrix: Matrix, keep: int, tolerance: float) -> tuple[l
 
 
 def lowest_equal_columns(matrix: Matrix, columns: list[int]) -> list[int]:
-    """Name every column by the lowest index of an equal one: LAPACK breaks ties by position."""
+    """Replace each column by the lowest index of an equal one: LAPACK breaks ties by position."""
     first = [
         next(i for i in range(j + 1) if np.array_equal(matrix[:, i], matrix[:, j])) for j in columns
     ]
@@ -325,7 +325,7 @@ def test_720_heads_of_128_channels_take_less_than_ten_seconds() -> None:
     assert time.process_time() - start < 10
 
 
-# --- honesty --------------------------------------------------------------------------------------
+# --- convergence is reported, invalid input is refused --------------------------------------------
 
 
 def bumps(width: float, bend: float, n: int) -> Matrix:

@@ -23,7 +23,7 @@ def coverage(
     covered = 0
     for seed in range(EXPERIMENTS):
         generator = torch.Generator().manual_seed(seed)
-        # another seed, for the same one would tie the draws to the data
+        # another seed: with the same one the resampling would correlate with the data
         interval = difference_interval(draw(generator), resamples=resamples, seed=seed + 10**6)
         assert interval.low <= interval.estimate <= interval.high
         covered += interval.low <= truth <= interval.high
@@ -39,7 +39,7 @@ def answers(generator: torch.Generator, count: int, lost: float, won: float) -> 
 
 
 def documents(generator: torch.Generator, count: int) -> Pairs:
-    """Log-likelihoods of documents of very different length, 0.05 nats a word worse after."""
+    """Log-likelihoods of documents of different lengths, 0.05 nats per word worse after."""
     words = torch.exp(torch.randn(count, generator=generator, dtype=torch.float64) * 0.6 + 6)
     noise = torch.randn(count, generator=generator, dtype=torch.float64)
     before = words * 3.0 + torch.randn(count, generator=generator, dtype=torch.float64) * words**0.5

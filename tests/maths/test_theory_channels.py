@@ -1,6 +1,6 @@
-"""The paper's statements about channels: turning, dropping, choosing.
+"""The paper's statements about channels: rotation, removal and selection.
 
-By their number in the table of `docs/paper.md`.
+They are numbered as in the table of `docs/paper.md`.
 
 `test_statement_NN_...` holds under the condition its name or docstring gives, for any drawn input.
 `test_statement_NN_fails_...` stores a counterexample to what the paper says.
@@ -44,7 +44,7 @@ from statetrim.maths.linalg import (
 def test_statement_07_orthogonal_change_of_basis_leaves_the_outputs(
     seed: int, length: int, d_k: int, d_v: int
 ) -> None:
-    """Linear attention and (gated) delta rules; the state turns along, S T'."""
+    """For linear attention and (gated) delta rules; the state becomes S T'."""
     x, turn = tokens(seed, length, d_k, d_v), orthogonal(seed + 9, d_k)
     turned = x._replace(q=x.q @ turn.T, k=x.k @ turn.T)
     for (outputs, states), (turned_outputs, turned_states) in zip(
@@ -137,7 +137,7 @@ def test_statement_09_uncentred_pca_never_lowers_the_utilization_of_the_keys(
 
 
 def test_statement_09_fails_with_centring() -> None:
-    """The mean fills one direction as full as the widest; centring does not see it and drops it."""
+    """The mean is as large as the widest direction; centring removes it, so PCA drops it."""
     wide, narrow = math.sqrt(2), 0.1
     keys = tensor([[wide, 0, 1], [-wide, 0, 1], [0, narrow, 1], [0, -narrow, 1]])
     projected = keys @ top_directions(keys - keys.mean(0), 2).T
@@ -146,7 +146,7 @@ def test_statement_09_fails_with_centring() -> None:
 
 
 def test_statement_09_fails_with_renormalised_keys() -> None:
-    """Keys along the dropped direction lean a little on the first, and fall on it entirely."""
+    """Keys near the dropped direction have a small part along the first; renormalised, only it."""
     lean = 0.1
     remainder = math.sqrt(1 - lean**2)
     keys = tensor(
@@ -244,7 +244,7 @@ def rotated_filter_errors(turned: Tensor, turn: Tensor, taps: Tensor) -> tuple[f
 def test_statement_13_mixed_filters_are_optimal_if_uncorrelated_at_every_lag(
     seed: int, d: int, width: int
 ) -> None:
-    """Channels that are each two tones of their own, over whole periods."""
+    """Each channel is the sum of two tones that no other channel has, over whole periods."""
     time, tone = torch.arange(32, dtype=torch.float64)[:, None], torch.arange(1, 2 * d + 1)
     tones = torch.cos(2 * math.pi * time * tone / 32 + normal(seed, 2 * d))
     turned = tones[:, :d] + 0.5 * tones[:, d:]
@@ -253,7 +253,7 @@ def test_statement_13_mixed_filters_are_optimal_if_uncorrelated_at_every_lag(
 
 
 def test_statement_13_fails_for_pca_when_a_channel_echoes_another() -> None:
-    """Uncorrelated at lag 0, so the turn is the PCA; but channel 2 is channel 1 a token later."""
+    """Uncorrelated at lag 0, so the rotation is the PCA; but channel 2 is channel 1 delayed."""
     impulse = torch.eye(8, dtype=torch.float64)[:, 0]
     turned = torch.stack([impulse, 0.5 * impulse.roll(1)], 1)
     turn = tensor([[0.8, 0.6], [-0.6, 0.8]])

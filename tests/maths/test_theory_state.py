@@ -1,6 +1,6 @@
-"""The paper's statements about the state: its rank, noise, gradients.
+"""The paper's statements about the state: its rank, noise and gradients.
 
-By their number in the table of `docs/paper.md`.
+They are numbered as in the table of `docs/paper.md`.
 
 `test_statement_NN_...` holds under the condition its name or docstring gives, for any drawn input.
 `test_statement_NN_fails_...` stores a counterexample to what the paper says.
@@ -87,7 +87,7 @@ def test_statement_02_effective_rank_is_at_least_nu_over_squared_condition(
 
 def test_statement_02_says_nothing_about_keys_as_layers_make_them() -> None:
     """The effective rank is never below 1. The bound is, for keys after SiLU and the L2 norm; it
-    is not vacuous for every tall matrix: many isotropic keys bring it above 1."""
+    is not vacuous for every tall matrix: many isotropic keys raise it above 1."""
     for seed in range(0, 200, 2):
         values = normal(seed + 1, 256, 16)
         isotropic = normal(seed, 256, 16)
@@ -124,7 +124,7 @@ def test_statement_02c_fails_better_conditioned_keys_can_lower_the_effective_ran
 def test_statement_03_paper_bounds_hold_and_03b_sharper_ones_without_effective_rank(
     seed: int, d_v: int, d_k: int, decades: float, mix: float
 ) -> None:
-    """Needs a clean output and noise; the upper bounds say something if gamma > 0."""
+    """Needs a nonzero output and nonzero noise; the upper bounds are finite if gamma > 0."""
     spread = 10 ** -(torch.linspace(0, decades, d_k, dtype=torch.float64))
     state = normal(seed, d_v, d_k) * spread @ orthogonal(seed + 1, d_k)
     query, noise = normal(seed + 2, d_k), normal(seed + 3, d_k)

@@ -1,4 +1,4 @@
-"""One contract, every method."""
+"""What every method must do, and what each one computes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import statetrim as st
+from statetrim import methods
 from statetrim.artifacts.statistics import LayerStatistics
 from statetrim.geometry import Axis
-from statetrim.methods import find_method, method_names
+from statetrim.methods import METHODS, find_method, method_names
 from statetrim.methods.contract import as_method, top
 
 HEADS, CHANNELS, HIDDEN, KEEP = 3, 16, 10, 5
@@ -26,7 +27,7 @@ EVERY: list[tuple[Axis, str]] = [
 def evidence(
     permutation: Tensor | None = None, copies: int = 1, axis: Axis = "key"
 ) -> st.Evidence | st.ValueEvidence:
-    """Random weights, gradients and activations, of which the Grams are made."""
+    """Random weights and gradients, and Gram matrices of random activations."""
     generator = torch.Generator().manual_seed(7)
     order = torch.arange(CHANNELS) if permutation is None else permutation
 
@@ -79,17 +80,8 @@ def test_several_projections_per_head_are_judged_together(axis: Axis, name: str)
     assert tuple(kept.shape) == (HEADS, KEEP)
 
 
-def test_the_old_name_of_a_statistic_works_and_says_the_new_one(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    layer_evidence = evidence()
-    assert torch.equal(layer_evidence.heard("query_gram"), layer_evidence.statistic("query_gram"))
-    assert "evidence.heard is deprecated and will be removed in 0.4" in caplog.text
-    assert "use evidence.statistic" in caplog.text
-
-
 def output_error(layer_evidence: st.ValueEvidence, head: int, kept: tuple[int, ...]) -> float:
-    """What least squares on the kept channels leaves of the head's output, from its definition."""
+    """Squared error of the head's output after least squares on the kept channels."""
     gram = layer_evidence.statistic("readout_gram")[head].numpy()
     weight = layer_evidence.output_weight[head, :, 0].numpy()  # [channels, hidden]
     values, vectors = np.linalg.eigh(gram)
@@ -155,7 +147,7 @@ def test_a_method_of_the_other_axis_is_refused(checkpoint: Callable[[str], Path]
 
 @pytest.mark.parametrize("name", SCORED)
 def test_every_method_can_judge_by_queries_or_keys_alone(name: str) -> None:
-    """Blind to the other side: random changes there do not matter, changes on its own side do."""
+    """Reversing the channels of the unused side changes nothing; reversing its own side does."""
     select, layer_evidence = find_method(name).select, evidence()
     for side, other in (("query", "key"), ("key", "query")):
         alone = select(layer_evidence, KEEP, score=side[0])
@@ -167,7 +159,7 @@ def test_every_method_can_judge_by_queries_or_keys_alone(name: str) -> None:
 
 
 def shuffled(layer_evidence: st.Evidence, side: str) -> st.Evidence:
-    """The same evidence with one side's channels reversed."""
+    """A copy of the evidence with the channels of one side reversed."""
     sums = layer_evidence.statistics
     assert sums is not None
     grams = {name: getattr(sums, name).flip(1, 2) for name in (f"{side}_gram", f"{side}_unit_gram")}
@@ -177,7 +169,7 @@ def shuffled(layer_evidence: st.Evidence, side: str) -> st.Evidence:
 
 
 def by_hand(layer_evidence: st.Evidence, name: str, head: int, channel: int) -> float:
-    """Each formula of the paper's table, in loops."""
+    """A channel's score by the formulas of the paper's table, in loops."""
     s = layer_evidence.statistics
     assert s is not None
     total = 0.0
@@ -273,6 +265,12 @@ def test_unknown_names_and_options_are_refused(checkpoint: Any) -> None:
         st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, skore="q")
     with pytest.raises(st.StatetrimError, match="score must be"):
         st.select(st.open(checkpoint("qwen3_5_text")), "l1", 4, score="v")
+
+
+def test_every_module_of_the_folder_is_registered() -> None:
+    modules = {path.stem for path in Path(methods.__file__).parent.glob("*.py")}
+    assert modules - {"__init__", "contract"} == set(METHODS)
+    assert sorted(METHODS) == list(METHODS)
 
 
 def test_a_method_that_returns_nonsense_is_refused(checkpoint: Any) -> None:

@@ -1,4 +1,4 @@
-"""Hub checkpoints are bfloat16: everything must run on them, and keep them so."""
+"""Every step runs on bfloat16 checkpoints, as on the hub, and keeps their dtype."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -13,11 +13,11 @@ from statetrim.runtime.loading import load_live
 from statetrim.runtime.logits import LogitReader
 from statetrim.storage.json_file import read_json, write_json
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 def to_bfloat16(source: Path, target: Path) -> Path:
-    """The same checkpoint in bfloat16."""
+    """Copy a checkpoint with all tensors in bfloat16."""
     target.mkdir()
     for path in source.iterdir():
         if path.suffix == ".safetensors":
@@ -62,7 +62,7 @@ def test_logits_at_chosen_places_are_the_models_own(
     with torch.inference_mode():
         all_logits = live.logits(ids)[:, positions].float()
         chosen_logits = LogitReader(live).forward(ids)(positions)
-    # One bfloat16 step of the largest logit: products of other shapes are summed in another order.
+    # Tolerance: one bfloat16 step of the largest logit, as other shapes sum in another order.
     torch.testing.assert_close(
         chosen_logits, all_logits, rtol=0, atol=2**-7 * float(all_logits.abs().max())
     )

@@ -1,4 +1,4 @@
-"""Hub models by their own tensor names and configs, from inspect to trim."""
+"""Tiny models with the tensor names and configs of hub models, from inspect to trim."""
 
 import json
 import math
@@ -17,11 +17,11 @@ FROM_THE_HUB = [name for name in LAYOUTS if name.startswith(("Qwen", "Nemotron")
 NEEDS_FLA = ("fla-gla",)
 QUICK = ("Qwen3.5-35B-A3B", "Mamba-Codestral", "Olmo-Hybrid-7B")
 KEEP = 6  # of 16, 12 or 8 channels
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 def layouts(*, run: bool) -> list[Any]:
-    """Every layout; where models run, all but a sample are slow."""
+    """Every layout; with `run`, those that can run, all but a few marked slow."""
     absent = pytest.mark.skipif(not CONFIGS.is_dir(), reason="needs the configs in ../shared")
     chosen = [name for name in LAYOUTS if not run or name not in NEEDS_FLA]
     return [
@@ -41,8 +41,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For some types transformers takes a tokenizer class of its own, which knows no word of
-    ours."""
+    """Load the tiny tokenizer as it is: for some types transformers takes another class."""
     from transformers import PreTrainedTokenizerFast
 
     for stage in ("calibration.calibrate", "evaluation.evaluate", "pipelines.trim"):
@@ -60,7 +59,7 @@ def tensor_bytes(model: st.Checkpoint, name: str) -> bytes:
 
 
 def check_untouched(before: st.Checkpoint, after: st.Checkpoint) -> set[str]:
-    """What holds no channel of the state is the same byte for byte; gives its names."""
+    """Check that tensors without channels of the state did not change; return their names."""
     assert list(before.tensors) == list(after.tensors)
     untouched = set(before.tensors) - set(before.channel_rows)
     for name in untouched:
@@ -126,7 +125,7 @@ def test_a_quantised_sibling_is_refused_by_its_config(hub: str, tmp_path: Path) 
 
 
 def test_a_quantised_sibling_is_refused_by_its_files(tmp_path: Path) -> None:
-    """Nemotron's NVFP4 and FP8 say nothing in their config."""
+    """The configs of Nemotron's NVFP4 and FP8 checkpoints do not mention quantisation."""
     model = build("Mamba-Codestral", tmp_path / "model")
     (model / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "NVFP4"}}')
     with pytest.raises(st.StatetrimError, match="quantised"):

@@ -1,4 +1,4 @@
-"""A run as one file: what it may say, and that the file a result prints makes it again."""
+"""Recipes: which entries are allowed, and that the recipe of a result reproduces it."""
 
 import json
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from statetrim.pipelines.job import recipe_record
 from statetrim.pipelines.recipe import KEYS, read_recipe, recipe_of_result
 
 Load = Callable[[str], Path]
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +24,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def comparable_files(path: Path) -> dict[str, Any]:
-    """Every file that does not tell times or places, by its bytes."""
+    """The bytes of every file that contains no times or paths."""
     excluded = ("report", "README.md", "trim.json", "prune.json", "refit.json")
     return {
         name: content
@@ -70,7 +70,7 @@ def test_the_recipe_of_a_result_makes_the_same_bytes_again(
 def test_a_result_keeps_whole_paths(
     checkpoint: Load, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What was said relative to one place is read in another."""
+    """A result may be read from another working directory."""
     monkeypatch.chdir(text.parent)
     model = st.open(checkpoint("qwen3_5_text"))
     stored = recipe_record(model, st.TrimOptions(keep=6, text=text.name))
@@ -81,7 +81,7 @@ def test_a_result_keeps_whole_paths(
     )
 
 
-def test_options_given_beside_a_recipe_count(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+def test_options_given_with_a_recipe_count(checkpoint: Load, text: Path, tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
     file = tmp_path / "here" / "recipe.yaml"
     (tmp_path / "here" / "words.txt").write_text("words")
@@ -104,7 +104,7 @@ def test_options_given_beside_a_recipe_count(checkpoint: Load, text: Path, tmp_p
 
 
 @pytest.mark.parametrize(
-    ("content", "says"),
+    ("content", "message"),
     [
         ("stat: 0.5", "a recipe has no option 'stat'; did you mean 'state'"),
         ("family: mine.py", "a recipe has no option 'family'"),
@@ -124,11 +124,11 @@ def test_options_given_beside_a_recipe_count(checkpoint: Load, text: Path, tmp_p
     ],
 )
 def test_what_is_no_recipe_is_refused_in_a_sentence(
-    content: str, says: str, tmp_path: Path
+    content: str, message: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "recipe.yaml"
     file.write_text(content)
-    check_refusal(*run(["trim", "M", "--recipe", str(file), "-o", str(tmp_path / "o")]), says)
+    check_refusal(*run(["trim", "M", "--recipe", str(file), "-o", str(tmp_path / "o")]), message)
     assert [path.name for path in tmp_path.iterdir()] == ["recipe.yaml"]
 
 

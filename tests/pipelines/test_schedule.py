@@ -1,4 +1,4 @@
-"""What is left of a run, by a clock that the test sets."""
+"""The time left of a run, with a clock that the test sets."""
 
 import pytest
 
@@ -39,17 +39,17 @@ def test_a_step_that_took_twice_its_estimate_doubles_what_is_left(clock: Clock) 
     assert schedule.fraction_done(120) == pytest.approx(1000 / 1120)
 
 
-def test_a_bar_corrects_the_estimate_while_the_step_is_at_work(clock: Clock) -> None:
+def test_a_bar_corrects_the_estimate_while_the_step_runs(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
     schedule.start_step("calibrate")
-    clock.now = 5  # models are loaded
+    clock.now = 5  # seconds to load models
     assert schedule.seconds_left(0.01) == pytest.approx(100 + 80, abs=6)
     clock.now = 15
-    left = schedule.seconds_left(0.21)  # a fifth in 10 seconds: 50 in all, half of what was thought
+    left = schedule.seconds_left(0.21)  # a fifth in 10 s: 50 s in all, half of the estimate
     assert left == pytest.approx(50 * 0.79 + 0.5 * 80)
 
 
-def test_a_run_that_goes_on_counts_from_where_it_began(clock: Clock) -> None:
+def test_a_run_that_resumes_counts_from_where_it_began(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
     schedule.start_step("calibrate")
     schedule.seconds_left(0.5)
@@ -66,7 +66,7 @@ def test_what_was_kept_teaches_nothing(clock: Clock) -> None:
     assert schedule.seconds_left() == 80
 
 
-def test_earlier_and_unknown_steps_are_part_of_the_one_at_work(clock: Clock) -> None:
+def test_earlier_and_unknown_steps_are_part_of_the_running_one(clock: Clock) -> None:
     schedule = Schedule(STEPS, clock)
     schedule.start_step("prune")
     assert not schedule.start_step("calibrate") and not schedule.start_step("other")

@@ -1,4 +1,4 @@
-"""`analyze --sensitivity`: one command from a model and a text to where recall lives."""
+"""`analyze --sensitivity`: from a model and a text to the sensitivity of each layer."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`trim --state`: shapes are compared, the best is cut, and the reason is written down."""
+"""`trim --state` compares shapes, prunes to the best one and writes down why."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {
     "tokens": 1024, "limit": 2, "batch_size": 2, "benchmark": False, "control": False,
 }  # fmt: skip
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The whole chain in one command: on every family, after kills, and what it warns of."""
+"""`trim` and `sweep`: on every family, after kills, their refusals and warnings."""
 
 import json
 import random
@@ -28,7 +28,7 @@ from statetrim.serving.budget import MIB, widest_that_fits
 Load = Callable[[str], Path]
 OPTIONS: dict[str, Any] = {"tokens": 1024, "limit": 2, "batch_size": 2, "benchmark": False}
 FLAGS = ["--tokens", "1k", "--limit", "2", "--batch-size", "2", "--no-benchmark"]
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_every_family_ends_in_a_checkpoint_that_stock_code_loads(
 ) -> None:
     from transformers import PreTrainedTokenizerFast
 
-    # For some types transformers takes a tokenizer class of its own, which knows no word of ours.
+    # For some types transformers takes another tokenizer class than the tiny tokenizer's.
     for stage in ("calibration.calibrate", "evaluation.evaluate", "pipelines.trim"):
         monkeypatch.setattr(
             f"statetrim.{stage}.load_tokenizer",
@@ -101,7 +101,7 @@ def test_what_is_measured_is_at_the_precision_of_the_state(
 
 
 def result(path: Path) -> dict[str, Any]:
-    """Everything that a rerun must give again, byte for byte; a report tells where it lies."""
+    """What a rerun must reproduce byte for byte; reports are left out, as they contain paths."""
     assert (path / "statetrim" / "report" / "report.html").exists()
     return {
         name: content
@@ -114,7 +114,7 @@ def result(path: Path) -> dict[str, Any]:
 def test_five_kills_and_the_same_result(
     checkpoint: Load, text: Path, tmp_path: Path, warm_forker: Forker
 ) -> None:
-    """Killed as each of five stages begins, or a random moment later."""
+    """Kill the run a random moment after the start of each of five stages."""
     model, out = checkpoint("qwen3_5_text"), tmp_path / "small"
     command = ["trim", str(model), "--keep", "6", *FLAGS, "--text", str(text)]
     uninterrupted = tmp_path / "whole" / "small"
@@ -147,7 +147,7 @@ def test_five_kills_and_the_same_result(
 def test_both_axes_with_recovery_timing_and_an_engine_in_mind(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What no other test here turns on; llama.cpp takes square states of 16, 32, 64 or 128."""
+    """Options that no other test sets; llama.cpp serves square states of 16, 32, 64 or 128."""
     quick = partial(st.benchmark, batches=[1], lengths=[16])
     monkeypatch.setattr("statetrim.pipelines.stages.benchmark", quick)
     model, out = tmp_path / "model", tmp_path / "small"
@@ -201,12 +201,12 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
 
 
 @pytest.mark.parametrize(
-    ("flags", "says"),
+    ("flags", "message"),
     [
         ([], "say once what to keep"),
         (["--keep", "6", "--square", "6"], "say once what to keep"),
         (["--sequences", "4"], "go together"),
-        (["--sequences", "0", "--memory-gib", "1"], "say once|more than nothing"),
+        (["--sequences", "0", "--memory-gib", "1"], "say once|must both be positive"),
         (["--state-mib-per-sequence", "1000"], "nothing needs to be cut"),
         (["--state-mib-per-sequence", "0.0001"], "even with 1 channels per head"),
         (["--sweep", "6,6"], "shapes that all differ"),
@@ -219,10 +219,10 @@ def test_a_dry_run_shows_the_steps_and_writes_nothing(
     ],
 )
 def test_mistakes_are_one_sentence(
-    flags: list[str], says: str, checkpoint: Load, text: Path, tmp_path: Path
+    flags: list[str], message: str, checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
     command = ["trim", str(checkpoint("qwen3_next")), "-o", str(tmp_path / "out"), "--json"]
-    check_refusal(*run([*command, "--text", str(text), *flags]), says)
+    check_refusal(*run([*command, "--text", str(text), *flags]), message)
     assert not list(tmp_path.iterdir())
 
 
@@ -261,7 +261,7 @@ def test_warnings_are_about_recall_and_the_random_cut() -> None:
     assert "on mqar the cut is no better" in by_chance and "on text" in too
 
 
-def test_a_sweep_calibrates_once_and_goes_on(checkpoint: Load, text: Path, tmp_path: Path) -> None:
+def test_a_sweep_calibrates_once_and_resumes(checkpoint: Load, text: Path, tmp_path: Path) -> None:
     observer, out, shapes = RecordingObserver(), tmp_path / "sweep", ["8", "4", "10x4"]
     options = OPTIONS | {"text": text, "tasks": ("text",)}
     sweep = st.sweep(checkpoint("qwen3_next"), shapes, out=out, watch=observer, **options)
@@ -303,7 +303,7 @@ def test_a_model_that_was_cut_before_is_cut_again_and_reported(
 def test_other_weights_under_the_same_name_are_another_job(
     checkpoint: Load, text: Path, tmp_path: Path
 ) -> None:
-    """Also where only an MLP changed, which no plan looks at."""
+    """Also if only an MLP changed, which plans do not depend on."""
     model = tmp_path / "model"
     shutil.copytree(checkpoint("qwen3_5_text"), model)
     quick = OPTIONS | {"tasks": ("text",), "control": False, "text": text}

@@ -1,4 +1,4 @@
-"""`trim` on text and generated sequences: selection and refit take the same mix."""
+"""`trim` on text and generated sequences: selection and refit use the same shares."""
 
 import json
 from collections.abc import Callable
@@ -9,7 +9,7 @@ import pytest
 import statetrim as st
 from helpers import tiny
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 def test_selection_and_refit_take_the_same_mix(

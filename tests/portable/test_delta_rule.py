@@ -1,4 +1,4 @@
-"""Chunked, decoded and step-by-step recurrences agree, and fla's naive operators with them."""
+"""Chunked, decoding and stepwise recurrences agree with each other and fla's naive operators."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def run_chunked(kind: str, inputs: dict[str, Tensor], **options: object) -> tupl
 def with_gradients(
     run: Callable[..., tuple[Tensor, Tensor]], kind: str, inputs: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Output, final state, and the gradient of a random projection of both by every input."""
+    """Output, final state, and the gradients of a random projection of both for every input."""
     leaves = {name: x.clone().requires_grad_() for name, x in inputs.items()}
     output, state = run(kind, leaves)
     generator = torch.Generator().manual_seed(7)
@@ -215,7 +215,7 @@ def test_decoding_equals_stepping(kind: str) -> None:
 def test_deferred_writes_change_nothing(
     kind: str, decay: str, capacity: int, reads: list[bool]
 ) -> None:
-    """Whenever the state is looked at, and however many writes wait."""
+    """Whenever the state is read, and however many writes are pending."""
     inputs = arguments(kind, len(reads), decay)
     expected, final = run_stepwise(kind, inputs)
     state = DeferredState(inputs.pop("initial_state"), capacity)

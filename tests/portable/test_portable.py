@@ -1,4 +1,4 @@
-"""The portable models against golden logits, against fla, and against themselves run otherwise."""
+"""The portable models against golden logits, against fla, and in different modes of running."""
 
 from __future__ import annotations
 
@@ -148,7 +148,8 @@ def test_reference_checkpoint_reproduces_its_stated_loss(
 def test_reference_checkpoint_reproduces_its_stated_recall(
     pairs: int, stated: float, reference: Any
 ) -> None:
-    """The stated values come from 32 unknown sequences: half a percent and their sampling error."""
+    """The stated values come from 32 other sequences, so the tolerance is half a percent plus two
+    standard errors."""
     model, _ = reference["tiny-delta_net"]
     spread = (stated * (1 - stated) / (32 * pairs)) ** 0.5
     assert recall(model, pairs, rows=64) == pytest.approx(stated, abs=0.005 * stated + 2 * spread)
@@ -175,7 +176,8 @@ def recall(model: Any, pairs: int, rows: int) -> float:
 
 @pytest.fixture(scope="module")
 def through_fla(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`NAME/ours` saved by us, loaded and saved again by fla as `NAME/theirs`, with its report."""
+    """Checkpoints `NAME/ours` of the portable models, loaded by fla and saved again as
+    `NAME/theirs`, with fla's loading report."""
     folder = tmp_path_factory.mktemp("through_fla")
     for name in VARIANTS:
         small_model(name).save_pretrained(folder / name / "ours")
@@ -248,7 +250,7 @@ def test_a_decoded_convolution_adds_up_in_float32() -> None:
 
 @every_variant
 def test_a_cache_does_not_keep_the_prompt_alive(variant: str) -> None:
-    """Its tensors are no views of larger ones."""
+    """The cache's tensors are not views of larger ones."""
     model = small_model(variant)
     with torch.no_grad():
         cache = model(tokens(2, 70), use_cache=True).past_key_values
@@ -293,7 +295,7 @@ def test_left_padded_generation_equals_each_sequence_alone(variant: str) -> None
     conv_bias=st.booleans(),
 )
 def test_masked_tokens_do_not_exist(variant: str, mask: list[list[bool]], conv_bias: bool) -> None:
-    """Left, right or in between: logits and the continued state are those of the real tokens."""
+    """Wherever the padding is, logits and the continued state are those without padding."""
     model = small_model(variant, conv_bias=conv_bias)
     real = torch.tensor(mask)
     ids, following = tokens(len(mask), 12), tokens(len(mask), 1, seed=1)

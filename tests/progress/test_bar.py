@@ -1,4 +1,4 @@
-"""What a bar says, and that it takes one line at any width."""
+"""The text of a bar, and that it fits on one line at any width."""
 
 import io
 import re
@@ -17,7 +17,7 @@ STEP = Progress(1, 10, "steps", "recovering", tokens=4096, loss=float("nan"))
 def test_nothing_that_is_not_a_number_is_shown(progress: Progress) -> None:
     text = amount_text(progress, Speed()(progress))
     assert not re.search(r"nan|\?|inf", text)
-    assert " 0 tokens/s" not in text, "a speed that is not known yet is not told"
+    assert " 0 tokens/s" not in text, "an unknown speed is not shown"
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -1,4 +1,4 @@
-"""Kill -9 and resume: the same bits; and what another run left is never touched."""
+"""Recovery after kill -9 resumes to the same bits, and never changes what another run left."""
 
 import json
 import re
@@ -46,7 +46,7 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, warm_forker: Forker) -> None:
-    """In the first steps, behind another state, and while the result is written."""
+    """Killed after the first saved state, after a later one, and while the result is written."""
     uninterrupted, out, partial = (tmp_path / name for name in ("whole", "out", "out.partial"))
     result = warm_forker.run(command(place, uninterrupted))
     assert result["code"] == 0, result["err"]
@@ -56,13 +56,12 @@ def test_three_kills_and_the_same_bits(place: Path, tmp_path: Path, warm_forker:
         training / "checkpoint-8",
         partial / "model-00001-of-00003.safetensors",
     ]
-    for number, kill_file in enumerate(kill_files):
-        resume = ["--resume"] if number == 1 else []  # which is not needed any more
-        result = warm_forker.run(command(place, out, *resume), kill_after=0.0, kill_when=kill_file)
+    for kill_file in kill_files:
+        result = warm_forker.run(command(place, out), kill_after=0.0, kill_when=kill_file)
         assert result["code"] == -9, result["err"]
         assert not out.exists()
         states = sorted(path.name for path in training.glob("checkpoint-*"))
-        assert states, "something to go on from"
+        assert states, "no state to resume from"
     result = warm_forker.run(command(place, out))
     assert result["code"] == 0, result["err"]
     assert contents(out) == contents(uninterrupted)
@@ -79,7 +78,7 @@ def test_an_interrupted_run_is_not_resumed_by_another(
     assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
     before = fingerprint(tmp_path)
     for change in (["--rank", "8"], ["--learning-rate", "3e-3"], ["--seed", "1"], ["--skip", "9"]):
-        result = warm_forker.run(command(place, out, "--resume", *change))
+        result = warm_forker.run(command(place, out, *change))
         check_refusal(result["code"], last_line(result["err"]), result["out"], "another job")
         assert fingerprint(tmp_path) == before
 
@@ -107,7 +106,7 @@ def test_a_damaged_state_is_refused(place: Path, tmp_path: Path, warm_forker: Fo
     assert warm_forker.run(command(place, out), kill_after=0.0, kill_when=state)["code"] == -9
     last = max((tmp_path / "out.partial" / "training").glob("checkpoint-?"))
     (last / "training.safetensors").write_bytes(b"\x80\x04pickle")
-    result = warm_forker.run(command(place, out, "--resume"))
+    result = warm_forker.run(command(place, out))
     check_refusal(result["code"], last_line(result["err"]), result["out"], "cannot be read")
 
 

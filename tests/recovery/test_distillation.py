@@ -1,4 +1,4 @@
-"""The chunked loss against a plain computation with all logits in float64; and its memory."""
+"""The chunked loss compared with a plain computation in float64; and its memory."""
 
 import subprocess
 import sys
@@ -14,10 +14,10 @@ POSITIONS, HIDDEN, VOCABULARY = 37, 16, 101
 
 
 def plain_loss(
-    hidden: Tensor, targets: Tensor, head: LogitHead, teacher_hidden: Tensor | None, teacher: LogitHead,
-    temperature: float,
+    hidden: Tensor, targets: Tensor, head: LogitHead, teacher_hidden: Tensor | None,
+    teacher: LogitHead, temperature: float,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Cross-entropy + T² KL by the definition, float64, all logits at once."""
+    """Cross-entropy + T² KL by definition, in float64, with all logits at once."""
 
     def logits(x: Tensor, logit_head: LogitHead) -> Tensor:
         y = (x.double() @ logit_head.module.weight.detach().double().T) * logit_head.scale
@@ -118,7 +118,7 @@ from statetrim.recovery.distillation import chunked_loss
 from statetrim.recovery.logit_head import LogitHead
 positions, vocabulary, hidden = int(sys.argv[1]), 50_304, 64
 student, teacher = (LogitHead(nn.Linear(hidden, vocabulary, bias=False)) for _ in range(2))
-for count in (32, positions):  # the first is a rehearsal
+for count in (32, positions):  # the first is a warm-up
     x = torch.randn(count, hidden, requires_grad=True)
     targets = torch.randint(0, vocabulary, (count,))
     loss, _ = chunked_loss(x, targets, student, torch.randn(count, hidden), teacher)
@@ -128,7 +128,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024)
 
 
 def test_memory_does_not_grow_with_the_sequence() -> None:
-    """All logits of the longer one would be 2 x 412 MB."""
+    """All logits of the longer sequence would take 2 x 412 MB."""
     short, long = 256, 2048
     peaks = [
         int(subprocess.check_output([sys.executable, "-c", MEASURE, str(count)], text=True))

@@ -1,4 +1,4 @@
-"""Two processes on gloo: the same curve as one, really sharded when asked, resumable."""
+"""Recovery in two processes on gloo: the loss curve of one process, sharding, resuming."""
 
 import json
 import math
@@ -18,7 +18,7 @@ from helpers.refusal import run
 
 @pytest.fixture(scope="module")
 def runs(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """`one` by this process; `ddp`, `fsdp` and `resumed` by two."""
+    """A directory with the results `one`, by this process, and `ddp`, `fsdp`, `resumed`, by two."""
     root = tmp_path_factory.mktemp("runs")
     model = st.open(checkpoint("qwen3_5_text"))
     small = st.prune(model, st.select(model, "l1", 6), out=root / "small")
@@ -38,7 +38,7 @@ def losses(run: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("run", ["ddp", "fsdp", "resumed"])
 def test_the_curve_is_that_of_one_process(run: str, runs: Path) -> None:
-    """To 1e-4; sums over two halves of a batch differ from one sum in the last digits."""
+    """Within 1e-4: sums over two halves of a batch differ from one sum in the last digits."""
     torch.testing.assert_close(losses(runs / run), losses(runs / "one"), rtol=0, atol=1e-4)
     for file in sorted((runs / "one").glob("*.safetensors")):
         tensors, expected = load_file(runs / run / file.name), load_file(file)
@@ -54,8 +54,10 @@ def test_held_out_recall_is_that_of_one_process(runs: Path) -> None:
     assert [line["step"] for line in expected] == list(range(recovery_runs.STEPS + 1))
     for curve in curves:
         assert [line["step"] for line in curve] == [line["step"] for line in expected]
-        for line_, expected_line in zip(curve, expected, strict=True):  # a tie may fall otherwise
-            assert line_["recall"] == pytest.approx(expected_line["recall"], abs=2e-3)
+        for actual_line, expected_line in zip(
+            curve, expected, strict=True
+        ):  # ties between logits may differ
+            assert actual_line["recall"] == pytest.approx(expected_line["recall"], abs=2e-3)
 
 
 def test_models_and_optimizer_are_really_sharded(runs: Path) -> None:
@@ -65,14 +67,14 @@ def test_models_and_optimizer_are_really_sharded(runs: Path) -> None:
         for name in ("student", "teacher", "adam"):
             tensors, shards, local, everything = counts[name]
             assert tensors == shards > 0, f"every tensor of {name} is a shard"
-            # One that has a single row stays with one process.
+            # A tensor with a single row stays with one process.
             assert 0.3 * everything < local < 0.7 * everything, counts[name]
 
 
 def test_no_process_holds_more_than_a_layer_while_models_are_read(
     runs: Path, checkpoint: Any
 ) -> None:
-    """Or embeddings, last norm and head, which come last."""
+    """Or embeddings, final norm and head, which are read last."""
     sizes: dict[str, int] = {}
     for name, (_, tensor) in st.open(checkpoint("qwen3_5_text")).tensors.items():
         layer = re.search(r"layers\.(\d+)\.", name)
@@ -84,7 +86,7 @@ def test_no_process_holds_more_than_a_layer_while_models_are_read(
 
 
 def test_models_of_every_family_are_split_as_they_are_read(tmp_path: Path, checkpoint: Any) -> None:
-    """The same hidden states and head as the model read whole, tied to the embeddings or not."""
+    """Hidden states and head equal those of the unsharded model, with tied embeddings or not."""
     models = {model_type: str(checkpoint(model_type)) for model_type in tiny.MODEL_TYPES}
     run_as_ranks(lambda: sharding.compare(tmp_path / "report", models.values()))
     for rank in (0, 1):

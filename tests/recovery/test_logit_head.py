@@ -1,4 +1,4 @@
-"""The head's logits beside those of the stock models."""
+"""The head's logits compared with those of the stock models."""
 
 from typing import Any
 
@@ -13,7 +13,7 @@ from statetrim.runtime.loading import load_live
 
 @pytest.mark.parametrize("model_type", [*tiny.MODEL_TYPES, "minicpmv4_6", "nemotron_h_omni"])
 def test_logits_of_the_head_are_the_stock_ones(model_type: str, checkpoint: Any) -> None:
-    """granitemoehybrid divides its logits and falcon_h1 multiplies them; here by much."""
+    """granitemoehybrid divides its logits and falcon_h1 multiplies them; here by large factors."""
     live_model = load_live(checkpoint(model_type))
     module = live_model.module
     if model_type == "granitemoehybrid":

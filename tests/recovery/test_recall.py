@@ -1,4 +1,4 @@
-"""Recovery on text and recall: which tokens count, which layers are trained, what is written."""
+"""Recovery on text and recall: which tokens are in the loss, which layers are trained."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -31,10 +31,10 @@ OPTIONS: dict[str, Any] = {
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Few sequences held out, and no bars."""
+    """Few held-out sequences, and no progress bars."""
     from transformers.utils import logging
 
-    monkeypatch.setattr("statetrim.recovery.data.MOST_HELD_OUT_ROWS", 4)
+    monkeypatch.setattr("statetrim.recovery.data.MAX_HELD_OUT_ROWS", 4)
     logging.disable_progress_bar()
     yield
     logging.enable_progress_bar()
@@ -76,7 +76,7 @@ def test_every_batch_has_its_part_of_recall(small: st.Checkpoint, text: Path) ->
     assert data.ids.shape == (16, LENGTH) and recall is not None
     assert [int(recall_ids.sum()) for _, recall_ids in data.batches(4)] == [2, 2, 2, 2]
     recall_ids = data.ids[recall.is_recall].tolist()
-    for row in recall_ids:  # 15 pairs, all asked again, and four tokens besides
+    for row in recall_ids:  # 15 pairs, a query of each, and four more tokens
         pairs = dict(zip(row[:30:2], row[1:30:2], strict=True))
         assert all(
             row[position + 1] == pairs[row[position]]
@@ -132,7 +132,7 @@ def test_the_loss_is_that_of_text_and_of_answers_by_their_rows(
         answer_positions=data.recall.answer_positions,
     )
     student.module.requires_grad_(True)
-    embedding = student.module.get_input_embeddings().weight  # its head is a copy, as heads are
+    embedding = student.module.get_input_embeddings().weight  # its head is a detached copy
     output = distillation(ids, is_recall)
     output["loss"].backward()
     gradient, embedding.grad = embedding.grad, None
@@ -212,7 +212,7 @@ def test_recall_that_gains_no_more_ends_the_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     accuracies = iter([0.1, 0.3, 0.2, 0.3, 0.9])  # of all four rows at once
-    monkeypatch.setattr(Distillation, "recall", lambda self, ids: next(accuracies))
+    monkeypatch.setattr(Distillation, "recall_accuracy", lambda self, ids: next(accuracies))
     options = OPTIONS | {"patience": 2, "tokens": 2048}
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
     assert [line["recall"] for line in record(out.path)["held_out"]] == [0.1, 0.3, 0.2, 0.3]
@@ -284,7 +284,7 @@ def test_named_layers_whole_and_nothing_else(
 def test_layerwise_loss_weighs_text_and_recall_by_their_own_size(
     model: st.Checkpoint, small: st.Checkpoint, text: Path, tmp_path: Path
 ) -> None:
-    """The first step's loss, before anything is learned, by a plain recomputation."""
+    """The first step's loss, before any update, by a plain recomputation."""
     options = OPTIONS | {"layerwise": True, "layers": [0]}
     out = st.recover(small, teacher=model, text=text, out=tmp_path / "out", **options)
     data = load_rows(small, text)

@@ -1,4 +1,4 @@
-"""Recovery on every runnable family; what it trains, what it writes, and what it refuses."""
+"""Recovery of every family that runs here: what it trains, writes and refuses."""
 
 import copy
 import io
@@ -42,7 +42,7 @@ def quiet() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def pair(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
-    """A tiny model and its pruned form."""
+    """A function from a model type to a tiny model and its cut."""
     root = tmp_path_factory.mktemp("pruned")
     built: dict[str, tuple[st.Checkpoint, st.Checkpoint]] = {}
 
@@ -57,7 +57,7 @@ def pair(checkpoint: Any, tmp_path_factory: pytest.TempPathFactory) -> Callable[
 
 
 def repeated_batch(steps: int = 6, batch: int = 4, length: int = 24) -> Sequences:
-    """The same batch again and again, so that a loss must fall."""
+    """One random batch for every step, so that the loss must fall."""
     generator = torch.Generator().manual_seed(0)
     ids = torch.randint(1, tiny.VOCABULARY, (batch, length), generator=generator).int()
     return Sequences(ids.repeat(steps, 1), {"digest": f"{steps} x {batch} x {length}"})
@@ -91,7 +91,7 @@ def test_recovery_ends_in_a_stock_checkpoint(
             unmerged.append(student(input_ids=ids, use_cache=False).logits)
         return real_gather(self)
 
-    monkeypatch.setattr(training.RecoveryTrainer, "trained", capture_logits)
+    monkeypatch.setattr(training.RecoveryTrainer, "gather_trained", capture_logits)
     steps = 3 if model_type.startswith("qwen4") else 6  # its hyper-connections are slow here
     out = tmp_path / "out"
     st.recover(small, teacher=model, text=repeated_batch(steps), out=out, **QUICK)
@@ -119,13 +119,13 @@ def test_recovery_ends_in_a_stock_checkpoint(
 
 
 def precise(live: Any) -> Any:
-    """In float64, so that only the rounding of the merged weights is left; experts run in less."""
+    """The model in float64, so that merged weights differ by rounding only; experts stay as is."""
     has_experts = any(name.endswith("experts") for name, _ in live.named_modules())
     return live.eval() if has_experts else live.double().eval()
 
 
 def expected_changes(small: st.Checkpoint) -> set[str]:
-    """By name alone: matrices and convolutions under a mixer's prefix, not its norms and decays."""
+    """Names of matrices and convolutions below a mixer's prefix; no norms and decays."""
     leaves = {template.rpartition(".")[2] for template in small.family.mixer_prefixes}
     names = set()
     for name in small.tensors:
@@ -173,13 +173,13 @@ def test_a_projection_that_the_family_does_not_list_is_refused(
 def test_an_adapter_that_a_kernel_reads_past_is_refused(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a fused kernel does that is given `o_proj.weight`."""
+    """Like a fused kernel that takes `o_proj.weight` instead of calling `o_proj`."""
     from statetrim.portable.mixer import Mixer
 
     def forward(self: Any, hidden_states: Tensor, **kwargs: Any) -> Tensor:
-        q, k, v, _ = self._projections(hidden_states, None, None)
-        o, _ = self.recur(hidden_states, q, k, v, None, None)
-        return self.read_out(hidden_states, o).flatten(2) @ self.o_proj.weight.mT
+        q, k, v, _ = self._project(hidden_states, None, None)
+        o, _ = self.run_recurrence(hidden_states, q, k, v, None, None)
+        return self.normalize_output(hidden_states, o).flatten(2) @ self.o_proj.weight.mT
 
     monkeypatch.setattr(Mixer, "forward", forward)
     model, small = pair("delta_net")
@@ -210,7 +210,7 @@ def test_a_bfloat16_model_is_trained_in_float32(
         captured.append(real_gather(self))
         return captured[-1]  # type: ignore[no-any-return]
 
-    monkeypatch.setattr(training.RecoveryTrainer, "trained", capture_tensors)
+    monkeypatch.setattr(training.RecoveryTrainer, "gather_trained", capture_tensors)
     out = tmp_path / "out"
     st.recover(small, teacher=model, text=repeated_batch(), out=out, **QUICK)
     assert {value.dtype for value in captured[-1].values()} == {torch.float32}
@@ -293,7 +293,7 @@ def test_layerwise_repairs_every_mixer(model_type: str, pair: Any, tmp_path: Pat
     before, after = tensors(small.path), tensors(out)
     changed = {name for name in before if not torch.equal(before[name], after[name])}
     assert changed == expected_changes(small)
-    # The first loss by hand: both mixers on the original's own input, from whole models.
+    # The first loss recomputed: both mixers on the original's input, with full models in memory.
     expected = mixer_error(model, small, repeated_batch().ids[:4].long())
     for layer, error in expected.items():
         first = next(line["loss"] for line in curve if line["layer"] == layer)
@@ -337,7 +337,7 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
     with pytest.raises(KeyboardInterrupt):
         st.recover(small, out=out, progress=stop, **options)
     labels: list[str] = []
-    st.recover(small, out=out, resume=True, progress=lambda m: labels.append(m.label), **options)
+    st.recover(small, out=out, progress=lambda m: labels.append(m.label), **options)
     assert set(labels) == {"layer 2"}
     for file in (tmp_path / "whole").rglob("*"):
         if file.is_file():
@@ -348,7 +348,7 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("options", "says"),
+    ("options", "expected_text"),
     [
         ({"batch_size": 1000}, "do not fill a batch of 1000"),
         ({"micro_batch": 3}, "cannot be shared by 1 processes that each run 3"),
@@ -362,11 +362,11 @@ def test_layerwise_resumes_at_the_layer_it_was_stopped_in(pair: Any, tmp_path: P
     ids=lambda value: "" if isinstance(value, str) else "+".join(value),
 )
 def test_what_cannot_be_done_is_one_sentence(
-    options: dict[str, Any], says: str, pair: Any, tmp_path: Path
+    options: dict[str, Any], expected_text: str, pair: Any, tmp_path: Path
 ) -> None:
     model, small = pair("delta_net")
     arguments = {"teacher": model, "text": repeated_batch(), **QUICK, **options}
-    with pytest.raises(st.StatetrimError, match=says):
+    with pytest.raises(st.StatetrimError, match=expected_text):
         st.recover(small, out=tmp_path / "out", **arguments)
     assert not list(tmp_path.iterdir())
 
@@ -385,7 +385,7 @@ def test_a_launch_that_asks_accelerate_to_shard_is_refused(
 def test_a_size_without_a_launch_is_no_launch(
     pair: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some containers set it for everybody."""
+    """Some containers set WORLD_SIZE for all processes."""
     model, small = pair("delta_net")
     monkeypatch.setenv("WORLD_SIZE", "8")
     with pytest.raises(st.StatetrimError, match="needs several processes"):

@@ -1,4 +1,4 @@
-"""What a reader sees first: an answer, why, the facts, and commands that work as they stand."""
+"""The first screen of a report: answer, reason, facts, and commands that run as printed."""
 
 import json
 import re
@@ -18,12 +18,12 @@ from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 
 ROOT = Path(__file__).parents[2]
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 @pytest.fixture(scope="module")
 def folder(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
-    """A directory with MODEL, a text, and OUT and SWEPT that trim made there."""
+    """A directory with a model, a text, a cut OUT and a sweep SWEPT."""
     folder = tmp_path_factory.mktemp("first")
     (folder / "my model").symlink_to(checkpoint("qwen3_5_text"))
     tiny.write_text(folder / "text.jsonl", 2**16)
@@ -40,7 +40,7 @@ def document_of(folder: Path, *names: str) -> Document:
 
 
 def test_the_answer_is_the_rule_s_and_stands_first(folder: Path) -> None:
-    """A random model recalls nothing: there is nothing to ship on."""
+    """A random model is at chance on recall, so the verdict lacks evidence."""
     page = (folder / "OUT" / "statetrim" / "report" / "report.html").read_text()
     body = page[page.index("<body>") :]
     answer = re.search(
@@ -59,7 +59,7 @@ def test_the_answer_is_the_rule_s_and_stands_first(folder: Path) -> None:
     assert "OUT: NOT ENOUGH EVIDENCE" in out
 
 
-def test_memory_stands_beside_what_is_free(folder: Path) -> None:
+def test_memory_is_compared_with_what_is_free(folder: Path) -> None:
     before, after = st.open(folder / "my model").geometry, st.open(folder / "OUT").geometry
     sizes = [f"{numel * width / 1024:,.1f} KiB"
              for numel in (before.state_numel, after.state_numel) for width in (4, 2)]  # fmt: skip
@@ -116,7 +116,10 @@ def test_a_fault_found_in_an_engine_is_the_answer(folder: Path) -> None:
     assert answer(passing, faulty) == ("Do not ship", "llama.cpp answers <nonsense>")
     assert answer(refused) == ("Do not ship", refusal["OUT"])
     assert answer(passing, refused)[0] == "Not enough evidence"  # MLX-LM runs it
-    both = {"my model": "no memory", **refusal}  # says nothing of the cut
+    both = {
+        "my model": "no memory",
+        **refusal,
+    }  # the engine runs neither, so the cut is not at fault
     both_refused = save_verification(
         folder, "vllm", refusals=both, faults={"OUT": [refusal["OUT"]]}
     )
@@ -132,11 +135,11 @@ QUICK = {
     "analyze": ["--tokens", "1k", "--widths", "0.5"],
     "benchmark": ["--rounds", "1", "--batch-sizes", "1", "--lengths", "16"],
 }
-"""Added to what is printed, whose defaults are those of real models."""
+"""Options added to the printed commands, whose defaults suit real models."""
 
 
 def test_commands_work_as_printed(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the directory in which the report was made; the model's name has a blank in it."""
+    """Run them in the directory of the report; the model's name contains a space."""
     monkeypatch.chdir(folder)
     text = (folder / "OUT" / "statetrim" / "report" / "report.md").read_text()
     commands = re.findall(r"^ +(statetrim .*)$", text, re.M)
@@ -160,7 +163,7 @@ def test_a_sweep_shows_plans_frontier_and_what_it_recommends(folder: Path) -> No
 
 
 def write_sweep(figures: dict[str, tuple[float, float]], path: Path) -> Path:
-    """Shapes of 64x64 with what they lose: points of recall, percent of perplexity."""
+    """Write a sweep of a 64x64 model; `figures`: shape -> recall lost, perplexity gained in %."""
 
     def measured(value: float, margin: float, unit: str) -> dict[str, Any]:
         return {"value": value, "low": value - margin, "high": value + margin, "unit": unit,
@@ -200,7 +203,7 @@ def test_the_smallest_shape_within_the_limits_is_recommended(tmp_path: Path) -> 
     assert rows["64 x 32"] == ("yes", "recommended")
     assert rows["48 x 64"] == ("yes", "within the limit")
     assert rows["64 x 48"] == ("", "within the limit")  # larger than 64x32, and loses more
-    assert rows["32 x 64"] == ("", "beyond the limit")  # of the same size, and loses more
+    assert rows["32 x 64"] == ("", "beyond the limit")  # as large as 64x32, and loses more
     assert rows["32 x 32"] == ("yes", "beyond the limit")
 
 
@@ -216,7 +219,7 @@ more channels, or calibrate and recover on text that needs recall.</p>"""
 
 
 def test_the_fold(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a phone and on a desk the answer, its reason and every warning need no scrolling."""
+    """On phone and desktop the answer, its reason and all warnings show without scrolling."""
     pytest.importorskip("playwright")
     monkeypatch.syspath_prepend(ROOT / "tools")
     import screenshots

@@ -1,4 +1,4 @@
-"""What a report says of quality: one sign for losses, settings by name, doubt where it is due."""
+"""The text of a report on quality: signs of losses, names of settings, uninformative tasks."""
 
 import random
 import re
@@ -27,7 +27,7 @@ def shares(right: float, seed: int) -> list[float]:
 
 
 def make_scores(recall: dict[str, dict[int, float]], rows: int = ROWS, **lineage: Any) -> st.Scores:
-    """Perplexity and recall by number of pairs, of models that are worse one after the other."""
+    """Scores of models, each worse than the one before; `recall`: model -> pairs -> accuracy."""
     all_scores = []
     for number, (name, by_pairs) in enumerate(recall.items()):
         draw = random.Random(number)
@@ -51,7 +51,7 @@ def report_text(model_scores: st.Scores, folder: Path, *more: Path) -> str:
 
 
 def test_a_loss_is_positive_wherever_it_stands(tmp_path: Path) -> None:
-    """On the first screen, in the tables, in the means, in the choice of a shape, in an engine."""
+    """In summary, tables, means, the choice of a shape, and the comparison of engines."""
     model_scores = make_scores(
         {"whole": {4: 0.95, 8: 0.9}, "cut": {4: 0.8, 8: 0.7}, "rand": {4: 0.3, 8: 0.2}}
     )
@@ -84,22 +84,22 @@ def test_a_mean_names_its_settings_next_to_them(tmp_path: Path) -> None:
     assert "rand is a random cut" in text
 
 
-@pytest.mark.parametrize(("rows", "says"), [
+@pytest.mark.parametrize(("rows", "expected_text"), [
     (6, "6 samples of mqar are too few to tell the original from chance"),
     (64, "the original is less than 5 points above chance on 64 samples of mqar"),
 ])  # fmt: skip
-def test_chance_is_no_certainty(rows: int, says: str, tmp_path: Path) -> None:
-    """A guess is right at a quarter of four pairs; six sequences near that cannot tell."""
+def test_chance_is_no_certainty(rows: int, expected_text: str, tmp_path: Path) -> None:
+    """With four pairs chance is 25 %; six sequences cannot show that 31 % is above it."""
     recall = {4: 0.31} if rows < ROWS else {4: 0.25}
     text = report_text(
         make_scores({"whole": recall, "cut": recall, "rand": recall}, rows), tmp_path
     )
-    assert f"not informative: {says} |" in text
+    assert f"not informative: {expected_text} |" in text
     assert "at chance" not in text
 
 
 def test_a_sweep_doubts_what_the_verdict_doubts() -> None:
-    """All loads at chance: their mean, which is above zero, is no recall."""
+    """If every number of pairs is at chance, their mean above zero is not recall."""
     chance = {4: 0.25, 8: 0.125}
     model_scores = make_scores({"whole": chance, "cut": chance})
     for name in model_scores.models:

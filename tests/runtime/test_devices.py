@@ -1,6 +1,6 @@
-"""Every command on pretended GPUs: one card, weights on disk, and a model spread over two cards.
+"""Every command on simulated GPUs: one GPU, weights on disk, and a model spread over two GPUs.
 
-Pretended tensors have no autograd: `grad` and `recover` are in test_gradients_elsewhere.py.
+Simulated tensors have no autograd: `grad` and `recover` are in test_gradients_elsewhere.py.
 """
 
 import shutil
@@ -55,7 +55,7 @@ def options(mode: str, model: st.Checkpoint) -> dict[str, Any]:
 
 @contextmanager
 def cards_for(mode: str) -> Iterator[Cards]:
-    """Two of them; afterwards those of the mode have worked, and no other."""
+    """Two simulated GPUs; on exit checks that exactly those of the mode were used."""
     with torch.no_grad(), pretended_cuda(2) as cards:
         yield cards
     expected_devices = {"cuda:0", "cuda:1"} if mode == "two cards" else {"cuda:0"}
@@ -69,7 +69,7 @@ def data() -> Sequences:
 
 
 class Shared:
-    """What the modes of a model type have in common, made once."""
+    """Results that the modes of a model type share, computed once."""
 
     def __init__(self, checkpoint: Load, root: Path) -> None:
         self.checkpoint, self.root = checkpoint, root
@@ -97,8 +97,8 @@ def shared(checkpoint: Load, tmp_path_factory: pytest.TempPathFactory) -> Shared
 
 
 def baseline_copies(model: st.Checkpoint, cards: Cards, placement: dict[str, Any]) -> int:
-    """Those that loading makes, which compares weights with files, and the bare model on all
-    batches."""
+    """Copies from GPU to host by loading, which compares weights with files, and by the bare model
+    on all batches."""
     before = cards.copies
     live = load_live(model, Placement(**placement))
     for batch in data().batches(BATCH):
@@ -132,7 +132,7 @@ def test_the_pretended_card_refuses_what_a_real_one_refuses() -> None:
 def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
     model_type: str, mode: str, shared: Shared
 ) -> None:
-    """Spread or streamed, the sums are those of one card; on the CPU some kernels are others."""
+    """Spread or layerwise, the sums equal those of one GPU; on the CPU some kernels differ."""
     model, _, _ = shared.cut(model_type)
     arguments: Any = {"methods": METHODS, "batch_size": BATCH, "progress": False}
     placement = options(mode, model)
@@ -160,8 +160,7 @@ def test_calibration_mixes_no_devices_and_waits_once_for_a_layer(
 
 @pytest.fixture
 def own_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """For some types transformers takes a tokenizer class of its own, which knows few words of
-    ours."""
+    """For some types transformers picks a tokenizer class that does not know the test's words."""
     from transformers import PreTrainedTokenizerFast
 
     for stage in ("analysis.analyze", "evaluation.evaluate"):
@@ -249,14 +248,14 @@ def test_benchmark(model_type: str, mode: str, shared: Shared) -> None:
 
 @pytest.mark.slow
 def test_the_demo_where_fla_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its model is float32, which fla's DeltaNet refuses; training is not what is tried here."""
+    """Its model is float32, which fla's DeltaNet refuses; its training is not tested here."""
     demo_model.train(tmp_path / "trained", lambda progress: None, steps=3)
 
     def train(out: Path, progress: Any) -> None:
         shutil.copytree(tmp_path / "trained", out, dirs_exist_ok=True)
 
     monkeypatch.setattr(demo_model, "train", train)
-    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
+    monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
     with cards_for("one card"):
         code, output, _ = run(["demo", "-o", str(tmp_path / "demo")])
     assert code is None, output

@@ -1,4 +1,4 @@
-"""`statetrim doctor`: this machine, pretended GPUs, and each kernel package as a stand-in."""
+"""`statetrim doctor`: this machine, simulated GPUs, and each kernel package as a stub."""
 
 import importlib.metadata
 import json
@@ -30,7 +30,7 @@ without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a r
 
 @pytest.fixture
 def bare(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No package with kernels but triton, whatever is installed."""
+    """Hide all packages with kernels except triton, whatever is installed."""
     for name in (*KERNELS, "kernels"):
         monkeypatch.setitem(sys.modules, name, None)
 
@@ -134,7 +134,7 @@ def test_the_kernels_package_is_found_and_not_asked_for(monkeypatch: pytest.Monk
 @without_gpu
 @pytest.mark.usefixtures("bare")
 def test_a_kernel_that_does_not_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Built for another torch, as it happens; transformers would go on in silence."""
+    """For example one built for another torch; transformers would ignore it without a warning."""
     (tmp_path / "causal_conv1d.py").write_text("raise ImportError('undefined symbol: _ZN3c10')")
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "causal_conv1d")
@@ -214,7 +214,7 @@ def test_an_extra_that_is_not_installed_is_no_problem(monkeypatch: pytest.Monkey
         Package("peft", None, ">=0.18", "recover"),
         Package("lm-eval", "0.1", ">=0.4.12", "evaluate"),
     )
-    monkeypatch.setattr("statetrim.runtime.environment.doctor.packages", lambda: installed)
+    monkeypatch.setattr("statetrim.runtime.environment.doctor.required_packages", lambda: installed)
     environment = st.doctor()
     (option,) = environment.optional
     assert option.startswith("peft is not installed")

@@ -1,7 +1,7 @@
-"""What needs autograd, on the `meta` device: pretended cards have none.
+"""Commands that need autograd, on the `meta` device: the simulated GPUs have no autograd.
 
-Nothing is computed there, but every operation is seen, in the backward pass too, and one that mixes
-two devices is an error. What the Trainer of transformers does around it is not covered.
+Nothing is computed on `meta`, but every operation is dispatched, also in the backward pass, and one
+that mixes two devices is an error. The Trainer of transformers is not covered.
 """
 
 from collections.abc import Callable, Iterator
@@ -54,8 +54,8 @@ _READ = (_aten._local_scalar_dense.default, _aten.item.default, _aten.is_nonzero
 
 
 class OneDevice(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Within, an operation on tensors of two devices is an error. What is read on the host is
-    made up: ones, and tensors of zeros."""
+    """Within, an operation on tensors of two devices is an error. Values read on the host are
+    invented: scalars are 1, tensors are zeros."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -78,7 +78,7 @@ def _to_the_host(kwargs: Any) -> bool:
 
 @pytest.fixture(autouse=True)
 def masks_keep_everything() -> Iterator[None]:
-    """Nobody knows on `meta` how much they keep."""
+    """On `meta` the number of true values in a mask is unknown; assume all are."""
     with _config.patch(meta_nonzero_assume_all_nonzero=True):
         yield
 

@@ -1,4 +1,4 @@
-"""Hooks on kernels that do not tell their arguments' names, or order them in their own way."""
+"""Hooks on kernels without parameter names, or with another order of parameters."""
 
 import inspect
 import json
@@ -24,7 +24,7 @@ TRANSFORMERS_TYPES = ("qwen3_next", "olmo_hybrid", "mamba2", "bamba", "nemotron_
 
 
 class KernelModule(nn.Module):
-    """What the `kernels` package makes of a function: `forward` keeps its signature."""
+    """A module as the `kernels` package makes it from a function: `forward` has its signature."""
 
     def __init__(self, function: Callable[..., Any], has_signature: bool) -> None:
         super().__init__()
@@ -50,22 +50,22 @@ def calls_of(live: LiveModel, **options: Any) -> list[KernelCall]:
 
 
 @pytest.mark.filterwarnings("ignore")  # of transformers, about its slow paths
-@pytest.mark.parametrize("told", [True, False], ids=["with a signature", "opaque"])
+@pytest.mark.parametrize("has_signature", [True, False], ids=["with a signature", "opaque"])
 @pytest.mark.parametrize("model_type", TRANSFORMERS_TYPES)
 def test_a_kernel_that_is_a_module_is_bound_by_name(
-    model_type: str, told: bool, checkpoint: Load, monkeypatch: pytest.MonkeyPatch
+    model_type: str, has_signature: bool, checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live = load_live(checkpoint(model_type))
     expected = calls_of(live)
     modeling = modeling_module(live)
     for name in live.checkpoint.family.kernels:
-        monkeypatch.setattr(modeling, name, KernelModule(getattr(modeling, name), told))
+        monkeypatch.setattr(modeling, name, KernelModule(getattr(modeling, name), has_signature))
     calls = calls_of(live)
     assert [call.layer for call in calls] == [call.layer for call in expected]
     for actual, reference in zip(calls, expected, strict=True):
         assert torch.equal(actual.query, reference.query) and torch.equal(actual.key, reference.key)
         assert torch.equal(actual.output, reference.output)
-        if told:
+        if has_signature:
             assert set(actual.arguments) == set(reference.arguments)
 
 
@@ -140,7 +140,7 @@ class Decoder(nn.Module):
 
     @property
     def base_model(self) -> nn.Module:
-        """Itself, as of a model of transformers without a head."""
+        """The model itself, as in a transformers model without a head."""
         return self
 
     def get_input_embeddings(self) -> nn.Module:

@@ -1,6 +1,6 @@
-"""GPU kernels inside transformers: stand-ins with their signatures, all types that use them.
+"""GPU kernels inside transformers: stubs with their signatures, for all types that use them.
 
-What they are given is what transformers' own functions are given, so the statistics are the same.
+Stubs get the same arguments as transformers' own functions, so the statistics are equal.
 """
 
 import ast
@@ -86,7 +86,7 @@ def test_the_stand_ins_have_flas_signatures(file: str, function: Callable[..., o
 
 
 def _fla() -> Path:
-    """Where fla is; its name is blocked here, since importing it would change transformers."""
+    """The directory of fla; importing it is blocked here, since that would change transformers."""
     return next(
         directory for directory in (Path(p) / "fla" for p in sys.path) if directory.is_dir()
     )

@@ -1,4 +1,4 @@
-"""A live model with its checkpoint, and the hooks on its mixers."""
+"""A loaded model with its checkpoint, and hooks on its mixers."""
 
 import inspect
 from collections.abc import Callable
@@ -22,7 +22,7 @@ def test_it_knows_its_checkpoint_runtime_and_device(checkpoint: Load) -> None:
     model = st.open(checkpoint("delta_net"))
     live = load_live(model, Placement("cpu:0"))
     assert live.checkpoint is model and live.runtime.name in ("portable", "fla")
-    assert live.device == torch.device("cpu"), "a parameter moved to cpu:0 would be none any more"
+    assert live.device == torch.device("cpu"), "moving a Parameter to cpu:0 returns a plain Tensor"
     assert all(isinstance(p, nn.Parameter) for p in live.module.parameters())
     assert not [name for name in vars(live.module) if name.startswith("statetrim")]
     assert len(live.decoder_layers) == model.config["num_hidden_layers"]

@@ -1,4 +1,4 @@
-"""Which runtime a model gets here, and that what is loaded is what was stored."""
+"""The choice of the runtime, and refusals of checkpoints that do not fit their config."""
 
 import json
 import logging
@@ -66,7 +66,7 @@ def test_where_fla_runs_float32_goes_to_portable_if_its_kernel_takes_none(
     config: dict[str, Any], dtype: torch.dtype, runtime: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """fla's chunked delta rule and delta product assert that they are not given float32."""
-    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
+    monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
     chosen = loading.choose_runtime(families()[config["model_type"]], config, dtype)
     assert chosen.name == runtime
     assert runtime == "fla" or chosen.reason == "fla's kernel takes no float32"
@@ -76,7 +76,7 @@ def test_a_float32_delta_net_runs_and_says_how_where_fla_is(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO, logger="statetrim")
-    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
+    monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
     live = st.load(checkpoint("delta_net"))
     assert (live.statetrim_runtime.name, live.dtype) == ("portable", torch.float32)
     assert "delta_net runs in portable (fla's kernel takes no float32)" in caplog.text
@@ -85,12 +85,12 @@ def test_a_float32_delta_net_runs_and_says_how_where_fla_is(
 def test_what_only_fla_can_run_is_loaded_in_bfloat16(
     checkpoint: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Pretended: a float32 model whose only runtime is fla, loaded by portable's class."""
+    """Simulates a float32 model whose only runtime is fla; portable's class loads it."""
     caplog.set_level(logging.INFO, logger="statetrim")
-    monkeypatch.setattr(loading, "fla_runs", lambda device=None: True)
+    monkeypatch.setattr(loading, "is_fla_usable", lambda device=None: True)
     family = type(families()["delta_net"])
     monkeypatch.setattr(family, "runtimes", lambda self, config: ("fla",))
-    monkeypatch.setattr(loading, "_register", lambda family, runtime: None)
+    monkeypatch.setattr(loading, "_register_model_types", lambda family, runtime: None)
     live = st.load(checkpoint("delta_net"))
     assert (live.statetrim_runtime.name, live.dtype) == ("fla", torch.bfloat16)
     assert "in bfloat16, though stored in float32" in caplog.text

@@ -1,4 +1,4 @@
-"""Local files ask no host: in a process that may use the network, by its own audit hook."""
+"""Commands on local files open no connection; an audit hook in the process watches for them."""
 
 import json
 import os
@@ -30,7 +30,7 @@ for command in json.loads(sys.argv[1]):
 
 
 def test_local_files_ask_no_host(checkpoint: Any, tmp_path: Path) -> None:
-    """Parquet by `datasets`, and the files of a task by lm-eval."""
+    """Parquet is read by `datasets`, and the files of a task by lm-eval."""
     from datasets import Dataset
 
     model = checkpoint("delta_net")

@@ -1,4 +1,4 @@
-"""Where a model goes: what may be said of it, and what each process of a launch takes."""
+"""Device options: refusals, memory, and the GPU and tasks of each torchrun process."""
 
 import gc
 import importlib.util
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
 
 
 @pytest.mark.parametrize(
-    ("said", "answer"),
+    ("options", "message"),
     [
         ({"device_map": "balanced"}, "a device map is 'auto'"),
         ({"device_map": "auto", "device": "cuda:1"}, "--device cuda:1 does not go with it"),
@@ -42,19 +42,19 @@ pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="there is a re
         ({"dtype": "int8"}, "--dtype is float32, float16, bfloat16"),
     ],
 )
-def test_what_cannot_be_is_one_sentence(said: dict[str, Any], answer: str) -> None:
-    with pytest.raises(st.StatetrimError, match=answer):
-        Placement(**said)
+def test_what_cannot_be_is_one_sentence(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(st.StatetrimError, match=message):
+        Placement(**options)
 
 
 def test_devices_that_are_not_here_are_one_sentence(checkpoint: Load) -> None:
-    for said, answer in (
+    for options, message in (
         ({"device": "cuda"}, "cuda was asked for, and this machine has no GPU"),
         ({"device": "tpu9000"}, "--device is cpu, cuda or cuda:1"),
         ({"device_map": "auto"}, "here is none"),
     ):
-        with pytest.raises(st.StatetrimError, match=answer):
-            st.load(checkpoint("delta_net"), **said)  # type: ignore[arg-type]
+        with pytest.raises(st.StatetrimError, match=message):
+            st.load(checkpoint("delta_net"), **options)  # type: ignore[arg-type]
     with pretended_cuda(2), pytest.raises(st.StatetrimError, match="this machine has 2 GPUs"):
         Placement("cuda:2").input_device  # noqa: B018
 
@@ -90,7 +90,7 @@ def test_every_process_of_a_launch_has_its_own_card(
 def test_an_evaluation_has_one_model_in_memory(
     layerwise: bool, checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whenever one is loaded, no decoder layer of another is there; head and norm may be."""
+    """When a model is loaded, no other one has decoder layers in memory; head and norm may be."""
     model = st.open(checkpoint("delta_net"))
     small = st.prune(model, st.select(model, "l1", 0.5), tmp_path / "small", progress=False)
     text = tiny.write_text(tmp_path / "words.jsonl", 2000)
@@ -112,7 +112,7 @@ def test_an_evaluation_has_one_model_in_memory(
 
 
 def launched(*arguments: object) -> subprocess.CompletedProcess[str]:
-    """Two processes of torchrun."""
+    """Run a command in two processes of torchrun."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = str(listener.getsockname()[1])
@@ -134,7 +134,7 @@ def test_two_torchrun_processes_share_the_tasks(checkpoint: Load, tmp_path: Path
         "--tasks", "text,mqar", "--text", text, "--limit", "2", "--json", "-o", out,
     )  # fmt: skip
     assert Scores.load(out).scores == expected.scores
-    assert len(json.loads(process.stdout)), "one process speaks"
+    assert len(json.loads(process.stdout)), "only rank 0 prints"
 
 
 @pytest.mark.slow
@@ -161,7 +161,7 @@ def test_two_torchrun_processes_use_a_card_each(checkpoint: Load, tmp_path: Path
 
 
 def test_the_bytes_of_flas_cache_are_counted() -> None:
-    """In its own layer class, which is read from its file: the package needs triton."""
+    """Its layer class is loaded from its file, because importing the package needs triton."""
     fla_spec = importlib.util.find_spec("fla")
     sources = (
         [Path(location) for location in (fla_spec.submodule_search_locations or ())]

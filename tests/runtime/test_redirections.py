@@ -1,9 +1,9 @@
-"""What runs is what was opened: no file of a checkpoint has others read, other code run, or a host
-asked. Each redirection is refused in a sentence, or has no effect: the live tensors are the checked
-files', the tokenizer is the checkpoint's own.
+"""A model runs exactly the files that were opened: no file of a checkpoint can redirect to other
+files, code or hosts. Each redirection is refused with a one-line message, or has no effect: loaded
+tensors equal the checked files, and the tokenizer is the checkpoint's own.
 
-Python's audit hook sees files and sockets; safetensors and tokenizers open files behind it, so what
-they read is seen in what comes out.
+Python's audit hook sees files and sockets; safetensors and tokenizers open files without it, so
+what they read is checked by what they return.
 """
 
 import json
@@ -26,7 +26,7 @@ TYPES = ("delta_net", "qwen3_next", "qwen3_5", "mamba2")
 INDEX = "model.safetensors.index.json"
 
 Redirect = Callable[[Path, Path], None]
-"""Given the checkpoint, and a directory outside with another one of the same type."""
+"""Changes a checkpoint; the second path is a directory outside with another one of its type."""
 
 REDIRECTIONS: dict[str, Redirect] = {}
 
@@ -196,7 +196,7 @@ def _shard_link(model: Path, outside: Path) -> None:
 
 
 @redirection
-def _pickle_beside(model: Path, outside: Path) -> None:
+def _with_pickle(model: Path, outside: Path) -> None:
     torch.save({"a": torch.ones(1)}, model / "pytorch_model.bin")
 
 
@@ -214,7 +214,7 @@ def _fifos(model: Path, outside: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """A sound checkpoint of a type, and another one whose numbers and words are all different."""
+    """A valid checkpoint of a type, and another one with different weights and tokens."""
     root = tmp_path_factory.mktemp("redirections")
 
     def get(model_type: str) -> tuple[Path, Path]:
@@ -237,7 +237,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path
 
 @pytest.fixture(autouse=True)
 def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-    """As if `kernels` were installed: what it would be asked for is written down."""
+    """Simulate that `kernels` is installed; yields the list of kernels requested from it."""
     import transformers.modeling_utils as modeling
 
     requested: list[str] = []
@@ -290,7 +290,7 @@ def test_there_are_forty_redirections_for_each_of_four_types() -> None:
 
 
 def test_every_tensor_of_a_checkpoint_is_compared(checkpoint: Any) -> None:
-    """But for the vision tower, which stays out: fused, renamed and prefixed ones as well."""
+    """Fused, renamed and prefixed ones as well; only the vision tower is not loaded."""
     from statetrim.runtime.loaded_weights import verify_weights
 
     for model_type in ("qwen3_next", "qwen3_5_moe", "olmo_hybrid", "nemotron_h", "delta_net"):

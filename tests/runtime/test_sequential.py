@@ -1,4 +1,4 @@
-"""A walk over the layers: the same as the whole model, with every weight read once."""
+"""A layerwise run has the results of the whole model, and reads every weight once."""
 
 import os
 import signal
@@ -43,7 +43,7 @@ def in_memory(live: LiveModel) -> set[str]:
 @pytest.mark.parametrize("model_type", tiny.MODEL_TYPES)
 @torch.no_grad()
 def test_logits_are_those_of_the_whole_model(model_type: str, checkpoint: Load) -> None:
-    """Streamed by an ordinary call, and after a walk; batches of two shapes; bit for bit."""
+    """Bit for bit, with layers loaded on call and after a walk, for batches of two shapes."""
     whole, streamed, walked = (
         load_live(checkpoint(model_type), placement) for placement in (None, FROM_DISK, FROM_DISK)
     )
@@ -86,8 +86,8 @@ def test_sums_are_those_of_the_whole_model_and_weights_are_read_once(
     assert all("embed" in name or "ple" in name for name in others), others
 
 
-def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) -> None:
-    """By SIGKILL: within the first layer, and twice within the third."""
+def test_a_killed_walk_resumes_with_its_layer(checkpoint: Load, tmp_path: Path) -> None:
+    """Killed by SIGKILL in the first layer, and twice in the third."""
     model = st.open(checkpoint("qwen3_next"))
     arguments: Any = {"methods": METHODS, "layerwise": True, **QUIET}
     expected = st.calibrate(model, data(), **arguments)
@@ -106,8 +106,8 @@ def test_a_killed_walk_goes_on_with_its_layer(checkpoint: Load, tmp_path: Path) 
 
 
 def first_layer_of_killed_walk(work: Callable[[], object], passes: int, layer_file: Path) -> int:
-    """In a process that is killed after so many passes of a batch through a layer; the first layer
-    that it walked."""
+    """Run `work` in a process that is killed after this many passes of a batch through a layer;
+    returns the first layer that it ran."""
     real, count = LayerWalk.run_batch, 0
 
     def counted(self: LayerWalk, layer_pass: Any, step: int) -> None:
@@ -130,7 +130,7 @@ def first_layer_of_killed_walk(work: Callable[[], object], passes: int, layer_fi
 def test_no_weight_is_copied_to_a_temporary_folder(
     checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither while a model is walked nor afterwards, by two stages one after the other."""
+    """Neither during a layerwise run nor afterwards, for two runs one after the other."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     real, seen = LayerWalk.run_batch, list[Path]()
 
@@ -138,7 +138,7 @@ def test_no_weight_is_copied_to_a_temporary_folder(
         real(self, layer_pass, step)
         seen.extend(tmp_path.iterdir())
 
-    monkeypatch.setattr(LayerWalk, "pass_through", watched)
+    monkeypatch.setattr(LayerWalk, "run_batch", watched)
     model = st.open(checkpoint("qwen3_next"))
     for _ in range(2):
         st.calibrate(model, data(), methods=METHODS, layerwise=True, **QUIET)

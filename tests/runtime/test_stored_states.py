@@ -1,4 +1,4 @@
-"""States stored in few bits, against a walk in float64, token by token, that rounds by itself."""
+"""States stored in few bits, compared with a float64 reference that rounds after each piece."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +22,7 @@ TIME, PIECE = 41, 16
 
 
 def e4m3_values() -> np.ndarray:
-    """Every finite number of float8_e4m3fn, by its definition: sign, 4 bits, 3 bits, bias 7."""
+    """All finite values of float8_e4m3fn, from its definition: sign, 4 bits, 3 bits, bias 7."""
     values = [0.0]
     for exponent in range(16):
         for digits in range(8):
@@ -36,7 +36,7 @@ def e4m3_values() -> np.ndarray:
 
 
 def reference_rounding(x: np.ndarray, dtype: str) -> np.ndarray:
-    """x [..., keys, values] float64, stored; scales per value channel."""
+    """x [..., keys, values] float64, rounded to `dtype` with a scale per value channel."""
     if dtype == "float16":
         return x.astype(np.float16).astype(np.float64)
     if dtype == "bfloat16":
@@ -54,14 +54,14 @@ def reference_rounding(x: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def reference_output(call: KernelCall, live: LiveModel, dtype: str, piece: int) -> np.ndarray:
-    """The output [batch, time, value heads, value channels] of the kernel's call."""
+    """Output [batch, time, value heads, value channels] of the kernel call, recomputed."""
     return reference_walk(call, live, dtype, piece)[0]
 
 
 def reference_walk(
     call: KernelCall, live: LiveModel, dtype: str, piece: int
 ) -> tuple[np.ndarray, list[np.ndarray]]:
-    """The same, and the state after every token, as it is then kept."""
+    """Output of the kernel call, recomputed, and the state after every token, rounded if due."""
     family = live.checkpoint.family
     recurrence = family.recurrence(call.kernel)
     assert recurrence is not None
@@ -98,7 +98,7 @@ def reference_walk(
 
 
 def slowly_forgetting(path: Path) -> LiveModel:
-    """A model that forgets slowly, so that what was rounded is read again."""
+    """A model with slow decay, so that rounded states affect later outputs."""
     live = load_live(path)
     for mixer in live.mixers.values():
         if hasattr(mixer, "dt_bias"):
@@ -119,8 +119,8 @@ def record_calls(live: LiveModel, ids: Tensor, storage: StateStorage) -> list[Ke
 def test_rounding_equals_a_walk_by_hand(
     model_type: str, dtype: str, piece: int, checkpoint: Callable[[str], Path]
 ) -> None:
-    """A float32 sum may fall on the other side of a border than the float64 one, and is a whole
-    step of the dtype off then; such places are few, and all others agree as without rounding."""
+    """A float32 sum may be rounded to the neighbour of the float64 one, and then differs by a step
+    of the dtype. Such values are few; all others agree as without rounding."""
     live = slowly_forgetting(checkpoint(model_type))
     ids = live.random_ids(2, TIME)
     for call in record_calls(live, ids, StateStorage(dtype, piece)):

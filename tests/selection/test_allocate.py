@@ -1,4 +1,4 @@
-"""Widths by layer: the choice is the best of all there are, and says what it cannot do."""
+"""Widths by layer: the allocation is optimal, and impossible ones are refused."""
 
 from itertools import product
 
@@ -43,7 +43,7 @@ def cut(layer: int, axis: Axis, keep: int, nll: float, recall: float) -> LayerCu
 
 
 def measured() -> Sensitivity:
-    """Layer 0 carries all recall; layer 2 costs a little."""
+    """A sensitivity in which only layer 0 affects recall, and layers 1 and 2 a little NLL."""
     cuts = [
         cut(layer, axis, keep, 0.01 * layer, 0.2 if layer == 0 else 1.0)
         for layer in range(3)

@@ -1,4 +1,4 @@
-"""The same seed gives the same plans on every run; permuted channels give permuted plans."""
+"""Equal seeds give equal plans in every process; permuted channels give permuted plans."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def plans(directory: Path, text: Path) -> list[Kept]:
-    """What every method keeps of keys, then of values, calibrated anew."""
+    """The channels that every method keeps, of keys, then of values, after a new calibration."""
     model = st.open(directory)
     statistics = st.calibrate(model, text, methods=CALIBRATED, tokens=640, length=32)
     key_plans = [st.select(model, m, KEEP, seed=SEED, statistics=statistics, **o) for m, o in CASES]

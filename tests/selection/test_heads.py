@@ -1,4 +1,4 @@
-"""Which heads go, and the fit after it: against all choices tried, and a second pass."""
+"""Selection of heads against least squares on the tokens, and the refit against a second pass."""
 
 import json
 from dataclasses import replace
@@ -54,7 +54,7 @@ def evidence(
 
 
 def least_squares_error(values: torch.Tensor, weight: torch.Tensor, columns: list[int]) -> float:
-    """By least squares on the tokens themselves."""
+    """Residual sum of squares of the best fit to the output from `columns`."""
     target = values @ weight.mT
     return float(torch.linalg.lstsq(values[:, columns], target, driver="gelsd").residuals.sum())
 
@@ -97,7 +97,7 @@ def test_energy_is_the_square_of_what_a_head_puts_out() -> None:
 def test_the_refit_needs_no_second_pass(
     keep: int, model: st.Checkpoint, text: Path, statistics: st.Statistics, tmp_path: Path
 ) -> None:
-    """From the sums of the whole model, or of the cut beside the original: the same weights."""
+    """Statistics of the original give the weights that statistics of the cut give."""
     plan = st.select(model, keep_heads=keep, statistics=statistics, progress=False)
     small = st.prune(model, plan, tmp_path / "small", progress=False)
     once = st.refit(small, statistics, out=tmp_path / "once", progress=False)
@@ -173,7 +173,7 @@ def test_a_plan_of_other_heads_is_refused(
 
 
 @pytest.mark.parametrize(
-    ("asked", "sentence"),
+    ("keep_heads", "sentence"),
     [
         (5, "cannot keep 5 of 6 value heads, 2 to each of 3 key heads; give 2, 3 or 4"),
         (6, "cannot keep 6 of 6 value heads"),
@@ -182,10 +182,10 @@ def test_a_plan_of_other_heads_is_refused(
     ],
 )
 def test_bad_counts_are_refused_in_one_sentence(
-    asked: Any, sentence: str, model: st.Checkpoint
+    keep_heads: Any, sentence: str, model: st.Checkpoint
 ) -> None:
     with pytest.raises(st.StatetrimError, match=sentence):
-        st.select(model, keep_heads=asked, head_method="rand")
+        st.select(model, keep_heads=keep_heads, head_method="rand")
 
 
 def test_heads_are_said_alone_and_by_a_method_that_chooses_them(model: st.Checkpoint) -> None:

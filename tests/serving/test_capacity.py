@@ -1,4 +1,4 @@
-"""The calculator against the bytes of real cache objects and against what vLLM printed."""
+"""Computed sizes against the bytes of real cache objects and against the log of vLLM."""
 
 import json
 import math
@@ -23,7 +23,7 @@ def softmax_cache(config: dict[str, Any], geometry: st.Geometry) -> KVCacheSize 
 
 
 def tensors(value: Any, seen: set[int]) -> list[torch.Tensor]:
-    """Every tensor a cache object holds, once."""
+    """Every tensor of a cache object, once."""
     if id(value) in seen:
         return []
     seen.add(id(value))
@@ -53,7 +53,7 @@ def test_bytes_of_every_runnable_family_equal_the_real_cache_object(
     counted = concurrency.sequence_bytes(
         opened.geometry, softmax, context=TOKENS, dtype=str(dtype).removeprefix("torch.")
     )
-    # Qwen4-Exp's first softmax layer also keeps the positions, three to a token.
+    # Qwen4-Exp's first softmax layer also stores three positions per token.
     positions = [tensor for tensor in cache_tensors if tensor.dtype == torch.int64]
     assert len(positions) == model_type.startswith("qwen4_exp")
     assert all(tensor.nbytes == BATCH * TOKENS * 3 * 8 for tensor in positions)
@@ -102,7 +102,7 @@ def test_pages_blocks_and_concurrency_equal_what_vllm_said(record: dict[str, Any
 
 
 def test_half_the_keys_equal_half_the_bytes_and_together_they_quarter_it() -> None:
-    """The bf16 state a user can have without a cut is the baseline to beat."""
+    """A bfloat16 state of the original halves the bytes too, without pruning."""
     geometry = st.Geometry(tuple(range(36)), 16, 32, 128, 128, 32, 32, 4)
     softmax = KVCacheSize(layers=12, numel=2 * 2 * 256)
     common = {"memory": 2**34, "context": 4096, "dtype": "bfloat16"}

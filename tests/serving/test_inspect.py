@@ -1,4 +1,4 @@
-"""State sizes from nothing but a config, against the public models' known figures."""
+"""State sizes computed from a config, against known sizes of public models."""
 
 import json
 from pathlib import Path
@@ -157,7 +157,7 @@ def test_what_fits_is_counted_in_the_dtype_that_engines_serve(tmp_path: Path) ->
     assert {capacity.dtype for capacity in capacities["float16"]} == {"float16"}
     path.write_text(json.dumps(PUBLIC["Qwen3.5-27B"][0] | {"dtype": "float32"}))
     shown = " ".join(run("inspect", path, "--memory-gib", 16).stdout.split())
-    assert "64.0 KiB a token in bfloat16, in which engines serve this model" in shown
+    assert "64.0 KiB per token in bfloat16, in which engines serve this model" in shown
 
 
 def test_engines_commands_and_capacity_are_shown(tmp_path: Path) -> None:

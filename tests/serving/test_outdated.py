@@ -1,4 +1,4 @@
-"""Rows of the matrix that fall behind a release are named; no registry is asked here."""
+"""The tool lists rows of the matrix older than a release; the test queries no registry."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""The plugins of engines give each layer its own widths; the engines themselves are stand-ins here
+"""The plugins for engines give each layer its own widths; the engines are fakes here
 (`just check-uneven` runs the real ones)."""
 
 import importlib.util
@@ -24,7 +24,7 @@ def load_plugin(path: str) -> Any:
 
 @pytest.fixture
 def vllm(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """As much of vLLM as the plugin touches."""
+    """A fake vLLM with the parts that the plugin uses."""
 
     class PluggableLayer:
         registered: dict[str, type] = {}  # noqa: RUF012

@@ -1,4 +1,4 @@
-"""The shapes within a share of the state's bytes, against the matrix read line by line."""
+"""Candidate shapes within a share of the state's bytes, checked against the matrix."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def test_every_candidate_fits_and_is_served(
 
 
 def test_a_half_that_vllm_serves_is_no_key_cut() -> None:
-    """64x128, which the paper cuts to, is refused by vLLM's kernels."""
+    """vLLM's kernels refuse 64x128, the shape of the paper."""
     shapes = [
         str(candidate.shape) for candidate in candidate_shapes("qwen3_next", QWEN, 0.5, "vLLM")
     ]

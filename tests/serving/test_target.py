@@ -1,4 +1,4 @@
-"""What a user asks for becomes one state: by channels, by memory, or for an engine."""
+"""Targets from amounts of channels, from memory, and for an engine."""
 
 import json
 from pathlib import Path
@@ -32,7 +32,7 @@ def shape(target: Target) -> tuple[int, int]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "expected", "words"),
+    ("amounts", "expected", "words"),
     [
         ({"keep": 64}, (64, 128), (64, None)),
         ({"keep": "0.3"}, (48, 128), ("0.3", None)),
@@ -42,11 +42,11 @@ def shape(target: Target) -> tuple[int, int]:
     ],
 )
 def test_channels_or_fractions(
-    asked: dict[str, Any], expected: tuple[int, int], words: tuple[Any, Any], qwen: st.Checkpoint
+    amounts: dict[str, Any], expected: tuple[int, int], words: tuple[Any, Any], qwen: st.Checkpoint
 ) -> None:
-    target = target_from_amounts(qwen, **asked)
+    target = target_from_amounts(qwen, **amounts)
     assert shape(target) == expected and (target.keep, target.keep_values) == words
-    assert target_from_options(qwen, **asked) == target
+    assert target_from_options(qwen, **amounts) == target
     assert target.after == qwen.geometry.resized(*expected)
 
 
@@ -57,7 +57,7 @@ def sequence_bytes(geometry: st.Geometry) -> float:
     return state + 36 * channels * (geometry.conv_width) * 2
 
 
-@pytest.mark.parametrize("most", [71.0, 40.0, 18.0])
+@pytest.mark.parametrize("max_mib", [71.0, 40.0, 18.0])
 def test_a_budget_is_kept_and_used(max_mib: float, qwen: st.Checkpoint) -> None:
     target = target_from_options(qwen, state_mib_per_sequence=max_mib)
     assert sequence_bytes(target.after) <= max_mib * MIB
@@ -72,7 +72,7 @@ def test_a_budget_is_kept_and_used(max_mib: float, qwen: st.Checkpoint) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "engine", "expected"),
+    ("amounts", "engine", "expected"),
     [
         ({"keep": 64}, "vllm", (80, 96)),
         ({"keep": 96}, "llama.cpp", (64, 64)),
@@ -83,22 +83,22 @@ def test_a_budget_is_kept_and_used(max_mib: float, qwen: st.Checkpoint) -> None:
     ],
 )
 def test_an_engine_gets_a_shape_it_serves(
-    asked: dict[str, Any], engine: str, expected: tuple[int, int], qwen: st.Checkpoint
+    amounts: dict[str, Any], engine: str, expected: tuple[int, int], qwen: st.Checkpoint
 ) -> None:
-    target = target_from_options(qwen, for_=engine, **asked)
+    target = target_from_options(qwen, for_=engine, **amounts)
     assert shape(target) == expected
     assert (target.keep is None) == (expected[0] == 128)
     assert (target.keep_values is None) == (expected[1] == 128)
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("amounts", "message"),
     [
         ({}, "say once what to keep"),
         ({"keep": 64, "square": 64}, "say once what to keep"),
         ({"square": 64, "state_mib_per_sequence": 9.0}, "say once what to keep"),
         ({"memory_gib": 1.0}, "go together"),
-        ({"sequences": 0, "memory_gib": 1.0}, "more than nothing"),
+        ({"sequences": 0, "memory_gib": 1.0}, "must both be positive"),
         ({"keep": 64, "for_": "abacus"}, "no engine 'abacus'; choose vllm"),
         ({"keep": 128}, "nothing would change"),
         ({"keep": 128, "keep_values": 128}, "nothing would change"),
@@ -107,10 +107,10 @@ def test_an_engine_gets_a_shape_it_serves(
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    asked: dict[str, Any], says: str, qwen: st.Checkpoint
+    amounts: dict[str, Any], message: str, qwen: st.Checkpoint
 ) -> None:
-    with pytest.raises(st.StatetrimError, match=says):
-        target_from_options(qwen, **asked)
+    with pytest.raises(st.StatetrimError, match=message):
+        target_from_options(qwen, **amounts)
 
 
 def test_squares_in_python_as_on_the_command_line(checkpoint: Any, qwen: st.Checkpoint) -> None:

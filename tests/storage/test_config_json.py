@@ -1,4 +1,4 @@
-"""config.json as Python's json wrote it: some models on the hub have Infinity in theirs."""
+"""Infinity and NaN in config.json, as Python's json writes them and some models on the hub have."""
 
 import json
 import math

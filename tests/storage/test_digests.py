@@ -1,4 +1,4 @@
-"""Any number that changes makes another model; what earlier versions called a model still holds."""
+"""A digest changes with any number of the model; digests of earlier versions are still accepted."""
 
 import hashlib
 import json
@@ -17,7 +17,7 @@ from statetrim.storage import digests
 
 
 def flip(model: st.Checkpoint, name: str, number: int) -> None:
-    """Change one number of one tensor, and nothing else that can be seen from outside."""
+    """Flip a bit of one number of a tensor; size and mtime of the file stay."""
     shard, info = model.tensors[name]
     status, width = shard.path.stat(), info.nbytes // max(1, torch.Size(info.shape).numel())
     with shard.path.open("r+b") as file:
@@ -32,7 +32,7 @@ def flip(model: st.Checkpoint, name: str, number: int) -> None:
 def test_a_change_of_any_one_number_is_noticed(
     model_type: str, checkpoint: Any, tmp_path: Path
 ) -> None:
-    """The last number of every tensor in turn: behind the 4 KiB that were once looked at."""
+    """The last number of each tensor: earlier versions hashed only the first 4 KiB."""
     model = st.open(shutil.copytree(checkpoint(model_type), tmp_path / "model"))
     seen = {model.digest}
     for name, (_, info) in model.tensors.items():
@@ -47,7 +47,7 @@ def test_a_change_of_any_one_number_is_noticed(
 def test_a_student_that_changed_far_inside_is_another_job(
     checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A recovery that was killed is not continued with other weights than it began with."""
+    """A killed recovery does not resume with other weights than it started with."""
     model = st.open(shutil.copytree(checkpoint("delta_net"), tmp_path / "model"))
     text = tiny.write_text(tmp_path / "text.jsonl", 6000)
 
@@ -84,7 +84,7 @@ def test_other_shards_do_not_make_another_model(tmp_path: Path) -> None:
 
 
 def sampled(model: st.Checkpoint, names: Any) -> str:
-    """As versions before this one named a model, from their source."""
+    """The digest that earlier versions stored, as their source code computed it."""
     model_hash = hashlib.sha256(json.dumps(model.config, sort_keys=True).encode())
     for name in sorted(model.tensors):
         shard, tensor = model.tensors[name]
@@ -115,14 +115,14 @@ def test_what_was_hashed_is_kept_until_the_file_changes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(digests, "_KEPT_BYTES", 0)
+    monkeypatch.setattr(digests, "_MIN_CACHED_BYTES", 0)
     model = st.open(raw.build(tmp_path / "model", "qwen3_5_text"))
     first = model.digest
     hashed: list[Path] = []
     stock = digests._hash_tensors
-    monkeypatch.setattr(digests, "_hashed", lambda s: hashed.append(s.path) or stock(s))
+    monkeypatch.setattr(digests, "_hash_tensors", lambda s: hashed.append(s.path) or stock(s))
     assert st.open(model.path).digest == first and not hashed
-    flip(model, next(iter(model.tensors)), 0)  # the time of its content is put back
+    flip(model, next(iter(model.tensors)), 0)  # mtime is restored
     assert st.open(model.path).digest != first and len(hashed) == 1
     for path in (tmp_path / "cache" / "statetrim" / "digests").iterdir():
         path.write_text("{}")

@@ -1,4 +1,4 @@
-"""What is not ours is neither removed, nor overwritten, nor written through."""
+"""Files that statetrim did not write are not removed, overwritten or written through a link."""
 
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,14 @@ def test_a_result_that_is_there_stays(model: Path, tmp_path: Path) -> None:
     assert (tmp_path / "plan.json").read_text() == "mine"
 
 
-def test_an_interrupted_evaluation_goes_on_beside_what_is_yours(
-    checkpoint: Any, tmp_path: Path
-) -> None:
+def test_an_interrupted_evaluation_keeps_files_of_yours(checkpoint: Any, tmp_path: Path) -> None:
     """`evaluate --resume` once removed all of OUT.partial."""
     out = tmp_path / "scores.json"
     (tmp_path / "scores.json.partial").mkdir()
     (tmp_path / "scores.json.partial" / "mine").write_text("mine")
     with pytest.raises(st.StatetrimError, match="did not write"):
         st.evaluate(
-            [], baseline=checkpoint("delta_net"), tasks=["mqar"], limit=2, out=out, resume=True,
+            [], baseline=checkpoint("delta_net"), tasks=["mqar"], limit=2, out=out,
             progress=False,
         )  # fmt: skip
     assert (tmp_path / "scores.json.partial" / "mine").read_text() == "mine"
@@ -88,7 +86,7 @@ def test_a_picture_of_yours_stays(checkpoint: Any, tmp_path: Path) -> None:
 def test_pictures_come_with_a_result_that_was_interrupted(
     checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A kill between the two once made the rerun refuse."""
+    """A rerun after a kill between result and pictures once raised an error."""
     pytest.importorskip("matplotlib")
     from statetrim.reporting import figure_files
 
@@ -97,7 +95,7 @@ def test_pictures_come_with_a_result_that_was_interrupted(
 
     text, model = tiny.write_text(tmp_path / "text.jsonl", 2000), checkpoint("delta_net")
     paths = {"out": tmp_path / "found.json", "figures": tmp_path / "figures"}
-    monkeypatch.setattr(figure_files, "write_text", stop)  # the PNG is there, the SVG is not
+    monkeypatch.setattr(figure_files, "write_text", stop)  # after the PNG, before the SVG
     with pytest.raises(KeyboardInterrupt):
         st.sensitivity(model, text, **paths, **SENSITIVITY)
     monkeypatch.undo()

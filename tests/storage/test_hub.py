@@ -1,4 +1,4 @@
-"""Models by their hub id, from a hub on the loopback."""
+"""Opening models by hub id, from a local test server."""
 
 import errno
 import json
@@ -26,7 +26,7 @@ REPO = "someone/tiny"
 
 @pytest.fixture
 def hub(checkpoint: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub]:
-    """`someone/tiny`, with what a hub repository may hold besides; and an older revision of it."""
+    """`someone/tiny` with files that must not be downloaded, and an older revision of it."""
     main = shutil.copytree(checkpoint("delta_net"), tmp_path / "hub" / REPO / "main")
     (main / "README.md").write_text("# Tiny\n")
     (main / "modeling_tiny.py").write_text("raise SystemExit\n")
@@ -139,7 +139,7 @@ def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:
     main = hub.root / REPO / "main"
     name = sorted(weights(hub))[0]
     intact = (main / name).read_bytes()
-    for damaged, says in (
+    for damaged, message in (
         (intact.replace(b'"shape":[', b'"shape":[9,', 1)[:-2], "gives .* bytes, which do not fit"),
         (b"\x00" * 7, "is not one of safetensors"),
         ((2**40).to_bytes(8, "little"), "is not one of safetensors"),
@@ -147,7 +147,7 @@ def test_headers_of_the_hub_are_not_trusted(hub: LoopbackHub) -> None:
         ((7).to_bytes(8, "little") + b'{"a":1}', "is not one of safetensors"),
     ):
         (main / name).write_bytes(damaged)
-        with pytest.raises(st.StatetrimError, match=says):
+        with pytest.raises(st.StatetrimError, match=message):
             open_checkpoint(REPO, weights="headers")
 
 
@@ -160,14 +160,14 @@ def test_a_revision_is_its_own(hub: LoopbackHub) -> None:
         open_checkpoint(f"{REPO}@v2")
 
 
-@pytest.mark.filterwarnings("ignore")  # of huggingface_hub, about what it will try again
-def test_a_broken_download_goes_on_where_it_stopped(
+@pytest.mark.filterwarnings("ignore")  # of huggingface_hub, about retries
+def test_a_broken_download_resumes_where_it_stopped(
     hub: LoopbackHub, checkpoint: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = sorted(weights(hub))[0]
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1000)
     hub.broken_after[name] = 5000
-    for _ in range(2):  # huggingface_hub may go on by itself
+    for _ in range(2):  # huggingface_hub may retry by itself
         try:
             model = open_checkpoint(REPO)
             break
@@ -264,7 +264,7 @@ def test_a_repository_without_safetensors_is_refused(hub: LoopbackHub) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "found"),
+    ("text", "expected"),
     [
         ("Qwen/Qwen3.5-4B", HubModel("Qwen/Qwen3.5-4B")),
         ("Qwen/Qwen3.5-4B@refs/pr/1", HubModel("Qwen/Qwen3.5-4B", "refs/pr/1")),

@@ -1,4 +1,4 @@
-"""A cut model to the hub, against one on the loopback."""
+"""Uploading a cut to the hub, against a local test server."""
 
 import json
 import os
@@ -29,7 +29,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopbackHub
 
 @pytest.fixture
 def small(checkpoint: Load, tmp_path: Path) -> Path:
-    """A cut, with records that name paths and records that do not."""
+    """A cut with records that contain local paths and records that do not."""
     model = checkpoint("delta_net")
     st.prune(model, st.select(model, "l1", 6), tmp_path / "small")
     records = tmp_path / "small" / "statetrim"
@@ -122,7 +122,7 @@ def test_no_card_no_push(small: Path) -> None:
 def test_trim_and_push_from_the_command_line(
     checkpoint: Load, small: Path, tmp_path: Path, hub: LoopbackHub
 ) -> None:
-    """As people use it: environment variables, and one sentence for each mistake."""
+    """The installed command, configured by environment variables; errors are one sentence."""
     environment = os.environ | {
         "HF_ENDPOINT": hub.url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(tmp_path / "home"),
         "HF_TOKEN": "hf_test", "HF_HUB_DISABLE_XET": "1",

@@ -1,4 +1,4 @@
-"""OLMo-Hybrid as transformers saves it: its three convolutions in equal thirds of their join."""
+"""OLMo-Hybrid saved by transformers: three concatenated convolutions, split into equal thirds."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -129,7 +129,7 @@ for name, text in (BAD_JSON | NOT_OBJECTS).items():
 
 
 def one_tensor_twice(root: Path) -> list[str]:
-    """In both shards; the index can name only one."""
+    """Put one tensor into both shards; the index can name only one."""
     first, data = raw.read(root / "model" / FIRST)
     second, more = raw.read(root / "model" / SECOND)
     name = first_name(first)

@@ -49,7 +49,7 @@ def file_bytes(content: bytes) -> SpoilCheckpoint:
 
 
 def header(change: Callable[[dict[str, Any]], Any], length: int | None = None) -> SpoilCheckpoint:
-    """`change` edits the header's object, or returns what stands in its place."""
+    """Let `change` edit the header's JSON object, or return a replacement for it."""
 
     def spoil(root: Path) -> list[str]:
         path = root / "model" / FIRST
@@ -66,7 +66,7 @@ def entry(**fields: Any) -> SpoilCheckpoint:
 
 
 def shifted(begin: int, end: int) -> SpoilCheckpoint:
-    """The first tensor's bytes moved by so many."""
+    """Move the first tensor's offsets by `begin` and `end` bytes."""
 
     def change(value: dict[str, Any]) -> None:
         names = [name for name in value if name != "__metadata__"]
@@ -207,12 +207,12 @@ def test_any_bytes_are_an_object_or_refused(text: bytes) -> None:
 
 @hypothesis.settings(max_examples=200, deadline=None, suppress_health_check=list(HealthCheck))
 @hypothesis.given(
-    place=any_.integers(0, 10**6), byte=any_.integers(0, 255), cut=any_.integers(0, 3)
+    offset=any_.integers(0, 10**6), byte=any_.integers(0, 255), cut=any_.integers(0, 3)
 )
 def test_any_damaged_byte_is_harmless_or_refused(
     sound: Callable[[str], Path], scratch: Path, offset: int, byte: int, cut: int
 ) -> None:
-    """What is accepted still describes exactly the bytes of the file, each once."""
+    """An accepted header still describes every byte of the file exactly once."""
     content = bytearray((sound(BASE) / "model" / FIRST).read_bytes())
     (length,) = struct.unpack("<Q", content[:8])
     content[offset % (8 + length)] = byte

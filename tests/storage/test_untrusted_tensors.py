@@ -1,4 +1,4 @@
-"""Untrusted tensors: missing, strange, of another shape, quantised."""
+"""Untrusted tensors: missing, unknown, of another shape, quantised."""
 
 import json
 import re
@@ -32,7 +32,7 @@ add = CASES.add
 
 
 def weights(change: Callable[[dict[str, Any]], Any], command: Any = select) -> SpoilCheckpoint:
-    """`change` edits name -> numpy-free torch tensor; saved again in two shards."""
+    """Let `change` edit the mapping name -> tensor, and save it in two shards."""
 
     def spoil(root: Path) -> list[str]:
         settings = json.loads((root / "model" / "config.json").read_text())
@@ -73,10 +73,10 @@ for model_type in raw.CONFIGS:
     mixer = next(n for n in some if ".attn." in n or ".linear_attn." in n or ".mixer." in n or
                  ".mamba." in n)  # fmt: skip
     mixer = re.match(r".*\.(attn|linear_attn|mixer|mamba)\.", mixer).group()  # type: ignore[union-attr]
-    # Every claimed tensor of the first layer must be there, unless its claim says otherwise.
+    # Every tensor with channel rows in the first layer must exist, unless it is optional.
     family = family_of(settings)
-    claimed = family.channel_rows(settings, family.geometry(settings))
-    optional = {claim.tensor for claim in claimed if claim.optional}
+    channel_rows = family.channel_rows(settings, family.geometry(settings))
+    optional = {rows.tensor for rows in channel_rows if rows.optional}
     for name in some:
         leaf = name.removeprefix(mixer)
         if name.startswith(mixer) and leaf not in optional:

@@ -1,4 +1,4 @@
-"""Without `fcntl`, as on Windows: models are inspected, and what would be written is refused."""
+"""Without `fcntl`, as on Windows: models can be inspected, and writing is refused."""
 
 import os
 import subprocess

@@ -1,5 +1,5 @@
-"""docs/paper.md names every table, figure and theorem of the paper and shows what the rows say, and
-the scripts that measured them run to the end on tiny checkpoints."""
+"""docs/paper.md lists every table, figure and theorem of the paper and matches the committed
+results, and the scripts that measured them run on tiny checkpoints."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_the_ledger_shows_what_the_rows_say(script: Any) -> None:
 
 
 def claims_and_findings(script: Any) -> Iterator[tuple[Any, str, str]]:
-    """Every claim of the ledger with our figure and the verdict."""
+    """Every claim of docs/paper.md, with our figure and the verdict."""
     ledger, evidence = script("ledger"), script("claims").Evidence()
     for claim in (claim for claims in ledger.SECTIONS.values() for claim in claims):
         yield claim, *script("claims").shown(claim, evidence)
@@ -62,11 +62,11 @@ def claims_and_findings(script: Any) -> Iterator[tuple[Any, str, str]]:
 
 def test_every_verdict_has_an_interval_and_says_what_would_have_changed_it(script: Any) -> None:
     for claim, figure, verdict in claims_and_findings(script):
-        assert claim.otherwise and claim.theirs and verdict != "not run", claim.says
-        assert re.search(r"\([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", figure), claim.says
+        assert claim.otherwise and claim.paper_result and verdict != "not run", claim.statement
+        assert re.search(r"\([-+]?[\d.e-]+ to [-+]?[\d.e-]+\)", figure), claim.statement
 
 
-HEADLINES = {  # what the first paragraph says, by the beginning of the claim
+HEADLINES = {  # start of a claim -> its verdict in the first paragraph of docs/paper.md
     "at 50 % Grad and DRRQR are better": "confirmed here",
     "Grad and DRRQR stay ahead after recovery": "confirmed here",
     "recovery lowers perplexity for every method": "confirmed here",
@@ -91,15 +91,16 @@ HEADLINES = {  # what the first paragraph says, by the beginning of the claim
 
 
 def test_the_first_paragraph_says_what_the_verdicts_say(script: Any) -> None:
-    verdict_by_claim = {claim.says: verdict for claim, _, verdict in claims_and_findings(script)}
+    verdict_by_claim = {
+        claim.statement: verdict for claim, _, verdict in claims_and_findings(script)
+    }
     for claim, verdict in HEADLINES.items():
-        assert {v for says, v in verdict_by_claim.items() if says.startswith(claim)} == {verdict}, (
-            claim
-        )
+        of_claim = {v for text, v in verdict_by_claim.items() if text.startswith(claim)}
+        assert of_claim == {verdict}, claim
 
 
 def test_a_wrong_number_in_any_place_is_put_right(script: Any) -> None:
-    """So that the comparison with the rows fails for it."""
+    """Otherwise the comparison with the results would not detect it."""
     text = LEDGER.read_text()
     sections = list(
         re.finditer(r"<!-- (?:claims|table) (\S+) -->(.*?)<!-- end -->", text, re.DOTALL)
@@ -115,7 +116,7 @@ def test_a_wrong_number_in_any_place_is_put_right(script: Any) -> None:
 
 
 def test_figures_in_sentences_are_those_of_the_scripts(script: Any) -> None:
-    """Numbers outside the generated places, from the defaults and constants that they describe."""
+    """Numbers outside the generated sections match the defaults and constants they describe."""
     claims, defaults = script("claims"), script("samples").parser("", "rows", "")
     options = defaults.parse_args(["MODEL", "--text", "TEXT", "--test", "TEST"])
     quality, speed = script("quality"), script("speed")

@@ -1,4 +1,4 @@
-"""The pages of results show what the committed rows say: filling them again changes nothing."""
+"""The result pages match the committed results: filling in their tables again changes nothing."""
 
 import importlib
 import shutil
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-FILL_COMMANDS = {  # a page, and the script with its rows that fills it
+FILL_COMMANDS = {  # page -> scripts that fill its tables, with their result files
     "methods.md": [("plot_methods", "methods.jsonl")],
     "precision.md": [("plot_precision", "precision.jsonl")],
     "recall.md": [("tables", "recall")],

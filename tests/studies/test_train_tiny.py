@@ -1,4 +1,4 @@
-"""The training script learns recall, continues where it stopped, and writes fla checkpoints."""
+"""The training script learns recall, resumes interrupted runs, and writes fla checkpoints."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_interrupted_run_ends_as_if_it_never_stopped(
     for _ in range(3):
         first.advance()
     first.save()
-    (first.folder / "partial").mkdir()  # a save that was cut short is ignored
+    (first.folder / "partial").mkdir()  # an interrupted save is ignored
     second = script.Run(recipe, tmp_path / "parts", None)
     script.train(second)
     assert second.step == 6

@@ -1,4 +1,4 @@
-"""The self-checks of a cut pass on every family, and notice each kind of damage."""
+"""Comparing a cut with the original passes for every family, and detects each kind of damage."""
 
 from collections.abc import Callable
 from pathlib import Path

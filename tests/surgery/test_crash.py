@@ -1,4 +1,4 @@
-"""Kills, full disks, rivals and leftovers: OUT is complete or it is not there."""
+"""Kills, full disks, other processes and leftovers: OUT is complete or does not exist."""
 
 import hashlib
 import json
@@ -26,7 +26,7 @@ KILLS = 30
 
 
 def build(directory: Path, shard_bytes: int, shards: int = SHARDS) -> Path:
-    """A checkpoint with a plan beside it, and as many bytes to copy as are asked for."""
+    """A checkpoint with extra tensors that fill `shards` shards of `shard_bytes`, and a plan."""
     config = raw.CONFIGS["qwen3_next"]
     weights = raw.tensors(config)
     for number in range(shards * 2):
@@ -70,11 +70,11 @@ def finished_shards(partial: Path) -> int:
 
 
 def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> None:
-    forker.run(command(big, tmp_path / "warm"))  # the page cache is filled once
+    forker.run(command(big, tmp_path / "warm"))  # fills the page cache
     undisturbed = forker.run(command(big, tmp_path / "whole"))
     assert undisturbed["code"] == 0, undisturbed["err"]
-    # Until the record of the job is written, a kill can spoil nothing: few of them come so early.
-    # The others wait for bytes, not for seconds, which a busy disk stretches.
+    # Before the job's record is written a kill can do no damage: only 20 % of the kills are there.
+    # The others are timed by bytes written, since seconds depend on the load of the disk.
     undisturbed_out = tmp_path / "whole"
     first = (undisturbed_out / "statetrim" / "prune.json").stat().st_mtime
     before = undisturbed["seconds"] - ((undisturbed_out / "config.json").stat().st_mtime - first)
@@ -88,7 +88,7 @@ def test_kill_at_random_moments(big: Path, tmp_path: Path, forker: Forker) -> No
     for number in range(KILLS):
         out = tmp_path / f"out{number}"
         partial = out.with_name(out.name + ".partial")
-        # Stratified, so that few kills reach every part of the run.
+        # Stratified, so that a few kills cover all of the run.
         fraction = (number + chance.random()) / KILLS
         if fraction < 0.2:
             ended = forker.run(command(big, out), kill_after=before * fraction * 5)
@@ -157,25 +157,25 @@ def little_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", str(mount_point)], check=True)
 
 
-@pytest.mark.parametrize("claimed", [None, 2**40], ids=["seen before", "found while writing"])
+@pytest.mark.parametrize("reported_free", [None, 2**40], ids=["seen before", "found while writing"])
 def test_a_full_disk(
     tmp_path: Path, little_disk: Path, forker: Forker, reported_free: int | None
 ) -> None:
-    """4 MiB onto a disk of 8 of which 5 are taken; `claimed` is what the disk says is free."""
+    """Write 4 MiB to a disk of 8 MiB with 3 free; `reported_free` is what the disk reports."""
     root = build(tmp_path / "root", 2**19)
     ballast, out = little_disk / "ballast", little_disk / "out"
     ballast.write_bytes(b"\1" * (5 * 2**20))
     assert forker.run(command(root, tmp_path / "whole"))["code"] == 0
-    for _ in range(2):  # failing again makes it no worse
+    for _ in range(2):  # a second failure changes nothing
         ended = forker.run(command(root, out), free=reported_free)
         assert ended["code"] == 1
         assert ended["err"].startswith("statetrim: ") and ended["err"].count("\n") == 1
-        says = "MiB more, and its disk has" if reported_free is None else "full; free some space"
-        assert says in ended["err"]
+        message = "MiB more, and its disk has" if reported_free is None else "full; free some space"
+        assert message in ended["err"]
         assert not out.exists()
         reached = finished_shards(little_disk / "out.partial")
         assert reached == 0 if reported_free is None else 0 < reached < SHARDS
-    os.truncate(ballast, 3 * 2**20)  # just enough, counting what is written already
+    os.truncate(ballast, 3 * 2**20)  # just enough, with what is already written
     again = forker.run(command(root, out))
     assert again["code"] == 0, again["err"]
     assert digests(out) == digests(tmp_path / "whole")
@@ -203,7 +203,7 @@ def test_a_second_process_is_turned_away(small: Path, tmp_path: Path, forker: Fo
 def test_a_rival_that_finishes_first_is_noticed(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """OUT.partial becomes OUT between our opening it and our lock."""
+    """Another process renames OUT.partial to OUT after this one opens it and before it locks it."""
     import fcntl
 
     out, partial = tmp_path / "out", tmp_path / "out.partial"
@@ -265,8 +265,8 @@ def test_a_leftover_of_another_job_is_left_alone(
         (partial / "notes" / "thesis.tex").write_text("mine")
     before = fingerprint(tmp_path)
     ended = forker.run(command(small, out))
-    says = "another job" if finished else "did not write"
-    check_refusal(ended["code"], ended["err"], ended["out"], says)
+    message = "another job" if finished else "did not write"
+    check_refusal(ended["code"], ended["err"], ended["out"], message)
     assert fingerprint(tmp_path) == before
 
 
@@ -300,7 +300,7 @@ def test_a_source_that_changed_between_two_runs_is_refused(
     ended = forker.run(command(small, out))
     check_refusal(ended["code"], ended["err"], ended["out"], "another model")
     assert fingerprint(tmp_path) == before
-    # Nor does a fresh plan for the changed source continue what the old one began.
+    # A new plan for the changed source does not resume the old job either.
     st.select(st.open(small / "model"), "l1", 8).save(small / "fresh.json")
     ended = forker.run(command(small, out, "fresh.json"))
     check_refusal(ended["code"], ended["err"], ended["out"], "another job")
@@ -309,8 +309,8 @@ def test_a_source_that_changed_between_two_runs_is_refused(
 def test_a_source_that_changed_where_the_plan_does_not_look(
     small: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Shards finished before such a change are written again, so that no mixture comes out; where
-    the change shows in the digest of the source, it is another job."""
+    """Shards finished before the source changed are written again, so that none are mixed; if the
+    change shows in the digest of the source, it is another job."""
     out, partial = tmp_path / "out", tmp_path / "out.partial"
     model, plan = st.open(small / "model"), st.Plan.load(small / "plan.json")
     stopped_after(model, plan, out, shards=3)

@@ -1,4 +1,4 @@
-"""What a prune writes, byte for byte, and what it refuses to write."""
+"""What pruning writes, byte for byte, and what it refuses."""
 
 import json
 import os
@@ -61,7 +61,7 @@ def test_keep_all_returns_every_tensor_byte_for_byte(
         counted: list[int] = []
         with (again / path.name).open("wb") as target:
             rewrite_shard(shard, target, cuts, counted.append)
-        # Tensors alone are counted, as in the total that a prune reports against.
+        # Progress counts the bytes of tensors without headers, as its total does.
         assert sum(counted) == sum(tensor.nbytes for tensor in shard.tensors)
     assert contents(again) == contents(source)
     assert len(contents(again)) > 2
@@ -86,7 +86,7 @@ def test_rows_and_columns_of_a_tensor_larger_than_a_block(tmp_path: Path) -> Non
 def test_the_kernel_copy_has_a_substitute(
     model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Some file systems, and some systems, cannot copy inside the kernel."""
+    """Some file systems and operating systems cannot copy inside the kernel."""
     pruned(model, tmp_path / "kernel")
 
     def unsupported(*_: Any, **__: Any) -> int:
@@ -100,7 +100,7 @@ def test_the_kernel_copy_has_a_substitute(
     assert contents(tmp_path / "kernel") == contents(tmp_path / "elsewhere")
 
 
-# --- whole checkpoints ---------------------------------------------------------------------------
+# --- checkpoints ---------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32, torch.float64])
@@ -108,7 +108,7 @@ def test_the_kernel_copy_has_a_substitute(
 def test_rows_are_picked_and_never_cast(
     tmp_path: Path, model_type: str, dtype: torch.dtype
 ) -> None:
-    """Against plain numpy on the raw bytes: kept rows where claimed, the same bytes elsewhere."""
+    """Against numpy on the raw bytes: kept rows of pruned tensors, equal bytes elsewhere."""
     settings = raw.CONFIGS[model_type]
     source = raw.save(tmp_path / "m", settings, raw.tensors(settings, dtype), shards=2)
     plan = pruned(source, tmp_path / "out")
@@ -172,7 +172,7 @@ def test_index_counts_the_bytes_and_places_the_tensors(model: Path, tmp_path: Pa
     assert set(index["weight_map"]) == set(tensors)
 
 
-def test_what_stands_beside_the_weights_comes_along(model: Path, tmp_path: Path) -> None:
+def test_files_next_to_the_weights_are_copied(model: Path, tmp_path: Path) -> None:
     copied = {
         "tokenizer.json": b'{"\xc3\xa9": 1}', "tokenizer_config.json": b"{}", "vocab.txt": b"a\r\n",
         "tokenizer.model": b"\0\1\2", "generation_config.json": b"{}", "LICENSE": b"Apache",
@@ -264,7 +264,7 @@ def test_names_that_look_like_markup_are_only_names(model: Path, tmp_path: Path)
 
 
 def test_a_hub_cache_opens_and_prunes(model: Path, tmp_path: Path) -> None:
-    """Snapshots link to blobs that stand outside them, in the same repository."""
+    """Snapshots link to blobs outside of them, in the same repository."""
     (model / "tokenizer.json").write_text("{}")
     repository = tmp_path / "hub" / "models--org--name"
     snapshot = repository / "snapshots" / "0123abc"
@@ -285,9 +285,9 @@ def test_a_hub_cache_opens_and_prunes(model: Path, tmp_path: Path) -> None:
 # --- refusals ------------------------------------------------------------------------------------
 
 
-def refused(model: Path, plan: st.Plan, out: Path, says: str) -> None:
+def refused(model: Path, plan: st.Plan, out: Path, message: str) -> None:
     before = fingerprint(model.parent)
-    with pytest.raises(st.StatetrimError, match=says):
+    with pytest.raises(st.StatetrimError, match=message):
         st.prune(st.open(model), plan, out)
     assert fingerprint(model.parent) == before
 
@@ -296,7 +296,7 @@ def test_a_plan_for_other_weights_is_refused(model: Path, tmp_path: Path) -> Non
     plan = st.select(st.open(model), "l1", 8)
     settings = raw.CONFIGS[MODEL_TYPE]
     for name, tensor in raw.tensors(settings).items():
-        if "linear_attn" in name:  # one number in one claimed tensor is another model
+        if "linear_attn" in name:  # one number of a pruned tensor makes another model
             other = raw.tensors(settings)
             other[name] = tensor.clone()
             other[name].view(-1)[0] += 1

@@ -40,8 +40,8 @@ def cut(model: st.Checkpoint, out: Path) -> st.Checkpoint:
 def captured(
     model: st.Checkpoint, small: st.Checkpoint, ids: Tensor
 ) -> dict[int, tuple[Tensor, Tensor]]:
-    """Layer -> what its cut mixer reads out, and what the original's output projection adds to its
-    bias: found by running each cut mixer alone on the inputs that were recorded."""
+    """Layer -> read-out of the cut's mixer, and the original's output without bias, for the inputs
+    that the original's mixer gets."""
     original, pruned = load(model), load(small)
     inputs: dict[int, tuple[Any, Any]] = {}
     readout: dict[str, Tensor] = {}
@@ -98,7 +98,7 @@ def test_the_refit_is_least_squares_on_what_the_layers_read_out(
         goal = torch.cat([target, torch.zeros(features.shape[1], target.shape[1])]).numpy()
         oracle = torch.from_numpy(np.linalg.lstsq(rows, goal, rcond=None)[0].T)
         weight = stored(refitted, layer).double()
-        # Features come from batches of another size: they differ in float32's last digits.
+        # Features come from batches of another size, so they differ in float32's last digits.
         assert (weight - oracle).abs().max() < 1e-4 * oracle.abs().max()
         before = (features @ stored(small, layer).double().mT - target).square().sum()
         after = (features @ weight.mT - target).square().sum()
@@ -135,7 +135,7 @@ def test_without_damping_it_solves_the_normal_equations_in_float64() -> None:
 def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
-    """The norm's mean is over fewer channels then: another scale, which the fit finds alone."""
+    """The norm averages over fewer channels, which changes the scale; the fit corrects it."""
     source = checkpoint("gated_deltanet")
     model_path = tmp_path / "model"
     model_path.mkdir()
@@ -158,8 +158,8 @@ def test_a_cut_that_drops_only_dead_channels_is_repaired_exactly(
     statistics = st.calibrate(small, text, original=model, **SETTINGS)
     before = layer_errors(small, statistics)
     after = layer_errors(st.refit(small, statistics, out=tmp_path / "out", damping=0.0), statistics)
-    # The scale falls by the root of 2 for every token, so (1 - 1/sqrt(2))^2 of the squares is
-    # missed before, and nothing after; but for tokens whose read-out is so small that eps counts.
+    # The scale falls by sqrt(2) for every token, so the relative residual is (1 - 1/sqrt(2))^2
+    # before and 0 after, except for tokens whose read-out is as small as the norm's epsilon.
     assert all(error == pytest.approx(0.0858, rel=0.02) for error in before.values())
     assert all(abs(error) < 3e-4 for error in after.values())
 
@@ -179,16 +179,16 @@ def test_only_output_projections_change(checkpoint: Any, text: Path, tmp_path: P
         elif path.is_file() and path.name != "README.md":
             assert path.read_bytes() == other.read_bytes()
     card = (refitted.path / "README.md").read_text()
-    # What was measured of other weights goes; the rest of the card stays, and the refit is added.
+    # Measurements of the old weights are removed; the rest of the card stays; the refit is added.
     opening, _, after_quality = (
         (small.path / "README.md").read_text().partition("Its quality was not measured")
     )
-    how_made = after_quality[after_quality.index("## How it was made") :].rstrip()
-    how_made, unchanged, _ = how_made.partition(
+    history = after_quality[after_quality.index("## How it was made") :].rstrip()
+    history, unchanged, _ = history.partition(
         "All other tensors are the original's"
     )  # as they were
     assert unchanged and unchanged not in card
-    assert card.startswith(opening) and how_made in card and "## Refit" in card
+    assert card.startswith(opening) and history in card and "## Refit" in card
     assert st.refit(small, statistics, out=tmp_path / "out").path == refitted.path, "done already"
     cls = tiny.stock_class("qwen3_next")
     _, info = cls.from_pretrained(refitted.path, output_loading_info=True)
@@ -215,7 +215,7 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
     small = cut(model, tmp_path / "small")
     before = fingerprint(tmp_path)
     check_refusal(
-        *run(["refit", str(small.path), "-o", str(tmp_path / "out")]), says="calibrate SMALL --orig"
+        *run(["refit", str(small.path), "-o", str(tmp_path / "out")]), "calibrate SMALL --orig"
     )
     selection = st.calibrate(small, text, methods=["drrqr"], **SETTINGS)
     few = st.calibrate(small, text, original=model, tokens=12, length=6, batch_size=1, recall=0.0)
@@ -223,7 +223,7 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
     other = cut(st.open(checkpoint("qwen3_5_moe_text")), tmp_path / "other")
     first = next(iter(enough.layers))
     sums = enough.layers[first]
-    for statistics, target, says in (
+    for statistics, target, message in (
         (None, small, "calibrate SMALL --original"),
         (selection, small, "calibrate SMALL --original"),
         (few, small, "12 tokens do not determine the 16 columns"),
@@ -234,7 +234,7 @@ def test_it_is_refused_without_fitting_data(checkpoint: Any, text: Path, tmp_pat
             for value in (getattr(sums, name)[:-1], getattr(sums, name) * float("nan"))
         ),
     ):
-        with pytest.raises(st.StatetrimError, match=says):
+        with pytest.raises(st.StatetrimError, match=message):
             st.refit(target, statistics, out=tmp_path / "out")
     for damping in (-1.0, 1.0, float("nan")):
         with pytest.raises(st.StatetrimError, match="damping"):
@@ -275,12 +275,12 @@ def test_the_command_line_shows_every_layer(checkpoint: Any, text: Path, tmp_pat
     assert layers.keys() == {"0", "1"}
     assert all(0 < error["after"] < error["before"] for error in layers.values())
     code, err, out = run(arguments)
-    assert code is None and "missed" in out, err
+    assert code is None and "relative error" in out, err
     both = ["calibrate", str(small.path), "--original", str(model.path), *where, "--for", "drrqr"]
-    check_refusal(*run([*both, "-o", str(tmp_path / "x")]), says="leave out --for")
+    check_refusal(*run([*both, "-o", str(tmp_path / "x")]), "leave out --for")
 
 
-def test_a_killed_refit_goes_on_and_is_not_mixed_with_another(
+def test_a_killed_refit_resumes_and_is_not_mixed_with_another(
     checkpoint: Any, text: Path, tmp_path: Path
 ) -> None:
     model = st.open(checkpoint("delta_net"))

@@ -1,4 +1,4 @@
-"""Layers of different widths: cut, run by us, refused by stock code and without the flag."""
+"""Cuts with widths by layer: statetrim runs them, stock code refuses them, --uneven is needed."""
 
 import json
 from collections.abc import Callable
@@ -18,7 +18,7 @@ NO_VALUES = ("kda",)  # its values cannot be cut
 
 
 def uneven_plan(path: Path) -> tuple[st.Checkpoint, st.Plan]:
-    """The first layer whole, the others at half of each axis that can be cut."""
+    """Keep the first layer; halve the other layers along each axis that can be pruned."""
     model = st.open(path)
     keys, values = model.geometry.head_k_dim, model.geometry.head_v_dim
     narrow = values if model.config["model_type"] in NO_VALUES else values // 2
@@ -123,7 +123,7 @@ def test_widths_that_are_all_alike_are_an_ordinary_cut(checkpoint: Load, tmp_pat
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("model_type", ["delta_net", "qwen3_5_text", "mamba2"])
 def test_the_other_stages_take_it(model_type: str, checkpoint: Load, tmp_path: Path) -> None:
-    """Refit, analyze, a second cut, evaluate by perplexity, recover; each on the uneven model."""
+    """Refit, analyze, prune again, recover, evaluate, benchmark and report the cut."""
     model, plan = uneven_plan(checkpoint(model_type))
     small = st.prune(model, plan, tmp_path / "small", uneven=True)
     text = tiny.write_text(tmp_path / "text.jsonl", 4000)

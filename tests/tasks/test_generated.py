@@ -1,4 +1,4 @@
-"""Generated sequences: what they hold, and that none of them is ever tested."""
+"""Generated sequences: their content, and that none of them is ever evaluated."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -25,7 +25,7 @@ from statetrim.tasks.generated import (
 
 
 class WordTokenizer:
-    """A tokenizer, as far as the generators look at it: its first word ends a text."""
+    """The part of a tokenizer that the generators use; token 0 is special."""
 
     def __init__(self, count: int = 4096, *added: int) -> None:
         self.count, self.all_special_ids = count, [0]
@@ -54,7 +54,7 @@ def test_recall_asks_for_what_stood_in_the_first_half() -> None:
 
 
 def test_no_generated_sequence_is_ever_tested() -> None:
-    """Neither a whole row nor its first half, where the pairs stand, beside twenty calibrations."""
+    """Twenty seeds: no row, and no first half of one (the pairs), equals an evaluated one."""
     tested = [recall.associations(4096, pairs, MQAR_ROWS)[0] for pairs in recall.PAIR_COUNTS]
     tested.append(recall.associations(4096, rows=MQAR_ROWS, **LONG_MQAR)[0])
     seen = halves(*tested)
@@ -66,7 +66,7 @@ def test_no_generated_sequence_is_ever_tested() -> None:
 
 @pytest.mark.parametrize("use", ["calibration", "recovery", "held out"])
 def test_no_generated_sequence_is_tested_on_the_same_tokens(use: str) -> None:
-    """Also where the tested vocabulary is that of the plain tokens, so that only seeds differ."""
+    """Also if the evaluated vocabulary is the plain tokens, so that only seeds differ."""
     plain = plain_tokens(WordTokenizer())
     seen = halves(*(plain[recall.associations(len(plain), 63, 256, seed=s)[0]] for s in range(20)))
     for seed in range(20):
@@ -76,7 +76,7 @@ def test_no_generated_sequence_is_tested_on_the_same_tokens(use: str) -> None:
 
 
 def test_seeds_are_told_apart_by_the_generator() -> None:
-    """torch keeps 32 bits of a seed."""
+    """torch uses 32 bits of a seed."""
     first = torch.Generator().manual_seed(7)
     assert torch.rand(4, generator=torch.Generator().manual_seed(2**32 + 7)).equal(
         torch.rand(4, generator=first)
@@ -89,7 +89,7 @@ def test_seeds_are_told_apart_by_the_generator() -> None:
 
 def test_more_rows_than_are_drawn_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = recall_sequences(WordTokenizer(), 63 * 4 * 8).ids
-    monkeypatch.setattr("statetrim.tasks.generated.MOST_AT_ONCE", 8)
+    monkeypatch.setattr("statetrim.tasks.generated.MAX_ROWS_AT_ONCE", 8)
     parts = recall_sequences(WordTokenizer(), 63 * 4 * 20).ids
     assert parts[:8].equal(whole) and len(halves(parts)) == 20
 

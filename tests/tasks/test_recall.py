@@ -1,6 +1,6 @@
-"""Recall by hand: for each of the six tasks a row, its prompt, and right and wrong answers.
+"""Recall tasks: for each of the six a row, its prompt, and right and wrong answers.
 
-The tokenizer here is words, so that every cut can be counted on fingers.
+The tokenizer splits into words, so that every cut can be checked by hand.
 """
 
 import re

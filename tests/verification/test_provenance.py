@@ -1,4 +1,4 @@
-"""A cut is what its plan makes of the original; a permuted channel, anywhere, is found."""
+"""Comparing a cut with original and plan finds a permuted channel in any tensor."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ CUT = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe", "olmo_hybrid", "mamba2", "za
 def prune(model: st.Checkpoint, out: Path) -> st.Checkpoint:
     try:
         plan = st.select(model, "rand", 6, keep_values=4, value_method="rand")
-    except StatetrimError:  # KDA: keys only
+    except StatetrimError:  # KDA supports pruning of keys only
         plan = st.select(model, "rand", 6)
     return st.prune(model, plan, out)
 

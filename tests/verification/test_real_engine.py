@@ -1,4 +1,4 @@
-"""A cut in a real engine, which weekly.yml installs in its newest release.
+"""A cut in a real engine; weekly.yml installs the newest release and runs:
 
 ENGINE=mlx ENGINE_PYTHON=engine/bin/python pytest tests/verification/test_real_engine.py
 """
@@ -17,7 +17,7 @@ ROPE = ("rope_theta", "partial_rotary_factor")
 
 
 def with_flat_rope(model: Path) -> Path:
-    """As on the hub: transformers 5 saves these fields in a table of their own."""
+    """Write RoPE fields at the top level, as on the hub; transformers 5 nests them."""
     config = json.loads((model / "config.json").read_text())
     config |= {name: config["rope_parameters"][name] for name in ROPE}
     (model / "config.json").write_text(json.dumps(config))
@@ -28,7 +28,9 @@ def with_flat_rope(model: Path) -> Path:
 def test_the_engine_answers_like_transformers_before_and_after_a_cut(tmp_path: Path) -> None:
     assert ENGINE and PYTHON
     sizes = {"linear_key_head_dim": 128, "linear_value_head_dim": 128}
-    sizes["full_attention_interval"] = 4  # what engines take where a config does not say
+    sizes["full_attention_interval"] = (
+        4  # the default of engines, which transformers 5 does not save
+    )
     original = with_flat_rope(tiny.build("qwen3_next", tmp_path / "original", **sizes))
     plan = st.select(original, "rand", 64, keep_values=64, value_method="rand")
     small = st.prune(original, plan, tmp_path / "small")

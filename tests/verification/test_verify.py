@@ -1,4 +1,4 @@
-"""Verification: a stand-in engine beside transformers, and planted faults that must be found."""
+"""Verification: a stand-in engine is compared with transformers and must show planted faults."""
 
 import json
 import shutil
@@ -51,9 +51,9 @@ def broken(pair: tuple[Path, Path], tmp_path: Path) -> tuple[Path, Path]:
 
 @pytest.fixture
 def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> InProcess:
-    """An engine in this process, which errs as the test's parameter says."""
+    """An engine in this process, with the fault that the test's parameter names."""
     in_process = InProcess(getattr(request, "param", ""))
-    monkeypatch.setattr("statetrim.verification.verify.ask", in_process)
+    monkeypatch.setattr("statetrim.verification.verify.run_engine", in_process)
     return in_process
 
 
@@ -101,12 +101,12 @@ def test_an_engine_that_computes_in_half_precision_agrees(
 def test_channels_permuted_in_one_layer_are_found(
     engine: InProcess, broken: tuple[Path, Path], text: Path
 ) -> None:
-    """The model still loads everywhere, and every engine computes the same nonsense."""
+    """The model still loads, and engines agree with transformers on wrong outputs."""
     name = "model.layers.2.linear_attn.in_proj_qkv.weight"
     for path in broken[1].glob("*.safetensors"):
         tensors = load_file(path)
         if name in tensors:
-            keys = slice(16, 32)  # 2 heads of 8 keys, after as many queries
+            keys = slice(16, 32)  # 2 heads of 8 key channels, after as many query channels
             tensors[name][keys] = tensors[name][keys].reshape(2, 8, -1).flip(1).reshape(16, -1)
             save_file(tensors, path, metadata={"format": "pt"})
     verification = verify(broken, text)
@@ -147,7 +147,7 @@ def test_a_stale_tokenizer_is_found(
     assert verification.faults["broken"] == [
         f"its tokenizer gives other tokens than the original's for {changed} of 6 texts"
     ]
-    # the same ids: nothing else shows it
+    # sequences are token ids, so only the encodings differ
     assert all(agreement.share() == 1.0 for agreement in verification.agreements)
 
 
@@ -180,7 +180,7 @@ def test_an_engine_that_answers_the_cut_worse(
 def test_an_engine_that_serves_noise(
     engine: InProcess, pair: tuple[Path, Path], text: Path
 ) -> None:
-    """Both models alike, so that the cut is no worse than the original."""
+    """Noise for both models is a fault too, although the cut is no worse than the original."""
     verification = verify(pair, text)
     for name in verification.models:
         assert "chooses as transformers in float32 at only" in verification.faults[name][0]
@@ -298,14 +298,16 @@ def test_the_change_is_paired_by_sequence() -> None:
     verification = st.Verification("mlx", "x", "float32", ["a", "b"], [before, after])
     change = verification.agreement_change("b", "texts")
     assert change is not None
-    # every sequence loses one place of ten: no spread, whatever the sequences
+    # every sequence loses one position of ten, so the differences have no spread
     assert (change.estimate, change.low, change.high) == pytest.approx((-10.0, -10.0, -10.0))
     unchanged = st.Verification(
         "mlx", "x", "float32", ["a", "b"], [before, agreement("b", [10, 8, 9])]
     )
     change = unchanged.agreement_change("b", "texts")
     assert change is not None and change.estimate == 0.0
-    assert change.high == pytest.approx(100 * (1 - 0.05 ** (1 / 30)))  # the rule of three, exactly
+    assert change.high == pytest.approx(
+        100 * (1 - 0.05 ** (1 / 30))
+    )  # exact form of the rule of three
     assert verification.agreement_change("b", "continuations") is None
 
 

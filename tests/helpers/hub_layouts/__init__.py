@@ -1,8 +1,8 @@
 """Checkpoints with the tensor names, shards and config fields of hub models, and small dimensions.
 
-Not what `save_pretrained` writes: prediction heads, vision towers, separate experts, old fields.
-Configs of Qwen and Nemotron are the hub's own, scaled down (`../shared/data/hub_configs`); the
-others are written from the modelling code, and are right if transformers finds no tensor missing.
+They differ from what `save_pretrained` writes: prediction heads, vision towers, separate experts,
+old fields. Configs of Qwen and Nemotron are the hub's, scaled down (`../shared/data/hub_configs`);
+the others follow the modelling code, and are correct if transformers reports no missing tensor.
 """
 
 from collections.abc import Callable

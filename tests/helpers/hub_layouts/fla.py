@@ -1,4 +1,4 @@
-"""OLMo-Hybrid, and what fla published: projections and convolutions apart."""
+"""OLMo-Hybrid and the published fla models: separate projections and convolutions."""
 
 from collections.abc import Callable
 from functools import partial

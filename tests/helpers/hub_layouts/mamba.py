@@ -142,7 +142,7 @@ def granite(moe: bool) -> Layout:
 
 
 def falcon() -> Layout:
-    """Both kinds of attention in every layer, and no norm behind the state."""
+    """Softmax attention and a state in every layer, and no norm after the recurrence."""
     seed()
     tensors = embeddings_and_head("model", "embed_tokens", "final_layernorm")
     for layer in range(3):
@@ -167,7 +167,7 @@ def bamba() -> Layout:
 
 
 def zamba2() -> Layout:
-    """One block of attention that several layers share, stored once."""
+    """Several layers share one attention block, which is stored once."""
     seed()
     config = own_config("Zamba2")
     tensors = embeddings_and_head("model", "embed_tokens", "final_layernorm", head=False)

@@ -1,4 +1,4 @@
-"""What the layouts are made of."""
+"""Shared by the layouts: random tensors, blocks, and writing a checkpoint."""
 
 import json
 from dataclasses import dataclass

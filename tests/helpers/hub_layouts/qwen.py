@@ -1,4 +1,4 @@
-"""Qwen3-Next and Qwen3.5: prediction heads, a vision tower, experts apart or in one tensor."""
+"""Qwen3-Next and Qwen3.5: prediction heads, a vision tower, separate or stacked experts."""
 
 from collections.abc import Callable
 from functools import partial
@@ -40,7 +40,7 @@ def linear_attention(prefix: str, fused: bool) -> Tensors:
 
 
 def softmax(prefix: str) -> Tensors:
-    """Its queries carry a gate."""
+    """Softmax attention with an output gate in q_proj."""
     shapes = {"q_proj": (128, HIDDEN), "k_proj": (32, HIDDEN), "v_proj": (32, HIDDEN),
               "o_proj": (HIDDEN, 64)}  # fmt: skip
     tensors = {f"{prefix}{name}.weight": random(*shape) for name, shape in shapes.items()}
