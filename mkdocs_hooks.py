@@ -1,4 +1,4 @@
-"""Parts of the site that are made from the source, so that they cannot fall behind it.
+"""Parts of the site that are generated from the source code.
 
 `<!-- messages: checkpoint shard -->` becomes the error messages of those modules. The committed
 list between `<!-- api -->` and `<!-- end -->` becomes complete signatures and docstrings.
@@ -13,11 +13,11 @@ from typing import Any
 ROOT = Path(__file__).parent
 SOURCE = ROOT / "src" / "statetrim"
 MIN_WORDS = 4
-"""Of a message on the site; "… is missing" says nothing without what it names."""
+"""Shorter error messages are not listed: "… is missing" does not help without the name."""
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """What was measured lies beside docs/; the site carries it as results/."""
+    """Add the files of results/, which is outside docs/, to the site."""
     from mkdocs.structure.files import File
 
     for path in sorted((ROOT / "results").rglob("*")):
@@ -28,10 +28,12 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, **_: Any) -> str:
-    """What mkdocs calls for each page."""
+    """Hook of mkdocs: fill in the generated parts of a page."""
     markdown = markdown.replace("](../results/", "](results/")
-    markdown = re.sub(r"\[([^]]*)\]\(results/README\.md\)", r"\1", markdown)  # not on the site
-    # On a phone wide pictures are small: each links to itself, as on code hosts.
+    markdown = re.sub(
+        r"\[([^]]*)\]\(results/README\.md\)", r"\1", markdown
+    )  # which the site does not have
+    # Wide pictures are small on a phone: link each to its file, as code hosts do.
     markdown = re.sub(r"^!\[[^]]*\]\((results/[^)]+)\)$", r"[\g<0>](\1)", markdown, flags=re.M)
     markdown = re.sub(r"<!-- api -->.*?<!-- end -->", lambda _: _api(), markdown, flags=re.DOTALL)
     return re.sub(r"<!-- messages: (.*?) -->", lambda match: _messages(match[1].split()), markdown)
@@ -55,18 +57,18 @@ def _api() -> str:
 
 
 def _messages(modules: list[str]) -> str:
-    """The sentences that the modules' errors are made of."""
+    """A list of the error messages of the modules."""
     texts = {text for module in modules for text in messages(SOURCE / f"{module}.py")}
     shown = sorted(text for text in texts if len(re.findall(r"\w{2,}", text)) >= MIN_WORDS)
     return "\n".join(f"- {_escaped(text)}" for text in shown)
 
 
 def messages(path: Path) -> Iterator[str]:
-    """The text of every StatetrimError in a module, with … where it names something."""
+    """The text of every StatetrimError in a module, with … for inserted values."""
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "StatetrimError":
             text = "".join(_pieces(node.args[0]))
-            if text.strip("… "):  # one that only passes on another's words says nothing here
+            if text.strip("… "):  # messages that consist of an inserted value only are left out
                 yield text
 
 

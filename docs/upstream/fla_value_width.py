@@ -1,4 +1,4 @@
-"""flash-linear-attention 0.6: a value width can only be said as a multiple of the key width.
+"""flash-linear-attention 0.6: a value width can only be given as a multiple of the key width.
 
 python fla_value_width.py      # no GPU needed: configs and parameter shapes only
 """
