@@ -9,7 +9,10 @@ class StatetrimError(ValueError):
 
 
 def check_option_names(owner: str, names: Iterable[str], valid_names: Collection[str]) -> None:
-    """Raise StatetrimError for a name that `owner` does not have; suggests the nearest."""
+    """Raise StatetrimError for the first of `names` that is not in `valid_names`.
+
+    The message starts with `owner` and suggests the nearest valid name, or lists all.
+    """
     for name in names:
         if name in valid_names:
             continue

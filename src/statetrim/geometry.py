@@ -70,7 +70,7 @@ class Geometry:
         return ", ".join(f"{n} of {k} x {v}" for (k, v), n in sorted(counts.items(), reverse=True))
 
     def describe_against(self, other: "Geometry") -> str:
-        """The shape as text, with the number of heads if it differs from that of `other`."""
+        """The shape as text, with the number of value heads if it differs from that of `other`."""
         same_heads = self.num_v_heads == other.num_v_heads
         return self.shape if same_heads else f"{self.num_v_heads} heads of {self.shape}"
 
@@ -99,7 +99,8 @@ class Geometry:
         )
 
     def for_layer(self, layer: int) -> "Geometry":
-        """A geometry whose layers all have the shape of this layer."""
+        """A geometry whose layers all have the shape of this layer; KeyError for one without a
+        state."""
         keys, values = self.shapes[layer]
         return replace(self, head_k_dim=keys, head_v_dim=values, widths=())
 
@@ -125,11 +126,12 @@ class Geometry:
         return self.num_k_heads if axis == "key" else self.num_v_heads // self.shared_values
 
     def width(self, axis: Axis) -> int:
-        """Channels per head along one axis of the state."""
+        """Channels per head along one axis of the state; with widths by layer the largest."""
         return self.head_k_dim if axis == "key" else self.head_v_dim
 
     def resized(self, head_k_dim: int | None = None, head_v_dim: int | None = None) -> "Geometry":
-        """A geometry with these widths in every layer; None keeps a width."""
+        """A geometry with these widths in every layer; None keeps a width, with widths by layer the
+        largest."""
         return replace(
             self,
             head_k_dim=head_k_dim or self.head_k_dim,
@@ -158,7 +160,8 @@ def row_indices(heads: int, channels: int, start: int = 0, stride: int | None = 
 
 
 def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Tensor]:
-    """Dimension -> bool mask [size] of the entries that stay; `channel_rows` are of one tensor."""
+    """Dimension -> bool mask [size] of the entries that stay; `channel_rows` are of one tensor. An
+    axis that is not in `kept` stays whole."""
     masks: dict[int, Tensor] = {}
     for entry in channel_rows:
         if entry.axis in kept:
@@ -175,9 +178,10 @@ def kept_masks(channel_rows: Sequence[ChannelRows], kept: Kept) -> dict[int, Ten
 def kept_head_masks(
     channel_rows: Sequence[ChannelRows], kept_heads: Tensor, group: int
 ) -> dict[int, Tensor]:
-    """Dimension -> bool mask [size] of the entries that stay when heads are removed. `kept_heads`
-    are value heads, of which `group` share a key head, which stays with any of them. The indices of
-    an entry have one row per head."""
+    """Dimension -> bool mask [size] of the entries that stay when heads are removed; none for a
+    dimension that stays whole. `channel_rows` are of one tensor, with one row of indices per head.
+    `kept_heads` are value heads, of which `group` share a key head, which stays with any of
+    them."""
     masks: dict[int, Tensor] = {}
     value_heads = kept_heads.flatten()
     for entry in channel_rows:
@@ -217,6 +221,7 @@ def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
 
     A multiple of the key heads keeps all key heads, with fewer value heads each; any other count
     removes key heads with all their value heads. A fraction is rounded up to an allowed count.
+    Refuses other counts, and all heads.
     """
     num_heads, text = geometry.num_v_heads, str(requested).strip()
     counts = allowed_head_counts(geometry)
@@ -238,7 +243,7 @@ def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
 
 
 def allowed_head_counts(geometry: Geometry) -> list[int]:
-    """Numbers of value heads to which a model can be cut."""
+    """Numbers of value heads, below the present one, to which a model can be cut; ascending."""
     fewer = range(1, geometry.num_v_heads)
     return [n for n in fewer if n % geometry.group == 0 or _keeps_all_key_heads(n, geometry)]
 
@@ -264,7 +269,9 @@ def _choices_text(counts: Sequence[int]) -> str:
 
 
 def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, int | None]:
-    """Key and value channels to keep for a square state; None where an axis has that width."""
+    """Key and value channels to keep for a square state, from a count or a fraction of the narrower
+    axis; None where an axis has that width. Refuses none and all, except that a rectangular state
+    may keep its narrower width as a count."""
     narrow = min(geometry.head_k_dim, geometry.head_v_dim)
     rectangular = geometry.head_k_dim != geometry.head_v_dim
     width = narrow
@@ -278,7 +285,9 @@ def resolve_square(requested: Amount, geometry: Geometry) -> tuple[int | None, i
 
 def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int, int]]:
     """(key width, value width) of cuts to at most, and nearly, this share of the state's bytes: of
-    one axis alone, of both to a square, and of both with one axis wider."""
+    one axis alone ("key", "value"), of both to a "square", and of both with one axis wider ("more
+    keys", "more values"). Refuses a share that leaves an axis without channels, or is not below
+    1."""
     keys, values = geometry.head_k_dim, geometry.head_v_dim
     budget = int(share * keys * values)
     side = min(isqrt(budget), keys, values)
@@ -299,6 +308,8 @@ def shapes_for_share(geometry: Geometry, share: Fraction) -> dict[str, tuple[int
 
 
 def _keep_from_fraction(text: str, channels: int) -> int:
+    """Channels to keep, rounded up; on heads of 64 or more to a multiple of 16. 0 for a fraction
+    outside (0, 1]."""
     fraction = parse_fraction(text)
     if not 0 < fraction <= 1:
         return 0

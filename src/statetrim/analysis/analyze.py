@@ -181,6 +181,7 @@ class _Tally:
         self._allocate(torch.device("cpu"))
 
     def _allocate(self, device: torch.device) -> None:
+        """Replace all sums by zeros on `device`."""
         g = self.geometry
         heads, groups, width = g.num_v_heads, g.num_k_heads, g.head_k_dim
         exact: Any = {"dtype": torch.float64, "device": device}
@@ -204,7 +205,10 @@ class _Tally:
 
     def _add_states(self, first: int, states: Tensor) -> int:
         """Add the singular values of states [batch, samples, heads, head_k_dim, head_v_dim], the
-        samples from number `first`; return the number of the next sample."""
+        samples from number `first`; return the number of the next sample.
+
+        States within the burn-in count in the effective ranks only.
+        """
         if states.shape[1] == 0:
             return first
         singular = torch.linalg.svdvals(states)  # [batch, samples, heads, rank]
@@ -221,7 +225,11 @@ class _Tally:
         return int(samples.stop)
 
     def result(self, filters: tuple[Tensor, Tensor] | None) -> LayerAnalysis:
-        """The means over all samples; `filters` are the query and key convolution taps."""
+        """Mean effective ranks and singular values, counts of the histogram, and the condition
+        numbers of all queries and of all keys, on the CPU.
+
+        A mean over no states is nan. `filters` are the query and key convolution taps.
+        """
         query_filters, key_filters = filters or (None, None)
         effective_rank, spectrum, key_condition, query_condition = _to_cpu(
             self.ranks / self.nonzero,
@@ -247,7 +255,7 @@ def _gram(x: Tensor) -> Tensor:
 
 
 def _to_cpu(*tensors: Tensor) -> list[Tensor]:
-    """The tensors on the CPU, in one transfer."""
+    """Copies of the tensors, which have one dtype and device, on the CPU, in one transfer."""
     flat = torch.cat([tensor.flatten() for tensor in tensors]).cpu()
     copies: list[Tensor] = []
     start = 0
@@ -258,7 +266,10 @@ def _to_cpu(*tensors: Tensor) -> list[Tensor]:
 
 
 def _histogram(singular: Tensor) -> Tensor:
-    """Counts [heads, BINS] of log10 of singular values [states, heads, rank]."""
+    """Counts [heads, BINS] of log10 of singular values [states, heads, rank].
+
+    Values out of range count in the first or last bin.
+    """
     bins = ((singular.log10() - LOWEST_DECADE) * BINS_PER_DECADE).floor().clamp(0, BINS - 1).long()
     rows = bins.transpose(0, 1).flatten(1)
     empty = torch.zeros(len(rows), BINS, dtype=torch.int64, device=rows.device)
@@ -266,6 +277,10 @@ def _histogram(singular: Tensor) -> Tensor:
 
 
 def _read_text(model: Checkpoint, text: str | Path, **options: int) -> Sequences:
+    """Sequences of `text` by the model's tokenizer; `options` are those of `read_sequences`.
+
+    Raises StatetrimError if the model cannot be pruned or the text is too short.
+    """
     return read_sequences(text, load_tokenizer(require_prunable(model)), **options)
 
 

@@ -102,7 +102,10 @@ def _fit_weight(sources: Sequence[RefitSums]) -> Tensor:
 def _layer_groups(
     model: Checkpoint, plans: Mapping[str, Plan], copies: int, max_bytes: int
 ) -> list[tuple[int, ...]]:
-    """Groups of layers whose sums, for `copies` sources, fit in `max_bytes`."""
+    """Groups of consecutive linear layers whose sums, for `copies` sources, fit in `max_bytes`.
+
+    A group has at least one layer, even if that does not fit.
+    """
     layers = model.geometry.layers
     output_projection = names_by_layer(model.channel_rows, "o_proj")[layers[0]]
     hidden = model.tensors[output_projection][1].shape[0]
@@ -134,7 +137,7 @@ class _MaskedRuns:
     def run_groups(
         self, groups: Sequence[tuple[int, ...]], advance: Advance
     ) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
-        """Run all data once per group of layers; yield each group with its sums."""
+        """Run all data once per group of layers; yield each group with its sums, on the CPU."""
         for layers in groups:
             sums_by_source: SourceSums = []
             for batches in self.sources:
@@ -146,7 +149,10 @@ class _MaskedRuns:
             yield layers, _to_cpu(sums_by_source)
 
     def run_layerwise(self, advance: Advance) -> Iterator[tuple[tuple[int, ...], SourceSums]]:
-        """Run all data once, layer by layer; yield each linear layer with its sums."""
+        """Run all data once, layer by layer; yield (layer,) with its sums, on the CPU.
+
+        For a layer without a state it yields an empty tuple and no sums.
+        """
         layers = self.live.checkpoint.geometry.layers
         for layer_pass in LayerWalk(self.live, self.batches).layers(max(layers) + 1):
             measured = (layer_pass.number,) if layer_pass.number in layers else ()
@@ -226,7 +232,10 @@ def _kept_columns(model: Checkpoint, plans: Mapping[str, Plan]) -> dict[tuple[st
 def _accumulate(
     sums_by_key: dict[Any, RefitSums], key: tuple[str, int], values: Tensor, target: Tensor
 ) -> None:
-    """Add values [tokens, n] and target [tokens, hidden] to the sums; they stay on their device."""
+    """Add values [tokens, n] and target [tokens, hidden] to the sums of `key`, in place.
+
+    The sums stay on the device of the values.
+    """
     square = target.square().sum().reshape(1)
     new = RefitSums(values.mT @ values, target.mT @ values, square)
     if key in sums_by_key:
@@ -239,6 +248,7 @@ def _accumulate(
 
 
 def _to_cpu(sums_by_source: SourceSums) -> SourceSums:
+    """These sums on the CPU."""
     copies: SourceSums = []
     for sums_by_key in sums_by_source:
         copies.append({})

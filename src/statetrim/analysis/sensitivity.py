@@ -76,8 +76,9 @@ def sensitivity(
     each recall load. There is one for the original and one per layer, plan and axis; the errors of
     the layers' outputs take about two more. With weights on disk, each evaluation reads them once.
     With `out` the result is written there, and intermediate results to `OUT.partial`, from which
-    the same call resumes after an interruption (`resume` is deprecated). `draw` writes figures into
-    a directory; `pictures` maps their names to the paths they are published at.
+    the same call resumes after an interruption; StatetrimError is raised if `out` exists. `draw`,
+    called only with `out`, writes figures into a directory; `pictures` maps their names to the
+    paths they are published at.
     """
     variants = list(_variants(require_prunable(model), plans))
     tokenizer = load_tokenizer(model)
@@ -119,7 +120,7 @@ def _measure(
     lineage: Mapping[str, Any],
     progress: OnProgress,
 ) -> Sensitivity:
-    """Measure what `partial` does not hold yet, storing each result in it."""
+    """Measure what `partial` does not hold yet, storing each result in it; return all."""
     advance = counter(progress, len(variants) + 2, "settings")
     original = partial.original or partial.store_original(experiment.samples(None))
     advance(1)
@@ -138,7 +139,8 @@ def _measure(
 def _variants(model: Checkpoint, plans: Sequence[Plan]) -> Iterator[_Variant]:
     """Yield a variant for every layer and axis that a plan prunes.
 
-    Raises StatetrimError if a plan is of another model, two agree in a width, or none prunes.
+    Raises StatetrimError if a plan is of another model, two keep the same width in one layer and
+    axis, or none prunes.
     """
     identities: set[tuple[int, Axis, int]] = set()
     for plan in plans:
@@ -184,9 +186,11 @@ class _Experiment:
         self.original = FinalHiddenStates(live, self.batches)
 
     def _batches(self, ids: Tensor) -> list[Tensor]:
+        """Rows of `ids` [rows, time] in batches of at most `batch_size`."""
         return list(torch.split(ids, self.batch_size))
 
     def _run(self, variant: _Variant | None) -> FinalHiddenStates:
+        """Run the model on all batches with `variant` masked; None: the stored result without."""
         if variant is None:
             return self.original
         with self._mask_variant(variant):
@@ -194,7 +198,10 @@ class _Experiment:
 
     @torch.inference_mode()
     def samples(self, variant: _Variant | None) -> Samples:
-        """Loss and KL divergence per window, and recalled share per sequence (None: original)."""
+        """Loss and KL divergence per window, in nats per token, and recalled share per sequence.
+
+        None: of the original, whose KL divergence is 0.
+        """
         nll: list[float] = []
         kl: list[float] = []
         reading = self._run(variant)
@@ -216,7 +223,8 @@ class _Experiment:
 
     @torch.inference_mode()
     def errors(self, variants: Sequence[_Variant]) -> list[dict[str, float]]:
-        """For each variant, source -> squared error over squared output of its layer."""
+        """For each variant: text, random or recall -> squared error over squared output of its
+        layer's mixer, on the input that it gets in the original."""
         sources = {
             "text": self.text,
             "random": self._batches(self.random),
@@ -257,6 +265,7 @@ class _Experiment:
 
 
 def _variants_digest(variants: Sequence[_Variant]) -> str:
+    """SHA-256, in hex, of the layers, axes and kept channels of all variants."""
     tables = [[*variant.identity, variant.kept.tolist()] for variant in variants]
     return hashlib.sha256(json.dumps(tables).encode()).hexdigest()
 
@@ -276,19 +285,24 @@ class _PartialResult:
             self.cuts = [parse_cut(cut) for cut in stored["cuts"]]
 
     def store_original(self, samples: Samples) -> Samples:
+        """Keep the original's samples and save all results so far; return `samples`."""
         self.original = samples
+        self._save()
         return samples
 
     def store_errors(self, errors: list[dict[str, float]]) -> list[dict[str, float]]:
+        """Keep the errors of all variants and save all results so far; return `errors`."""
         self.errors = errors
         self._save()
         return errors
 
     def store_cut(self, cut: LayerCut) -> None:
+        """Append the result of one variant and save all results so far."""
         self.cuts.append(cut)
         self._save()
 
     def _save(self) -> None:
+        """Replace the file; without a directory or the original's samples, do nothing."""
         if self.path is None or self.original is None:
             return
         content = {

@@ -170,11 +170,13 @@ class Analysis:
         }
 
     def _named_models(self) -> Iterator[tuple[str, "Analysis"]]:
+        """("model", self), then ("baseline", its analysis) if there is one."""
         yield "model", self
         if self.baseline is not None:
             yield "baseline", self.baseline
 
     def _named_arrays(self, prefix: str) -> dict[str, Tensor]:
+        """PREFIX.LAYER.ARRAY -> array of that layer; absent arrays are left out."""
         arrays = {}
         for number, layer in self.layers.items():
             for name in ARRAYS:
@@ -214,15 +216,18 @@ def filter_similarity(filters: Tensor) -> Tensor:
 
 
 def _unit_rows(x: Tensor) -> Tensor:
+    """`x` divided by the L2 norm of its last dimension; zeros stay zero."""
     norm: Tensor = x.norm(dim=-1, keepdim=True)
     return x / norm.clamp(min=torch.finfo(x.dtype).tiny)
 
 
 def _percent_text(values: Tensor) -> str:
+    """The mean in percent, without nan."""
     return f"{100 * float(values.nanmean()):.1f}%"
 
 
 def _range_text(values: Tensor) -> str:
+    """The smallest and the largest finite value in percent; empty if there is none."""
     finite = values[values.isfinite()]
     if not len(finite):
         return ""
@@ -238,6 +243,7 @@ def _bar_text(values: Tensor, top: float, max_heads: int = 16) -> str:
 
 
 def _similarity_text(query: Tensor | None, key: Tensor | None) -> str:
+    """Means over heads, of queries and of keys; "none" without a convolution."""
     if query is None or key is None:
         return "none"
     return f"{float(query.mean()):.2f}, {float(key.mean()):.2f}"
@@ -263,7 +269,8 @@ def _read_arrays(path: Path, digest: Any) -> dict[str, Tensor]:
 
 
 def _pop_model(fields: Any, name: str, arrays: dict[str, Tensor], path: Path) -> Analysis:
-    """One model of the file; removes its arrays from `arrays`."""
+    """One model of the file, whose arrays it removes from `arrays`; raises StatetrimError if
+    invalid."""
     if not isinstance(fields, dict):
         raise StatetrimError(f"{path} has no valid {name!r}")
     geometry = _parse_geometry(fields.get("geometry"), path)
@@ -379,6 +386,7 @@ def _is_increasing(value: Any, smallest: int = 1) -> bool:
 
 
 def _rounded_list(values: Tensor | None) -> list[float | None] | None:
+    """Each value with six decimals; None for nan and infinity."""
     return None if values is None else [_rounded(value) for value in values]
 
 

@@ -42,10 +42,12 @@ class Prediction:
         return sorted(self.errors, key=self.cost)
 
     def save(self, path: Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         write_json(path, {**header("prediction"), "errors": self.errors})
 
     @staticmethod
     def load(path: Path) -> "Prediction":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(path, _MAX_BYTES)
         check_header(stored, "prediction", path)
         try:
@@ -68,6 +70,7 @@ def _parse_errors(stored: Any) -> Errors:
 
 
 def _parse_number(value: Any) -> float:
+    """A finite int or float as float; raises ValueError for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not isfinite(value):
         raise ValueError
     return float(value)
@@ -98,10 +101,12 @@ class Decision:
     measured: Sequence[Candidate]
 
     def save(self, path: Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         write_json(path, {**header("decision"), **asdict(self)})
 
     @staticmethod
     def load(path: Path) -> "Decision":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(path, _MAX_BYTES)
         check_header(stored, "decision", path)
         try:
@@ -120,12 +125,14 @@ class Decision:
 
 
 def _parse_text(value: Any) -> str:
+    """A string of at most _MAX_TEXT_LENGTH characters; raises ValueError for anything else."""
     if not isinstance(value, str) or len(value) > _MAX_TEXT_LENGTH:
         raise ValueError
     return value
 
 
 def _parse_candidate(stored: Mapping[str, Any]) -> Candidate:
+    """From untrusted JSON; raises KeyError, TypeError or ValueError if a field is not valid."""
     recall = stored["recall"]
     return Candidate(
         _parse_text(stored["name"]),
@@ -136,6 +143,7 @@ def _parse_candidate(stored: Mapping[str, Any]) -> Candidate:
 
 
 def _parse_interval(stored: Mapping[str, Any]) -> Interval:
+    """From untrusted JSON; raises KeyError, TypeError or ValueError if a bound is not valid."""
     low, high = _parse_number(stored["low"]), _parse_number(stored["high"])
     return Interval(_parse_number(stored["estimate"]), low, high)
 
@@ -168,6 +176,8 @@ def _decision_text(
     eligible: Sequence[Candidate],
     tied: Sequence[Candidate],
 ) -> str:
+    """The chosen shape with its share of the state, its loss in nats per token, its recall loss in
+    points, and why it was chosen."""
     recall = ""
     if chosen.recall is not None:
         recall = f" and recall loss {-chosen.recall.estimate:+.1f} points"

@@ -37,6 +37,8 @@ def find_violation(
 
 
 def _find_model_violation(rule: Rule, scores: Scores, model: str) -> str | None:
+    """How `model` breaks the rule, or why it cannot be judged by it; None if it keeps it. Raises
+    StatetrimError if no task of the rule was run."""
     undecided = f"{model} cannot be judged by the rule '{rule.text}'"
     mismatch = next(source_mismatches(scores, model), None)
     if mismatch:
@@ -55,12 +57,15 @@ def _find_model_violation(rule: Rule, scores: Scores, model: str) -> str | None:
 
 
 def _matching(rule: Rule, losses: Sequence[Loss]) -> list[Loss]:
+    """The losses on the task that the rule names, or on the tasks of the group that it names."""
     return [x for x in losses if rule.name in (x.task, *x.groups)]
 
 
 def _iter_violations(
     rule: Rule, model: str, informative: Sequence[Loss], by_setting: Sequence[Loss]
 ) -> Iterator[str]:
+    """A sentence for each task whose estimated change is beyond the limit, then for each setting
+    whose lower bound is, then for each task whose interval is too wide to judge."""
     unit = "%" if rule.relative else " points"
     for x in informative:
         change = _change_in_direction(x, rule)
@@ -89,7 +94,8 @@ def _iter_violations(
 
 
 def _change_in_direction(x: Loss, rule: Rule) -> Interval:
-    """The change in the rule's direction, in percent of the original or in points."""
+    """The change in the rule's direction, in percent of the original or in points, which are
+    hundredths of a share, of a nat or of a perplexity; negative if it changes the other way."""
     harmful = (x.unit == "share") == (rule.direction == "drop")
     change = x.loss if harmful else -x.loss
     factor = {"perplexity": x.before, "share": 1.0, "nats": 100.0}[x.unit]

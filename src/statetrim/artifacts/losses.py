@@ -81,6 +81,8 @@ class Loss:
 
 
 def _loss_sentence(loss: Interval, unit: Unit) -> str:
+    """The loss or gain with its margin and unit, or "no loss within" the upper bound if the
+    interval includes 0."""
     suffix, digits = UNIT_SUFFIX[unit], 4 if unit == "nats" else 2
     if loss.low <= 0.0 <= loss.high:
         return f"no loss within {abs(loss.high):.{digits}f}{suffix}"
@@ -89,7 +91,8 @@ def _loss_sentence(loss: Interval, unit: Unit) -> str:
 
 
 def task_losses(scores: Scores, model: str) -> list[Loss]:
-    """The losses of one model by which its tasks are judged."""
+    """The losses of one model by which its tasks are judged, one per main metric. Raises
+    StatetrimError if the scores of both models cannot be paired."""
     losses = []
     for task in scores.tasks:
         for metric in main_metrics(scores, task):
@@ -112,7 +115,8 @@ def informative_losses(losses: Iterable[Loss]) -> list[Loss]:
 
 
 def main_metrics(scores: Scores, task: str) -> list[str]:
-    """The metric by which a task is judged; all metrics of a task that is not in TASKS."""
+    """The metric by which a task is judged; all metrics of a task that is not in TASKS, or whose
+    metric was not measured."""
     metrics = scores.metrics(task)
     definition = TASKS.get(task)
     return [definition.metric] if definition and definition.metric in metrics else metrics
@@ -130,7 +134,8 @@ def headline_score(scores: Scores, model: str, task: str, metric: str) -> Score:
     """The score by which a task is judged.
 
     A main metric with settings is the mean, sample by sample, over the settings on which the
-    original is above chance.
+    original is above chance; without such settings, and for other metrics, it is the stored score.
+    Raises StatetrimError if a score is missing, or if settings differ in their number of samples.
     """
     informative = _informative_settings(scores, task, metric)
     if not informative:
@@ -155,7 +160,8 @@ def averaged_settings_text(scores: Scores, task: str, metric: str) -> str:
 
 
 def _informative_settings(scores: Scores, task: str, metric: str) -> list[str]:
-    """The settings of a main metric on which the original is above chance."""
+    """The settings of a main metric on which the original is above chance; empty for other
+    metrics."""
     if metric not in main_metrics(scores, task):
         return []
     return [name for name in setting_metrics(scores, task) if not is_at_chance(scores, task, name)]
@@ -176,7 +182,7 @@ def scores_table(scores: Scores) -> Table:
 
 
 def _score_cell_texts(scores: Scores, model: str, task: str, metric: str) -> tuple[str, str]:
-    """The value of a score and its number of samples."""
+    """The value of a score and its number of samples; both empty if there is no such score."""
     try:
         score = headline_score(scores, model, task, metric)
     except StatetrimError:
@@ -185,7 +191,8 @@ def _score_cell_texts(scores: Scores, model: str, task: str, metric: str) -> tup
 
 
 def is_at_chance(scores: Scores, task: str, metric: str) -> bool:
-    """Whether the original's score is not significantly above what guessing gives."""
+    """Whether the original's share is not significantly more than MIN_ABOVE_CHANCE above guessing,
+    or its perplexity per token is at least the vocabulary size. False for other metrics."""
     score, definition = scores.find(scores.baseline, task, metric), TASKS.get(task)
     if score.unit == "perplexity":
         vocabulary = scores.lineage.get("vocabulary")
@@ -255,7 +262,8 @@ def mean_recall_text(scores: Scores, model: str) -> str | None:
 
 
 def recall_change(scores: Scores, model: str) -> Interval | None:
-    """Change of the mean over informative recall tasks, in points; None if there are none."""
+    """Change of the mean over informative recall tasks, in points, after minus before, so that a
+    loss is negative; None if there are no such tasks."""
     pairs = []
     for x in _informative_recall_losses(scores, model):
         before = headline_score(scores, scores.baseline, x.task, x.metric)
@@ -272,7 +280,8 @@ def _informative_recall_losses(scores: Scores, model: str) -> Iterator[Loss]:
 
 
 def _change_in_report_unit(pairs: Pairs, unit: Unit) -> Interval:
-    """The change in the unit of `Loss.loss`: percent, percentage points or nats."""
+    """The change, after minus before, in the unit of `Loss.loss`: percent of the perplexity,
+    percentage points (at most 100) or nats."""
     if unit == "share":
         return _share_change([pairs]).transformed(lambda x: 100 * min(1.0, max(-1.0, x)))
     change = difference_interval([pairs], level=CONFIDENCE_LEVEL)
@@ -282,8 +291,8 @@ def _change_in_report_unit(pairs: Pairs, unit: Unit) -> Interval:
 
 
 def _share_change(groups: list[Pairs]) -> Interval:
-    """The mean change of shares; if no sample changed, bounded by the number of samples, because
-    a bootstrap of equal values would have no width."""
+    """The mean change of shares, after minus before; if no sample changed, bounded by the number of
+    samples, because a bootstrap of equal values would have no width."""
     changed = any(bool((pairs.before != pairs.after).any()) for pairs in groups)
     if changed:
         return difference_interval(groups, level=CONFIDENCE_LEVEL)

@@ -55,6 +55,8 @@ def mix_statistics(statistics: Statistics, shares: Mapping[str, float] | None = 
 
 
 def _source_weights(statistics: Statistics, shares: Mapping[str, float] | None) -> dict[str, float]:
+    """Source -> weight, 1 in total: `shares`, with the rest for text and 0 for other sources, or
+    the default weights. Raises StatetrimError for an unknown source or an invalid share."""
     if shares is None:
         return statistics.shares
     unknown = sorted(set(shares) - set(statistics.generated))
@@ -73,6 +75,11 @@ def _source_weights(statistics: Statistics, shares: Mapping[str, float] | None) 
 def _mix_layer(
     sources: Mapping[str, LayerStatistics], shares: Mapping[str, float]
 ) -> LayerStatistics:
+    """The sums of one layer, each divided by its size in its source and added by `shares`; tokens
+    are added.
+
+    Raises StatetrimError if the sources differ in the size or presence of a sum.
+    """
     mixed: dict[str, Any] = {"tokens": sum(sums.tokens for sums in sources.values())}
     for sum_name in SUM_NAMES:
         shapes = {_shape(getattr(sums, sum_name)) for sums in sources.values()}

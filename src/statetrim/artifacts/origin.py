@@ -24,10 +24,12 @@ class SeenText:
 
 
 def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | None:
-    """The digest of the model that `model` was cut from, its methods, and whether it was trained
-    after the cut; None for a model that was not cut.
+    """The digest of the model that `model` was cut from ("source"), the names of its "methods", and
+    whether it was trained after the cut ("recovered"); None for a model that was not cut.
 
-    A digest of `original` in the form of an earlier version is replaced by today's."""
+    A digest of `original` in the form of an earlier version is replaced by today's. If the plan
+    cannot be read, the source is None and there are no methods.
+    """
     if not (model.path / ARTIFACTS / "plan.json").is_file():
         return None
     try:
@@ -86,17 +88,20 @@ def _read_record(model: Checkpoint, name: str) -> dict[str, Any]:
 
 
 def _nested_field(record: Any, *names: str) -> Any:
+    """The value at a path of names; None if a level is missing or not a mapping."""
     for name in names:
         record = record.get(name) if isinstance(record, dict) else None
     return record
 
 
 def _dict_entries(value: Any) -> list[dict[str, Any]]:
+    """The mappings in a list; empty if `value` is not a list."""
     return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
 
 
 def _parse_seen_text(entry: dict[str, Any], end: int) -> SeenText | None:
-    """None for generated sequences, which have no text, and for invalid entries."""
+    """Text up to its last token, or up to `end` if that is later; None for generated sequences,
+    which have no text, and for invalid entries."""
     text, digest = entry.get("text"), entry.get("digest")
     skip, length, count = entry.get("skip"), entry.get("length"), entry.get("count")
     if not isinstance(text, str) or not isinstance(digest, str):

@@ -125,7 +125,8 @@ class Plan:
         return " and ".join(texts)
 
     def kept_in_layer(self, layer: int) -> Kept:
-        """The kept channels of one layer by axis, each [heads, keep]."""
+        """The kept channels of one layer by axis, each [heads, keep]; without "value" if values are
+        not cut."""
         kept: dict[Axis, Tensor] = {"key": self.kept[layer]}
         if self.kept_values is not None:
             kept["value"] = self.kept_values[layer]
@@ -134,10 +135,11 @@ class Plan:
     def kept_masks(
         self, layer: int, channel_rows: Sequence[ChannelRows], original: Geometry
     ) -> dict[int, Tensor]:
-        """What a tensor of one layer keeps: dimension -> mask [size].
+        """What a tensor of one layer keeps: dimension -> bool mask [size], True for entries that
+        stay.
 
-        `channel_rows` are the tensor's entries of `Family.heads` if the plan removes heads, else of
-        `Family.channels`.
+        `channel_rows` are the tensor's entries of `Family.head_rows` if the plan removes heads,
+        else of `Family.channel_rows`.
         """
         if self.kept_heads is not None:
             return kept_head_masks(channel_rows, self.kept_heads[layer], original.group)
@@ -157,6 +159,8 @@ class Plan:
         return after
 
     def _geometry_with_fewer_heads(self, geometry: Geometry, kept: Channels) -> Geometry:
+        """`geometry` with the heads in `kept`; raises StatetrimError if they do not fit it, are all
+        heads, or if the plan also cuts channels."""
         _check_layers(geometry, kept)
         _check_layers(geometry, self.kept)
         cuts_channels = self.kept_values is not None
@@ -194,6 +198,8 @@ class Plan:
         return self.kept[layer].shape[1], values
 
     def _check_channels(self, geometry: Geometry, axis: Axis, kept: Channels) -> None:
+        """Raise StatetrimError unless every layer of `geometry`, and no other, has a table [heads,
+        keep] of channels in range, ascending in each head."""
         _check_layers(geometry, kept)
         heads = geometry.heads(axis)
         for layer, table in kept.items():
@@ -209,6 +215,7 @@ class Plan:
                 raise StatetrimError(f"{label} are not in ascending order without repeats")
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         values = None if self.kept_values is None else _channels_to_lists(self.kept_values)
         fields = {
             **header("plan"),
@@ -273,6 +280,7 @@ class Plan:
 
 
 def _check_layers(geometry: Geometry, kept: Channels) -> None:
+    """Raise StatetrimError unless `kept` has exactly the linear layers of `geometry`."""
     if set(kept) != set(geometry.layers):
         differing = sorted(set(kept) ^ set(geometry.layers))[:5]
         raise StatetrimError(
@@ -297,6 +305,7 @@ def _width_range(channels: Channels) -> str:
 
 
 def _layers_by_heads_text(channels: Channels) -> str:
+    """Such as "24 x 16", the number of layers and of heads in each."""
     return f"{len(channels)} x {len(next(iter(channels.values())))}"
 
 
@@ -305,6 +314,7 @@ def _channels_to_lists(channels: Channels) -> dict[str, list[list[int]]]:
 
 
 def _parse_channels(layers: Any, path: str | Path) -> dict[int, Tensor]:
+    """Layer -> [heads, keep] from untrusted JSON; raises StatetrimError if empty or not valid."""
     if not isinstance(layers, dict) or not layers:
         raise StatetrimError(f"{path} lists no kept channels")
     channels = {}
@@ -314,13 +324,15 @@ def _parse_channels(layers: Any, path: str | Path) -> dict[int, Tensor]:
 
 
 def _parse_layer(name: str, path: str | Path) -> int:
+    """A layer number from its decimal digits; raises StatetrimError for other text."""
     if not name.isdecimal() or len(name) > 6 or str(int(name)) != name:
         raise StatetrimError(f"{path} names a layer {name[:40]!r}; layers are whole numbers")
     return int(name)
 
 
 def _parse_table(table: Any, layer: str, path: str | Path) -> Tensor:
-    """The kept channels of one layer [heads, keep] from a list with a list per head."""
+    """The kept channels of one layer [heads, keep] from a list with a list per head; raises
+    StatetrimError if their lengths differ or an entry is no channel."""
     heads = table if isinstance(table, list) else []
     widths = {len(head) if isinstance(head, list) else 0 for head in heads}
     if len(widths) != 1 or 0 in widths:
@@ -339,6 +351,7 @@ def _optional_text(fields: dict[str, Any], name: str) -> str | None:
 
 
 def _typed_field(fields: dict[str, Any], name: str, kind: type, path: str | Path) -> Any:
+    """A field of exactly this type; raises StatetrimError if it is missing or of another."""
     value = fields.get(name)
     if type(value) is not kind:
         raise StatetrimError(f"{path} has no valid {name!r}")

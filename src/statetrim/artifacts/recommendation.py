@@ -33,7 +33,8 @@ class JudgedCut:
 
     @property
     def worst(self) -> Loss | None:
-        """The largest loss relative to its limit."""
+        """The loss on a setting if one is beyond its limit, else the largest loss relative to its
+        limit; None without informative tasks."""
         return self.losses[0] if self.losses else None
 
     @property
@@ -56,7 +57,7 @@ class Recommendation:
 
 
 def recommend(sweep: Sweep) -> Recommendation:
-    """Choose the smallest state within the limits of the verdict.
+    """Choose the smallest state within the limits of the verdict; none if no cut is within them.
 
     A sweep has no random cut to compare with, so only `trim` gives a verdict.
     """
@@ -154,6 +155,8 @@ def _is_on_frontier(cut: JudgedCut, cuts: Sequence[JudgedCut]) -> bool:
 
 
 def _loss_interval(before: SweepScore, after: SweepScore) -> Interval:
+    """The loss in the unit of `Loss.loss`, positive if worse; unbounded if the sweep stores no
+    bounds."""
     estimate = _loss_in_report_unit(before.value, after.value, after.unit)
     low, high = after.low, after.high
     if low is None or high is None or not is_number(low) or not is_number(high):
@@ -163,7 +166,8 @@ def _loss_interval(before: SweepScore, after: SweepScore) -> Interval:
 
 
 def _loss_in_report_unit(before: float, after: float, unit: str) -> float:
-    """The loss in the unit of `Loss.loss`: percent, percentage points or nats."""
+    """The loss, positive if worse, in the unit of `Loss.loss`: percent, percentage points or
+    nats."""
     if unit == "perplexity":
         return 100 * (after / before - 1) if before else 0.0
     return 100 * (before - after) if unit == "share" else after - before

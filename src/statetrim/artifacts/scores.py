@@ -103,7 +103,8 @@ class Scores:
         return {(score.model, score.task, score.metric): score for score in self.scores}
 
     def pairs(self, model: str, task: str, metric: str) -> Pairs:
-        """The samples of the baseline and of `model`, as in `pair_samples`."""
+        """The paired samples of the baseline and of `model`; raises StatetrimError if a score is
+        missing, or if their samples differ in number, weights, unit or direction."""
         return pair_samples(self.find(self.baseline, task, metric), self.find(model, task, metric))
 
     def as_json(self, *, samples: bool = True) -> dict[str, Any]:
@@ -118,6 +119,7 @@ class Scores:
         return header("scores") | content
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         write_json(Path(path), self.as_json(), indent=None)
 
     @classmethod
@@ -175,4 +177,5 @@ def _tensor(values: list[float]) -> Tensor:
 
 
 def _bounded_exp(value: float) -> float:
+    """e to the power of `value`, but 1e304 from 700 on."""
     return exp(value) if value < 700 else float("1e304")  # JSON has no infinity

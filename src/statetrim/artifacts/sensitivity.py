@@ -67,7 +67,8 @@ class Sensitivity:
 
     @cached_property
     def recalled_pair_counts(self) -> list[int]:
-        """Numbers of pairs that the original recalls above chance; others show no loss."""
+        """Numbers of pairs that the original recalls with more than twice the chance of 1 / pairs;
+        others show no loss."""
         counts = []
         for pairs, right in self.original.recall.items():
             if sum(right) / len(right) > _MIN_TIMES_CHANCE / pairs:
@@ -107,6 +108,8 @@ class Sensitivity:
         return " ".join(self._axis_sentence(axis, keep) for axis, keep in narrowest.items())
 
     def _axis_sentence(self, axis: Axis, keep: int) -> str:
+        """Which layers carry 80 % of the significant recall losses when each alone keeps `keep`
+        channels."""
         width_text = f"at {keep} of {self.widths[axis]} {axis} channels"
         drops: dict[int, Interval] = {}
         for layer in self.layers:
@@ -137,11 +140,13 @@ class Sensitivity:
         )
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         fields = {**header("sensitivity"), "finding": self.sentence, **asdict(self)}
         write_json(Path(path), fields, indent=None)
 
     @staticmethod
     def load(path: str | Path) -> "Sensitivity":
+        """Read an untrusted file; raises StatetrimError if it is damaged."""
         stored = read_json(Path(path), _MAX_BYTES)
         check_header(stored, "sensitivity", path)
         try:

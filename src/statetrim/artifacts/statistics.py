@@ -148,7 +148,12 @@ class Statistics:
 def _parse_sources(
     tensors: Mapping[str, Tensor], path: str | Path
 ) -> dict[str, dict[int, LayerStatistics]]:
-    """Tensors over text are named LAYER.SUM, those of other sources SOURCE.LAYER.SUM."""
+    """Source -> layer -> sums, from tensors named LAYER.SUM for text and SOURCE.LAYER.SUM for
+    others.
+
+    Raises StatetrimError for other names or dtypes, and if token counts, text or layers are
+    missing.
+    """
     sources: dict[str, dict[int, dict[str, Any]]] = {}
     for name, tensor in tensors.items():
         match = _TENSOR_NAME.fullmatch(name)
@@ -194,6 +199,10 @@ def _merge_lineage(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[
 
 
 def merge(statistics: Iterable[Statistics | str | Path]) -> Statistics:
-    """Add statistics, or files of them, in the order given."""
+    """Add statistics, or files of them, in the order given.
+
+    Raises StatetrimError if they differ in their model, layers, sources or sums, or contain the
+    same data.
+    """
     first, *others = (load_if_path(Statistics.load, item) for item in statistics)
     return sum(others, start=first)

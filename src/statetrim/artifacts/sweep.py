@@ -51,6 +51,7 @@ class Sweep:
         return f"<Sweep of {shorten(self.model)}: {list_text(shapes, 8)}>"
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         write_json(Path(path), {**header("sweep"), **asdict(self)})
 
     @staticmethod
@@ -80,6 +81,7 @@ def _parse_point(fields: Any) -> Point:
 
 
 def _parse_score(stored: Any) -> SweepScore:
+    """From untrusted JSON; raises ValueError or TypeError if a field is not valid."""
     score = SweepScore(**stored)
     for bound in (score.low, score.high):
         if bound is not None and not is_number(bound):

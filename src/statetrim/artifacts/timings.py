@@ -72,8 +72,8 @@ class Timings:
     def find(
         self, model: str, metric: str, batch: int | None = None, length: int | None = None
     ) -> Timing:
-        """The first record of a metric, of any batch and length unless one is given; raises
-        StatetrimError if there is none."""
+        """The first record of a metric, of any batch and length; if one of these is given, both
+        must match, None included. Raises StatetrimError if there is none."""
         any_size = batch is None and length is None
         for record in self.records:
             same_size = (record.batch, record.length) == (batch, length)
@@ -90,6 +90,7 @@ class Timings:
         }
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         write_json(Path(path), self.as_json())
 
     @classmethod
@@ -117,7 +118,8 @@ def unique_names(names: Sequence[str]) -> list[str]:
 
 
 def timing_text(record: Timing | None, baseline: Timing | None) -> str:
-    """A value with its ratio to the baseline's, as the two are shown next to each other.
+    """A value and its ratio to the value of the baseline, which may differ from the median `ratio`;
+    empty without a value, and no ratio for the baseline itself.
 
     The ratio is within noise if the quartiles of the ratios by round include 1.
     """
@@ -134,6 +136,9 @@ def timing_text(record: Timing | None, baseline: Timing | None) -> str:
 
 
 def _parse_timing(stored: dict[str, Any]) -> Timing:
+    """From untrusted JSON; raises KeyError, TypeError, ValueError or OverflowError if a field is
+    not valid."""
+
     def parse_pair(value: Any) -> tuple[float, float] | None:
         if value is None:
             return None

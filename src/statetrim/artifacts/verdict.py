@@ -109,8 +109,10 @@ def judge_cut(
 ) -> Verdict:
     """Judge one model of the scores, by default the first after the original.
 
-    `served` are the engines that serve its shape (None if unknown); `doubts` are reasons not to
-    trust the scores, such as scores of other weights; `faults` are those of a `Verification`.
+    `recovered`: recovery has trained it, so it is not advised again. `served` are the engines that
+    serve its shape (None if unknown; without any it does not ship). `doubts` are reasons not to
+    trust the scores, such as scores of other weights; any of `faults`, those of a `Verification`,
+    means do not ship. If its scores cannot be compared with the original's, the outcome is UNKNOWN.
     """
     if faults:
         return Verdict(model or "the cut", Outcome.STOP, faults[0], [], list(faults[1:]))
@@ -137,7 +139,8 @@ def judge_cut(
 
 
 def judge_cuts(scores: Scores, **options: Any) -> list[Verdict]:
-    """The verdicts on all cuts that are not random controls; `options` are those of `judge_cut`."""
+    """The verdicts on all cuts that are not random controls, or on these if there are no others;
+    `options` are those of `judge_cut`."""
     return [judge_cut(scores, model, **options) for model in cut_models(scores)]
 
 
@@ -275,7 +278,8 @@ def _iter_beyond_limit(
 
 
 def worst_setting(by_setting: Sequence[Loss]) -> Loss | None:
-    """The informative setting whose lower bound of the loss is most beyond its limit, if any is."""
+    """Of the informative settings whose lower bound of the loss is beyond its limit, the one with
+    the largest lower bound; None if there is none."""
     beyond = []
     for x in informative_losses(by_setting):
         limit = _strictest_limit(x)
@@ -352,6 +356,7 @@ def metric_label(x: Loss) -> str:
 
 
 def _too_few_text(x: Loss) -> str:
+    """That the interval of a loss is too wide for its limit, with the number of samples."""
     return (
         f"with {x.samples} samples of {x.task} the loss is between {x.loss.low:.1f} and "
         f"{x.loss.high:.1f}{UNIT_SUFFIX[x.unit]} (limit {ship_limit(x):g}), which is too wide to "
@@ -360,6 +365,7 @@ def _too_few_text(x: Loss) -> str:
 
 
 def _within_limits_text(informative: Sequence[Loss]) -> str:
+    """The largest loss of each required group, of a cut that ships."""
     parts = []
     for group in REQUIRED_GROUPS:
         worst = max((x for x in informative if group in x.groups), key=lambda x: x.loss.estimate)

@@ -60,7 +60,7 @@ class _Runner:
     def compute_cache(self, ids: Tensor, cache: Any = None) -> Any:
         """Run `ids` [batch, tokens] after `cache`, and return the cache that results.
 
-        Logits are computed for the last token only, as in serving.
+        `cache` itself is updated. Logits are computed for the last token only, as in serving.
         """
         return self.live.forward_with_cache(ids, cache)[1]
 
@@ -88,9 +88,11 @@ def benchmark(
 
     All models are in memory and take turns, so that other load on the machine affects all. With
     `engine` "vllm", a vLLM server from the environment of `engine_python` is started for each
-    model with `memory_gib` of cache. It gets `requests` concurrent requests of every length, and
-    the result is how many sequences it held. `dtype`, `device`, `device_map` and `max_memory` are
-    those of `load`.
+    model and length, in bfloat16 with `memory_gib` of cache. It gets `requests` concurrent
+    requests, and the result is how many sequences it held, and its tokens per second; `batches`,
+    `rounds`, `dtype`, `device` and `max_memory` are not used. `dtype`, `device`, `device_map` and
+    `max_memory` are those of `load`. With `out` the timings are also written there; it must not
+    exist.
     """
     if engine not in (None, "vllm"):
         raise StatetrimError(f"--engine is 'vllm', or left out for this process, not {engine!r}")
@@ -146,7 +148,10 @@ def _benchmark_in_process(
     placement: Placement,
     progress: OnProgress,
 ) -> Timings:
-    """Load all models and time them in this process."""
+    """Load all models and time them at every length and batch size, sizes at the first only.
+
+    Raises StatetrimError, before loading, if a batch, a length or `rounds` is out of range.
+    """
     on_gpu = placement.input_device.type == "cuda"
     batches = batches or (PAPER_BATCHES if on_gpu else CPU_BATCHES)
     _check_range(batches, MAX_BATCH, "batch")
@@ -175,7 +180,8 @@ def _benchmark_in_process(
 def _speed_timings(
     runners: list[_Runner], batch: int, length: int, rounds: int
 ) -> Iterator[Timing]:
-    """Tokens per second of the model and of one mixer: prefill of `length` tokens, then decode."""
+    """Tokens per second of each model and of its last mixer alone, in prefill of `length` tokens
+    and in decode after them; with the ratio to the first model."""
     work_by_metric: dict[str, dict[str, Work]] = {
         "prefill": {}, "decode": {}, "mixer prefill": {}, "mixer decode": {},
     }  # fmt: skip
@@ -183,7 +189,7 @@ def _speed_timings(
         ids = runner.live.random_ids(batch, length)
         work_by_metric["prefill"][runner.name] = _prefill_work(runner, ids)
         work_by_metric["decode"][runner.name] = _decode_work(runner, ids)
-        work_by_metric["mixer prefill"][runner.name] = _mixer_prefill_work(runner, ids)
+        work_by_metric["mixer prefill"][runner.name] = _last_mixer_prefill_work(runner, ids)
         work_by_metric["mixer decode"][runner.name] = _mixer_decode_work(runner, ids)
     for metric, competitors in work_by_metric.items():
         tokens = batch * (length if "prefill" in metric else 1)
@@ -197,7 +203,10 @@ def _speed_timings(
 def _timings_of_rounds(
     times: RoundTimes, metric: str, batch: int, length: int, tokens: int
 ) -> Iterator[Timing]:
-    """Tokens per second of each model, and for all but the first its ratio to the first."""
+    """Tokens per second of each model, and for all but the first its ratio to the first.
+
+    `tokens` are those of one call, over all sequences of the batch.
+    """
     baseline = next(iter(times.seconds))
     for name in times.seconds:
         value, quartiles = times.rate(name, tokens)
@@ -213,13 +222,18 @@ def _prefill_work(runner: _Runner, ids: Tensor) -> Work:
 
 
 def _decode_work(runner: _Runner, ids: Tensor) -> Work:
-    """Decode one token per sequence. The cache grows with every call, in all models alike."""
+    """A call that decodes one token per sequence after `ids`, whose prefill runs once now.
+
+    The cache grows with every call, in all models alike.
+    """
     cache = runner.compute_cache(ids)
     token = ids[:, -1:]
     return lambda: runner.compute_cache(token, cache)
 
 
-def _mixer_prefill_work(runner: _Runner, ids: Tensor) -> Work:
+def _last_mixer_prefill_work(runner: _Runner, ids: Tensor) -> Work:
+    """A call that runs the mixer of the last linear layer alone, without a cache, on the input it
+    gets in a prefill of `ids`; the model runs once now to record that input."""
     call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids))
     # Without its cache, which the call would fill: storing it is not the mixer's work.
     kwargs = {name: None if _is_cache(value) else value for name, value in call.kwargs.items()}
@@ -228,6 +242,11 @@ def _mixer_prefill_work(runner: _Runner, ids: Tensor) -> Work:
 
 
 def _mixer_decode_work(runner: _Runner, ids: Tensor) -> Work:
+    """A call that runs the mixer of the last linear layer alone, on the input it gets for one token
+    decoded after `ids`.
+
+    The model runs prefill and one token now to record it; each call updates the cache.
+    """
     cache = runner.compute_cache(ids)
     call = _capture_mixer_call(runner, lambda: runner.compute_cache(ids[:, -1:], cache))
     module = runner.live.mixers[call.layer]
@@ -235,11 +254,12 @@ def _mixer_decode_work(runner: _Runner, ids: Tensor) -> Work:
 
 
 def _is_cache(value: object) -> bool:
+    """Whether an argument of a mixer is a cache object: it has `layers` and is no module."""
     return hasattr(value, "layers") and not isinstance(value, nn.Module)
 
 
 def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
-    """Record how the model calls the mixer of its last linear layer during `run`."""
+    """Call `run` and return the last call of the last linear layer's mixer during it."""
     layer = runner.live.checkpoint.geometry.layers[-1]
     calls: list[MixerCall] = []
     with hook_mixers({layer: runner.live.mixers[layer]}, calls.append):
@@ -248,14 +268,15 @@ def _capture_mixer_call(runner: _Runner, run: Work) -> MixerCall:
 
 
 def _size_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """Bytes per sequence, counted on the cache object, and FLOP per token of one mixer."""
+    """Bytes of cache per sequence after a prefill, by kind of tensor, and FLOP per token of the
+    last linear layer's mixer in prefill."""
     from torch.utils.flop_counter import FlopCounterMode
 
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
         for metric, nbytes in _cache_bytes(runner.compute_cache(ids)).items():
             yield Timing(runner.name, metric, batch, length, nbytes / batch, "bytes/sequence")
-        work = _mixer_prefill_work(runner, ids)
+        work = _last_mixer_prefill_work(runner, ids)
         with FlopCounterMode(display=False) as counter:
             work()
         flops = counter.get_total_flops() / ids.numel()
@@ -285,7 +306,8 @@ def _tensor_bytes(values: list[Any]) -> int:
 
 
 def _peak_memory_timings(runners: list[_Runner], batch: int, length: int) -> Iterator[Timing]:
-    """Peak bytes, in addition to the weights, of a prefill and one decoded token."""
+    """Peak bytes of the whole batch, in addition to all loaded weights, in a prefill and one
+    decoded token; no timing where the system does not report memory."""
     for runner in runners:
         ids = runner.live.random_ids(batch, length)
         peak = measure_peak_memory(partial(_prefill_and_decode, runner, ids), runner.live.device)

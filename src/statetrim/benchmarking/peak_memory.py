@@ -11,7 +11,11 @@ _STATUS, _RESET = Path("/proc/self/status"), Path("/proc/self/clear_refs")
 
 
 def measure_peak_memory(work: Callable[[], object], device: torch.device) -> int | None:
-    """Run `work` and return the bytes of its peak, or None if the system does not report it."""
+    """Run `work` and return its peak in bytes, in addition to what was in use before.
+
+    On a GPU it is allocated memory, else resident memory of this process. None if the system does
+    not report that (other than Linux); `work` may then not have run.
+    """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
         before = torch.cuda.memory_allocated(device)
@@ -39,7 +43,10 @@ def _release_free_memory() -> None:
 
 
 def _read_status_kib(name: str) -> int | None:
-    """A field of /proc/self/status, in KiB; None if it is absent."""
+    """A field of /proc/self/status, in KiB; None without such a field.
+
+    Raises OSError where there is no such file.
+    """
     for line in _STATUS.read_text().splitlines():
         field, _, value = line.partition(":")
         if field == name:

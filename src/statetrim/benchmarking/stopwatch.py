@@ -23,7 +23,8 @@ class RoundTimes:
         return _median_and_quartiles([amount / elapsed for elapsed in self.seconds[name]])
 
     def speedup(self, name: str) -> tuple[float, tuple[float, float]]:
-        """Median and quartiles over rounds of the speed of `name` relative to the baseline."""
+        """Median and quartiles over rounds of the baseline's seconds over those of `name`: above 1
+        is faster than the baseline."""
         baseline = next(iter(self.seconds.values()))
         return _median_and_quartiles(
             [before / after for before, after in zip(baseline, self.seconds[name], strict=True)]
@@ -39,9 +40,11 @@ def time_in_turns(
     cycle: int = 1,
     warm_up: int = 2,
 ) -> RoundTimes:
-    """Time every competitor once per round, in alternating order, for at least `min_seconds`.
+    """Time every competitor once per round, in alternating order, after `warm_up` calls of each.
 
-    A round is a multiple of `cycle` calls, for work whose calls differ periodically.
+    A competitor is called as often in each round: for about `min_seconds`, estimated from one call,
+    with about 1,000 calls at most, and a multiple of `cycle`, for work whose calls differ
+    periodically.
     """
     repeats = {}
     for name, work in competitors.items():
@@ -58,7 +61,8 @@ def time_in_turns(
 
 
 def _seconds_per_call(work: Work, repeats: int, device: torch.device) -> float:
-    """Mean seconds of a call; on a GPU measured by CUDA events, since calls return early."""
+    """Mean seconds of `repeats` calls; on a GPU by CUDA events, since calls return early, else by
+    the clock that `clock_name` names."""
     if device.type == "cuda":
         event: Any = torch.cuda.Event
         start_event, end_event = event(enable_timing=True), event(enable_timing=True)

@@ -20,9 +20,10 @@ def benchmark_vllm(
     loads: Sequence[ServerLoad],
     progress: OnProgress = ignore_progress,
 ) -> Timings:
-    """Start a vLLM server for each model and load, one at a time, and return its metrics.
+    """Start a vLLM server for each load and model, one at a time, and return its metrics.
 
-    `python` is the executable of the environment in which vLLM is installed.
+    `python` is the executable of the environment in which vLLM is installed. Raises StatetrimError
+    if a model cannot be pruned, or if a server does not start or does not answer.
     """
     checkpoints = [require_prunable(m) for m in (as_checkpoint(baseline), *as_checkpoints(models))]
     names = unique_names([checkpoint.name for checkpoint in checkpoints])
@@ -57,7 +58,10 @@ def benchmark_vllm(
 def _timings_of_load(
     name: str, load: ServerLoad, result: LoadResult, baseline_result: LoadResult | None
 ) -> list[Timing]:
-    """A Timing per metric, with its ratio to the baseline's value if that is not zero."""
+    """A Timing per metric, with its ratio to the baseline's value.
+
+    The ratio is None if that value is zero, and without `baseline_result`, for the baseline itself.
+    """
     baseline_metrics = {} if baseline_result is None else _metrics(baseline_result)
     timings = []
     for metric, (value, unit) in _metrics(result).items():
@@ -69,7 +73,7 @@ def _timings_of_load(
 
 
 def _metrics(result: LoadResult) -> dict[str, tuple[float, str]]:
-    """Value and unit of each metric."""
+    """Metric -> (value, unit); tokens/s are generated tokens over the time of the whole load."""
     return {
         "concurrent sequences": (result.max_running, "sequences"),
         "cache blocks": (result.blocks, "blocks"),

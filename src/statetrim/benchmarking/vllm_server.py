@@ -67,7 +67,10 @@ class LoadResult:
 
 
 def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
-    """Start a server for `model`, send the load, sample /metrics meanwhile, and stop the server."""
+    """Start a server for `model`, send the load, sample /metrics meanwhile, and stop the server.
+
+    Raises StatetrimError if the load is invalid, the server does not start, or a request fails.
+    """
     load.check()
     with server(python, model, load) as (port, log):
         result = LoadResult()
@@ -97,7 +100,10 @@ def serve_under_load(python: Path, model: Path, load: ServerLoad) -> LoadResult:
 
 @contextmanager
 def server(python: Path, model: Path, load: ServerLoad) -> Iterator[tuple[int, Path]]:
-    """Run a vLLM server on 127.0.0.1; yields its port and its log file."""
+    """Within, a vLLM server runs on 127.0.0.1; yields its port and log file once it is ready.
+
+    Raises StatetrimError if it is not ready in `load.seconds`. It is terminated on exit.
+    """
     port = _free_port()
     arguments = [
         "-m", "vllm.entrypoints.openai.api_server",
@@ -114,6 +120,11 @@ def server(python: Path, model: Path, load: ServerLoad) -> Iterator[tuple[int, P
 
 
 def _wait_until_ready(process: Process, port: int, log: Path, timeout: float) -> None:
+    """Poll /health until it answers.
+
+    Raises StatetrimError if the process ends or `timeout` seconds pass; the process is left
+    running.
+    """
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
@@ -127,7 +138,12 @@ def _wait_until_ready(process: Process, port: int, log: Path, timeout: float) ->
 
 
 def _send_request(port: int, seed: int, load: ServerLoad, deadline: float) -> None:
-    """Send one request, with a prompt of random tokens, so that no two share a prefix."""
+    """Send one request and wait for its answer; the prompt is random tokens drawn by `seed`, so
+    that no two share a prefix.
+
+    `deadline` is a time of `time.monotonic`. Raises StatetrimError without an answer by then, for
+    an invalid one, and for another number of tokens than requested.
+    """
     rng = Random(seed)
     prompt = [rng.randrange(1, 256) for _ in range(load.length - load.generated)]
     body = {
@@ -153,7 +169,8 @@ def _send_request(port: int, seed: int, load: ServerLoad, deadline: float) -> No
 
 
 def _sample_metrics(port: int, result: LoadResult, stop: threading.Event) -> None:
-    """Update the maxima in `result` until `stop` is set."""
+    """Update the maxima and the number of blocks in `result` every 0.1 s until `stop` is set;
+    failed reads are skipped."""
     while not stop.wait(_SAMPLE_SECONDS):
         try:
             metrics = _read_metrics(port)
@@ -169,7 +186,8 @@ def _sample_metrics(port: int, result: LoadResult, stop: threading.Event) -> Non
 
 
 def _read_metrics(port: int) -> dict[str, float]:
-    """vLLM's counters and gauges, summed over labels, and "blocks", the number of cache blocks."""
+    """Metric -> vLLM's counter or gauge, summed over labels, and "blocks", the number of cache
+    blocks, if reported. Raises OSError if the server does not answer."""
     with _OPENER_WITHOUT_PROXY.open(f"http://{_HOST}:{port}/metrics", timeout=10) as response:
         text = response.read(2**24).decode()
     totals: dict[str, float] = {}

@@ -74,8 +74,8 @@ def calibrate(
     hidden size) per layer, n = value heads x value channels of the cut model.
 
     With `out` the result is written there, and every `save_seconds` to `OUT.partial`, from which
-    the same call resumes. Under torchrun each process takes its share of
-    the batches, and all return the complete sums; `progress` counts this process's tokens.
+    the same call resumes. Under torchrun each process takes its share of the batches, and all
+    return the complete sums; `progress` counts this process's tokens.
     `layerwise` is for models larger than memory: each decoder layer is read from disk once, and all
     batches pass through it. `dtype`, `device`, ... are those of `load`."""
     placement = Placement(device, device_map, max_memory, dtype, layerwise)
@@ -132,7 +132,8 @@ def _default_methods(model: Checkpoint) -> list[str]:
 
 
 def _default_recall_share(text: str | Path | Sequences) -> float:
-    """Ready sequences are not mixed with recall unless the caller asks for it."""
+    """The fraction of recall tokens if the caller gives none: RECALL_SHARE, or 0 for ready
+    sequences."""
     return 0.0 if isinstance(text, Sequences) else RECALL_SHARE
 
 
@@ -147,7 +148,7 @@ def _run_models(
 ) -> None:
     """Run all batches through `models` and add to `sums`, except what an earlier run has added.
 
-    Models are loaded only if batches are left to run.
+    Models are loaded only if batches are left to run; layerwise, always.
     """
     runner = None
     if not placement.layerwise:
@@ -192,7 +193,11 @@ def _load_sources(
     skip: int,
     seed: int,
 ) -> dict[str, Sequences]:
-    """The text and the generated sequences by kind, `tokens` in all, divided by `shares`."""
+    """The text (first, as "text") and the generated sequences by kind, `tokens` in all, divided by
+    `shares`; a `text` of ready sequences stays whole, in addition to the generated tokens.
+
+    Raises StatetrimError for impossible shares, and for echo of ready sequences.
+    """
     _check_shares(shares)
     counts = {kind: int(share * tokens) for kind, share in shares.items() if share}
     if not counts and isinstance(text, Sequences):
@@ -274,6 +279,8 @@ class _BatchRunner:
         batches: list[Tensor],
         answer_positions: Tensor | None,
     ) -> None:
+        """Run each batch, with a `reader` also backward for the sums of gradients; then count its
+        tokens in `sums`, save if it is time, and report progress."""
         for batch in batches:
             self.batches_passed += 1
             if reader is not None:
@@ -315,8 +322,8 @@ def _enable_projection_gradients(live: LiveModel) -> None:
 
 
 def _needed_sums(methods: Iterable[str], layerwise: bool) -> list[str]:
-    """The sums that `methods` need, sorted. Raises StatetrimError if they need none, or if they
-    need gradients and the calibration is layerwise."""
+    """Names of the sums that `methods` need, and always of "output_square", sorted. Raises
+    StatetrimError if they need none, or if they need gradients and the calibration is layerwise."""
     needed: set[str] = set()
     for name in methods:
         needed.update(find_method(name).needs)

@@ -14,9 +14,10 @@ def calibration_hooks(
 ) -> AbstractContextManager[None]:
     """A context in which forward passes add to `sums`.
 
-    With one model: the inputs of its kernels, mixers and output projections, as far as `sums` needs
-    them. With two (the original and a cut): pairs of both models' outputs of the same layer. With
-    `layers`, only these are expected to run.
+    With one model: inputs and outputs of its kernels, mixers and output projections, as far as
+    `sums` needs them; raises StatetrimError on exit if one of `layers` (None: all) did not run.
+    With two (the original and a cut): for each layer, the output of the original's output
+    projection and the input of the cut's; `layers` has no effect.
     """
     if len(live_models) > 1:
         return hook_pairs(live_models[0], live_models[1], sums.on_pair)

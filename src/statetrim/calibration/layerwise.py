@@ -26,6 +26,8 @@ def calibrate_layerwise(
     stopped.
 
     The first of `live_models` runs. The layers of a second one, cut from it, get the same inputs.
+    Without `saved`, hidden states are kept in main memory and nothing is resumed; with it, raises
+    OSError if the disk lacks space for them.
     """
     batches: list[Tensor] = []
     total_tokens = 0
@@ -56,8 +58,8 @@ def _add_layer(
     batches_by_source: Mapping[str, Sequence[Tensor]],
     saved: SavedSums | None,
 ) -> None:
-    """Pass all batches through one layer, and save its sums; the cut's mixer is in memory only
-    meanwhile."""
+    """Pass all batches through one layer, add to its sums, move them to the CPU, and save them if
+    there is `saved`; the cut's mixer is in memory only meanwhile."""
     for cut in live_models[1:]:
         assert cut.weights is not None
         cut.weights.load(cut.mixers[layer_pass.number])

@@ -28,7 +28,7 @@ def hook_pairs(
     original: LiveModel, cut: LiveModel, on_pair: Callable[[Pair], None]
 ) -> Iterator[None]:
     """A context in which every forward pass of a mixer of `original` also runs the mixer of `cut`
-    on its input, and calls `on_pair`."""
+    on its input, and calls `on_pair`. Raises StatetrimError if `cut` cannot be cut from it."""
     check_cut_from(original.checkpoint, cut.checkpoint)
     captured: dict[str, Tensor] = {}
 

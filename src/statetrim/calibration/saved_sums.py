@@ -37,11 +37,13 @@ class SavedSums:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the result is complete: an earlier run was killed after publishing it."""
+        """Whether `out` exists: an earlier run published it and was killed before it could clean
+        up."""
         return self.out.exists()
 
     def restore(self, sums: Mapping[str, Sums]) -> int:
-        """Load the saved sums of every source into `sums`; returns the number of batches added."""
+        """Load the saved sums of every source into `sums`; returns how many batches of this process
+        they include, 0 if nothing was saved."""
         if not self.path.exists():
             return 0
         saved = Statistics.load(self.path)
@@ -51,7 +53,8 @@ class SavedSums:
         return int(saved.lineage["batches"])
 
     def save(self, sums: Mapping[str, Sums], batches: int) -> None:
-        """Save if `save_seconds` have passed. The first call checks the free disk space."""
+        """Save the sums, which include `batches` batches, if `save_seconds` have passed since the
+        last time. The first call raises OSError if the disk lacks space for them."""
         if not self.space_checked:
             largest = max(source_sums.nbytes for source_sums in sums.values())
             check_space(self.path.parent, 2 * len(sums) * largest)
@@ -61,7 +64,7 @@ class SavedSums:
             self.saved_at = time.monotonic()
 
     def save_layer(self, sums: Mapping[str, Sums], layer: int) -> None:
-        """Save the sums of a layer that all batches have passed."""
+        """Save the sums of a layer that all batches have passed as `layer-LAYER.safetensors`."""
         by_source = {}
         for source, source_sums in sums.items():
             by_source[source] = {layer: source_sums.layer_statistics[layer]}
@@ -69,7 +72,7 @@ class SavedSums:
         Statistics(by_source.pop(TEXT), self.lineage, by_source).save(path)
 
     def restore_layers(self, sums: Mapping[str, Sums], layers: Iterable[int]) -> None:
-        """Load the saved sums of finished layers into `sums`."""
+        """Load the saved sums of `layers` into `sums`. Raises StatetrimError if one is missing."""
         for layer in layers:
             saved = Statistics.load(self.layerwise_directory / f"layer-{layer}.safetensors")
             for source, saved_layers in saved.sources.items():
@@ -90,9 +93,10 @@ def open_saved_sums(
     lineage: Mapping[str, Any],
     save_seconds: float,
 ) -> Iterator[SavedSums | None]:
-    """Open `OUT.partial` for the sums of this calibration; None without `out`.
+    """Open `OUT.partial`, locked by rank 0, for the sums of this calibration; None without `out`.
 
-    Raises StatetrimError if it holds those of a calibration with another `lineage`.
+    Raises StatetrimError if it holds those of a calibration with another `lineage`, or if `out`
+    exists and is not left from a killed run of this one.
     """
     if out is None:
         yield None

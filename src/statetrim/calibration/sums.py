@@ -25,7 +25,8 @@ class Sums:
         self._sums: dict[int, dict[str, Tensor]] = {i: {} for i in model.geometry.layers}
 
     def on_call(self, call: KernelCall) -> None:
-        """Add the Gram matrices of queries and keys, and the mean square of the output."""
+        """Add the Gram matrices [heads, channels, channels] of queries and keys, before and after
+        the L2 norm, and the mean square over the channels of the output, [value heads]."""
         for side, activations in (("query", call.query), ("key", call.key)):
             if f"{side}_gram" in self.sum_names or f"{side}_unit_gram" in self.sum_names:
                 rows = activations.flatten(0, 1).transpose(0, 1)
@@ -44,7 +45,8 @@ class Sums:
         self._add(mixer_input.layer, "input_square", square)
 
     def on_readout(self, readout: Readout) -> None:
-        """Add the Gram matrices of the output projection's input, and what a refit needs."""
+        """Add the Gram matrices [value heads, channels, channels] of the output projection's input,
+        and the moments that a refit needs, with input and output of this one model."""
         if "readout_gram" in self.sum_names:
             values = readout.values.flatten(0, -2).double()
             for channel_rows in self.model.channels(readout.layer):
@@ -76,6 +78,7 @@ class Sums:
                 mixer.get_parameter(channel_rows.tensor).grad = None
 
     def _add(self, layer: int, name: str, value: Tensor) -> None:
+        """Add to a sum on the device of `value`; a name that is not in `sum_names` is ignored."""
         if name not in self.sum_names:
             return
         total = self._sums[layer].get(name)
@@ -106,7 +109,8 @@ class Sums:
 
     @property
     def layer_statistics(self) -> dict[int, LayerStatistics]:
-        """Copies of the sums on the CPU, by layer."""
+        """The sums by layer, on the CPU; those that are there already are not copied, so that later
+        additions change them."""
         by_layer = {}
         for layer, sums in self._sums.items():
             by_layer[layer] = LayerStatistics(self.tokens, **_to_cpu(sums))
@@ -138,7 +142,7 @@ def _to_cpu(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def to_statistics(sources: Mapping[str, Sums], lineage: Mapping[str, Any]) -> Statistics:
-    """The sums of all sources as one artifact."""
+    """The sums of all sources, of which one must be "text", as one artifact."""
     by_source = {name: sums.layer_statistics for name, sums in sources.items()}
     return Statistics(by_source.pop(TEXT), lineage, by_source)
 

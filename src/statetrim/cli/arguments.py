@@ -85,7 +85,7 @@ Dtype = Annotated[
 
 
 def parse_count(text: str) -> int:
-    """Parse a number such as 4096 or 64k."""
+    """Parse a number such as 4096 or 64k, where k is 1024; raises StatetrimError for other text."""
     from ..maths.units import parse_token_count
 
     return parse_token_count(text)
@@ -94,7 +94,10 @@ def parse_count(text: str) -> int:
 def open_model(
     model: str, family: Path | None, *, weights: bool | Literal["headers"] = True
 ) -> Any:
-    """Open a checkpoint, with the family that the Python file `family` defines, if any."""
+    """Open a checkpoint, with the family that the Python file `family` defines, which is executed.
+
+    `weights` is for hub ids: False downloads only the config, "headers" reads only headers.
+    """
     from ..families import family_from_file
     from ..storage.checkpoint import open_checkpoint
 
@@ -103,7 +106,8 @@ def open_model(
 
 
 def parse_method_options(pairs: list[str]) -> dict[str, Any]:
-    """Parse NAME=VALUE options of a method; refuse names of `select`'s own parameters."""
+    """Parse NAME=VALUE options of a method. Raises StatetrimError for other text and for names of
+    `select`'s own parameters."""
     options = parse_named_values(pairs, "--option", "score=q")
     for name in options:
         if name in SELECT_PARAMETERS:
@@ -112,7 +116,8 @@ def parse_method_options(pairs: list[str]) -> dict[str, Any]:
 
 
 def parse_named_values(pairs: list[str], flag: str, example: str) -> dict[str, Any]:
-    """Parse NAME=VALUE pairs; a value that is not valid JSON is text."""
+    """Parse NAME=VALUE pairs; a value that is not valid JSON is text, and the last of equal names
+    counts. Raises StatetrimError, with `flag` and `example`, unless NAME is an identifier."""
     options: dict[str, Any] = {}
     for pair in pairs:
         name, equals, text = pair.partition("=")
@@ -126,7 +131,8 @@ def parse_named_values(pairs: list[str], flag: str, example: str) -> dict[str, A
 
 
 def parse_shares(pairs: list[str]) -> dict[str, float] | None:
-    """Parse weights of statistics sources, such as recall=0.5; None if there are no pairs."""
+    """Parse weights of statistics sources, such as recall=0.5; None if there are no pairs. Raises
+    StatetrimError if a weight is not a number; names and range are not checked."""
     share_by_source: dict[str, float] = {}
     for pair in pairs:
         name, equals, number = pair.partition("=")
@@ -140,7 +146,8 @@ def parse_shares(pairs: list[str]) -> dict[str, float] | None:
 
 
 def parse_layer_numbers(text: str) -> list[int]:
-    """Parse layer numbers: 0,4 becomes [0, 4]."""
+    """Parse layer numbers: 0,4 becomes [0, 4], empty text []. Raises StatetrimError for other
+    text."""
     numbers = parse_names(text)
     if not all(name.isdecimal() and len(name) < 6 for name in numbers):
         raise StatetrimError(f"{text[:40]!r} are not layer numbers; write them as 0,4")
@@ -153,7 +160,8 @@ def parse_names(text: str) -> list[str]:
 
 
 def check_output_free(output: Path) -> None:
-    """Refuse an output that exists, unless an interrupted run left a part of it to resume."""
+    """Raise StatetrimError if the output exists, unless an interrupted run left a part of it to
+    resume."""
     from ..storage.output import check_absent, partial_path
 
     if not partial_path(output).exists():

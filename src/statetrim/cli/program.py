@@ -26,6 +26,8 @@ class StatetrimGroup(TyperGroup):
             formatter.write_dl(rows)
 
     def invoke(self, ctx: Any) -> Any:
+        """Run the command; Ctrl-C is raised as `Interrupted`, with what is kept. `main` turns
+        errors into exit codes."""
         try:
             return super().invoke(ctx)
         except KeyboardInterrupt as interrupt:

@@ -140,7 +140,8 @@ Seed = Annotated[int, typer.Option(help="Random seed.", callback=checks.seed)]
 
 
 def _load_recipe_defaults(context: typer.Context, path: Path | None) -> Path | None:
-    """Replace the defaults by the recipe's values; options on the command line take precedence."""
+    """Set the defaults of all options to the recipe's values, and return `path`; options on the
+    command line take precedence. Raises StatetrimError if the recipe is not valid."""
     if path is not None and not context.resilient_parsing:
         from ..pipelines.recipe import read_recipe
 
@@ -260,6 +261,8 @@ def _trim_or_sweep(
     dry_run: bool,
     as_json: bool,
 ) -> None:
+    """Open the model, for a dry run without downloading weights, and run `trim`, or a sweep if
+    `sweep` has shapes."""
     opened = arguments.open_model(model, family, weights="headers" if dry_run else True)
     if sweep is None:
         _trim(opened, options, output, dry_run=dry_run, as_json=as_json)
@@ -270,6 +273,10 @@ def _trim_or_sweep(
 def _trim(
     model: Any, options: "TrimOptions", output: Path, *, dry_run: bool, as_json: bool
 ) -> None:
+    """Check the job, print its estimated steps, run it and print the result.
+
+    A dry run ends after the steps; else they are not printed with --json or for a finished result.
+    """
     from ..console import trim as console
     from ..pipelines import trim as trimming
     from ..pipelines.estimate import Machine
@@ -297,6 +304,11 @@ def _sweep(
     dry_run: bool,
     as_json: bool,
 ) -> None:
+    """Check the job of each shape in `sweep`, separated by commas, print the estimated steps,
+    measure the shapes and print the result.
+
+    A dry run ends after the steps; else they are not printed with --json or for a finished result.
+    """
     from ..console import sweep as console
     from ..console.trim import TerminalObserver
     from ..pipelines import sweep as sweeping

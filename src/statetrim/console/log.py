@@ -34,10 +34,12 @@ class Log:
         self.file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {printable}\n")
 
     def write_table(self, table: RenderableType) -> None:
+        """Append a table, without a timestamp."""
         self.console.print(table)
 
 
 def _is_log(path: Path) -> bool:
+    """Whether `path` is a file that is empty or begins like a log of statetrim."""
     if not path.is_file():
         return False
     with path.open("rb") as file:

@@ -13,10 +13,12 @@ from . import terminal
 def show_progress(
     label: str = "", overall: RunProgressSource | None = None
 ) -> AbstractContextManager[OnProgress]:
-    """Yield the function to which a long run reports its Progress; only rank 0 shows anything.
+    """A context manager that yields the function to which a long run reports its Progress.
 
-    `label` is shown for a Progress without a label. `overall` computes the progress of the whole
-    pipeline of which this run is one step.
+    In a terminal it shows a bar, else (and with --quiet only in the log) lines at intervals; the
+    log gets lines in both cases. Only rank 0 shows anything. `label` is shown for a Progress
+    without a label. `overall` computes the progress of the whole pipeline of which this run is one
+    step.
     """
     if terminal.err.is_terminal and not terminal.err.quiet and is_rank_zero():
         return _bar_and_log(label, overall)
@@ -25,6 +27,7 @@ def show_progress(
 
 @contextmanager
 def _bar_and_log(label: str, overall: RunProgressSource | None) -> Iterator[OnProgress]:
+    """Yields a function that updates a bar in the terminal and writes lines to the log."""
     log_lines = _ProgressLines(label, overall, terminal.append_to_log)
     with terminal_bar(label, terminal.err, overall) as show:
 
@@ -60,6 +63,7 @@ class _ProgressLines:
                 self.finished_tasks.add(progress.label)
 
     def _is_due(self, progress: Progress) -> bool:
+        """Whether this report gets a line; only in rank 0."""
         if not is_rank_zero():
             return False
         if progress.unit == "settings":
@@ -72,6 +76,8 @@ class _ProgressLines:
         return last or time.monotonic() - self.last_written >= self.interval
 
     def _line(self, progress: Progress, speed: float) -> str:
+        """The text of a line: label, amount done, and for training also loss, speed and time
+        left."""
         label = progress.label or self.label
         if progress.unit == "tasks":
             return f"{label} done"

@@ -32,6 +32,7 @@ def tensor_parallel_text(before: Geometry, after: Geometry) -> str:
 
 
 def _join_with_or(sizes: Sequence[int]) -> str:
+    """Such as "1, 2 or 4"."""
     *most, last = map(str, sizes)
     return f"{', '.join(most)} or {last}" if most else last
 

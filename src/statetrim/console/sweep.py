@@ -66,6 +66,7 @@ def _is_in_table(metric: str) -> bool:
 
 
 def _measurement_text(measurement: SweepScore) -> str:
+    """The value, a share in percent, and half of the interval's width, which the original lacks."""
     scale, unit = (100, "%") if measurement.unit == "share" else (1, "")
     text = f"{scale * measurement.value:.3g}{unit}"
     if measurement.low is None or measurement.high is None:

@@ -22,44 +22,48 @@ log: Log | None = None
 
 
 def print_text(text: str, style: str | None = None) -> None:
-    """Print to standard output: wrapped between words in a terminal, one line in a pipe."""
+    """Print to standard output, wrapped between words in a terminal, one line in a pipe; and to the
+    log."""
     _print(out, text, style)
     append_to_log(text)
 
 
 def print_command(text: str) -> None:
-    """Print a command to standard output without wrapping, so that it can be copied."""
+    """Print a command to standard output without wrapping, so that it can be copied; and to the
+    log."""
     out.print(text, highlight=False, soft_wrap=True)
     append_to_log(text)
 
 
 def note(text: str, style: str | None = None) -> None:
-    """Print to standard error, unless --quiet."""
+    """Print to standard error, unless --quiet, and to the log."""
     _print(err, text, style)
     append_to_log(text)
 
 
 def warn(text: str) -> None:
-    """Print to standard error, also with --quiet."""
+    """Print to standard error, also with --quiet, and to the log."""
     _print(PlainConsole(stderr=True, markup=False) if err.quiet else err, text, "yellow")
     append_to_log(text)
 
 
 def _print(console: Console, text: str, style: str | None) -> None:
+    """Print one text: wrapped between words in a terminal, on one line elsewhere."""
     console.print(text, style=style, highlight=False, soft_wrap=not console.is_terminal)
 
 
 def print_table(table: RichTable) -> None:
-    """Print a table to standard output."""
+    """Print a table to standard output and to the log."""
     _render_table(out, table)
 
 
 def print_table_to_stderr(table: RichTable) -> None:
-    """Print a table to standard error, unless --quiet."""
+    """Print a table to standard error, unless --quiet, and to the log."""
     _render_table(err, table)
 
 
 def _render_table(console: Console, table: RichTable) -> None:
+    """Print a table, whose columns are set to wrap long names, and write it to the log."""
     for column in table.columns:
         column.overflow = "fold"  # wrap a long name instead of shortening it
     console.print(table)
@@ -68,7 +72,8 @@ def _render_table(console: Console, table: RichTable) -> None:
 
 
 def print_artifact_table(table: Table, left_columns: int) -> None:
-    """Print a table to standard output; only the first `left_columns` are left-aligned."""
+    """Print a table to standard output and to the log; only the first `left_columns` are
+    left-aligned."""
     rich_table = RichTable(title=table.title, title_justify="left")
     for number, name in enumerate(table.header):
         rich_table.add_column(name, justify="left" if number < left_columns else "right")
@@ -89,7 +94,8 @@ def append_to_log(text: str) -> None:
 
 
 def open_log(path: Path, command: str) -> None:
-    """From now on also write everything to `path`; only rank 0 does."""
+    """From now on also write everything except JSON to `path`, after `command`; only rank 0 does.
+    Raises StatetrimError if `path` exists and is not a log, or cannot be written."""
     global log
     if is_rank_zero():
         log = Log(path)

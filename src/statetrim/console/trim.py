@@ -64,6 +64,7 @@ class TerminalObserver(Observer):
         return f"step {self.schedule.position + 1} of {len(self.schedule.step_names)}"
 
     def _overall(self, progress: Progress) -> RunProgress:
+        """Progress of the whole run; the schedule records how far the running step is."""
         left = self.schedule.seconds_left(progress.done / max(1, progress.total))
         return RunProgress(self.schedule.fraction_done(left), self._step_text, left)
 
@@ -116,6 +117,7 @@ def show_download(model: Checkpoint) -> None:
 
 
 def _download_bytes(model: Checkpoint) -> int:
+    """Bytes of all weights if the model is not downloaded yet, else 0."""
     return 0 if model.downloaded else weight_bytes(model)
 
 
@@ -126,7 +128,8 @@ def _state_share(job: Job, kept: Geometry) -> dict[str, float | str | None]:
 
 
 def steps_table(title: str, steps: Sequence[Step]) -> Table:
-    """Estimated time, memory and disk of each step, and of the run."""
+    """Estimated time, memory and disk of each step, and in the last row of the run: the sum of
+    times and disk, the peak of memory."""
     table = Table(title=title, title_justify="left")
     for name in ("step", "what", "time", "memory", "disk"):
         table.add_column(name, justify="left" if name in ("step", "what") else "right")
@@ -185,6 +188,8 @@ def _is_requested(shape: Shape, job: Job) -> bool:
 
 
 def _show_heads(before: Geometry, after: Geometry) -> None:
+    """Print to standard error how many heads stay, over how many devices they can be divided, and a
+    warning if key heads are removed."""
     terminal.note(
         f"the state is cut to {after.describe_against(before)} of {before.describe_against(after)}"
     )
@@ -278,4 +283,5 @@ def _serving_lines(cut: Checkpoint, first_engine: str | None) -> list[str]:
 
 
 def _import_hint(runtime: str) -> str:
+    """A comment that fla must be imported first; empty for transformers."""
     return "" if runtime == "transformers" else "   # after: import fla"

@@ -113,6 +113,7 @@ def evaluate(
 
 
 def _uses_harness(tasks: list[Task]) -> bool:
+    """Whether at least one of `tasks` needs lm-eval."""
     return any(task.kind not in WITHOUT_HARNESS for task in tasks)
 
 
@@ -153,6 +154,7 @@ def _score_tasks(
     """Scores of one model on all tasks, in their order.
 
     Finished tasks are loaded; each process runs its share of the others, and rank 0 saves them.
+    Then the model is unloaded. Every process must call this, and gets all scores.
     """
     task_names = [samples.task.name for samples in task_samples]
     loaded = {name: finished.load(runner.name, name) for name in task_names}
@@ -208,6 +210,7 @@ def _lineage(
 
 
 def _check_arguments(tasks: list[Task], limit: int | None, text: str | Path | None) -> None:
+    """Raise StatetrimError for a `limit` below 2, or for `text` without its task or vice versa."""
     if limit is not None and limit < 2:
         raise StatetrimError(
             f"a limit of {limit} leaves nothing to compare; take 2 samples or more"

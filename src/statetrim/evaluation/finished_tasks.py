@@ -17,14 +17,14 @@ class FinishedTasks:
         self.directory, self.models = directory, models
 
     def load(self, model: str, task: str) -> list[Score] | None:
-        """The saved scores, or None if the task is not finished."""
+        """The saved scores; None if the task is not finished, or without a directory."""
         if self.directory is None or not (self.directory / self.file_name(model, task)).exists():
             return None
         stored = read_json(self.directory / self.file_name(model, task), MAX_BYTES)
         return [parse_score(score) for score in stored["scores"]]
 
     def save(self, model: str, task: str, scores: list[Score]) -> None:
-        """Write the scores of a finished task."""
+        """Write the scores of a finished task; without a directory, do nothing."""
         if self.directory is not None:
             content = {"scores": [asdict(score) for score in scores]}
             write_json(self.directory / self.file_name(model, task), content, indent=None)

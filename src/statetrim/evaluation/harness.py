@@ -102,7 +102,8 @@ def wrap_hf_model(live: Any, tokenizer: Any, batch_size: int) -> Any:
 
 
 def is_left_padding_safe(live: Any) -> bool:
-    """Whether a probe padded on the left gives the logits of the unpadded probe, for two tokens."""
+    """Whether a probe padded on the left gives the logits of the unpadded probe, for two generated
+    tokens: one of prefill, one of decode."""
     vocabulary = int(live.get_input_embeddings().weight.shape[0])
     ids = (torch.arange(1, 12, device=live.device) * 7919 % vocabulary).unsqueeze(0)
     padded = torch.cat([torch.zeros_like(ids[:, :5]), ids], 1)
@@ -133,7 +134,8 @@ def _next_two_logits(live: Any, input_ids: Tensor, attention_mask: Tensor) -> tu
 
 
 def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any]) -> Any:
-    """lm-eval's vLLM model with the given vLLM `options`. Raises StatetrimError without vLLM."""
+    """lm-eval's vLLM model with the given vLLM `options`. Raises StatetrimError without vLLM or
+    lm-eval, or if `options` name the model, batch size or remote code, which are set here."""
     if importlib.util.find_spec("vllm") is None:
         raise StatetrimError(
             "--engine vllm needs vLLM in this environment, and it is not installed; "
@@ -153,10 +155,12 @@ def load_vllm_model(path: Path, batch_size: int | str, options: Mapping[str, Any
 def run_task(
     lm: Any, model: str, task: Task, directory: Path, limit: int | None, report: ProgressCallback
 ) -> list[Score]:
-    """Run one task through `lm_eval.evaluate`; a score per metric, with every sample.
+    """Run one task through `lm_eval.evaluate`; a score per metric except bits per byte, with every
+    sample.
 
     `directory` holds the task's definition; for a stock task it is lm-eval's own. Raises
-    StatetrimError if lm-eval cannot load or run the task.
+    StatetrimError if lm-eval cannot load or run the task, or if a result is not finite; OSError and
+    out-of-memory errors of the run pass unchanged.
     """
     silence_libraries()
     import lm_eval
@@ -220,7 +224,8 @@ class _RequestCounter:
 def _to_score(
     model: str, task: Task, metric: str, samples: list[dict[str, Any]], higher_is_better: bool
 ) -> Score:
-    """A score from lm-eval's samples, each a value or a pair of value and weight."""
+    """A score from lm-eval's samples, each a value or a pair of value and weight; its unit is
+    "perplexity" or "share". Raises StatetrimError if a value is not finite."""
     unit: Unit = "perplexity" if "perplexity" in metric else "share"
     is_weighted = isinstance(samples[0][metric], tuple | list)
     values, weights = list[float](), list[float]()

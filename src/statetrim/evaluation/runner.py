@@ -129,7 +129,8 @@ class ModelRunner:
         self.lm: Any = None
 
     def run(self, samples: Samples, limit: int | None, progress: OnProgress) -> list[Score]:
-        """A score per metric of the task."""
+        """A score per metric of the task; loads the model if that was not done yet. `limit` is for
+        MQAR and lm-eval: token ids are limited already."""
         task = samples.task
 
         def report(done: int, total: int) -> None:
@@ -147,7 +148,8 @@ class ModelRunner:
             )
 
     def close(self) -> None:
-        """Free the memory for the next model."""
+        """Free the memory of this model and of the original's layers; the original's hidden states
+        and head stay."""
         self.live = self.lm = None
         self.original.unload()
         gc.collect()
@@ -161,11 +163,13 @@ class ModelRunner:
         return stored_states(self._load_model(), self.setting.storage)
 
     def _load_model(self) -> LiveModel:
+        """The model in transformers, loaded on the first call."""
         if self.live is None:
             self.live = load_live(self.model, self.setting.placement)
         return self.live
 
     def _load_lm(self) -> Any:
+        """lm-eval's model for the setting's engine, made on the first call."""
         if self.lm is None and self.setting.engine == "vllm":
             self.lm = harness.load_vllm_model(
                 self.model.path, VLLM_BATCH, self.setting.vllm_options
@@ -177,8 +181,9 @@ class ModelRunner:
         return self.lm
 
     def _score_mqar(self, rows: int, report: harness.ProgressCallback) -> list[Score]:
-        """Recall of `rows` generated sequences per number of pairs that the vocabulary allows, and
-        their mean as "accuracy"."""
+        """Recall of `rows` generated sequences per number of pairs that the vocabulary allows; a
+        sample is the fraction of a sequence's values that are recalled. First comes "accuracy", the
+        mean over the numbers of pairs."""
         vocabulary = int(self._load_model().lm_head.weight.shape[0])
         names, batches, positions = list[str](), list[Tensor](), list[Tensor]()
         for cell in [*({"pairs": n, "length": 0} for n in recall.PAIR_COUNTS), LONG_MQAR]:
@@ -210,7 +215,9 @@ class ModelRunner:
     def _score_against_original(
         self, task: Task, ids: Tensor, report: harness.ProgressCallback
     ) -> list[Score]:
-        """KL and top-1 agreement with the original and, for the task "text", perplexity."""
+        """Perplexity, for the task "text" only, then KL and top-1 agreement with the original; a
+        sample is a sequence of `ids`. Unloads this model while the original must run. Raises
+        StatetrimError if the KL is not finite."""
         size = self.setting.batch_size
         batches, original_states = list(torch.split(ids.long(), size)), None
         is_original = self.model is self.original.checkpoint and not self.setting.storage.is_lossy
@@ -261,13 +268,15 @@ class ModelRunner:
         return lambda number: reader.forward(batches[number])
 
     def _share_score(self, task: str, metric: str, samples: list[float]) -> Score:
+        """A score of fractions, of which higher ones are better."""
         return Score(self.name, task, metric, "share", True, samples)
 
 
 def _progress_callbacks(
     report: harness.ProgressCallback, total: int, batch_size: int = 1, *, read_first: bool
 ) -> tuple[Callable[[int], None], Callable[[int], None]]:
-    """Two callbacks for the number of batches that were read, and that were compared.
+    """Two callbacks for the number of batches that were read, and that were compared; they call
+    `report` with that number times `batch_size`, at most `total`, and `total`.
 
     With `read_first` all batches are read before the first one is compared, and each of the two
     counts for half of the progress.

@@ -43,9 +43,12 @@ class SampleSource:
 
 
 def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: Path) -> Samples:
-    """Read the task's samples; definitions and rows for lm-eval are written below `scratch`.
+    """A task with its samples: token ids for text and agreement, else a directory for lm-eval.
 
-    Raises StatetrimError if there are none.
+    Rows from `data` or the hub are written to `scratch`/NAME with their definition; a stock task
+    without `data` uses lm-eval's own directory, and MQAR, which is generated later, has neither.
+    Raises StatetrimError if a source that is read holds no samples, or if lm-eval is needed and
+    not installed.
     """
     data, limit = source.data, source.limit
     if task.kind == "mqar":
@@ -78,8 +81,9 @@ def prepare_samples(task: Task, source: SampleSource, tokenizer: Any, scratch: P
 
 
 def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | None) -> Tensor:
-    """The first sequences of the text, int32 [sequences, length]; the end-of-text token separates
-    documents."""
+    """The first `limit` (default: AGREEMENT_ROWS) sequences of the text, or as many as it has,
+    int32 [sequences, AGREEMENT_LENGTH]; the end-of-text token separates documents. Raises
+    StatetrimError without `data`, or if the text does not fill one sequence."""
     if data is None:
         raise StatetrimError(f"{task.name} needs --data, a directory with {task.files}")
     ids: list[int] = []
@@ -97,7 +101,8 @@ def _agreement_ids(task: Task, data: Path | None, tokenizer: Any, limit: int | N
 
 
 def _token_spans(tokenizer: Any) -> recall.Spans:
-    """A function from a text to the [start, end) characters of each of its tokens."""
+    """A function from a text to the [start, end) characters of each of its tokens. Raises
+    StatetrimError if the tokenizer is not a fast one."""
     if not tokenizer.is_fast:
         raise StatetrimError("recall tasks need a tokenizer.json, to locate its tokens")
 

@@ -56,7 +56,8 @@ def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, evaluated: 
 
 
 def _is_same_text(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
-    """Compares the tokens: the file may have been moved, and another may have its name."""
+    """Whether `text` has the tokens that `record` describes: the file may have been moved, and
+    another may have its name. Beyond _MAX_TOKENS_READ tokens only the names are compared."""
     tokens = record.count * record.length
     if record.skip + tokens > _MAX_TOKENS_READ:
         return record.text == str(text)

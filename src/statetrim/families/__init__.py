@@ -42,7 +42,8 @@ def family_of(config: Config) -> Family:
 
 
 def family_from_file(path: str | Path) -> Family:
-    """The `FAMILY` that a Python file defines. Executes the file, so it must be trusted."""
+    """The `FAMILY` that a Python file defines; refuses a file without one. Executes the file, so it
+    must be trusted; its own errors are not caught."""
     spec = importlib.util.spec_from_file_location("statetrim_outside_family", path)
     if spec is None or spec.loader is None or not Path(path).is_file():
         raise StatetrimError(f"{path} is not a Python file with a FAMILY in it")

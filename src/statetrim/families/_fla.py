@@ -142,7 +142,8 @@ def value_rows(geometry: Geometry, steps: int = 1) -> list[ChannelRows]:
 
 
 def v_proj_rows(geometry: Geometry, table: Tensor, size: int) -> list[ChannelRows]:
-    """Channel rows of v_proj and, if the model has one, its convolution."""
+    """Channel rows of v_proj and, if the model has one, its convolution: the indices `table`
+    [heads, channels] of `size` rows."""
     channel_rows = [ChannelRows("v_proj.weight", "v_proj", table, size, axis="value")]
     if geometry.conv_width:
         channel_rows += [

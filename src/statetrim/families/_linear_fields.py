@@ -46,7 +46,8 @@ def linear_geometry(config: Config) -> Geometry:
 
 
 def linear_layers(config: Config) -> tuple[int, ...]:
-    """The layers that `layer_types` lists, or all except every `full_attention_interval`-th."""
+    """The layers that `layer_types` lists as linear attention, or all except every
+    `full_attention_interval`-th. Refuses a model without any."""
     layer_types = layer_types_field(config, "layer_types")
     if layer_types is None:
         total = int_field(config, "num_hidden_layers", maximum=MAX_LAYERS)

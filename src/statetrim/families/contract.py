@@ -184,11 +184,14 @@ def resized_config(family: Family, config: Config, after: Geometry) -> Config:
 
 
 def layer_config(family: Family, config: Config, geometry: Geometry, layer: int) -> Config:
-    """The config of a stock model in which every layer has the shape of `layer`."""
+    """The config of a stock model in which every layer has the shape of `layer`; `config` itself if
+    the layers do not differ."""
     return resized_config(family, config, geometry.for_layer(layer)) if geometry.widths else config
 
 
 def _resized_stock_config(family: Family, config: Config, after: Geometry) -> Config:
+    """The family's config for `after`, without widths by layer. Refuses removed heads or channels
+    that the family rules out, and a geometry that does not read back unchanged."""
     before, model_type = family.geometry(config), config.get("model_type")
     same_key_heads = before.num_k_heads == after.num_k_heads
     heads_differ = not same_key_heads or before.num_v_heads != after.num_v_heads
@@ -234,7 +237,8 @@ def int_field(
 
 
 def float_field(config: Config, name: str, default: float) -> float:
-    """A positive finite number from the config field `name`; refuses other values."""
+    """A positive number below 2**24 from the config field `name`, or `default` if it is absent;
+    refuses other values."""
     value = config.get(name)
     if value is None:
         return default
@@ -246,7 +250,8 @@ def float_field(config: Config, name: str, default: float) -> float:
 
 
 def bool_field(config: Config, name: str, default: bool) -> bool:
-    """The config field `name`; refuses values other than true, false and null."""
+    """The config field `name`, or `default` if it is absent or null; refuses values other than true
+    and false."""
     value = config.get(name)
     if value is None:
         return default
@@ -268,8 +273,9 @@ def nested_config(config: Config, name: str) -> Config:
 
 
 def nested_text_config(config: Config, model_types: tuple[str, ...], *names: str) -> Config:
-    """The nested config of a text model, from the first of the fields `names` that is set. Refuses
-    a model type outside `model_types`; the first of these is the default."""
+    """A copy of the nested config of a text model, with its `model_type`, from the first of the
+    fields `names` that is set. Refuses a model type outside `model_types`; the first of these is
+    the default."""
     name = next((name for name in names if config.get(name) is not None), names[0])
     text = nested_config(config, name)
     model_type = text.get("model_type", model_types[0])
@@ -282,7 +288,8 @@ def nested_text_config(config: Config, model_types: tuple[str, ...], *names: str
 
 
 def layer_types_field(config: Config, name: str) -> list[str] | None:
-    """A list with the type of every decoder layer, or None if the config does not set it."""
+    """A list with the type of every decoder layer, or None if the config does not set it. Refuses
+    other values, and a length other than `num_hidden_layers`."""
     value = config.get(name)
     if value is None:
         return None
@@ -301,7 +308,8 @@ def layer_types_field(config: Config, name: str) -> list[str] | None:
 
 
 def layer_indices_field(config: Config, name: str) -> list[int]:
-    """A sorted list of layer indices; empty if the config does not set it."""
+    """A sorted list of layer indices without duplicates; empty if the config does not set it.
+    Refuses other values."""
     value = config.get(name)
     if value is None:
         return []

@@ -104,7 +104,8 @@ def head_dim_geometry(
     default_expand: float,
     steps: int = 1,
 ) -> Geometry:
-    """The geometry of a config with `head_dim` and `expand_v`."""
+    """The geometry of a config with `head_dim` and `expand_v`. The convolutions have the keys and
+    values of `steps` Householder steps. Refuses a value width that is not whole."""
     dim = int_field(config, "head_dim", default=default_dim, maximum=MAX_CHANNELS)
     return validated_geometry(
         Geometry(

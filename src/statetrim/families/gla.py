@@ -78,7 +78,8 @@ class GLA(FlaFamily):
         return channel_rows
 
     def head_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        # A key head is removed with all query heads that read it, so all rows are by key head.
+        """Rows by key head, all with axis "key": a key head is removed with all query heads that
+        read it, and with their values."""
         entries = self.channel_rows(config, geometry)
         return head_rows_from_channels([replace(entry, axis="key") for entry in entries])
 

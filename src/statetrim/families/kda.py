@@ -53,6 +53,8 @@ class KDA(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        """Rows of queries, keys and their decay gates. Values cannot be pruned: of them only
+        o_proj's columns are listed, which calibration needs."""
         # A gate row per value head and key channel; value head u reads key head u // group.
         dim, group = geometry.head_k_dim, geometry.num_v_heads // geometry.num_k_heads
         size = geometry.num_v_heads * dim
@@ -61,7 +63,6 @@ class KDA(FlaFamily):
             for start in range(0, group * dim, dim):
                 table = row_indices(geometry.num_k_heads, dim, start, stride=group * dim)
                 gates.append(ChannelRows(name, "gate", table, size))
-        # Values cannot be pruned; calibration still needs the columns of o_proj that read them.
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*query_key_rows(geometry), *gates, output]

@@ -73,6 +73,8 @@ class KimiLinear(Family):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        """Rows of queries, keys, values, decay gates and o_proj's columns; not of the output gate
+        and norm. Channels cannot be pruned here: `head_rows` and calibration use these."""
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         return [
             *query_key_rows(geometry),
@@ -117,6 +119,8 @@ class KimiLinear(Family):
         return delta_rule
 
     def _text_config(self, config: Config) -> Config:
+        """The config of the text model: the nested one of a vision-language model, else
+        `config`."""
         if config["model_type"] in self.text_types:
             return config
         return {"model_type": "glm5_next_text"} | nested_config(config, "text_config")
@@ -128,6 +132,8 @@ def _linear_attn_section(config: Config) -> Config:
 
 
 def _linear_layers(config: Config, nested: Config) -> tuple[int, ...]:
+    """Indices of the linear layers: from `layer_types`, in Kimi-Linear also from `kda_layers`
+    (counted from 1), or by the stock class's pattern."""
     layer_types = layer_types_field(config, "layer_types")
     if layer_types is not None:
         return layers_of_type(layer_types, "linear_attention")

@@ -289,14 +289,15 @@ def _inner_width_fields(config: Config, fields: ConfigFields, geometry: Geometry
 
 
 def _possible_widths_text(hidden: int, heads: int, channels: int) -> str:
-    """The widths below `channels` at which `heads` heads are a whole multiple of `hidden`."""
+    """Such as "32 or 64": the widths below `channels` at which `heads` heads are a whole multiple
+    of `hidden`."""
     widths = [str(width) for width in range(1, channels) if heads * width % hidden == 0]
     return " or ".join(widths) or "none below what they have"
 
 
 def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
     """Value heads and their width. Where the config sets only one of them, the other follows from
-    the inner width, as in the stock class."""
+    the inner width, as in the stock class; refuses heads that do not divide it."""
     if fields.inner is not None:
         inner = int_field(config, fields.inner, default=1024)
     else:
@@ -323,6 +324,8 @@ def _heads_and_width(config: Config, fields: ConfigFields) -> tuple[int, int]:
 
 
 def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
+    """Indices of the layers with a state: those that the config lists as Mamba, or all that it does
+    not list as softmax layers. Refuses a model without any."""
     if config["model_type"] == "nemotron_h":
         return layers_of_type(_nemotron_layer_types(config), "linear_attention", "mamba", "M")
     layer_types = layer_types_field(config, fields.layer_types) if fields.layer_types else None
@@ -335,6 +338,8 @@ def _linear_layers(config: Config, fields: ConfigFields) -> tuple[int, ...]:
 
 
 def _nemotron_layer_types(config: Config) -> list[str]:
+    """The type of every layer, from a list of names or the letters of a pattern; refuses a config
+    with neither."""
     layer_types = layer_types_field(config, "layers_block_type")
     layer_types = layer_types or layer_types_field(config, "layer_types")
     pattern = config.get("hybrid_override_pattern")
@@ -349,8 +354,9 @@ def _nemotron_layer_types(config: Config) -> list[str]:
 
 
 def _zamba2_kv_cache_size(config: Config) -> KVCacheSize | None:
-    """The shared attention block reads the hidden state concatenated with the embedding, so its
-    heads are twice as wide."""
+    """The KV cache of the layers of type "hybrid"; None if the config does not list types. Their
+    shared attention block reads the hidden state concatenated with the embedding, so its heads are
+    twice as wide."""
     layer_types = layer_types_field(config, "layers_block_type")
     if layer_types is None:
         return None

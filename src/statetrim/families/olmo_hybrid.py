@@ -74,6 +74,8 @@ class OlmoHybrid(LinearFieldsFamily):
 
 
 def _layer_types(config: Config) -> list[str]:
+    """The type of every layer; by default every fourth is a softmax layer, or the last of fewer
+    than four."""
     layer_types = layer_types_field(config, "layer_types")
     if layer_types is None:
         total = int_field(config, "num_hidden_layers", default=32, maximum=MAX_LAYERS)

@@ -82,6 +82,7 @@ class Qwen35(LinearFieldsFamily):
         return replace(cache_size, numel=cache_size.numel + indexer_width)
 
     def _text_config(self, config: Config) -> Config:
+        """The config of the text model: the nested one of a multimodal model, else `config`."""
         if config["model_type"] in self.text_types:
             return config
         if config["model_type"] in self.minicpm_types:

@@ -27,7 +27,8 @@ Recurrence = Callable[[Mapping[str, Any], slice], StateUpdates]
 
 
 def delta_rule(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
-    """DeltaNet, Gated DeltaNet and KDA, as called by transformers, fla and statetrim.portable."""
+    """The updates of `tokens` from the arguments of a DeltaNet, Gated DeltaNet or KDA kernel, as
+    called by transformers, fla and statetrim.portable."""
     value = arguments["v"] if "v" in arguments else arguments["value"]
     beta = arguments["beta"][:, tokens].double()
     if arguments.get("use_beta_sigmoid_in_kernel"):
@@ -36,7 +37,8 @@ def delta_rule(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
 
 
 def _log_decay(arguments: Mapping[str, Any], tokens: slice) -> Tensor | None:
-    """The log decay, computed from the raw gate where the kernel (of fla) would do so itself."""
+    """The log decay [batch, time, value heads, head_k_dim or 1], computed from the raw gate where
+    the kernel (of fla) would do so itself; None without `g`."""
     if arguments.get("g") is None:
         return None
     g: Tensor = arguments["g"][:, tokens].double()
@@ -52,7 +54,8 @@ def _log_decay(arguments: Mapping[str, Any], tokens: slice) -> Tensor | None:
 
 
 def mamba2(arguments: Mapping[str, Any], tokens: slice) -> StateUpdates:
-    """Mamba-2: `S = exp(dt A) S + B (dt x)'`, with B as the key and C as the query."""
+    """The updates of `tokens` from the arguments of a Mamba-2 scan: `S = exp(dt A) S + B (dt x)'`,
+    with B as the key and C as the query; the value is `dt x`, and there is no beta."""
     dt = arguments["dt"][:, tokens].double()
     if arguments.get("dt_bias") is not None:
         dt = dt + arguments["dt_bias"].double()

@@ -28,7 +28,7 @@ def quantity_text(value: float) -> str:
 
 
 def score_text(value: float, unit: str) -> str:
-    """A score by its unit: a perplexity, a share in percent, or nats."""
+    """A score as text: `unit` is "perplexity", "share" (shown in percent), or else nats."""
     if unit == "perplexity":
         return f"{value:,.2f}" if value < 1e7 else f"{value:.2e}"
     return f"{100 * value:.1f}%" if unit == "share" else f"{value:.4f}"
@@ -56,7 +56,7 @@ def duration_text(seconds: float) -> str:
 
 
 def evenly_spaced(items: Sequence[Item], max_items: int) -> list[Item]:
-    """At most `max_items` of the items at even distances, including the first and the last."""
+    """At most `max_items` (2 or more) of the items at even distances, with the first and last."""
     if len(items) <= max_items:
         return list(items)
     return [items[round(i * (len(items) - 1) / (max_items - 1))] for i in range(max_items)]

@@ -28,6 +28,7 @@ def relative_residual(weight: Tensor, gram: Tensor, target: Tensor, square: Tens
     """The relative residual sum of squares |W a - y|^2 / |y|^2 of a weight [m, n].
 
     `gram` is aa' [n, n], `target` is ya' [m, n] and `square` is |y|^2 [1], all summed over tokens.
+    0.0 if y is zero. Rounding may make a residual of zero slightly negative.
     """
     weight, total = weight.double(), float(square.sum())
     residual = square.sum() - 2 * (weight * target).sum() + (weight * (weight @ gram)).sum()

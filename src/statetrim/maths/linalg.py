@@ -38,7 +38,9 @@ def strong_rrqr(gram: Tensor, keep: int, tolerance: float = 1.5) -> RRQR:
 
     Starts from the pivoted Cholesky choice (that of QR with column pivoting on M) and swaps a kept
     column for a removed one while that multiplies the volume by more than `tolerance`. If M has
-    fewer than `keep` independent columns, the columns of largest norm fill up; see `rank`.
+    fewer than `keep` independent columns, the columns of largest norm fill up; see `rank`. Raises
+    ValueError for another dtype or shape, a matrix that is no Gram matrix, `keep` outside 1 to n,
+    or a `tolerance` that is not above 1.
     """
     _check_gram(gram, keep)
     if not tolerance > 1:
@@ -95,23 +97,30 @@ class RetrievalError:
 
     @property
     def lower(self) -> float:
+        """Lower bound of `ratio`: the noise alignment."""
         return self.noise_alignment
 
     @property
     def upper(self) -> float:
+        """Upper bound of `ratio`: 1 / query alignment, infinity if that is 0."""
         return 1 / self.query_alignment if self.query_alignment > 0 else math.inf
 
     @property
     def paper_lower(self) -> float:
+        """`lower` over the square root of the effective rank."""
         return self.lower / math.sqrt(self.effective_rank)
 
     @property
     def paper_upper(self) -> float:
+        """`upper` times the square root of the effective rank."""
         return self.upper * math.sqrt(self.effective_rank)
 
 
 def retrieval_error_bounds(state: Tensor, query: Tensor, noise: Tensor) -> RetrievalError:
-    """Amplification of `noise` [d_k] added to `query` [d_k] when reading `state` [d_v, d_k]."""
+    """Amplification of `noise` [d_k] added to `query` [d_k] when reading `state` [d_v, d_k].
+
+    Raises ValueError if the noise, or the output without noise, is zero.
+    """
     state, query, noise = state.double(), query.double(), noise.double()
     if not noise.any() or not (state @ query).any():
         raise ValueError("the error ratio needs a nonzero noise and a nonzero clean output")
@@ -126,6 +135,7 @@ def retrieval_error_bounds(state: Tensor, query: Tensor, noise: Tensor) -> Retri
 
 
 def _check_gram(gram: Tensor, keep: int) -> None:
+    """Raise ValueError unless `gram` is a float64 Gram matrix [n, n] and `keep` is from 1 to n."""
     if gram.dtype != torch.float64:
         raise ValueError(f"the Gram must be float64, since it squares the condition: {gram.dtype}")
     if gram.ndim != 2 or gram.shape[0] != gram.shape[1]:
@@ -190,7 +200,10 @@ def _best_swap(table: Tensor, mask: Tensor, floor: float) -> tuple[float, int, i
 
 
 def _swap_until_strong(gram: Tensor, table: Tensor, mask: Tensor, tolerance: float) -> RRQR:
-    """Swap the best pair, `table` and `mask` in place, until none gains more than `tolerance`."""
+    """Swap the best pair until none gains more than `tolerance`; return the result.
+
+    Changes `table` and `mask` in place. Stops early, not converged, where only rounding gains.
+    """
     keep, floor = int(mask.sum()), _rounding_floor(gram)
     limit, visited = _swap_limit(keep, tolerance), set[bytes]()
     swaps, swaps_since_refresh, gains = 0, 0, list[float]()
@@ -230,7 +243,7 @@ def _swap_limit(keep: int, tolerance: float) -> int:
 
 
 def _longest_columns(gram: Tensor, allowed: Tensor, count: int) -> Tensor:
-    """The `count` allowed columns of largest norm, ties to the lowest index."""
+    """Indices [count] of the allowed columns of largest norm, ties to the lowest index."""
     squares = gram.diagonal().masked_fill(~allowed, -1.0)
     chosen = []
     for _ in range(count):
@@ -248,15 +261,17 @@ def _first_maximum(values: Tensor) -> tuple[int, float]:
 
 
 def _rounding_floor(gram: Tensor) -> float:
-    """Squared residual norms up to this are rounding; about 1.7e-7 of the longest column."""
+    """Squared residual norms up to this are rounding: n eps of the largest squared column norm."""
     return len(gram) * torch.finfo(torch.float64).eps * float(gram.diagonal().max())
 
 
 def _indices(mask: Tensor) -> Tensor:
+    """Indices of the True entries of a mask [n], ascending."""
     return mask.nonzero().squeeze(1)
 
 
 def _scaled_to_one(matrix: Tensor) -> Tensor:
-    """Float64 copy of [..., rows, columns] whose largest entry is 1, so squares stay in range."""
+    """Float64 copy of [..., rows, columns], scaled so that the largest magnitude in each matrix is
+    1 and squares stay in range; a zero matrix stays zero."""
     size = matrix.double().abs().amax((-2, -1), keepdim=True)
     return matrix.double() / torch.where(size > 0, size, 1.0)

@@ -34,7 +34,7 @@ class Interval:
         return Interval(0.0 - self.estimate, 0.0 - self.high, 0.0 - self.low)  # no -0.0
 
     def transformed(self, function: Callable[[float], float]) -> "Interval":
-        """The interval whose estimate and bounds are `function` of these; it must not decrease."""
+        """The interval with `function` applied to estimate and bounds; it must be nondecreasing."""
         return Interval(function(self.estimate), function(self.low), function(self.high))
 
 
@@ -52,6 +52,7 @@ class Pairs:
 
     @property
     def difference(self) -> float:
+        """Mean of `after - before`, or its sum over the sum of `weights`."""
         total = self.weights.sum() if self.weights is not None else len(self.before)
         return float((self.after - self.before).sum() / total)
 
@@ -82,7 +83,8 @@ def difference_interval(
     """Bootstrap interval of the difference, averaged over `groups` that are resampled separately.
 
     The percentiles are widened for small samples as in Hesterberg (2015). With at most
-    `SMALL_SAMPLE` samples the interval is at least that of Student's t in the worst group.
+    `SMALL_SAMPLE` samples the interval is at least that of Student's t in the worst group, and with
+    a single sample its margin is at least `UNBOUNDED_MARGIN`.
     """
     generator = torch.Generator().manual_seed(seed)
     resampled = torch.stack(
@@ -102,7 +104,8 @@ def difference_interval(
 def is_above_chance(samples: Sequence[float], chance: float, level: float = 0.95) -> bool:
     """Whether the mean of the samples, shares from 0 to 1, is significantly above `chance`.
 
-    For samples of 0 and 1 by the exact binomial tail, else by the t interval of their mean.
+    For samples of 0 and 1 by the exact binomial tail, else by the t interval of their mean. Both
+    use the tail of a two-sided interval: 2.5 % for `level` 0.95.
     """
     count, right = len(samples), sum(samples)
     tail = (1 - level) / 2
@@ -132,7 +135,8 @@ def _binomial_tail(right: int, count: int, chance: float) -> float:
 
 
 def zero_event_bound(samples: int, level: float = 0.95) -> float:
-    """The upper confidence bound of an event's rate when none was seen in `samples` trials."""
+    """The one-sided upper confidence bound, a fraction, of the rate of an event that was never seen
+    in `samples` trials."""
     return 1 - float((1 - level) ** (1 / samples))
 
 
@@ -158,7 +162,10 @@ def student_t_quantile(tail: float, degrees_of_freedom: int) -> float:
 
 
 def _student_margin(pairs: Pairs, tail: float) -> float:
-    """Half of the width of the t interval of the difference."""
+    """Half of the width of the t interval of the difference, with `tail` on each side.
+
+    `UNBOUNDED_MARGIN` for a single sample.
+    """
     count = len(pairs.before)
     if count < 2:
         return UNBOUNDED_MARGIN
@@ -183,7 +190,10 @@ def _resampled_differences(pairs: Pairs, resamples: int, generator: torch.Genera
 
 
 def _widened_tail(tail: float, samples: int) -> float:
-    """The tail probability whose bootstrap percentile gives an interval as wide as Student's t."""
+    """The tail probability whose bootstrap percentile gives an interval as wide as Student's t.
+
+    0.0 for a single sample.
+    """
     if samples < 2:
         return 0.0
     z, degrees_of_freedom = NormalDist().inv_cdf(tail), samples - 1

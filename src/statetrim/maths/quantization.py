@@ -37,7 +37,7 @@ def fake_quantize(
     """`x`, in its own dtype, after being rounded to `dtype` (a key of FORMATS).
 
     Elements along `axis` form a row and share a scale if the dtype needs one. With a `generator`
-    rounding is stochastic and unbiased, else to nearest.
+    rounding is stochastic and unbiased, else to nearest. `x` itself if it already has this dtype.
     """
     storage = FORMATS[dtype]
     if storage.dtype == x.dtype:
@@ -50,7 +50,7 @@ def fake_quantize(
 
 
 def _rounded(x: Tensor, storage: StorageFormat, generator: torch.Generator | None) -> Tensor:
-    """`x` rounded to values that `storage` represents."""
+    """`x`, already scaled, in the dtype of `storage`; rounded stochastically with a generator."""
     if generator is None and storage.mantissa_bits is not None:
         return x.to(storage.dtype)
     step = torch.ones_like(x)
@@ -65,7 +65,7 @@ def _rounded(x: Tensor, storage: StorageFormat, generator: torch.Generator | Non
 
 
 def stored_bytes(dtype: str, keys: int, values: int) -> int:
-    """Bytes of one head's state, `keys` x `values`, including the scales of its rows."""
+    """Bytes of one head's state, `keys` x `values`, with a scale per value channel if 8-bit."""
     storage = FORMATS[dtype]
     scales = values * SCALE_BYTES if storage.row_maximum is not None else 0
     return keys * values * storage.num_bytes + scales

@@ -33,7 +33,10 @@ class Table:
     rows: Sequence[Sequence[str]]
 
     def html(self) -> str:
-        """An escaped HTML table of at most MAX_ROWS rows, MAX_COLUMNS columns."""
+        """An escaped HTML table of at most MAX_ROWS rows, MAX_COLUMNS columns.
+
+        Cells are shortened to MAX_CHARACTERS; a line below gives the number of rows left out.
+        """
         from jinja2 import Environment
 
         return (
@@ -49,4 +52,5 @@ class Table:
 
 
 def _cells(row: Sequence[str]) -> list[str]:
+    """The first MAX_COLUMNS cells, each shortened to MAX_CHARACTERS."""
     return [shorten(cell, MAX_CHARACTERS) for cell in row[:MAX_COLUMNS]]

@@ -13,7 +13,7 @@ Amount = int | float | str
 
 
 def parse_token_count(tokens: int | str) -> int:
-    """Parse 4096, "4096", "256k" or "64m"; k is 1024. Raises StatetrimError for anything else."""
+    """Parse 4096, "4096", "256k", "64m" or "1g"; k is 1024. Raises StatetrimError otherwise."""
     text = str(tokens)
     scale = _SUFFIXES.get(text[-1:].lower())
     digits = text if scale is None else text[:-1]
@@ -23,7 +23,10 @@ def parse_token_count(tokens: int | str) -> int:
 
 
 def parse_amount(amount: Amount) -> int | Fraction:
-    """Parse a count of channels or the fraction kept, without checking that it is in range."""
+    """Parse a count of channels (int) or the fraction kept, without checking the range.
+
+    Raises StatetrimError if it is neither.
+    """
     text = str(amount).strip()
     try:
         return int(text)
@@ -50,7 +53,7 @@ def is_integer_list(value: Any) -> bool:
 
 
 def is_number(value: Any) -> bool:
-    """Whether `value` is an int or float below 1e300 in magnitude, so that a plot can show it."""
+    """Whether `value` is an int or float, not bool or nan, below 1e300 in magnitude (for plots)."""
     return type(value) in (int, float) and abs(value) < 1e300
 
 

@@ -61,7 +61,7 @@ def find_method(method: "str | Select") -> "Method":
 
 
 def _load_select(path: Path) -> "Select":
-    """Execute a Python file and return its function `select`."""
+    """Execute a Python file and return its function `select`; StatetrimError if it has none."""
     spec = importlib.util.spec_from_file_location("statetrim_outside_method", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

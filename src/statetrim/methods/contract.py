@@ -29,7 +29,7 @@ class _HasStatistics:
     def statistic(self, name: str) -> Tensor:
         """The sum of this name over calibration tokens, such as "query_gram".
 
-        Raises StatetrimError if the method did not declare it with `needs`.
+        Raises StatetrimError if it was not collected, because the method lacks it in `needs`.
         """
         value = getattr(self.statistics, name, None)
         if not isinstance(value, Tensor):
@@ -66,7 +66,7 @@ class ValueEvidence(_HasStatistics):
 
     @property
     def shape(self) -> tuple[int, int]:
-        """Number of heads, and of channels per head."""
+        """Number of heads that select their own channels, and of channels per head."""
         return self.value_weight.shape[0], self.value_weight.shape[1]
 
 
@@ -97,7 +97,10 @@ class Method:
 
 
 def as_method(select: Select, name: str | None = None) -> Method:
-    """Make a method from a function whose keyword-only parameters, with defaults, are options."""
+    """Make a method from a function whose keyword-only parameters, with defaults, are options.
+
+    `name` defaults to the function's. What it needs and selects is read from its decorators.
+    """
     parameters = inspect.signature(select).parameters.values()
     options = {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
     axes: tuple[Selectable, ...] = getattr(select, "axes", ("key",))
@@ -139,7 +142,7 @@ def top(scores: Tensor, keep: int) -> Tensor:
 
 
 def combine(score: Score, query: Tensor, key: Tensor) -> Tensor:
-    """Score of a channel from those of its query and key: their sum, or one of them."""
+    """`query + key` for score "qk", `query` for "q", `key` for "k"; StatetrimError for others."""
     if score == "qk":
         return query + key
     if score in ("q", "k"):

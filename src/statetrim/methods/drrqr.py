@@ -22,7 +22,10 @@ def select(
     tolerance: float = 1.5,
     normalized: bool = False,
 ) -> Tensor:
-    """`tolerance` is RRQR's f > 1; `normalized` uses q and k after L2 normalisation."""
+    """Key channels [heads, keep] by strong rank-revealing QR of each head's queries and keys.
+
+    `tolerance` is RRQR's f > 1; `normalized` uses q and k after L2 normalisation.
+    """
     kind = "unit_gram" if normalized else "gram"
     grams = combine(score, evidence.statistic(f"query_{kind}"), evidence.statistic(f"key_{kind}"))
     return select_by_rrqr(grams, keep, tolerance, evidence.notes)
@@ -33,7 +36,7 @@ def select_by_rrqr(
 ) -> Tensor:
     """Kept channels [heads, keep] from each head's Gram matrix [channels, channels].
 
-    Writes lists with an entry per head to `notes`.
+    Writes "swaps", "rank", "converged" and "gain" to `notes`, lists with an entry per head.
     """
     heads = [strong_rrqr(gram, keep, tolerance) for gram in grams]
     notes.update(

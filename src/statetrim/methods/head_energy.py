@@ -13,6 +13,7 @@ from .contract import HeadEvidence, needs, selects, top
 @selects("head")
 @needs(*REFIT_SUM_NAMES)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
+    """Heads [groups, keep] with the largest squared norm of their contribution to the output."""
     groups, heads, width, _ = evidence.output_weight.shape
     moment = evidence.statistic("readout_moment").reshape(
         groups * heads, width, groups * heads, width

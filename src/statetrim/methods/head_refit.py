@@ -19,6 +19,8 @@ _DAMPING = 1e-6  # relative to the read-out's mean square: dead channels have no
 @selects("head")
 @needs(*REFIT_SUM_NAMES)
 def select(evidence: HeadEvidence, keep: int) -> Tensor:
+    """Heads [groups, keep] that stay when others are removed one by one, always the one that
+    leaves the least squared error of the layer's output after a refit."""
     groups, heads, width, hidden = evidence.output_weight.shape
     moment, weight = (
         evidence.statistic("readout_moment"),
@@ -39,11 +41,12 @@ def select(evidence: HeadEvidence, keep: int) -> Tensor:
 
 
 def _block(head: int, width: int) -> slice:
+    """The channels of a head, numbered over all groups, in the read-out."""
     return slice(head * width, (head + 1) * width)
 
 
 def _cost(weight: Tensor, inverse: Tensor, head: slice) -> Tensor:
-    """Squared error of the layer's output without `head`, after a refit."""
+    """Increase of the layer's squared output error if `head` is removed and the rest refitted."""
     columns = weight[:, head]
     solved: Tensor = torch.linalg.solve(inverse[head, head], columns.mT)
     return (columns * solved.mT).sum()

@@ -8,4 +8,5 @@ from .contract import Evidence, HeadEvidence, ValueEvidence, selects, top
 
 @selects("key", "value", "head")
 def select(evidence: Evidence | ValueEvidence | HeadEvidence, keep: int) -> Tensor:
+    """Channels [heads, keep], or heads [groups, keep], drawn by the evidence's generator."""
     return top(torch.rand(evidence.shape, generator=evidence.generator), keep)

@@ -12,5 +12,6 @@ from .contract import ValueEvidence, needs, selects, top
 @selects("value")
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int) -> Tensor:
+    """Value channels [heads, keep] of the largest summed square x squared output weights."""
     energy = evidence.statistic("readout_gram").diagonal(dim1=-2, dim2=-1)
     return top(energy * evidence.output_weight.square().sum(dim=(-2, -1)), keep)

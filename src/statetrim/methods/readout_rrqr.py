@@ -10,5 +10,5 @@ from .drrqr import select_by_rrqr
 @selects("value")
 @needs("readout_gram")
 def select(evidence: ValueEvidence, keep: int, *, tolerance: float = 1.5) -> Tensor:
-    """`tolerance` is RRQR's f > 1."""
+    """Value channels [heads, keep] by strong rank-revealing QR; `tolerance` is RRQR's f > 1."""
     return select_by_rrqr(evidence.statistic("readout_gram"), keep, tolerance, evidence.notes)

@@ -49,6 +49,7 @@ def _commands() -> Iterator[str]:
 
 
 def _text_options(documents: int) -> str:
+    """Options of a command that make it read the first `documents` of text.jsonl."""
     tokens = documents * DOCUMENT_TOKENS
     return f"--text text.jsonl --tokens {tokens} --length {DOCUMENT_TOKENS}"
 
@@ -63,7 +64,8 @@ def run(
 
     `out` appears when everything is done; an interrupted demo resumes. `run_command` gets the
     arguments of a statetrim command and whether it is quiet, `print_line` shows a line, and
-    `training_progress` reports the steps of training. Raises StatetrimError if `out` exists.
+    `training_progress` reports the steps of training. Commands run in the working directory
+    `OUT.partial`, and torch keeps one thread afterwards. Raises StatetrimError if `out` exists.
     """
     check_absent(out)
     record = {"format": "statetrim demo", "statetrim": __version__}

@@ -24,10 +24,12 @@ DOCUMENT_TOKENS = 4 * MAX_PAIRS + 1  # including the end-of-text token
 
 
 def train(out: Path, progress: OnProgress, *, steps: int = STEPS, seed: int = 0) -> None:
-    """Train a DeltaNet of two layers and save it to `out` as an ordinary checkpoint.
+    """Train a DeltaNet of two layers and save it to `out` as an ordinary checkpoint with a
+    tokenizer.
 
     Training starts with two pairs per sequence and adds more when recall passes 90 %. Half of the
-    batches have fewer pairs than the current maximum, so that the model keeps recalling those.
+    batches have fewer pairs than the current maximum, so that the model keeps recalling those. Sets
+    torch's global seed.
     """
     from ..portable import DeltaNetConfig, DeltaNetForCausalLM
 

@@ -48,7 +48,8 @@ class Machine:
 
 
 def free_memory(placement: Placement | None = None) -> int:
-    """Bytes free where models run: on one GPU, on all of them, or in main memory."""
+    """Bytes free where models run: on one GPU, in main memory (all of it if this is not Linux), or
+    with a device map the sum over GPUs of what weights may take."""
     placement = placement or Placement()
     if placement.device_map is not None:
         return sum((placement.max_memory_bytes or free_gpu_memory()).values())
@@ -63,7 +64,8 @@ def free_memory(placement: Placement | None = None) -> int:
 
 
 def needs_streaming(model: Checkpoint, copies: int, memory: int) -> bool:
-    """Whether `copies` of the weights do not fit in `memory` bytes, next to activations."""
+    """Whether `copies` of the weights take more than 70 % of `memory` bytes; activations need the
+    rest."""
     return copies * weight_bytes(model) > _WEIGHT_FRACTION * memory
 
 
@@ -90,7 +92,8 @@ def copying_seconds(nbytes: int) -> float:
 
 
 def _active_parameters(model: Checkpoint) -> float:
-    """Parameters that compute on a token: of the experts of an MoE only the routed share."""
+    """Parameters that compute on a token: of the experts of an MoE only the routed share, and no
+    embeddings."""
     text_config = model.config.get("text_config")
     config = text_config if isinstance(text_config, dict) else model.config
     experts_per_token = config.get("num_experts_per_tok")
@@ -106,6 +109,7 @@ def _active_parameters(model: Checkpoint) -> float:
 
 
 def _layer_count(model: Checkpoint) -> int:
+    """Number of decoder layers up to the last linear one."""
     return max(model.geometry.layers, default=0) + 1
 
 

@@ -49,7 +49,11 @@ class Job:
 
     @staticmethod
     def from_options(model: Checkpoint, options: TrimOptions) -> "Job":
-        """Resolve what the options keep; raises StatetrimError if they contradict each other."""
+        """Resolve what the options keep; raises StatetrimError if they contradict each other.
+
+        With `state` the shapes within that share become `candidates`; with an engine alone, those
+        within half of the bytes. Otherwise there is one target and no candidates.
+        """
         names_amount = replace(options, state=None, for_=None).has_target
         if options.state is not None and names_amount:
             raise StatetrimError("--state says what to keep; leave out the other ways to say it")
@@ -65,7 +69,8 @@ class Job:
 
     @property
     def record(self) -> dict[str, Any]:
-        """What identifies this job, for a JSON file; see `job_record`."""
+        """What identifies this job, for a JSON file: the fields of `job_record`, with the requested
+        share and engine instead of a target if shapes are compared."""
         if not self.candidates:
             return job_record(self.model, self.options, self.target)
         requested = {"state": self.options.state, "for": self.options.for_}
@@ -73,7 +78,7 @@ class Job:
 
     @property
     def after(self) -> Geometry:
-        """The state after the cut."""
+        """The state after the cut; that of the first candidate until a shape is chosen."""
         return self.target.after
 
     def check(self) -> None:
@@ -149,7 +154,8 @@ class Job:
 
     @property
     def runs_refit(self) -> bool:
-        """Whether output projections are refitted; by default if values or heads are removed."""
+        """Whether output projections are refitted; by default if values or heads are removed, or if
+        shapes are compared."""
         if self.options.refit is not None:
             return self.options.refit
         return self.shape_tokens > 0 or self.target.keep_values is not None or self.removes_heads
@@ -188,7 +194,8 @@ class Job:
         """This job with `layerwise` as the first run in `directory` decided it.
 
         The decision is written to layerwise.json, so that a rerun with more or less free memory
-        makes the same result. A rerun that sets `layerwise`, because memory ran out, replaces it.
+        makes the same result. A rerun with `layerwise=True`, because memory ran out, replaces it;
+        with False it does not.
         """
         path = directory / "layerwise.json"
         if not path.exists() or self.options.layerwise:
@@ -198,6 +205,7 @@ class Job:
 
 
 def _target(model: Checkpoint, options: TrimOptions, engine: str | None) -> Target:
+    """The target of the options, limited to what `engine` serves; `options.for_` is not read."""
     return target_from_options(
         model,
         keep=options.keep,
@@ -215,8 +223,9 @@ def _target(model: Checkpoint, options: TrimOptions, engine: str | None) -> Targ
 def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -> dict[str, Any]:
     """What identifies a job; equal jobs have equal records, whichever option named the state.
 
-    The target is recorded as `keep`, `keep_values` and `keep_heads`. Options of later versions are
-    left out at their defaults, so that records of earlier versions still match.
+    The target is recorded as `keep`, `keep_values` and `keep_heads`, None without a target. Options
+    of later versions are left out at their defaults, so that records of earlier versions still
+    match. Raises StatetrimError for a model that cannot be pruned.
     """
     left_out = {*TARGET_OPTIONS, *PLACEMENT_OPTIONS} - {"keep", "keep_values"}
     if target is not None and target.keep_heads is not None:
@@ -242,7 +251,7 @@ def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -
 
 
 def is_comparable(model: Checkpoint, out: Path) -> bool:
-    """Whether the record of a result at `out` can be compared with that of a job on `model`.
+    """Whether something exists at `out` whose record can be compared with that of a job on `model`.
 
     A record contains the digest of all weights, so the model must be downloaded.
     """
@@ -264,13 +273,15 @@ def recipe_record(model: Checkpoint, options: TrimOptions) -> dict[str, Any]:
 
 
 def _to_json_value(value: Any) -> Any:
+    """A path as a string, a tuple as a list, anything else unchanged."""
     if isinstance(value, Path):
         return str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
 def _file_stamps(text: Path) -> list[int]:
-    """Size and modification time (ns) of each file of the text: a changed text is another job."""
+    """Size and modification time (ns) of each file of the text, in one list: a changed text is
+    another job. Empty for a dataset on the hub."""
     files = sorted(text.iterdir()) if text.is_dir() else [text] if text.is_file() else []
     stamps = []
     for file in files:

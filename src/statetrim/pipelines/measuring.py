@@ -14,7 +14,8 @@ def shape_name(after: Geometry) -> str:
 
 
 def measure_cut(runner: StageRunner) -> Scores:
-    """Scores of the original and of the cut of `runner.job`, in this order.
+    """Scores of the original and of the cut of `runner.job`, in this order; those of an earlier run
+    if it finished them.
 
     The plan and the scores stay in `runner.directory`. The cut, its refitted copy and the
     statistics of the refit are deleted.

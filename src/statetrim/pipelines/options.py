@@ -168,6 +168,9 @@ class TrimFields(TypedDict, total=False):
 
 
 def _make_placement(options: TrimOptions) -> "Placement":
+    """Where models run, and in which precision; with `layerwise` the device map and its memory
+    limit are ignored, because layers are loaded one at a time. Raises StatetrimError for options
+    that are not valid."""
     from ..runtime.placement import Placement
 
     if options.layerwise:
@@ -176,6 +179,7 @@ def _make_placement(options: TrimOptions) -> "Placement":
 
 
 def _make_storage(state_dtype: str) -> "StateStorage":
+    """How states are stored; raises StatetrimError for an unknown dtype."""
     from ..runtime.states.stored import StateStorage
 
     return StateStorage(state_dtype)

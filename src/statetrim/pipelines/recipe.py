@@ -25,7 +25,12 @@ _MAX_ITEMS = 64
 
 
 def read_recipe(path: Path) -> dict[str, Any]:
-    """The entries of a recipe by option; relative paths start at the recipe's directory."""
+    """The entries of a recipe by option (`for`, not `for_`), without empty ones.
+
+    Relative paths start at the recipe's directory; a model or text that does not exist there stays
+    as written. Raises StatetrimError for a file that is not a recipe, unknown names, values of the
+    wrong type, and Python files as methods.
+    """
     entries = _parse_yaml(path)
     check_option_names("a recipe", map(str, entries), KEYS)
     recipe = {}
@@ -36,7 +41,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
             raise StatetrimError(f"{path}: {name!r} must be a number, a text, or a list of texts")
         option = f"--{name.replace('_', '-')}"
         if not _has_option_type(name, value):
-            raise StatetrimError(f"{path}: {option} must be a number, not {shorten(value)!r}")
+            kind = "a whole number" if _option_types(name) == {int} else "a number"
+            raise StatetrimError(f"{path}: {option} must be {kind}, not {shorten(value)!r}")
         if "method" in name and str(value).endswith(".py"):
             raise StatetrimError(
                 f"{path}: a recipe names no Python file; leave out {name!r} and give {option} "
@@ -54,7 +60,8 @@ def read_recipe(path: Path) -> dict[str, Any]:
 
 
 def recipe_of_result(result: str | Path) -> dict[str, Any]:
-    """The recipe of a result of `trim` or `sweep`, with a value for every option."""
+    """The recipe of a result of `trim` or `sweep`, with a value for every option; raises
+    StatetrimError if the directory is no such result, or does not contain its recipe."""
     directory = Path(result)
     trim_record, sweep_record = directory / ARTIFACTS / "trim.json", directory / "sweep.json"
     origin: Any
@@ -102,12 +109,18 @@ def _parse_yaml(path: Path) -> dict[Any, Any]:
 
 
 def _has_option_type(name: str, value: Any) -> bool:
-    """Whether `value` is a number if the option `name` takes only numbers."""
-    hint = get_type_hints(TrimOptions).get("for_" if name == "for" else name, str)
-    types = {*(get_args(hint) or (hint,))} - {type(None)}
+    """Whether `value` suits the option `name`: a whole number for one that takes only those, a
+    finite number for one that takes only numbers; any value for others."""
+    types = _option_types(name)
     if types == {int}:
         return type(value) is int
     return types != {float} or (type(value) in (int, float) and isfinite(value))
+
+
+def _option_types(name: str) -> set[Any]:
+    """The types that the option `name` of `trim` takes, except None; str for other keys."""
+    hint = get_type_hints(TrimOptions).get("for_" if name == "for" else name, str)
+    return {*(get_args(hint) or (hint,))} - {type(None)}
 
 
 def _is_scalar(value: Any) -> bool:
@@ -115,4 +128,5 @@ def _is_scalar(value: Any) -> bool:
 
 
 def _is_short_list(values: list[Any]) -> bool:
+    """Whether there are 1 to 64 values, all numbers, texts or booleans."""
     return 0 < len(values) <= _MAX_ITEMS and all(map(_is_scalar, values))

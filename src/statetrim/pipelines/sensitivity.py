@@ -95,7 +95,8 @@ def sensitivity(
 
 
 def _check_outputs(out: Path, *figure_paths: Path) -> None:
-    """Raise StatetrimError if an output exists or cannot be written, before calibration starts."""
+    """Raise StatetrimError, before calibration starts, if an output cannot be written, or if one
+    exists and no interrupted run is there to resume."""
     for path in (out, *figure_paths):
         check_writable(path)
     if not partial_path(out).exists():
@@ -106,7 +107,10 @@ def _figure_outputs(
     out: str | Path | None, figures: str | Path | None
 ) -> tuple[dict[str, Path], Callable[[Sensitivity, Path], Any] | None]:
     """Final path of each figure by its path relative to the working directory, and the function
-    that draws the figures there; empty and None if no figures are requested."""
+    that draws the figures there; empty and None if no figures are requested.
+
+    Raises StatetrimError without `out` or without matplotlib.
+    """
     if figures is None:
         return {}, None
     if out is None:

@@ -32,7 +32,11 @@ _TOKENS_PER_COLUMN = 16  # of the least-squares fit; a layer has a column per va
 
 
 def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
-    """The job with the chosen shape as its target; writes the decision to `directory`."""
+    """The job with the chosen shape as its target and no candidates.
+
+    Predicts the cost of all candidates, prunes to the three cheapest and measures them, and writes
+    the plans, scores and decision to `directory`; what an earlier run finished is reused.
+    """
     runners = _candidate_runners(job, directory, observer)
     plans = {
         name: runner.ensure_plan(plan_name(runner.job.after)) for name, runner in runners.items()
@@ -47,7 +51,8 @@ def choose_shape(job: Job, directory: Path, observer: Observer) -> Job:
 
 
 def _candidate_runners(job: Job, directory: Path, observer: Observer) -> dict[str, StageRunner]:
-    """A runner for each candidate by its shape; all share the statistics in `directory`."""
+    """A runner for each candidate by its shape; all share the statistics in `directory`, measure
+    TASKS, and refit unless the options forbid it."""
     options = replace(job.options, tasks=TASKS, refit=job.options.refit is not False)
     methods = job.calibrated_methods
     runners = {}
@@ -67,7 +72,8 @@ def prediction_tokens(job: Job) -> int:
 def _predict(
     job: Job, plans: Mapping[str, Plan], directory: Path, observer: Observer
 ) -> Prediction:
-    """The predicted cost of each plan, from prediction.json if an earlier run wrote it."""
+    """The predicted cost of each plan, from prediction.json if an earlier run wrote it; else it is
+    computed and written there."""
     path = directory / "prediction.json"
     observer.on_step("predict")
     if path.exists():

@@ -60,7 +60,8 @@ class StageRunner:
     def run_all(self, record: dict[str, Any]) -> Path:
         """Run all stages and return the directory of the resulting checkpoint.
 
-        `record` and the results are written to its trim.json, and the scores to its model card.
+        `record` and the results are written to its trim.json, and the scores to its model card;
+        statistics, scores, timings and decision are linked or copied next to trim.json.
         """
         plan = self.ensure_plan()
         pruned = self.ensure_pruned("pruned", plan)
@@ -88,7 +89,11 @@ class StageRunner:
         return final.path
 
     def ensure_refitted(self, pruned: Checkpoint, name: str = "refitted") -> Checkpoint:
-        """The cut with output projections refitted by least squares; written to `name`."""
+        """The cut with output projections refitted by least squares; written to `name`.
+
+        The sums of the refit are first collected in NAME-statistics.safetensors, or are those of
+        the original if heads are removed.
+        """
         job, out = self.job, self.directory / name
         path = self.directory / f"{name}-statistics.safetensors"
         if job.removes_heads:  # kept heads are unchanged, so the original's statistics hold
@@ -108,7 +113,8 @@ class StageRunner:
         return open_checkpoint(out, job.model.family)
 
     def ensure_recovered(self, pruned: Checkpoint) -> Checkpoint:
-        """The cut after LoRA training with distillation from the original."""
+        """The cut after LoRA training with distillation from the original; written to
+        `recovered`."""
         job, options, out = self.job, self.options, self.directory / "recovered"
 
         def make() -> None:
@@ -174,6 +180,8 @@ class StageRunner:
         methods: Sequence[str] | None = None,
         original: Checkpoint | None = None,
     ) -> None:
+        """Run `model` on the job's text and write the statistics for `methods` to `out`, or with
+        `original` the sums for the refit of `model`, a cut."""
         options, placement = self.options, self.options.placement
         with self.observer.progress(label) as progress:
             calibrate(
@@ -197,7 +205,8 @@ class StageRunner:
             )
 
     def ensure_plan(self, name: str = "plan.json", method: str | None = None) -> Plan:
-        """What to keep: by `method`, which needs no calibration, or by the job's methods."""
+        """What to keep, by the job's methods, or by `method` on all axes, which needs no
+        calibration; written to `name`."""
         job, path = self.job, self.directory / name
         statistics = None if method else self.ensure_statistics()
 
@@ -236,7 +245,8 @@ class StageRunner:
         return open_checkpoint(out, self.job.model.family)
 
     def ensure_checks(self, plan: Plan, cut: Checkpoint) -> dict[str, Any]:
-        """Compare the cut with the masked original; the differences, as in checks.json."""
+        """Compare the cut with the masked original; returns the differences, which are written to
+        checks.json. Raises StatetrimError if they are larger than rounding."""
         path, model = self.directory / "checks.json", self.job.model
         placement = self.options.placement
         if placement.device_map is None and needs_streaming(model, 4, free_memory(placement)):

@@ -132,7 +132,8 @@ def _evaluate_step(job: Job, machine: Machine, models: int) -> Step:
 
 
 def _comparison_steps(job: Job, machine: Machine) -> list[Step]:
-    """Prediction, which runs every mixer once per shape, and pruning and measuring the best."""
+    """The prediction, which runs every mixer once per shape, and, if there are several shapes,
+    pruning and measuring the best."""
     model, options, count = job.model, job.options, len(job.candidates)
     nbytes, weights = cost.weight_bytes(model), _weights_in_memory(job)
     batching = options.batch_size, options.length, machine

@@ -60,7 +60,8 @@ def sweep(
 def jobs_by_shape(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Job]:
     """A job for each shape, by the shape as the caller wrote it.
 
-    Raises StatetrimError if the options say what to keep, or if two shapes are equal.
+    Raises StatetrimError if the options say what to keep, if two shapes are equal, or without
+    shapes.
     """
     if options.has_target:
         raise StatetrimError(
@@ -76,7 +77,8 @@ def jobs_by_shape(model: Checkpoint, shapes: Sequence[str], options: TrimOptions
 def is_finished(
     model: Checkpoint, shapes: Sequence[str], options: TrimOptions, out: str | Path
 ) -> bool:
-    """Whether `out` is the result of this sweep; raises StatetrimError if it is anything else."""
+    """Whether `out` is the result of this sweep; False if nothing is there. Raises StatetrimError
+    if it is anything else, or if the model is not downloaded and `out` exists."""
     out = Path(out)
     if not is_comparable(model, out):
         check_absent(out)
@@ -85,6 +87,7 @@ def is_finished(
 
 
 def _record(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> dict[str, Any]:
+    """What identifies a sweep: the record of `trim` without a target, and the shapes."""
     return {
         **trim_record(model, options, None),
         "format": "statetrim sweep job",
@@ -95,7 +98,8 @@ def _record(model: Checkpoint, shapes: Sequence[str], options: TrimOptions) -> d
 def run(
     model: Checkpoint, jobs: Mapping[str, Job], options: TrimOptions, out: Path, observer: Observer
 ) -> Sweep:
-    """Measure all shapes, one after the other, and write the sweep and its report to `out`."""
+    """Measure all shapes, one after the other, and write the sweep and its report to `out`; what an
+    earlier run finished is skipped. Raises StatetrimError if `out` is anything else."""
     record = _record(model, list(jobs), options)
     if not already_done(out, RECORD, record):
         for job in jobs.values():
@@ -130,7 +134,8 @@ def _measure_shapes(
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
-    """Write the report, which contains final paths, after `out` is published.
+    """Write the report, which contains final paths, after `out` is published, unless it is
+    complete.
 
     If a run is killed before that, the rerun writes it.
     """
@@ -151,6 +156,7 @@ def _draw(result: Sweep, directory: Path) -> None:
 
 
 def _job_for_shape(model: Checkpoint, options: TrimOptions, shape: str) -> Job:
+    """The job of one shape (64, 0.5 or 64x64); an axis whose full width is given is not cut."""
     keys, _, values = shape.strip().partition("x")
     before = model.geometry
     shape_options = replace(
@@ -178,7 +184,8 @@ def _point(job: Job, scores: Scores, model_index: int) -> Point:
 
 
 def _measured_score(scores: Scores, score: Score) -> SweepScore:
-    """A score with an interval: the original's score worsened by each end of the loss interval."""
+    """A score with an interval: the original's score worsened by each end of the loss interval. The
+    original itself has no interval."""
     low = high = None
     if score.model != scores.baseline:
         original = headline_score(scores, scores.baseline, score.task, score.metric).value

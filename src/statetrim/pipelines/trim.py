@@ -65,7 +65,8 @@ def trim(
 
 
 def is_finished(job: Job, out: str | Path) -> bool:
-    """Whether `out` is this job's result; raises StatetrimError if it is anything else."""
+    """Whether `out` is this job's result; False if nothing is there. Raises StatetrimError if it is
+    anything else, or if the model is not downloaded and `out` exists."""
     out = Path(out)
     if not is_comparable(job.model, out):
         check_absent(out)
@@ -96,14 +97,16 @@ def run(job: Job, out: str | Path, observer: Observer) -> Checkpoint:
 
 
 def _check_text(job: Job) -> None:
-    """Raise StatetrimError if a local text is too short, before calibration starts."""
+    """Raise StatetrimError if a local text is too short, before calibration starts; not checked for
+    more than 2^23 tokens, which take too long to count."""
     text, tokens = job.options.text, job.total_text_tokens
     if Path(text).exists() and EVAL_LENGTH <= tokens <= _MAX_COUNTED_TOKENS:
         read_sequences(text, load_tokenizer(job.model), tokens=tokens, length=EVAL_LENGTH)
 
 
 def _report(model: Checkpoint, out: Path, observer: Observer) -> None:
-    """Write the report, which contains final paths, after `out` is published.
+    """Write the report, which contains final paths, after `out` is published, unless it is
+    complete.
 
     If a run is killed before that, the rerun writes it.
     """
@@ -156,10 +159,12 @@ def _evaluate_command(job: Job, out: Path) -> list[str]:
 
 
 def _report_command(job: Job, out: Path) -> list[str]:
+    """The command that writes OUT-report, next to `out`, from the scores of `_evaluate_command`."""
     page = out.with_name(f"{out.name}-report")
     inputs = [str(job.model.path), str(out), str(_new_scores_path(out))]
     return ["statetrim", "report", *inputs, "-o", str(page)]
 
 
 def _new_scores_path(out: Path) -> Path:
+    """OUT-scores.json, next to `out`."""
     return out.with_name(f"{out.name}-scores.json")

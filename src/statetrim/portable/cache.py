@@ -63,6 +63,8 @@ class RecurrentLayer(CacheLayerMixin):
         return self.seen_tokens + query_length, 0
 
     def _apply(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Replace the state, after its pending writes, and the convolution states with `function`
+        of them."""
         state = self.recurrent_state
         self._state = None if state is None else function(state)
         self.conv_state = tuple(function(x) for x in self.conv_state)

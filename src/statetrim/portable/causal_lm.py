@@ -113,8 +113,9 @@ class PortableModel(PortablePreTrainedModel):
         cu_seqlens: Tensor | None = None,
         **kwargs: Any,
     ) -> BaseModelOutputWithPast:
-        """Takes `input_ids` [batch, time] or `inputs_embeds` [batch, time, hidden_size];
-        `cu_seqlens`: see `Mixer.forward`."""
+        """Takes `input_ids` [batch, time] or `inputs_embeds` [batch, time, hidden_size], and raises
+        ValueError for both or neither, and for a cache that is not a `RecurrentCache`. `use_cache`
+        is by default the config's, and False in training; `cu_seqlens`: see `Mixer.forward`."""
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("Give either input_ids or inputs_embeds.")
         if use_cache is None:
@@ -179,7 +180,8 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits [batch, time, vocab_size]; with `labels` [batch, time] (-100: ignored), the loss.
 
-        `logits_to_keep` > 0 computes logits only for that many last positions.
+        Without labels, `logits_to_keep` > 0 computes logits only for that many last positions, and
+        a tensor only for the positions in it.
         """
         outputs = self.model(
             input_ids=input_ids,
@@ -205,6 +207,8 @@ class PortableForCausalLM(PortablePreTrainedModel, GenerationMixin):
         )
 
     def _loss(self, logits: Tensor, labels: Tensor, num_items: int | Tensor | None) -> Tensor:
+        """Cross entropy of each next token in float32: the mean, or the sum divided by `num_items`.
+        Raises ValueError if the config sets `use_l2warp`."""
         if self.config.use_l2warp:
             raise ValueError(
                 "use_l2warp: this training loss is not supported by statetrim.portable."

@@ -178,6 +178,8 @@ class DeltaNet(Mixer):
 
 
 def _width_per_head(field: str, expand: float, config: DeltaNetConfig) -> int:
+    """`hidden_size * expand / num_heads` channels; raises ValueError if that is not whole, with the
+    name `field`."""
     size = config.hidden_size * expand
     if not math.isclose(size, round(size)) or round(size) % config.num_heads:
         raise ValueError(

@@ -29,10 +29,12 @@ class HeadSizes:
 
     @property
     def key_dim(self) -> int:
+        """Key channels of all key heads together."""
         return self.num_k_heads * self.head_k_dim
 
     @property
     def value_dim(self) -> int:
+        """Value channels of all value heads together."""
         return self.num_v_heads * self.head_v_dim
 
 
@@ -107,8 +109,8 @@ class Mixer(nn.Module):
         use_cache: bool = False,
         cu_seqlens: Tensor | None = None,
     ) -> Tensor:
-        """[batch, time, hidden_size] -> [batch, time, hidden_size]; with `use_cache`, updates the
-        cache.
+        """[batch, time, hidden_size] -> [batch, time, hidden_size], zero at padding. A cache in
+        `past_key_values` is read, and with `use_cache` updated in place.
 
         `attention_mask` [batch, time] is 0 at padding, which may be anywhere; `cu_seqlens`
         [sequences + 1] has the boundaries of sequences packed into a batch of one, as in fla.
@@ -136,6 +138,8 @@ class Mixer(nn.Module):
     def _project(
         self, x: Tensor, lengths: Tensor | None, layer: RecurrentLayer | None
     ) -> tuple[Tensor, Tensor, Tensor, tuple[Tensor, ...]]:
+        """q, k and v [rows, time, heads, dim] after convolution and activation, and the next states
+        of the three convolutions, empty if there are none."""
         q, k, v = self.q_proj(x), self.k_proj(x), self.v_proj(x)
         conv_states: tuple[Tensor, ...] = ()
         if self.use_short_conv:

@@ -56,7 +56,7 @@ def sequence_rows(
     attention_mask: Tensor | None, cu_seqlens: Tensor | None, time: int
 ) -> SequenceRows | None:
     """The rows of a batch, or None without padding and packing. Of a mask that covers cached tokens
-    as well, the last `time` columns are used."""
+    as well, the last `time` columns are used. Raises ValueError unless a mask is [batch, time]."""
     if cu_seqlens is not None:
         return SequenceRows.from_cu_seqlens(cu_seqlens)
     if attention_mask is None:

@@ -42,9 +42,10 @@ def is_rank_zero() -> bool:
 
 @contextmanager
 def progress_reporter(progress: ShowProgress, label: str) -> Iterator[OnProgress]:
-    """Yields the callback that a long run reports to; `label` is for reports that have none.
+    """Yields the callback that a long run reports to: `progress` itself if it is one.
 
-    True shows a bar in a terminal or a notebook, and nothing if standard error is a file.
+    True shows a bar in a terminal or a notebook, in rank 0 only, and nothing if standard error is a
+    file; `label` is its text for reports that have none.
     """
     if callable(progress):
         yield progress

@@ -47,7 +47,8 @@ def progress_bar(label: str) -> AbstractContextManager[OnProgress]:
 def terminal_bar(
     label: str, console: Console, run_progress: RunProgressSource | None = None
 ) -> Iterator[OnProgress]:
-    """A line with a bar, and one below for the whole run; both are erased on exit."""
+    """Yields a callback that shows a line with a bar and, with `run_progress`, one below for the
+    whole run; both are erased on exit."""
     columns = (
         TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=None, table_column=Column(ratio=1)),
@@ -60,7 +61,8 @@ def terminal_bar(
 
 @contextmanager
 def notebook_bar(label: str) -> Iterator[OnProgress]:
-    """A bar in plain text, which any notebook shows without widgets and without escaping."""
+    """Yields a callback that shows a bar in plain text, which any notebook shows without widgets
+    and without escaping; it is erased on exit."""
     from IPython.display import display
 
     handle = display({"text/plain": ""}, raw=True, display_id=True)
@@ -115,7 +117,8 @@ class _TerminalBar:
 
 
 def amount_text(progress: Progress, speed: float) -> str:
-    """The text next to a bar: the amount done, and the speed if there is one."""
+    """The text next to a bar: the amount done; for bytes and training also the speed per second,
+    unless it is 0, and for training the loss."""
     if progress.unit == "bytes":
         text = f"{bytes_text(progress.done)} of {bytes_text(progress.total)}"
         return f"{text} {bytes_text(speed)}/s" if speed else text
@@ -127,6 +130,7 @@ def amount_text(progress: Progress, speed: float) -> str:
 
 
 def time_left_text(seconds: float) -> str:
+    """Such as "~3 min left"."""
     return f"~{duration_text(seconds)} left"
 
 

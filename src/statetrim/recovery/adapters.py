@@ -40,7 +40,10 @@ class Update:
     def replacements(
         self, model: Checkpoint, trained: Mapping[str, Tensor]
     ) -> dict[str, Replacement]:
-        """A replacement for each stored tensor, from the `trained` parameters by name."""
+        """Name of each stored tensor -> its replacement, from the `trained` parameters by name.
+
+        LoRA's product is added to the stored value; a tensor trained in full takes its place.
+        """
         if len(self.parameters) == 2:
             a, b = (trained[name].float() for name in self.parameters)  # [rank, in], [out, rank]
             return {self.stored[0]: lambda before: before.float() + self.scale * (b @ a)}
@@ -105,8 +108,9 @@ def attach_adapters(
 
     That is the linear attention of `layers` (none: of all), its weights in full (`whole`) or with
     LoRA, and LoRA on the groups `also`. Each decoder layer is adapted within
-    `layer_context(layer)`. Raises StatetrimError if the family does not list a linear module of
-    linear attention, which would be left untrained.
+    `layer_context(layer)`. Raises StatetrimError if one of `layers` has no linear attention, if the
+    family does not list a linear module that LoRA should adapt, or if a trained parameter is not
+    in the checkpoint.
     """
     live.module.requires_grad_(False)
     model = live.checkpoint
@@ -138,7 +142,7 @@ def attach_adapters(
 
 
 def select_mixers(live: LiveModel, layers: Collection[int]) -> dict[int, nn.Module]:
-    """The mixers of `layers` (none: of all). Raises StatetrimError if one has no mixer."""
+    """Layer -> mixer, for `layers` (none: all). Raises StatetrimError if one has no mixer."""
     unknown = sorted(set(layers) - set(live.mixers))
     if unknown:
         available = ", ".join(map(str, live.mixers))
@@ -172,7 +176,8 @@ def adapt_mixer(
     mixer: nn.Module, name: str, model: Checkpoint, adapters: Adapters, *, rank: int, alpha: int
 ) -> None:
     """Put LoRA on the linear modules of one mixer, `name` in the live model, and train its
-    convolutions in full; adds to `adapters`."""
+    convolutions in full; adds to `adapters`. Raises StatetrimError if the mixer has no linear
+    module, or one that the family does not list."""
     linear = _linear_names(mixer)
     if not linear:
         raise StatetrimError(f"{name} has no linear module, so there is nothing to adapt")
@@ -220,7 +225,8 @@ def _inject_lora(
     rank: int,
     alpha: int,
 ) -> None:
-    """Put LoRA on the linear modules `module_names` of `root`, which is `name` in the live model.
+    """Put float32 LoRA on the linear modules `module_names` of `root`, which is `name` in the live
+    model; adds to `adapters.updates`. Raises StatetrimError without peft.
 
     peft gets `root` in a ModuleDict without a config: from the config it would see a Mamba model
     and refuse `out_proj`, because of a fused kernel that is not used here (see
@@ -300,7 +306,8 @@ def find_stored_names(name: str, value: Tensor, model: Checkpoint) -> tuple[str,
 
 
 def _equals_stored(names: Sequence[str], live_value: Tensor, model: Checkpoint) -> bool:
-    """Whether the stored tensors, concatenated, have the values of the live parameter."""
+    """Whether the stored tensors, concatenated and in the live dtype, have the values of the live
+    parameter, in any shape. False for a stored dtype that cannot be read."""
     for name in names:
         if model.tensors[name][1].dtype not in DTYPES:
             return False

@@ -38,7 +38,8 @@ class TrainingRows:
     recall: RecallRows | None = None
 
     def batches(self, size: int) -> list[Batch]:
-        """Batches of `size` rows."""
+        """All rows in order, `size` at a time: pairs of token ids, int64 [size, length], and which
+        rows are recall sequences, bool [size]. The last batch may be smaller."""
         is_recall = torch.zeros(len(self.ids), dtype=torch.bool)
         if self.recall is not None:
             is_recall = self.recall.is_recall
@@ -52,9 +53,11 @@ def load_training_rows(
     text: str | Path | Sequences,
     options: RecoverOptions,
 ) -> TrainingRows:
-    """Tokenize `text`, and mix it with recall sequences as `options.recall` says.
+    """Tokenize `text`, and mix it with recall sequences as `options.recall` says; tokens that do
+    not fill a batch are left out.
 
-    Raises StatetrimError if there is not one full batch, or if the tokenizers differ.
+    Ready `Sequences` are taken as they are, and cannot be mixed with recall. Raises StatetrimError
+    if there is not one full batch, or if the tokenizers of student and teacher differ.
     """
     batch_size, length, recall_share = options.batch_size, options.length, options.recall
     if isinstance(text, Sequences):
@@ -98,6 +101,6 @@ def load_training_rows(
 
 
 def _spread_evenly(rows: int, fraction: float) -> Tensor:
-    """Bool [rows]: true for `fraction` of them, spread evenly over the batches."""
+    """Bool [rows]: true for `fraction` of them, rounded down, at even distances."""
     counts = (torch.arange(rows + 1, dtype=torch.float64) * fraction).floor()
     return counts.diff() > 0

@@ -75,7 +75,8 @@ class Distillation(nn.Module):
         return {"loss": loss, "sums": torch.cat([rows[None], loss_parts * len(input_ids)]).mT}
 
     def _position_weights(self, input_ids: Tensor, is_recall: Tensor | None) -> Tensor:
-        """Weights of the positions in the mean over rows, [batch, time, 2]: text, recall."""
+        """Weights of the positions in the mean over rows, float32 [batch, time, 2]: text, recall.
+        All together sum to 1; without `is_recall` every row is text."""
         rows, time = input_ids.shape
         weights = torch.zeros(rows, time, 2, device=input_ids.device)
         if is_recall is None:
@@ -90,8 +91,8 @@ class Distillation(nn.Module):
 
     @torch.no_grad()
     def recall_accuracy(self, ids: Tensor) -> float:
-        """Fraction of the answers in recall sequences, int64 [rows, time], that the student's most
-        likely token is."""
+        """Fraction of the answers in the recall sequences `ids`, int64 [rows, time], for which the
+        student's most likely token is right."""
         assert self.answer_positions is not None
         positions = self.answer_positions.to(ids.device)
         hidden = _final_hidden(self.student, ids)[:, positions].flatten(0, 1)
@@ -103,9 +104,9 @@ class Distillation(nn.Module):
         return float((torch.cat(predictions) == answers).double().mean())
 
 
-def _final_hidden(live: Any, input_ids: Tensor) -> Tensor:
-    """Final hidden states [batch, time, hidden]."""
-    hidden: Tensor = find_decoder(live)(input_ids=input_ids, use_cache=False).last_hidden_state
+def _final_hidden(model: Any, input_ids: Tensor) -> Tensor:
+    """The head's input, after the final norm: [batch, time, hidden]."""
+    hidden: Tensor = find_decoder(model)(input_ids=input_ids, use_cache=False).last_hidden_state
     return hidden
 
 
@@ -119,10 +120,12 @@ def chunked_loss(
     chunk_size: int | None = None,
     weights: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Mean loss over positions, and its parts [2]: cross-entropy and KL (at `temperature`).
+    """Mean over positions of cross-entropy + temperature² KL(teacher || student), and its parts
+    [2]: cross-entropy, and KL at `temperature` without the factor (0 without a teacher).
 
     `hidden` and `teacher_hidden` [positions, hidden], `targets` [positions]. With `weights`
-    [positions, sources]: the weighted sum instead of the mean, and its parts [2, sources].
+    [positions, sources]: the weighted sum instead of the mean, and its parts [2, sources]. Only
+    `hidden` gets a gradient. `chunk_size` is in positions (default: by device and vocabulary).
     """
     apply: Any = _ChunkedLoss.apply
     is_mean = weights is None
@@ -198,8 +201,9 @@ def _chunk_loss(
     position_losses: Tensor,
     needs_gradient: bool,
 ) -> Tensor:
-    """Write cross-entropy and KL to `position_losses` [2, positions]; returns the gradient of the
-    loss with respect to `logits` (meaningless unless `needs_gradient`).
+    """Write cross-entropy and, with a teacher, KL without its factor temperature² to
+    `position_losses` [2, positions]; returns the gradient of each position's loss with respect to
+    its `logits`, [positions, vocabulary] (meaningless unless `needs_gradient`).
 
     Works in place where possible, since these are the largest tensors of a step; `teacher_logits`
     are overwritten.

@@ -6,12 +6,13 @@ CHECKS = 20  # during a run, in addition to the one before it
 
 
 def is_check_due(step: int, steps: int) -> bool:
-    """Whether to measure after `step` of `steps`."""
+    """Whether to measure after `step`: about 20 times in `steps`, and at the end."""
     return step % max(1, steps // CHECKS) == 0 or step == steps
 
 
 def has_stalled(scores: Sequence[float], patience: int) -> bool:
-    """Whether none of the last `patience` scores is above the best before them; 0: never."""
+    """Whether none of the last `patience` scores is above the best before them. False if
+    `patience` is 0, or if there are no scores before them."""
     if not patience or len(scores) <= patience:
         return False
     return max(scores[-patience:]) <= max(scores[:-patience])

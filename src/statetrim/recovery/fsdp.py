@@ -84,6 +84,7 @@ class Sharder:
 
 
 def _stored_weights(live: LiveModel) -> StoredWeights:
+    """The weights on disk of a model that was loaded layerwise; an assertion fails for others."""
     assert live.weights is not None, "it is in memory already"
     return live.weights
 

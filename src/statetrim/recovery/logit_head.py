@@ -32,14 +32,16 @@ class LogitHead:
         return None if self.module.bias is None else _full(self.module.bias.detach())
 
     def logits(self, hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[positions, hidden] -> [positions, vocabulary], float32."""
+        """[positions, hidden] -> [positions, vocabulary], float32, after scale and soft cap.
+        `weight` and `bias` are this head's, gathered once by the caller."""
         logits = functional.linear(hidden.to(weight.dtype), weight, bias).float()
         if self.scale != 1.0:
             logits *= self.scale
         return logits if self.cap is None else self.cap * torch.tanh(logits / self.cap)
 
     def backward(self, gradient: Tensor, logits: Tensor, weight: Tensor) -> Tensor:
-        """Gradient of the logits -> gradient of the hidden states, float32."""
+        """Gradient of the logits [positions, vocabulary] -> gradient of the hidden states, float32
+        [positions, hidden]; `logits` are those that the method `logits` returned."""
         if self.cap is not None:
             gradient = gradient * (1 - (logits / self.cap).square())
         return (gradient.to(weight.dtype) @ weight).float() * self.scale
@@ -84,5 +86,6 @@ def _stock_logits(live: LiveModel, head: LogitHead, ids: Tensor) -> Tensor:
 
 
 def _full(tensor: Tensor) -> Tensor:
+    """A sharded tensor in full, for which every process must call this; any other as it is."""
     full_tensor: Any = getattr(tensor, "full_tensor", None)
     return tensor if full_tensor is None else full_tensor()

@@ -78,7 +78,9 @@ class LayerwiseRecovery:
         self.mixers = select_mixers(self.student, recipe.layers)
 
     def run(self, data: TrainingRows, batch_size: int, progress: OnProgress) -> RepairResult:
-        """Train all mixers. The held-out rows pass the teacher as one more batch, the last."""
+        """Train the mixers of the recipe's layers, resuming at the layer in which an earlier run
+        stopped; the result includes its layers. The held-out rows pass the teacher as one more
+        batch, the last."""
         batches = data.batches(batch_size)
         inputs = [ids for ids, _ in batches]
         if data.recall is not None:
@@ -101,7 +103,8 @@ class LayerwiseRecovery:
         recall: RecallRows | None,
         progress: OnProgress,
     ) -> None:
-        """Run the teacher's layer on all batches, and train the student's mixer on each."""
+        """Run the teacher's layer on all batches, train the student's mixer on each, and save what
+        was trained as `layer-NUMBER.safetensors`."""
         number, tokens, calls = layer_pass.number, 0, list[MixerCall]()
         training = self._start_training(number, len(batches), recall)
         with hook_mixers({number: self.teacher.mixers[number]}, calls.append):
@@ -119,7 +122,8 @@ class LayerwiseRecovery:
     def _start_training(
         self, number: int, steps: int, recall: RecallRows | None
     ) -> "_MixerTraining":
-        """Load the student's mixer of layer `number`, and make it trainable."""
+        """Load the student's mixer of layer `number`, and make it trainable; seeds torch's global
+        generator. `steps` sets the length of the learning-rate schedule."""
         mixer = self.mixers[number]
         name = next(name for name, module in self.student.module.named_modules() if module is mixer)
         assert self.student.weights is not None
@@ -194,6 +198,8 @@ class _MixerTraining:
         self._measure_held_out(0)
 
     def _measure_held_out(self, tokens: int) -> None:
+        """Append the error on the held-out call to its curve, with `tokens` as the training tokens
+        so far, and set `stopped` if the error no longer falls."""
         assert self.held_out_call is not None
         all_recall = torch.ones(len(self.held_out_call.output), dtype=torch.bool)
         with torch.no_grad():
@@ -221,7 +227,8 @@ class _MixerTraining:
         return total
 
     def step(self, call: MixerCall, is_recall: Tensor, tokens: int) -> float:
-        """Train on one call of the teacher's mixer, unless stopped; returns the loss."""
+        """Train on one call of the teacher's mixer and return the loss before it; once stopped, do
+        nothing and return the last loss. Raises StatetrimError if the loss is not finite."""
         if self.stopped:
             return float(self.curve[-1]["loss"])
         loss = self._relative_error(call, is_recall)

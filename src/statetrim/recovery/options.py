@@ -69,7 +69,11 @@ class RecoverOptions:
 
     @property
     def result_options(self) -> dict[str, Any]:
-        """The options that change the result; a resumed run may change the others."""
+        """The options of training that change the result, as the record holds them.
+
+        Those of the data (`tokens`, `length`, `skip`) and `control` are elsewhere in the record; a
+        resumed run may change only the remaining ones.
+        """
         return {
             "rank": self.rank,
             "alpha": self.alpha,

@@ -66,7 +66,7 @@ def recover(
     The loss is cross-entropy + temperature² KL(teacher || student); without a `teacher`,
     cross-entropy only. Give `options` as an object, by name (`rank=8`), or both; names take
     precedence. `on_coverage` is called with what is trained. The same call resumes after an
-    interruption.
+    interruption, and returns a finished `out` without training.
     """
     check_option_names("recover", changes, [field.name for field in fields(RecoverOptions)])
     options = replace(options or RecoverOptions(), **changes)
@@ -95,9 +95,9 @@ def recover(
     with progress_reporter(progress, "recovering") as report:
         run = _RecoveryRun(student, teacher, data, options, record, out, on_coverage, report)
         if options.layerwise:
-            run.train_layerwise()
+            run.recover_layerwise()
         else:
-            run.train_full()
+            run.recover_in_memory()
     return open_checkpoint(out, student.family)
 
 
@@ -119,8 +119,10 @@ class _RecoveryRun:
         """`OUT.partial`; all processes write there, and rank 0 holds its lock."""
         return partial_path(self.out)
 
-    def train_full(self) -> None:
-        """Train the full model, in as many processes as were launched."""
+    def recover_in_memory(self) -> None:
+        """Train with the whole model in memory, in as many processes as were launched, and publish
+        the merged checkpoint as `out`. Resumes from `OUT.partial`; does nothing if `out` is
+        complete."""
         from . import trainer as training
 
         options, steps = self.options, len(self.data.ids) // self.options.batch_size
@@ -167,8 +169,9 @@ class _RecoveryRun:
                 self._publish(partial_output)
             _barrier()
 
-    def train_layerwise(self) -> None:
-        """Train one mixer after the other, in one process."""
+    def recover_layerwise(self) -> None:
+        """Train one mixer after the other, in one process, and publish the merged checkpoint as
+        `out`. Resumes from `OUT.partial`; does nothing if `out` is complete."""
         from .mixer_repair import LayerwiseRecovery, Recipe
 
         assert self.teacher is not None
@@ -206,7 +209,8 @@ class _RecoveryRun:
             yield partial_output
 
     def _build_distillation(self, device: torch.device) -> tuple[Any, Adapters]:
-        """Load student and teacher, and make the student trainable."""
+        """Load student and teacher, and make the student trainable: the model that returns the
+        loss, and what it trains. Raises StatetrimError if their vocabularies differ in size."""
         from .distillation import Distillation
         from .logit_head import get_logit_head
 
@@ -269,8 +273,8 @@ class _RecoveryRun:
         curve: list[dict[str, Any]],
         held_out: list[dict[str, Any]],
     ) -> None:
-        """Write the student's files to `OUT.partial` with the trained tensors replaced. The record
-        comes last: with it the checkpoint is complete."""
+        """Write the student's files to `OUT.partial` with the trained tensors replaced; shards that
+        a killed run wrote are kept. The record comes last: with it the checkpoint is complete."""
         replacements: dict[str, Callable[[Tensor], Tensor]] = {}
         for update in adapters.updates:
             replacements |= update.replacements(self.student, trained)
@@ -308,6 +312,7 @@ class _RecoveryRun:
 
 
 def _delete_training_state(directory: Path) -> None:
+    """Delete saved steps, hidden states and finished layers; files of trackers stay."""
     for pattern in STATE_PATTERNS:
         for path in directory.glob(pattern):
             if path.is_dir():
@@ -370,8 +375,8 @@ def _check_options(
 
 
 def _set_batch_sizes(args: Any, batch_size: int, micro_batch: int | None) -> None:
-    """Set the sequences per forward pass and the gradient accumulation of each process. Raises
-    StatetrimError if the batch cannot be divided so."""
+    """Set in `args` the sequences per forward pass (default: the process's whole share) and the
+    gradient accumulation. Raises StatetrimError if the batch cannot be divided so."""
     args._n_gpu = min(1, args.n_gpu)  # one GPU per process: no DataParallel
     micro = micro_batch or batch_size // args.world_size
     if micro < 1 or batch_size % (micro * args.world_size):
@@ -384,5 +389,6 @@ def _set_batch_sizes(args: Any, batch_size: int, micro_batch: int | None) -> Non
 
 
 def _barrier() -> None:
+    """Wait for the other processes of a launch; without one, do nothing."""
     if dist.is_initialized():
         dist.barrier()

@@ -47,7 +47,11 @@ def training_arguments(
     report_to: list[str],
     on_cpu: bool = False,
 ) -> TrainingArguments:
-    """The Trainer's arguments. Creating them initializes torch.distributed in a launch."""
+    """The Trainer's arguments, except batch sizes; `warm_up` is a fraction of `steps`.
+
+    Training runs on the CPU with `on_cpu` or without CUDA. Creating the arguments initializes
+    torch.distributed in a launch.
+    """
     use_cpu = on_cpu or not torch.cuda.is_available()
     return TrainingArguments(
         output_dir=str(directory),
@@ -115,6 +119,8 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         return (output["loss"], output) if return_outputs else output["loss"]
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """Add the parts of the loss, means per row over all processes, to a step's `logs`. Raises
+        StatetrimError if the loss is not finite."""
         if "loss" in logs:
             if not math.isfinite(logs["loss"]):
                 raise StatetrimError(
@@ -135,18 +141,19 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
 
     @property
     def curve(self) -> list[dict[str, float]]:
-        """Losses per step; their parts for text and recall too if there is recall."""
+        """For each step its number, tokens so far, losses and learning rate; the parts of the loss
+        for text and recall too if there is recall."""
         sources = ("text_ce", "text_kl", "recall_ce", "recall_kl")
         names = ("step", "tokens", "loss", "ce", "kl", *sources, "learning_rate")
         return self._logged("loss", names)
 
     @property
     def held_out_curve(self) -> list[dict[str, float]]:
-        """Recall of held-out sequences, by training tokens."""
+        """For each check its step, training tokens so far, and held-out recall as a fraction."""
         return self._logged("recall", ("step", "tokens", "recall"))
 
     def _logged(self, key: str, names: Sequence[str]) -> list[dict[str, float]]:
-        """The values of `names` in every log that has `key`."""
+        """One dictionary for each log that has `key`: those of `names` that it holds."""
         lines = []
         for logs in self.state.log_history:
             if key in logs:
@@ -168,13 +175,16 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         self.log({"recall": recall, "tokens": tokens})
 
     def gather_trained(self) -> dict[str, Tensor]:
-        """All trained tensors in full, on the CPU. Collective: every process must call it."""
+        """Name in the student -> trained tensor, in full and on the CPU. Collective: every process
+        must call it."""
         student = self.accelerator.unwrap_model(self.model).student
         return {n: gather_full(p) for n, p in student.named_parameters() if p.requires_grad}
 
     # --- checkpoints -----------------------------------------------------------------------------
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """Write `checkpoint-STEP` in rank 0, and delete earlier ones. Collective: every process
+        must call it."""
         tensors = {f"parameter.{name}": value for name, value in self.gather_trained().items()}
         optimizer_state = self.optimizer.state_dict()
         for number, state in optimizer_state["state"].items():
@@ -208,6 +218,7 @@ class RecoveryTrainer(Trainer):  # type: ignore[misc]
         return gathered.cpu()
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the trained parameters only. Raises StatetrimError if they do not fit the model."""
         tensors = _load_tensors(resume_from_checkpoint)
         student = self.accelerator.unwrap_model(self.model).student
         for name, parameter in student.named_parameters():
@@ -280,6 +291,7 @@ class _RowDataset(torch.utils.data.Dataset[dict[str, Tensor]]):
 
 
 def _collate(rows: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+    """A batch: `input_ids` [rows, length] and, if there is recall, `is_recall` [rows]."""
     batch = {}
     for name in rows[0]:
         batch[name] = torch.stack([row[name] for row in rows])
@@ -349,6 +361,7 @@ def _global_batch_size(args: TrainingArguments) -> int:
 
 
 def _load_tensors(checkpoint: str) -> dict[str, Tensor]:
+    """All tensors of a saved training state. Raises StatetrimError if they cannot be read."""
     path = Path(checkpoint) / TENSORS_FILE
     try:
         return load_file(path)

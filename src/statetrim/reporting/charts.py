@@ -76,8 +76,10 @@ def line_chart(
 ) -> Drawing | None:
     """Lines over one pair of axes; None if no point can be drawn.
 
-    `x` and `y` are axis labels; `log` makes the y axis logarithmic, `log_x` the x axis. `marks`
-    draws dots, intervals and labels of the points, `reference` a horizontal line at that value.
+    `x` and `y` are axis labels; `log` makes the y axis logarithmic, `log_x` the x axis. `from_zero`
+    includes 0 in a linear y axis. `marks` draws dots, intervals and labels of the points,
+    `reference` a horizontal line at that value. Points that are not finite, or not positive on a
+    logarithmic axis, are left out.
     """
     if reference is not None and not _is_in_range(reference):
         reference = None
@@ -130,7 +132,10 @@ def line_chart(
 def interval_chart(
     rows: Sequence[tuple[str, float, float, float]], title: str, x: str
 ) -> Drawing | None:
-    """Rows of (label, estimate, low, high), each drawn below its label, on one scale with 0."""
+    """Rows of (label, estimate, low, high), each drawn below its label, on one scale with 0.
+
+    Rows that are not finite are left out; None if none remains. `x` is the axis label.
+    """
     rows = [row for row in rows if all(map(_is_in_range, row[1:]))]
     if not rows:
         return None
@@ -160,7 +165,10 @@ def interval_chart(
 
 
 def bar_chart(rows: Sequence[tuple[str, float, str]], title: str) -> Drawing | None:
-    """Rows of (label, value, value text), a bar below each label; the first is the original."""
+    """Rows of (label, value, value text), a bar below each label; None if no value is positive.
+
+    The first row is the original and has another colour.
+    """
     largest = max((value for _, value, _ in rows), default=0.0)
     if largest <= 0:
         return None
@@ -267,6 +275,8 @@ def _stroke_colour(style: str) -> str:
 def _x_scale(
     name: str, values: Sequence[float], log: bool, marks: bool, formatter: Formatter
 ) -> Scale:
+    """An axis that ends at the outermost values, with some space if `marks`, or at powers of ten if
+    `log`."""
     low, high = min(values), max(values)
     if log:
         decades = _decades(low, high, max_ticks=5)
@@ -281,6 +291,8 @@ def _x_scale(
 def _y_scale(
     name: str, values: Sequence[float], log: bool, from_zero: bool, formatter: Formatter
 ) -> Scale:
+    """An axis that ends at the ticks around `values`, and around 0 if `from_zero`; at powers of ten
+    around the positive ones if `log`."""
     if log:
         values = [value for value in values if value > 0]
         ticks = _decades(min(values), max(values))
@@ -291,6 +303,7 @@ def _y_scale(
 
 
 def _is_drawable(point: Point, log: bool, log_x: bool) -> bool:
+    """Whether the point and its interval are in range, y is positive if `log`, and x if `log_x`."""
     is_positive = (point.y > 0 or not log) and (point.x > 0 or not log_x)
     return is_positive and all(map(_is_in_range, (point.x, *_y_values(point))))
 
@@ -301,6 +314,7 @@ def _y_values(point: Point) -> list[float]:
 
 
 def _is_in_range(value: float) -> bool:
+    """Whether the magnitude is below LARGEST_DRAWN; False for nan and infinity."""
     return abs(value) < LARGEST_DRAWN
 
 
@@ -309,6 +323,7 @@ def _shortened(text: str, max_length: int) -> str:
 
 
 def _log(value: float) -> float:
+    """log10 of the value; below 1e-300, zero and negative values included, it is -300."""
     return log10(max(value, 1e-300))
 
 
@@ -329,7 +344,8 @@ def _padding(value: float) -> float:
 
 
 def _decades(low: float, high: float, max_ticks: int = 8) -> list[float]:
-    """Powers of ten that enclose `low` and `high`."""
+    """At least two powers of ten that enclose `low` and `high`, which must be positive; evenly
+    spaced, about `max_ticks` of them at most."""
     first, last = floor(log10(low)), ceil(log10(high))
     last = max(last, first + 1)
     step = ceil((last - first) / max_ticks)

@@ -26,7 +26,8 @@ class CommandArguments:
 
 
 def command_arguments(findings: Findings) -> CommandArguments:
-    """Paths of original, cut and calibration text, as far as the artifacts name them."""
+    """Paths of original, cut and first calibration text; MODEL, SMALL, or TEXT with 2**14 tokens,
+    for those that no artifact names."""
     text, tokens = next(_calibration_texts(findings), ("TEXT", 2**14))
     return CommandArguments(
         model=shell_quoted(findings.original.path) if findings.original else "MODEL",
@@ -42,7 +43,8 @@ def shell_quoted(value: Any) -> str:
 
 
 def _calibration_texts(findings: Findings) -> Iterator[tuple[str, int]]:
-    """Calibration texts and their tokens, from the lineage of plan, trim and sweep."""
+    """Shell-quoted calibration texts and their numbers of tokens, from the lineage of plan, trim
+    and sweep; what has no valid number is left out."""
     if findings.plan is not None:
         for data in as_dicts(as_mapping(findings.plan.lineage.get("statistics")).get("data")):
             count, length = data.get("count"), data.get("length")
@@ -78,7 +80,10 @@ def recover_command(findings: Findings) -> str:
 
 
 def serving_commands(findings: Findings) -> dict[str, str]:
-    """Engine -> command that serves the report's checkpoint; the engine of `trim --for` first."""
+    """Engine -> command that serves the report's checkpoint; the engine of `trim --for` first.
+
+    Empty without a checkpoint. A cut that is only planned has the path SMALL.
+    """
     model, geometry = findings.checkpoint, findings.geometry
     if model is None or geometry is None:
         return {}

@@ -64,6 +64,8 @@ class Table:
         return [self._column_kind(number) for number in range(len(self.header))]
 
     def _column_kind(self, number: int) -> str:
+        """Kind "number" if there are cells with text and all of them are numeric; else "words" if
+        one is longer than WORDS_CELL_LENGTH; else ""."""
         cells = [row[number] for row in self.rows if row[number]]
         if cells and all(NUMERIC.fullmatch(cell) for cell in cells):
             return "number"

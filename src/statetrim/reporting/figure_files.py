@@ -39,7 +39,10 @@ def save_all(sheets: Mapping[str, Sheet], directory: str | Path) -> list[Path]:
 
 
 def save(sheet: Sheet, path: str | Path) -> list[Path]:
-    """Write PATH.png and PATH.svg and return their paths; equal sheets give equal bytes."""
+    """Write PATH.png and PATH.svg, replacing existing files, and return their paths.
+
+    Missing directories are created; equal sheets give equal bytes.
+    """
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing = lay_out(sheet)
@@ -78,7 +81,8 @@ def _translated(shape: Shape, dx: float, dy: float) -> Shape:
 
 
 def _save_png(drawing: Drawing, path: Path) -> None:
-    """Draw without pyplot, which would keep global state."""
+    """Write the drawing to `path` as PNG with SCALE pixels per pixel of the drawing; without
+    pyplot, which would keep global state."""
     style: dict[Any, Any] = {
         "font.family": "sans-serif",
         "font.size": FONT_SIZE * 72 / DPI,

@@ -85,7 +85,11 @@ class Findings:
 
     @property
     def cut_geometry(self) -> Geometry | None:
-        """The cut's, from its checkpoint, its plan or its analysis."""
+        """The cut's, from its checkpoint, else from original and plan, else from the analysis,
+        whose model counts as the cut.
+
+        Raises StatetrimError if the plan does not fit the original.
+        """
         if self.cut is not None:
             return self.cut.geometry
         if self.original is not None and self.plan is not None:
@@ -94,7 +98,8 @@ class Findings:
 
     @property
     def has_own_scores(self) -> bool:
-        """Whether the scores were measured on the cut's weights; True if they do not say."""
+        """Whether the scores were measured on the cut's weights; True also if they do not say, or
+        without scores or a cut with weights."""
         if self.scores is None or self.cut is None or not self.cut.shards:
             return True
         fingerprints = self.scores.lineage.get("models")
@@ -102,7 +107,8 @@ class Findings:
 
     @property
     def scored_name(self) -> str | None:
-        """The cut's name in the scores; None if they do not hold it."""
+        """The cut's name in the scores, found by the digest of its weights, or by its directory's
+        name if there are no digests; None if they do not hold it."""
         if self.scores is None or self.cut is None:
             return None
         fingerprints, names = self.scores.lineage.get("models"), self.scores.models
@@ -155,9 +161,11 @@ class Findings:
 
 
 def read_findings(artifacts: Sequence[str | Path | Checkpoint]) -> Findings:
-    """Read JSON files of statetrim, sweep directories and checkpoints, in any order.
+    """Read JSON files of statetrim, sweep directories and checkpoints or hub ids, in any order.
 
-    Raises StatetrimError if there are none, two of a kind, or files of an unknown kind.
+    The records in the cut's directory are read too, where no such file was given. Raises
+    StatetrimError if there are none, two of a kind (other than verifications), files of an unknown
+    kind, or a plan that is not the cut's.
     """
     if not artifacts:
         raise StatetrimError("a report needs at least one artifact, such as a pruned checkpoint")
@@ -190,14 +198,18 @@ def _is_hub_name(artifact: str | Path) -> bool:
 
 
 def _read_sweep(findings: Findings, directory: Path) -> None:
-    """Read a directory that `trim --sweep` wrote: the sweep, and the files of its plans."""
+    """Read the sweep of a directory that `trim --sweep` wrote, and list the paths of its plans in
+    `sweep_plans`, unread."""
     _read_artifact(findings, path_inside(directory, SWEEP_FILE))
     for path in sorted(directory.glob("plan-*.json")):
         findings.sweep_plans[path.stem.removeprefix("plan-")] = str(path)
 
 
 def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoint]) -> None:
-    """Assign original and cut; a cut from which another was pruned counts as an original."""
+    """Assign original and cut; a cut from which another was pruned counts as an original.
+
+    A cut is a directory with a plan. Raises StatetrimError for two cuts or two originals.
+    """
     pruned_paths = [path for path in checkpoints if (path / PLAN_FILE).exists()]
     for path, checkpoint in checkpoints.items():
         is_source = any(other != path and _is_cut_from(other, checkpoint) for other in pruned_paths)
@@ -208,6 +220,7 @@ def _assign_checkpoints(findings: Findings, checkpoints: Mapping[Path, Checkpoin
 
 
 def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
+    """Whether the plan in `cut_path` was made for `model`; False if `model` has no weights."""
     plan = Plan.load(path_inside(cut_path, PLAN_FILE))
     return bool(model.shards) and model.has_digest(plan.lineage.get("source"))
 
@@ -215,7 +228,9 @@ def _is_cut_from(cut_path: Path, model: Checkpoint) -> bool:
 def _read_cut_records(findings: Findings, path: Path) -> None:
     """Read the plan and the records that the cut checkpoint at `path` carries.
 
-    Raises StatetrimError if a given plan keeps other channels than the carried one.
+    Files that the user gave are kept instead. Carried scores of other weights are dropped, with
+    trim's checks and warnings. Raises StatetrimError if a given plan keeps other channels than the
+    carried one.
     """
     carried_plan = Plan.load(path_inside(path, PLAN_FILE))
     if findings.plan is None:
@@ -237,7 +252,11 @@ def _read_cut_records(findings: Findings, path: Path) -> None:
 
 
 def _read_artifact(findings: Findings, path: Path) -> None:
-    """Read a JSON file by the kind in its header; raises StatetrimError for an unknown kind."""
+    """Read a JSON file into the field of `findings` for the kind in its header.
+
+    Raises StatetrimError for an unknown kind, and for a second file of a kind, except that
+    verifications are collected.
+    """
     kind = kind_of(read_json(path, MAX_BYTES)) or ""
     name = _field_name(kind)
     match kind:

@@ -39,6 +39,7 @@ def _fact_lines(fact: Fact) -> Iterator[str]:
 
 
 def _block_lines(block: Block) -> list[str]:
+    """Lines of Markdown, escaped; of a picture or gallery only the caption."""
     if isinstance(block, Text):
         return [f"> {escape(block.text)}" if block.tone else escape(block.text)]
     if isinstance(block, Command):

@@ -28,7 +28,11 @@ SHEET_NAMES = ("utilization", "spectra", "heat-map", "filters")
 
 
 def sheets(analyses: Mapping[str, Analysis]) -> dict[str, Sheet]:
-    """Figures by file name; the spectra are of the first analysis' head with the highest rank."""
+    """Figures by file name; the spectra are of the first analysis' head with the highest rank.
+
+    Filters are of the first analysis, and left out if it has no short convolution. Raises
+    StatetrimError if another analysis lacks that head.
+    """
     first = next(iter(analyses.values()))
     layer, head = fullest_head(first)
     by_name = {
@@ -114,7 +118,8 @@ def heat_map(analyses: Mapping[str, Analysis]) -> Sheet:
 
 
 def filter_picture(analysis: Analysis) -> Sheet:
-    """Filters of the short convolution of queries and keys, each scaled to norm one, by head.
+    """Filters of the short convolution of queries and keys, each scaled to norm one, by head, in at
+    most MAX_FILTER_LAYERS layers at even distances.
 
     Raises StatetrimError if the model has no short convolution.
     """
@@ -135,6 +140,8 @@ def filter_picture(analysis: Analysis) -> Sheet:
 
 
 def _spectrum_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
+    """Singular values of one head's state in order, mean over tokens, on a logarithmic axis; None
+    if none is positive."""
     series = []
     for label, analysis, style in _with_styles(analyses):
         values = analysis.layers[layer].spectrum[head].tolist()
@@ -150,7 +157,8 @@ def _spectrum_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> 
 
 
 def _histogram_chart(analyses: Mapping[str, Analysis], layer: int, head: int) -> Drawing | None:
-    """Histogram of singular values over all tokens; the area is the values of one state."""
+    """Histogram of one head's singular values over all tokens, a line per analysis, scaled to sum
+    to the largest rank of a state; None if all are empty."""
     bin_centres = 10 ** ((torch.arange(BINS) + 0.5) / BINS_PER_DECADE + LOWEST_DECADE)
     series = []
     for label, analysis, style in _with_styles(analyses):

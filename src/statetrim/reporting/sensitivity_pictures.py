@@ -20,7 +20,8 @@ def sheet(sensitivity: Sensitivity) -> Sheet:
 
 
 def pictures(sensitivity: Sensitivity) -> list[Drawing]:
-    """By layer: recall lost, NLL gained, and the error of the layer's output on both texts."""
+    """By layer: recall lost in points, increase of NLL in nats, and the error of the layer's output
+    on text and on recall sequences, in percent; a chart without points is left out."""
 
     def recall_point(cut: LayerCut) -> Point | None:
         drop = sensitivity.recall_drop(cut)

@@ -26,7 +26,7 @@ MAX_QUALITY_LINES = 3
 
 
 def build_summary(findings: Findings) -> Summary:
-    """Summarize the cut; where only a sweep was given, its recommendation."""
+    """Summarize the cut, or a sweep's recommendation if neither a cut nor scores were given."""
     if findings.sweep is not None and findings.cut is None and findings.scores is None:
         return _sweep_summary(findings, recommend(findings.sweep))
     return _cut_summary(findings, verdict_for(findings))
@@ -44,7 +44,10 @@ def verdict_for(findings: Findings) -> Verdict:
 
 
 def title_text(findings: Findings) -> str:
-    """The model's name, and its state's shape before and after where both are known."""
+    """The model's name, and its state's shape before and after where both are known and differ.
+
+    Without a checkpoint, the name is that of the sweep's model, or of the first file.
+    """
     original, cut = findings.original_geometry, findings.cut_geometry
     model = findings.original or findings.cut
     if model and model.name:
@@ -59,6 +62,10 @@ def title_text(findings: Findings) -> str:
 
 
 def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
+    """The verdict, with facts on quality, memory, engines and, if recovery may help, its command.
+
+    Notes are mismatches of the artifacts, and warnings of the verdict and of trim's record.
+    """
     facts = [Fact("Quality", verdict.facts[:MAX_QUALITY_LINES])] if verdict.facts else []
     facts += _memory_fact(findings, findings.cut_geometry)
     facts += _engine_fact(findings)
@@ -78,6 +85,8 @@ def _cut_summary(findings: Findings, verdict: Verdict) -> Summary:
 
 
 def _sweep_summary(findings: Findings, advice: Recommendation) -> Summary:
+    """The recommended shape with the command that cuts it; else the nearest, with recovery; without
+    either no facts."""
     cut = advice.chosen or advice.closest
     if cut is None:
         return Summary("No shape recommended", TONES[Outcome.UNKNOWN], advice.reason, [])
@@ -94,7 +103,8 @@ def _sweep_summary(findings: Findings, advice: Recommendation) -> Summary:
 
 
 def _resized_geometry(findings: Findings, cut: JudgedCut) -> Geometry | None:
-    """The original's geometry in the cut's shape; None if an untrusted sweep holds no widths."""
+    """The original's geometry in the cut's shape; None if the original's is not known, or if an
+    untrusted sweep holds no widths."""
     original, keep, keep_values = findings.original_geometry, cut.point.keep, cut.point.keep_values
     if original is None or type(keep) is not int or type(keep_values) is not int:
         return None
@@ -102,7 +112,8 @@ def _resized_geometry(findings: Findings, cut: JudgedCut) -> Geometry | None:
 
 
 def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[Fact]:
-    """State bytes and sequences: original, cut, bfloat16 without a cut, and both."""
+    """One fact: state bytes, and sequences that fit, of original, cut, bfloat16 without a cut, and
+    both; none without both geometries."""
     original = findings.original_geometry
     if original is None or cut_geometry is None:
         return
@@ -124,7 +135,8 @@ def _memory_fact(findings: Findings, cut_geometry: Geometry | None) -> Iterator[
 
 
 def _engine_fact(findings: Findings) -> Iterator[Fact]:
-    """Engines that serve or refuse the shape, and one command: of the requested or first engine."""
+    """One fact: current engines that serve or refuse the shape, and for a cut the command of the
+    requested or first engine; none without a checkpoint and a shape."""
     model, geometry = findings.checkpoint, findings.cut_geometry
     if model is None or geometry is None:
         return

@@ -36,13 +36,17 @@ def pictures(sweep: Sweep) -> dict[str, Drawing]:
 
 
 def is_main_metric(name: str) -> bool:
-    """Whether "task metric" names the metric that the verdict uses for the task."""
+    """Whether "task metric" names the metric that the verdict uses for the task; True for every
+    metric of an unknown task."""
     task, _, metric = name.partition(" ")
     return task not in TASKS or metric == TASKS[task].metric
 
 
 def method_and_axes(sweep: Sweep, cut: artifact.Point) -> str:
-    """Method and pruned axes, as "drrqr, keys": axes are not equivalent at equal bytes."""
+    """Method and pruned axes, as "drrqr, keys": axes are not equivalent at equal bytes.
+
+    "original" for the original; only the method if the sweep has no original to compare with.
+    """
     if cut.method == "none":
         return "original"
     original = next((point for point in sweep.points if point.method == "none"), None)
@@ -63,8 +67,10 @@ def interval_bounds(measured: SweepScore) -> tuple[float | None, float | None]:
 
 
 def _picture(sweep: Sweep, name: str) -> Drawing | None:
-    """A line per method and pruned axes; values of an untrusted sweep that are no numbers are
-    left out."""
+    """The metric `name` by state bytes, a line per method and pruned axes; None without points.
+
+    Values of an untrusted sweep that are no numbers are left out.
+    """
     shown: list[tuple[artifact.Point, SweepScore]] = []
     for cut in sweep.points:
         score = cut.scores.get(name)

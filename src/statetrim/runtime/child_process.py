@@ -43,10 +43,11 @@ Process = subprocess.Popen[bytes]
 def python_process(
     python: Path, arguments: Sequence[str], extra_environment: Mapping[str, str]
 ) -> Iterator[tuple[Process, Path]]:
-    """Within, `python` runs with `arguments`; its output goes to the yielded log file.
+    """Within, `python` runs with `arguments`, in a temporary directory. Yields the process, whose
+    return code is that of `python`, and the log file of its output, which is deleted on exit.
 
     It has no PYTHONPATH and no access to the hub. On exit, or if this process is killed, it is
-    terminated with all processes it started.
+    terminated with all processes it started. Refuses a `python` that is not a program.
     """
     program = shutil.which(python)
     if program is None:
@@ -78,7 +79,8 @@ def python_process(
 
 
 def last_error(log: Path) -> str:
-    """The last line of a log with an error, from the error's name on; else the last line."""
+    """The last line of a log with an error, from the error's name on; else the last line, or a text
+    that there is none. At most 300 characters."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "Error" in line]
     last = (errors or lines or ["it printed nothing"])[-1]
@@ -88,7 +90,8 @@ def last_error(log: Path) -> str:
 
 @contextmanager
 def _signals_as_system_exit() -> Iterator[None]:
-    """Within, SIGTERM and SIGHUP raise SystemExit, so that `finally` terminates the child."""
+    """Within, SIGTERM and SIGHUP raise SystemExit, so that `finally` terminates the child; changes
+    nothing outside the main thread, where handlers cannot be set."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -107,7 +110,8 @@ def _signals_as_system_exit() -> Iterator[None]:
 
 
 def _terminate(process: Process) -> None:
-    """End the child and all it started: they are one process group."""
+    """End the child and all it started, which are one process group: SIGTERM, up to 20 seconds
+    later SIGKILL. Waits for it."""
     for signal_number in (signal.SIGTERM, signal.SIGKILL):
         try:
             os.killpg(process.pid, signal_number)

@@ -26,7 +26,8 @@ class DistributedContext:
 
     @staticmethod
     def current() -> "DistributedContext":
-        """Creates the process group on first use: gloo, since the sums are float64 on the CPU."""
+        """Rank and world size of this process. Under torchrun the first call creates the process
+        group: gloo, since the sums are float64 on the CPU."""
         if not dist.is_torchelastic_launched():
             return DistributedContext()
         if not dist.is_initialized():

@@ -39,19 +39,25 @@ class FinalHiddenStates:
         self._reader = LogitReader(live, lambda: self._from_final_hidden(0))
 
     def logits_at(self, batch: int) -> LogitsAt:
-        """Function of positions that returns the logits of that batch."""
+        """A function from positions [n] to the float32 logits [rows, n, vocabulary] of the batch
+        with this index."""
         with self._from_final_hidden(batch + 1):
             return self._reader.forward(self._batches[batch + 1])
 
     def unload_layers(self) -> None:
-        """Free the memory of the decoder layers' weights; logits do not need them."""
+        """Free the memory of the decoder layers' weights, for good: logits of these batches do not
+        need them, but the model must not run other text afterwards."""
         for layer in self.live.decoder_layers:
             layer.to("meta")
 
     def _from_final_hidden(self, step: int) -> AbstractContextManager[None]:
+        """Within, a forward pass starts from the stored states of a batch: 0 is the probe, `step`
+        the batch `step - 1`."""
         return from_final_hidden(self.live, self._final_hidden[step], self._tuple_size)
 
     def _run_in_memory(self, report: Callable[[int], None]) -> None:
+        """Run all batches, and keep the last layer's output of each in main memory."""
+
         def store_output(module: nn.Module, args: Any, output: Any) -> None:
             self._final_hidden[len(self._final_hidden)] = output_hidden_states(output).cpu()
             self._tuple_size = len(output) if isinstance(output, tuple) else 0
@@ -66,6 +72,8 @@ class FinalHiddenStates:
             hook.remove()
 
     def _run_layerwise(self, report: Callable[[int], None]) -> None:
+        """Run all batches layer by layer, and keep the last layer's outputs in main memory;
+        `report` gets the batches that the layers done so far amount to."""
         walk = LayerWalk(self.live, self._batches)
         depth, last_batch = len(self.live.decoder_layers), len(self._batches) - 1
         for layer_pass in walk.layers():

@@ -63,11 +63,14 @@ def hook_kernels(
     kept_values: Mapping[int, Tensor] | None = None,
     layers: Iterable[int] | None = None,
 ) -> Iterator[None]:
-    """Within, every kernel call of the model is passed to `on_call`.
+    """Within, every kernel call of the model is passed to `on_call`, every input of a mixer to
+    `on_input`, and every call of an output projection to `on_readout`.
 
-    `kept_keys` (layer -> kept channels [key heads, keep]) masks all other key channels of q and k;
-    `kept_values` ([value heads, keep]) masks the kernel's output, and the output norm takes its
-    mean over the kept channels. Raises on exit if one of `layers` (default: all) called no kernel.
+    `kept_keys` (layer -> kept channels [key heads, keep]) masks all other key channels of q and k,
+    and the output is scaled as by a kernel of the kept width. `kept_values` ([value heads, keep])
+    masks the kernel's output, and the output norm takes its mean over the kept channels. Callbacks
+    get masked tensors. Raises StatetrimError on exit if one of `layers` (default: all) called no
+    kernel, or with `on_readout` no output projection.
     """
     checkpoint = live.checkpoint
     recorder = _Recorder(checkpoint, on_call, on_input, kept_keys or {}, kept_values or {})
@@ -96,7 +99,9 @@ def hook_kernels(
 def wrapped_kernels(
     live: LiveModel, wrap: Callable[[str, Callable[..., Any]], Callable[..., Any]]
 ) -> Iterator[None]:
-    """Within, the mixers call `wrap(name, kernel)` in place of every kernel the family names."""
+    """Within, the mixers call `wrap(name, kernel)` in place of every kernel the family names. It is
+    set in the modelling module, so other models of that module call it too. Refuses a module that
+    has none of these kernels."""
     kernels = live.checkpoint.family.kernels
     modeling_modules = {sys.modules[type(mixer).__module__] for mixer in live.mixers.values()}
     with ExitStack() as stack:
@@ -117,6 +122,8 @@ def wrapped_kernels(
 def _hook_readouts(
     live: LiveModel, on_readout: Callable[[Readout], None], layers: Iterable[int] | None
 ) -> Iterator[None]:
+    """Within, every call of an output projection is passed to `on_readout`, its output without
+    bias. Raises StatetrimError on exit if one of `layers` (default: all) did not call its own."""
     called_layers: set[int] = set()
 
     def record(layer: int, module: nn.Module, args: Any, output: Tensor) -> None:
@@ -180,6 +187,7 @@ class _Recorder:
         self.called_layers: set[int] = set()
 
     def on_mixer_start(self, layer: int, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Hook before a mixer's call: notes the layer, and passes its input to `on_input`."""
         self.layer = layer
         if self.on_input is not None:
             hidden = args[0] if args else kwargs["hidden_states"]
@@ -218,6 +226,8 @@ class _Recorder:
         return record_call
 
     def _argument_names(self, kernel: str, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """(query, key): the first pair of the family's `query_and_key` that the arguments have;
+        refuses a call without any."""
         for pair in self.family.query_and_key:
             if set(pair) <= set(arguments):
                 return pair
@@ -229,6 +239,8 @@ class _Recorder:
     def _report(
         self, kernel: str, arguments: Mapping[str, Any], query: Tensor, key: Tensor, output: Tensor
     ) -> None:
+        """Pass the call to `on_call`, with one copy of each key head in q and k, and mark its layer
+        as called."""
         assert self.layer is not None, "a kernel ran outside every mixer"
         self.called_layers.add(self.layer)
         query = self._unrepeat_key_heads(query.detach())

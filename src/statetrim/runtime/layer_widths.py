@@ -26,7 +26,9 @@ from .stored_weights import empty_model
 
 @contextmanager
 def build_with_layer_widths(checkpoint: Checkpoint, staging_directory: Path) -> Iterator[None]:
-    """Within, a model built from `staging_directory` has the checkpoint's widths by layer."""
+    """Within, a model built from `staging_directory` has the checkpoint's widths by layer: the
+    constructor of its mixer or layer class is replaced. Changes nothing if all layers have one
+    shape; refuses a class that takes no config and layer index."""
     with ExitStack() as stack:
         if checkpoint.geometry.widths:
             for builder in _mixer_builders(checkpoint, staging_directory):
@@ -37,8 +39,9 @@ def build_with_layer_widths(checkpoint: Checkpoint, staging_directory: Path) -> 
 
 
 def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
-    """Cut each mixer's buffers, computed for the widest layer, to the layer's width. In such a
-    buffer all rows of one role have the same value, so any of them may be kept."""
+    """Cut the mixers' buffers in `family.row_buffers`, computed for the widest layer, to each
+    layer's width, in place. Does nothing if all layers have one shape. In such a buffer all rows of
+    one role have the same value, so any of them may be kept."""
     geometry = checkpoint.geometry
     if not geometry.widths or not checkpoint.family.row_buffers:
         return
@@ -59,7 +62,7 @@ def narrow_buffers(module: nn.Module, checkpoint: Checkpoint) -> None:
 
 def _mixer_builders(checkpoint: Checkpoint, staging_directory: Path) -> set[type[nn.Module]]:
     """The classes whose constructor takes a config and a layer index: for every mixer its own
-    class, or else that of the closest module around it."""
+    class, or else that of the closest module around it. Refuses a mixer without either."""
     module = empty_model(checkpoint, staging_directory)
     modules = dict(module.named_modules())
     names = {id(submodule): name for name, submodule in modules.items()}
@@ -82,6 +85,8 @@ def _takes_config_and_layer(module_class: type[nn.Module]) -> bool:
 
 
 def _init_with_layer_config(original: Any, checkpoint: Checkpoint) -> Any:
+    """A constructor that calls `original` with the config of its own layer, if that is a linear
+    one."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
@@ -109,14 +114,16 @@ def _layer_config(config: Any, checkpoint: Checkpoint, layer: int) -> Any:
 
 
 def _differing_fields(config: Config, other: Config) -> Config:
-    """The fields of `config` that `other` has not, or with another value; not the widths."""
+    """The fields of `config` that `other` lacks or has with another value, except
+    `LAYER_WIDTHS_FIELD`."""
     differing = {name: value for name, value in config.items() if value != other.get(name)}
     differing.pop(LAYER_WIDTHS_FIELD, None)
     return differing
 
 
 def _matching_section(stored: Config, config: Any) -> Config:
-    """The section of a config.json that the live config was built from."""
+    """The section of a config.json that the live config was built from: its `text_config` if the
+    model types agree, else all of it."""
     text_config = stored.get("text_config")
     if isinstance(text_config, dict) and text_config.get("model_type") == config.model_type:
         return text_config

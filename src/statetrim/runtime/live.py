@@ -100,7 +100,8 @@ class LiveModel:
             )
 
     def hidden_states(self, ids: Tensor) -> Tensor:
-        """Final hidden states [rows, time, hidden]; the head is not run."""
+        """Hidden states [rows, time, hidden] after the final norm; the head is not run. Refuses ids
+        without an embedding, and a model whose forward pass fails."""
         self.check_ids(ids)
         decoder = find_decoder(self.module)
         with self._translate_errors():
@@ -109,7 +110,8 @@ class LiveModel:
         return hidden_states
 
     def logits(self, ids: Tensor) -> Tensor:
-        """Logits [rows, time, vocabulary] of the model's own forward pass."""
+        """Logits [rows, time, vocabulary] of the model's own forward pass, in its dtype. Refuses
+        ids without an embedding, and a model whose forward pass fails."""
         self.check_ids(ids)
         with self._translate_errors():
             logits: Tensor = self.module(input_ids=ids.to(self.device), use_cache=False).logits
@@ -132,8 +134,9 @@ class LiveModel:
             ) from error
 
     def forward_with_cache(self, ids: Tensor, cache: Any = None) -> tuple[Tensor, Any]:
-        """Logits [rows, 1, vocabulary] of the last token, and the updated cache; `cache` is the
-        one that an earlier call returned."""
+        """Run ids [rows, time], which follow the tokens in `cache`, the one that an earlier call
+        returned (None: empty). Returns the logits [rows, 1, vocabulary] of the last token, and the
+        updated cache; ids and errors are not checked."""
         cache_name = self.checkpoint.family.cache_argument(self.checkpoint.config)
         cache_argument = {} if cache is None else {cache_name: cache}
         outputs = self.module(

@@ -19,8 +19,12 @@ _SAMPLES = 32  # values compared per tensor, evenly spaced
 
 
 def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
-    """Compare a sample of each tensor in memory with the files; returns the number of tensors
-    compared. Raises if one differs, or has NaN or infinity. Tensors on `meta` are skipped."""
+    """Compare a sample of each tensor in memory with the files; returns the number of stored
+    tensors compared. Raises StatetrimError if a sample differs, or if any value is NaN or infinite.
+
+    Skipped are tensors on `meta`, and those without stored tensors of the same total size and a
+    dtype that torch can read.
+    """
     compared = 0
     with ExitStack() as stack, torch.no_grad():
         files: dict[Path, int] = {}
@@ -49,7 +53,8 @@ def verify_weights(module: Any, checkpoint: Checkpoint) -> int:
 
 
 def _tensors_in_memory(module: Any, checkpoint: Checkpoint) -> Iterator[tuple[list[str], Tensor]]:
-    """Every tensor in memory, with the names of the stored tensors it was made from, in order."""
+    """Tensors in memory, each with the names of the stored tensors that it holds, concatenated in
+    that order. Skips those on `meta`, and those that cannot be traced to stored tensors."""
     from transformers.core_model_loading import revert_weight_conversion
 
     for name, tensor in module.state_dict().items():
@@ -92,7 +97,8 @@ def check_finite(names: list[str], tensor: Tensor, checkpoint: Checkpoint) -> No
 
 
 def _is_finite(tensor: Tensor) -> bool:
-    """Whether there is no NaN or infinity, without a copy of the tensor; True for packed dtypes."""
+    """Whether there is no NaN or infinity, without a copy of the tensor; True for integers and
+    8-bit floats, which are not checked."""
     if not tensor.is_floating_point() or not tensor.numel() or tensor.element_size() < 2:
         return True
     lowest, highest = torch.aminmax(tensor)  # both are NaN if any value is
@@ -106,7 +112,8 @@ def _read_values(
     checkpoint: Checkpoint,
     files: dict[Path, int],
 ) -> Tensor:
-    """Stored values at `positions` in the concatenation of the flattened tensors `names`."""
+    """Stored values [positions], in the stored dtype, at `positions` in the concatenation of the
+    flattened tensors `names`, which have `sizes` elements; `files` are open descriptors."""
     values = []
     for position in positions:
         index = 0

@@ -62,7 +62,8 @@ def choose_runtime(
 
 
 def is_fla_usable(device: torch.device | None = None) -> bool:
-    """Whether fla's kernels run on this device (default: `default_device()`)."""
+    """Whether fla's kernels can run on this device (default: `default_device()`): it is a GPU, and
+    fla and triton are installed."""
     return (
         (device or default_device()).type == "cuda"
         and importlib.util.find_spec("triton") is not None
@@ -130,7 +131,8 @@ def load_live(model: ModelLike, placement: Placement | None = None) -> LiveModel
 def _load_in_memory(
     checkpoint: Checkpoint, staging_directory: Path, placement: Placement, runtime: Runtime
 ) -> LiveModel:
-    """Load all weights with `from_pretrained`, and compare them with the files."""
+    """Load all weights with `from_pretrained`. Refuses missing tensors, other shapes, and values
+    that differ from the files or are not finite."""
     module, info = auto_class(checkpoint).from_pretrained(
         staging_directory,
         dtype=placement.torch_dtype or "auto",
@@ -189,8 +191,8 @@ def _register_model_types(family: Family, runtime: Runtime) -> None:
 
 
 def load_tokenizer(checkpoint: Checkpoint) -> Any:
-    """Load the tokenizer from the checkpoint's own files, without remote code; refuses one that
-    does not load."""
+    """Load the tokenizer from the checkpoint's own files, without remote code. Refuses one that
+    does not load, and a model that no runtime can run here."""
     from transformers import AutoTokenizer
 
     runtime, _ = _choose_runtime_and_dtype(checkpoint, None, default_device())
@@ -223,7 +225,8 @@ def _check_loading_info(info: dict[str, Any], path: Path) -> None:
 
 @contextmanager
 def _hide_gpu_kernels(device: torch.device | None = None) -> Iterator[None]:
-    """Within, hide packages with GPU kernels from transformers, unless a GPU is used.
+    """Within, hide packages with GPU kernels from transformers, unless a GPU is used or they are
+    imported already.
 
     It binds them when it imports modelling code, whatever the device, and fails on CPU tensors.
     """

@@ -41,7 +41,8 @@ class MixerCall:
     output: Tensor  # [batch, time, hidden]
 
     def repeat(self, mixer: nn.Module) -> Tensor:
-        """The output [batch, time, hidden] of `mixer` for these arguments, on its own device."""
+        """Call `mixer` with these arguments, moved to its device; returns its output [batch, time,
+        hidden] there. A mixer on `meta`, which loads its weights when called, gets them unmoved."""
         device = next(mixer.parameters()).device
         loaded_on_call = device.type == "meta"
         if loaded_on_call or device == self.output.device:

@@ -48,7 +48,8 @@ class Placement:
 
     @property
     def dtype_text(self) -> str:
-        """The dtype as records store it; "stored" where none was given."""
+        """The dtype as records store it, such as `torch.bfloat16`; "stored" where none was
+        given."""
         return str(self.torch_dtype) if self.torch_dtype else "stored"
 
     @property
@@ -58,19 +59,22 @@ class Placement:
 
     @property
     def input_device(self) -> torch.device:
-        """Where inputs go, and all weights of a model that is not spread."""
+        """Where inputs go, and all weights of a model that is not spread. Refuses a device that
+        this machine does not have."""
         if self.device_map or self.device is None:
             return default_device()
         return _parse_device(self.device)
 
     @property
     def num_gpus(self) -> int:
-        """GPUs that one model is spread over, here or in an engine."""
+        """GPUs that one model is spread over, here or in an engine: all with a device map, else
+        1."""
         return max(1, torch.cuda.device_count()) if self.device_map else 1
 
     @property
     def from_pretrained_kwargs(self) -> dict[str, Any]:
-        """Arguments of `from_pretrained` that load weights directly onto their devices."""
+        """Arguments of `from_pretrained` that load weights directly onto their devices. Refuses a
+        device map without a GPU."""
         if self.device_map is None:
             return {"device_map": {"": self.input_device}}
         if not torch.cuda.is_available():
@@ -88,8 +92,8 @@ def default_device() -> torch.device:
 
 
 def free_gpu_memory() -> dict[int, int]:
-    """Bytes per GPU that weights may take. Main memory is not offered: weights there would be
-    copied to a GPU for every batch."""
+    """Bytes per GPU index that weights may take: 90% of what is free now. Main memory is not
+    offered: weights there would be copied to a GPU for every batch."""
     gpus = range(torch.cuda.device_count())
     return {gpu: int(_WEIGHTS_SHARE * torch.cuda.mem_get_info(gpu)[0]) for gpu in gpus}
 
@@ -117,7 +121,8 @@ def _parse_device(requested: str | torch.device) -> torch.device:
 
 
 def _parse_max_memory(max_memory: MaxMemory | None) -> dict[int, int] | None:
-    """Bytes by GPU index, from "0=70GiB,1=40GiB" or a mapping."""
+    """Bytes by GPU index, from "0=70GiB,1=40GiB" or a mapping; None for None. Refuses other
+    text."""
     if max_memory is None:
         return None
     if isinstance(max_memory, str):
@@ -133,6 +138,8 @@ def _parse_max_memory(max_memory: MaxMemory | None) -> dict[int, int] | None:
 
 
 def _parse_memory(gpu: str, size: str) -> tuple[int, int]:
+    """(GPU index, bytes) from texts such as "0" and "70GiB"; a size without a unit is in bytes.
+    Refuses other text."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([a-z]*)", size.lower())
     if not gpu.isdecimal() or match is None or match.group(2) not in _UNITS:
         raise StatetrimError(

@@ -50,7 +50,8 @@ class LayerWalk:
 
     @property
     def first_layer(self) -> int:
-        """The layer at which the walk starts: 0, unless it resumes a killed one."""
+        """The next layer to run: before the walk 0, or the layer at which it resumes a killed
+        one."""
         return self.hidden_store.layer
 
     def layers(self, end: int | None = None) -> Iterator[LayerPass]:
@@ -79,8 +80,9 @@ class LayerWalk:
 
 
 def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCall]:
-    """Every call of the model's mixers on these batches; while a call is yielded, its mixer's
-    weights are in memory. Weights on disk are read once for all batches."""
+    """Every call of the model's mixers on these batches: batch by batch, or layer by layer if
+    weights are on disk, which are read once for all batches. While a call is yielded, its mixer's
+    weights are in memory."""
     calls: list[MixerCall] = []
     if live.weights is None:
         for batch in batches:
@@ -100,7 +102,8 @@ def mixer_calls(live: LiveModel, batches: Sequence[Tensor]) -> Iterator[MixerCal
 @contextmanager
 def from_final_hidden(live: LiveModel, hidden: Tensor | None, tuple_size: int) -> Iterator[None]:
     """Within, a forward pass skips the decoder layers: the last returns `hidden` [rows, time,
-    hidden], in a tuple of `tuple_size` (0: bare), and only final norm and head are computed."""
+    hidden] (None: the embeddings), in a tuple of `tuple_size` (0: bare), and only final norm and
+    head are computed."""
     layers = live.decoder_layers
     with ExitStack() as stack:
         if live.weights is not None:
@@ -119,11 +122,12 @@ class HiddenStore:
     tuple_size = 0
 
     def read(self, step: int) -> Tensor | None:
-        """[rows, time, hidden]; None before the first layer."""
+        """The layer's input [rows, time, hidden] for batch `step`; None before the first layer."""
         raise NotImplementedError
 
     def write(self, step: int, hidden: Tensor, tuple_size: int) -> None:
-        """Store the layer's output [rows, time, hidden] for one batch."""
+        """Store the layer's output [rows, time, hidden] for batch `step`, and `tuple_size` for all
+        batches."""
         raise NotImplementedError
 
     def next_layer(self) -> None:

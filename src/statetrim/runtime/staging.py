@@ -29,7 +29,8 @@ _CODE_FIELDS = ("auto_map", "custom_generate")  # fields that may name code
 
 @contextmanager
 def staged_tokenizer(checkpoint: Checkpoint) -> Iterator[Path]:
-    """Yields a directory with the tokenizer's files; config fields that name files are removed."""
+    """Yields a temporary directory with config.json and links to the tokenizer's files, without
+    code; config fields that name files or code are removed."""
     with tempfile.TemporaryDirectory(prefix="statetrim-") as name:
         directory = Path(name)
         files = auxiliary_files(checkpoint)
@@ -61,11 +62,13 @@ def stage_checkpoint(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _write_config(checkpoint: Checkpoint, directory: Path) -> None:
+    """Write config.json without the fields that choose code or kernels."""
     write_json(directory / CONFIG, without_redirections(checkpoint.config))
 
 
 def _without_file_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """A tokenizer's files have fixed names, so a path in its config is obsolete or malicious."""
+    """The fields of a tokenizer config without those that name files or code. Its files have fixed
+    names, so a path there is obsolete or malicious."""
     return {
         name: value
         for name, value in fields.items()
@@ -74,5 +77,6 @@ def _without_file_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _link(path: Path, target: Path) -> None:
+    """Make `target` a symbolic link to `path`; creates its parent directory."""
     target.parent.mkdir(exist_ok=True)
     target.symlink_to(path.resolve())

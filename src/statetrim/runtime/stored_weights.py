@@ -22,7 +22,8 @@ from .loaded_weights import check_finite
 
 
 class StoredWeights:
-    """Loads and unloads the weights of a model whose parameters start on the `meta` device."""
+    """Loads and unloads the weights of a model whose parameters start on the `meta` device. Refuses
+    a checkpoint that lacks a tensor of the model."""
 
     def __init__(self, module: Any, checkpoint: Checkpoint, device: torch.device) -> None:
         self.module, self.checkpoint, self.device = module, checkpoint, device
@@ -37,17 +38,19 @@ class StoredWeights:
         _check_complete(module, checkpoint.path, missing)
 
     def load(self, submodule: nn.Module) -> None:
-        """Load the parameters of `submodule` that are not in memory yet."""
+        """Load the tensors of `submodule` and its children that are not in memory yet."""
         self._load_names(self._names_in(submodule))
 
     def load_own(self, submodule: nn.Module) -> None:
-        """Load the direct parameters of `submodule`, not those of its children."""
+        """Load the direct parameters of `submodule` that are not in memory yet, not those of its
+        children."""
         depth = self._prefix(submodule).count(".")
         own = [name for name in self._names_in(submodule) if name.count(".") == depth]
         self._load_names(own)
 
     def unload(self, submodule: nn.Module) -> None:
-        """Move its parameters to `meta`, except those tied to another module."""
+        """Replace the parameters of `submodule` and its children with empty ones on `meta`, except
+        those tied to another module; changes made to them are lost."""
         for name in self._names_in(submodule):
             owner, leaf = self._owner(name)
             parameter = owner._parameters.get(leaf)
@@ -68,7 +71,8 @@ class StoredWeights:
                 submodule.register_forward_pre_hook(lambda module, args: self.load_own(module))
 
     def load_permanently(self, submodule: nn.Module) -> None:
-        """Load `submodule`, no longer streamed, as a copy: tied weights are read again for it."""
+        """Load `submodule` and stop streaming it and its children. Tied weights are read again, so
+        it has a copy of its own. A streamed module around it still unloads it after a call."""
         own = list[str]()
         for name in self._names_in(submodule):
             if name not in self._unloaded or not self._is_empty(name):
@@ -92,6 +96,8 @@ class StoredWeights:
             self._paused = before
 
     def _streaming_hooks(self, submodule: nn.Module) -> tuple[RemovableHandle, ...]:
+        """Hooks that load `submodule` before a call and unload it after, unless it was in memory
+        already or streaming is paused."""
         loaded_by_call: list[bool] = []  # a stack: calls may nest
 
         def load_before(module: nn.Module, args: Any) -> None:
@@ -124,10 +130,12 @@ class StoredWeights:
         return f"{name}." if name else ""
 
     def _names_in(self, submodule: nn.Module) -> list[str]:
+        """Names, in the whole model, of the tensors of `submodule` and its children."""
         prefix = self._prefix(submodule)
         return [name for name in self._names if name.startswith(prefix)]
 
     def _owner(self, name: str) -> tuple[nn.Module, str]:
+        """The module that has the tensor `name`, and the tensor's name in that module."""
         path, _, leaf = name.rpartition(".")
         return self.module.get_submodule(path), leaf
 
@@ -139,6 +147,7 @@ class StoredWeights:
         return None
 
     def _is_empty(self, name: str) -> bool:
+        """Whether the parameter `name` is on `meta`; also True for a buffer."""
         owner, leaf = self._owner(name)
         parameter = owner._parameters.get(leaf)
         return parameter is None or parameter.is_meta
@@ -159,6 +168,8 @@ class StoredWeights:
         self._unloaded.discard(name)
 
     def _load_names(self, names: Iterable[str], *, tie: bool = True) -> None:
+        """Load those of `names` that are not in memory, and keep their `requires_grad`; with `tie`,
+        all modules that share a parameter get the loaded one."""
         to_load = set[str]()
         for name in self._unloaded.intersection(names):
             stored_name = self._stored_name(name)
@@ -181,6 +192,8 @@ class StoredWeights:
         self._unloaded -= to_load
 
     def _read_tensors(self, names: list[str]) -> None:
+        """Read the model's tensors `names` onto the device with transformers' loader. Refuses
+        missing tensors, other shapes, and NaN or infinity."""
         from transformers.core_model_loading import convert_and_load_state_dict_in_model
         from transformers.modeling_utils import LoadStateDictConfig
 
@@ -234,8 +247,9 @@ def empty_model(
     dtype: torch.dtype | None = None,
     device: torch.device | None = None,
 ) -> Any:
-    """The model that `from_pretrained(staging_directory)` would build, with its parameters on
-    `meta`; its buffers are computed, and on `device`."""
+    """The model that `from_pretrained(staging_directory)` would build, in eval mode, with its
+    parameters on `meta`; its buffers are computed, and on `device` (default: CPU). `dtype` None is
+    the config's, else that of the first stored tensor."""
     from accelerate import init_empty_weights
     from transformers import AutoConfig
 
@@ -253,6 +267,7 @@ def empty_model(
 
 
 def _first_stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
+    """The dtype of the first stored tensor whose dtype torch can read; float32 without one."""
     for _, tensor in checkpoint.tensors.values():
         if tensor.dtype in DTYPES:
             return DTYPES[tensor.dtype]
@@ -260,6 +275,7 @@ def _first_stored_dtype(checkpoint: Checkpoint) -> torch.dtype:
 
 
 def _weight_conversions(module: Any) -> list[Any]:
+    """The rules by which transformers renames and fuses stored tensors of this model."""
     from transformers.conversion_mapping import get_model_conversion_mapping
 
     return list(get_model_conversion_mapping(module))

@@ -37,7 +37,7 @@ def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -
 
     Each axis of a layer keeps all its channels or one of the measured widths; with `squares`, both
     axes keep all or half. The cost is the increase of NLL in nats plus the share of recall lost.
-    Raises StatetrimError if no measured width is narrow enough.
+    Raises StatetrimError if no measured width is narrow enough, or if an axis was not measured.
     """
     costs = measured_costs(sensitivity, squares=squares)
     head_numel = sensitivity.widths["key"] * sensitivity.widths["value"]
@@ -47,7 +47,12 @@ def allocate(sensitivity: Sensitivity, share: float, *, squares: bool = False) -
 def measured_costs(
     sensitivity: Sensitivity, *, squares: bool = False
 ) -> dict[int, dict[tuple[int, int], float]]:
-    """Layer -> shape -> cost, as the sum of the measured costs of both axes."""
+    """Layer -> shape -> cost, as the sum of the measured costs of both axes: nats of NLL plus the
+    share of recall lost.
+
+    Shapes are all pairs of measured or full widths; with `squares` only the full one and half of
+    both axes. Raises StatetrimError if an axis, or with `squares` half of it, was not measured.
+    """
     if not {"key", "value"} <= set(sensitivity.widths):
         raise StatetrimError("shapes are allocated on both axes; measure keys and values")
     full_shape = sensitivity.widths["key"], sensitivity.widths["value"]
@@ -74,7 +79,8 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
     """The shapes of at most `share` of the state's elements with the least sum of `costs`.
 
     `head_numel` is the number of elements of an unpruned head. The knapsack is solved exactly:
-    layer by layer, it keeps the cheapest choice for every number of elements used so far.
+    layer by layer, it keeps the cheapest choice for every number of elements used so far. Raises
+    StatetrimError if nothing fits, or unless 0 < share <= 1.
     """
     if not 0 < share <= 1:
         raise StatetrimError(f"a share of the state must be between 0 and 1, not {share}")
@@ -102,7 +108,8 @@ def cheapest_allocation(costs: Costs, share: float, head_numel: int) -> Allocati
 
 
 def _cost(sensitivity: Sensitivity, layer: int, axis: Axis, keep: int) -> float:
-    """Cost of pruning one axis of one layer; negative estimates are noise and count as 0."""
+    """Increase of NLL in nats plus the share of recall lost when one axis of one layer keeps `keep`
+    channels; 0 for all. Negative estimates are noise and count as 0."""
     if keep == sensitivity.widths[axis]:
         return 0.0
     cut = sensitivity.find(layer, axis, keep)

@@ -42,7 +42,7 @@ class MethodChoice:
                 f"method {self.method.name!r} does not choose {_DESCRIPTIONS[selectable]}; choose "
                 f"one of {', '.join(method_names(selectable))}"
             )
-        _check_options(self.method, self.options)
+        check_option_names(f"method {self.method.name!r}", self.options, self.method.options)
         _check_statistics(self.method, statistics, model)
 
     @property
@@ -51,7 +51,11 @@ class MethodChoice:
         return dict(self.method.options) | self.options
 
     def select_layer(self, evidence: AnyEvidence, layer: int, keep: int) -> Tensor:
-        """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep]."""
+        """What one layer keeps, int64: channels [heads, keep], or heads [groups, keep].
+
+        If `keep` is all of them the method is not called. Raises StatetrimError if weights or sums
+        are not usable, or if the method fails or returns anything else.
+        """
         _check_finite(evidence, layer)
         _check_sums(evidence, self.method, layer)
         heads, channels = evidence.shape
@@ -63,7 +67,8 @@ class MethodChoice:
 def _select_layer(
     evidence: AnyEvidence, method: Method, keep: int, options: dict[str, Any]
 ) -> Tensor:
-    """Call the method and check what it returns."""
+    """Call the method and return what it selects. Raises StatetrimError if it raises ValueError or
+    TypeError, or unless it returns int64 [heads, keep], ascending in each head."""
     try:
         kept = method.select(evidence, keep, **options)
     except (ValueError, TypeError) as error:  # an option of a wrong type, or singular statistics
@@ -87,7 +92,8 @@ def _select_layer(
 def plan_lineage(
     model: Checkpoint, statistics: Statistics | None, choices: Sequence[MethodChoice]
 ) -> dict[str, Any]:
-    """The lineage of a plan: version, model, and statistics if a method used them."""
+    """The lineage of a plan: version, model type, digest of the model, and the lineage of the
+    statistics, None if no method needs them."""
     needs_statistics = statistics is not None and any(choice.method.needs for choice in choices)
     return {
         "statetrim": __version__,
@@ -104,6 +110,8 @@ def layer_generator(seed: int, layer: int, axis: str = "") -> torch.Generator:
 
 
 def _check_statistics(method: Method, statistics: Statistics | None, model: Checkpoint) -> None:
+    """Raise StatetrimError if the method needs sums that are absent, or if the statistics are of
+    another model or of other layers. A method that needs none is not checked."""
     if not method.needs:
         return
     available = statistics.sum_names if statistics else set()
@@ -121,6 +129,7 @@ def _check_statistics(method: Method, statistics: Statistics | None, model: Chec
 
 
 def _check_finite(evidence: AnyEvidence, layer: int) -> None:
+    """Raise StatetrimError if weights that the method may read contain nan or infinity."""
     if isinstance(evidence, Evidence):
         kind, weights = "query or key", (evidence.query_weight, evidence.key_weight)
     elif isinstance(evidence, HeadEvidence):
@@ -156,7 +165,3 @@ def _check_sums(evidence: AnyEvidence, method: Method, layer: int) -> None:
             raise StatetrimError(
                 f"the statistics of layer {layer} have no usable {name!r}; calibrate again"
             )
-
-
-def _check_options(method: Method, options: dict[str, Any]) -> None:
-    check_option_names(f"method {method.name!r}", options, method.options)

@@ -58,7 +58,12 @@ def choose_heads(
 
 
 def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
-    """Weight [hidden, value heads x channels] -> [groups, heads per group, channels, hidden]."""
+    """Output weight [hidden, value heads x channels] -> [groups, heads, channels, hidden], the
+    heads to choose among in each group.
+
+    If `after` has all key heads, a group is a key head with its value heads; else the one group
+    holds all key heads, each with the channels of all its value heads.
+    """
     groups, heads = 1, before.num_k_heads
     if after.num_k_heads == before.num_k_heads:
         groups, heads = before.num_k_heads, before.group
@@ -66,7 +71,12 @@ def _group_heads(weight: Tensor, before: Geometry, after: Geometry) -> Tensor:
 
 
 def _value_heads(selected: Tensor, before: Geometry, after: Geometry) -> Tensor:
-    """Selected heads [groups, keep] -> kept value heads [key heads, value heads per key head]."""
+    """Numbers of the kept value heads [kept key heads, kept value heads of each], from the heads
+    [groups, keep] that a method selected.
+
+    These are positions among the value heads of each key head if all key heads are kept, else key
+    heads, which keep all their value heads.
+    """
     if after.num_k_heads == before.num_k_heads:
         return selected + before.group * torch.arange(len(selected)).unsqueeze(1)
     return before.group * selected.reshape(-1, 1) + torch.arange(before.group)

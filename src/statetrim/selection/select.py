@@ -74,7 +74,8 @@ def select(
 def _load_mixture(
     statistics: Statistics | str | Path | None, shares: Mapping[str, float] | None
 ) -> Statistics | None:
-    """The statistics, loaded if they are a path, with their sources weighted by `shares`."""
+    """The statistics, loaded if they are a path, with their sources weighted by `shares` and added;
+    None without statistics. Raises StatetrimError for `shares` without statistics."""
     if statistics is not None:
         return mix_statistics(load_if_path(Statistics.load, statistics), shares)
     if shares:
@@ -95,7 +96,12 @@ def select_for_target(
     statistics: Statistics | None,
     progress: OnProgress,
 ) -> Plan:
-    """Select what `target` keeps; the statistics' sources are weighted by their default shares."""
+    """Select what `target` keeps; writes nothing.
+
+    `options` are those of `method`, which selects key channels. Sources of `statistics` that are
+    still separate are weighted by their default shares. Raises StatetrimError if a method that is
+    used does not fit its options or the statistics; `progress` counts layers.
+    """
     statistics = None if statistics is None else mix_statistics(statistics)
     geometry, after = model.geometry, target.after
     if target.keep_heads is not None:

@@ -25,7 +25,11 @@ class Alternative:
 def alternatives(
     before: Geometry, after: Geometry, model: Checkpoint | None = None
 ) -> list[Alternative]:
-    """The original and the cut in float32 and bfloat16; `model`, the original, adds capacities."""
+    """The original and the cut, each in float32 and bfloat16: four entries in this order.
+
+    With `model`, the original, they have capacities (sequences of CONTEXT tokens in MEMORY_GIB),
+    None where unknown.
+    """
     counts = _sequence_counts(model, after) if model is not None else [None] * 4
     result: list[Alternative] = []
     for name, geometry in (("original", before), ("cut", after)):
@@ -36,7 +40,8 @@ def alternatives(
 
 
 def _sequence_counts(model: Checkpoint, after: Geometry) -> list[int | None]:
-    """Sequences that fit with each alternative, in their order."""
+    """Sequences that fit with each alternative, in their order; four times None if the capacity
+    cannot be computed."""
     try:
         result = deployment(
             model, after, dtype=served_dtype(model), memory_gib=MEMORY_GIB, context=CONTEXT

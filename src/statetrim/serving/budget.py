@@ -13,9 +13,10 @@ def widest_that_fits(
 ) -> Geometry:
     """The geometry with the most key channels of which a sequence takes at most `max_bytes`.
 
-    `count_bytes` returns the bytes of one sequence. Wide heads keep multiples of 16 channels, to
-    which kernels pad them. With `square`, keys and values get the same width. Raises StatetrimError
-    if the model fits already or one channel per head is too much.
+    `count_bytes` returns the bytes of one sequence. Heads of 64 or more channels keep multiples of
+    16, to which kernels pad them. Values keep their width, or with `square` get that of the keys.
+    Raises StatetrimError if the model fits already (unless `square` has a rectangular state to
+    change), or if even the narrowest such width is too much.
     """
     if count_bytes(geometry) <= max_bytes and not (square and _is_rectangular(geometry)):
         raise StatetrimError(
@@ -34,7 +35,8 @@ def widest_that_fits(
 
 
 def bytes_per_sequence(memory_gib: float, sequences: int) -> float:
-    """Bytes that each of `sequences` may take of `memory_gib`."""
+    """Bytes that each of `sequences` may take of `memory_gib`, not rounded. Raises StatetrimError
+    unless both are positive and the memory is at most 2^20 GiB."""
     if not 0 < memory_gib <= 2**20 or sequences < 1:
         raise StatetrimError("--memory-gib and --sequences must both be positive")
     return floor(memory_gib * GIB) / sequences
@@ -45,7 +47,8 @@ def _is_rectangular(geometry: Geometry) -> bool:
 
 
 def _widths(geometry: Geometry, square: bool) -> Iterator[int]:
-    """Widths below the current one, the widest first."""
+    """Widths to try, the widest first: all below the current one, or from that of the narrower axis
+    on if a rectangular state becomes square; only multiples of 16 if that is 64 or more."""
     width = min(geometry.head_k_dim, geometry.head_v_dim) if square else geometry.head_k_dim
     step = KERNEL_TILE if width >= 4 * KERNEL_TILE else 1
     first = width if square and _is_rectangular(geometry) else width - 1

@@ -74,7 +74,8 @@ class Pages:
         return self.softmax_groups * ceil(context / self.block_size) + self.linear_groups * states
 
     def concurrency(self, memory: int, context: int, *, prefix_caching: bool) -> float:
-        """Sequences of `context` tokens that fit at once: "Maximum concurrency" in vLLM's log."""
+        """Sequences of `context` tokens that fit at once, not rounded: "Maximum concurrency" in
+        vLLM's log."""
         per_sequence = self.blocks_per_sequence(context, prefix_caching=prefix_caching)
         return self.blocks(memory) / per_sequence
 
@@ -87,7 +88,11 @@ def vllm_pages(
     state_dtype: str = "float32",
     alignment: int = ALIGNMENT,
 ) -> Pages | None:
-    """vLLM's cache layout; None for a model without softmax layers, whose states need no blocks."""
+    """vLLM's cache layout; None for a model without softmax layers, whose states need no blocks.
+
+    `dtype` is that of the convolution state, keys and values. A block holds a multiple of
+    `alignment` tokens. With widths by layer, all layers count with the widest.
+    """
     if not kv_cache.layers or not kv_cache.numel:
         return None
     layers, geometry = len(geometry.layers), geometry.resized()  # vLLM pads to the widest
@@ -148,7 +153,11 @@ def capacity(
     state_dtype: str = "float32",
     alignment: int = ALIGNMENT,
 ) -> Capacity:
-    """How many sequences of `context` tokens fit in a cache of `memory` bytes."""
+    """How many sequences of `context` tokens fit in a cache of `memory` bytes: by their bytes,
+    rounded down, and in vLLM, not rounded (None without softmax layers).
+
+    Raises StatetrimError for a memory or a context that is out of range.
+    """
     if not 1 <= memory <= MAX_MEMORY:
         raise StatetrimError(f"cache memory must lie between 1 byte and 2^50, not {memory}")
     if not 1 <= context <= MAX_CONTEXT:
@@ -172,6 +181,8 @@ def capacity(
 
 
 def _vllm_capacity(layout: Pages, memory: int, context: int) -> VllmCapacity:
+    """What vLLM logs at its start for a cache of `memory` bytes: sizes, blocks, and how many
+    sequences of `context` tokens fit, not rounded, without and with prefix caching."""
     return VllmCapacity(
         layout.block_size,
         layout.page_bytes,

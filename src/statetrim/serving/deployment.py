@@ -50,7 +50,12 @@ def deployment(
     memory_gib: float | None = None,
     context: int | None = None,
 ) -> Deployment:
-    """How to serve the state `after` pruning, or the model's own state if it is None."""
+    """How to serve the state `after` pruning, or the model's own state if it is None.
+
+    Capacities are computed only with `memory_gib`, for `context` tokens (4096 by default) and a
+    convolution state, keys and values in `dtype`. Raises StatetrimError if the memory or the
+    context is out of range, or the size of the KV cache is not known.
+    """
     model_type, shape = str(model.config.get("model_type")), after or model.geometry
     context = context or DEFAULT_CONTEXT
     memory = None if memory_gib is None else _memory_bytes(memory_gib)
@@ -66,7 +71,8 @@ def deployment(
 
 
 def serving_engines(model: Checkpoint) -> list[str] | None:
-    """Engines whose current version serves the model's shape; None if nothing is known of it."""
+    """Engines whose current version serves the model's shape on some hardware, possibly none of
+    them; None if nothing is known of the shape."""
     lines = compatibility_of_geometry(str(model.config.get("model_type")), model.geometry)
     known = known_lines(lines)
     if not known:
@@ -81,13 +87,19 @@ def ship_verdict(
     doubts: Sequence[str] = (),
     faults: Sequence[str] = (),
 ) -> Verdict:
-    """The verdict on the checkpoint `model`, which the scores call `name`."""
+    """The verdict on the checkpoint `model`, which the scores call `name`, as `judge_cut` gives it
+    with the engines that serve the shape of `model`.
+
+    `doubts` are reasons not to trust the scores; any of `faults`, which `verify` found, means do
+    not ship.
+    """
     served = serving_engines(model) if model is not None else None
     return judge_cut(scores, name, served=served, doubts=doubts, faults=faults)
 
 
 def ship_verdicts(scores: Scores, models: Sequence[ModelLike]) -> list[Verdict]:
-    """A verdict per cut that is not random; `models` are those of the scores after the original."""
+    """A verdict per cut, and on random cuts only if there are no others; `models` are those of the
+    scores after the original, in their order."""
     by_name = dict(zip(scores.models[1:], models, strict=True))
     return [ship_verdict(scores, name, as_checkpoint(by_name[name])) for name in cut_models(scores)]
 
@@ -103,7 +115,8 @@ def serve_commands(
 ) -> dict[str, str]:
     """Engine -> command line that serves the model at `path` with a state of this shape.
 
-    An older version has an entry if the current one does not serve. `first_engine` comes first.
+    An older version has an entry, "ENGINE VERSIONS", if the current one does not serve.
+    `first_engine` comes first. Empty if no engine is known to serve it.
     """
     lines = compatibility_of_geometry(str(model.config.get("model_type")), shape)
     current = {line.engine for line in lines if line.current and line.serves}
@@ -122,7 +135,7 @@ def serve_commands(
 
 def lacks_mtp(model: Checkpoint) -> bool:
     """Whether a Qwen model has no multi-token-prediction head, so that llama.cpp's converter needs
-    --no-mtp; the converter refuses the flag for other types."""
+    --no-mtp, which it refuses for other types. False for those, and if no tensors were read."""
     if not str(model.config.get("model_type")).startswith("qwen") or not model.tensors:
         return False
     return not any(name.startswith("mtp.") for name in model.tensors)
@@ -131,7 +144,8 @@ def lacks_mtp(model: Checkpoint) -> bool:
 def _shape_for_every_engine(
     model_type: str, before: Geometry, after: Geometry | None
 ) -> str | None:
-    """The shape nearest to `after` that every known engine serves, if there is one."""
+    """The shape nearest to `after` that every known engine serves; None if there is none, or no
+    cut."""
     if after is None or not known_engines(model_type):
         return None
     try:
@@ -143,7 +157,8 @@ def _shape_for_every_engine(
 def _capacity(
     model: Checkpoint, after: Geometry | None, dtype: str, memory: int, context: int
 ) -> list[Capacity]:
-    """Capacities of the original and, if there is one, the cut, in float32 and bfloat16."""
+    """Capacities of the original and, if there is one, the cut, each in float32 and bfloat16.
+    Raises StatetrimError if the size of the KV cache is not known."""
     before = model.geometry
     kv_cache = model.family.kv_cache_size(model.config, before)
     if kv_cache is None:
@@ -169,6 +184,7 @@ def _capacity(
 
 
 def _memory_bytes(memory_gib: float) -> int:
+    """GiB -> bytes, rounded down; raises StatetrimError unless above 0 and at most 2^20 GiB."""
     if not 0 < memory_gib <= 2**20:
         raise StatetrimError(f"--memory-gib must be a positive number of GiB, not {memory_gib:g}")
     return int(memory_gib * GIB)

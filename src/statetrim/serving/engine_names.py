@@ -30,6 +30,7 @@ def command_below_comment(engine: str, command: str) -> list[str]:
 
 
 def _label(engine: str) -> str:
+    """The engine, which may have a version after its name, and its hint if there is one."""
     hint = HINTS.get(engine.partition(" ")[0])
     return f"{engine}; {hint}" if hint else engine
 

@@ -39,7 +39,7 @@ class Shape:
 
     @staticmethod
     def from_geometry(geometry: Geometry) -> "Shape":
-        """The shape of the widest layer."""
+        """The largest key width and the largest value width of all layers."""
         return Shape(geometry.head_k_dim, geometry.head_v_dim)
 
     @property
@@ -51,6 +51,7 @@ class Shape:
 
 
 def _power_of_two_above(number: int) -> int:
+    """The smallest power of two that is at least `number`."""
     return 1 << (number - 1).bit_length()
 
 
@@ -150,7 +151,8 @@ def matrix() -> Matrix:
 
 
 def compatibility_of_shape(model_type: str, shape: Shape) -> list[Compatibility]:
-    """A line per engine, hardware and range of versions that has a row for the model type.
+    """A line per engine and hardware that has a row for the model type, and one more for each older
+    range of versions; empty if no row is about the model type.
 
     The first row that matches the shape decides; without one the support is unknown.
     """
@@ -203,9 +205,10 @@ def nearest_served_shape(
 ) -> Shape:
     """The shape nearest to keep x keep_values that `engine` serves, with no more state than that.
 
-    Without `engine`, every engine that supports the model type must serve it. Among shapes with the
-    best support it is the one with the most state, then the most value channels. Raises
-    StatetrimError if there is none.
+    Candidates are this shape and all multiples of 16 channels. Without `engine`, one that supports
+    the model type must be known to serve it and none known not to. Among shapes with the best
+    support it is the one with the most state, then the most value channels. Raises StatetrimError
+    if there is none.
     """
     requested = Shape(keep, keep_values or geometry.head_v_dim)
     engines = {name.lower() for name in ([engine] if engine else engines_supporting(model_type))}
@@ -232,7 +235,8 @@ def nearest_served_shape(
 
 
 def _worst_severity(model_type: str, shape: Shape, engines: set[str]) -> int | None:
-    """Rank of the worst support by `engines` (in lower case); None if one does not serve it."""
+    """Rank of the worst known support by `engines` (in lower case); None if one does not serve the
+    shape on some hardware, or if nothing is known of any."""
     worst: int | None = None
     for line in known_lines(compatibility_of_shape(model_type, shape)):
         if line.engine.lower() in engines:
@@ -253,7 +257,8 @@ def serve_command(line: Compatibility, model: str, *, without_mtp: bool = False)
 
 
 def engines_supporting(model_type: str) -> set[str]:
-    """The engines that do not refuse every shape of the model type, on some hardware."""
+    """The engines whose current version, on at least one kind of hardware, does not refuse every
+    shape of the model type."""
     refused: set[tuple[str, str]] = set()
     supporting: set[str] = set()
     for row in _rows_for(model_type):
@@ -271,12 +276,14 @@ def known_engines(model_type: str) -> list[str]:
 
 
 def _rows_for(model_type: str) -> list[Row]:
+    """The rows about families that include the model type; those of an exact shape come first."""
     table = matrix()
     names = {name for name, types in table.families.items() if model_type in types}
     return [row for row in table.rows if names.intersection(row.families)]
 
 
 def _line_key(row: Row, hardware: str) -> tuple[str, str, str]:
+    """What has a line of its own: engine, hardware, and versions ("" for the current one)."""
     return row.engine, hardware, "" if row.current else row.versions
 
 
@@ -306,6 +313,7 @@ def _tile_aligned_shapes(geometry: Geometry, requested: Shape) -> list[Shape]:
 
 
 def _rule_holds(rule: str, shape: Shape) -> bool:
+    """Whether a name of RULES, or an exact shape such as 64x128, holds for `shape`."""
     exact = _EXACT.fullmatch(rule)
     if exact:
         return shape == Shape(int(exact.group(1)), int(exact.group(2)))

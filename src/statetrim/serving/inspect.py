@@ -59,7 +59,10 @@ def inspect(
     """Describe a model's state, and its size with `keep` key channels and `keep_values` value
     channels per head, `square` of both, or `keep_heads` whole value heads.
 
-    With `memory_gib` of cache it also shows how many sequences of `context` tokens fit.
+    With `memory_gib` of cache it also shows how many sequences of `context` tokens fit. Of a hub id
+    only the config is downloaded. A model that cannot be pruned in this way gets a warning in the
+    report, and no size after the cut. Raises StatetrimError for amounts that it cannot keep, and
+    for `context` without `memory_gib`.
     """
     if context is not None and memory_gib is None:
         raise StatetrimError("--context goes with --memory-gib, the memory of the cache in GiB")
@@ -100,7 +103,8 @@ def inspect(
 
 
 def _served_shapes(model: Checkpoint) -> list[ServedShape]:
-    """The current shape, and the common smaller shapes that the model's config can express."""
+    """The current shape, and the common smaller shapes that the model's config can express; empty
+    with widths by layer, or if no engine is known for the model type."""
     model_type, before = str(model.config.get("model_type")), model.geometry
     if before.widths or not known_engines(model_type):
         return []
@@ -116,7 +120,8 @@ def _served_shapes(model: Checkpoint) -> list[ServedShape]:
 
 
 def _parameters_after(model: Checkpoint, after: Geometry) -> int:
-    """Parameters after pruning: those stored, without the rows of removed channels or heads."""
+    """Parameters after pruning: those stored, without the rows of removed channels or heads; 0 if
+    only the config was read."""
     if not model.parameters:
         return 0
     removed = 0

@@ -32,10 +32,12 @@ class Candidate:
 def candidate_shapes(
     model_type: str, geometry: Geometry, share: float, engine: str | None = None
 ) -> list[Candidate]:
-    """The shapes of at most `share` of the state's bytes that `engine` serves.
+    """The shapes of at most `share` of the state's bytes that `engine` serves, or without it all,
+    those that every engine serves first, then the largest.
 
-    Shapes that another one contains on both axes are left out. Without `engine`, shapes that every
-    engine serves come first. Raises StatetrimError if there is no such shape.
+    Widths are eighths of an axis, or one power of two for both. Shapes that another one contains on
+    both axes are left out, except without `engine` the widest that every engine serves. Raises
+    StatetrimError if there is no such shape, or unless 0 < share < 1.
     """
     if not 0 < share < 1:
         raise StatetrimError(
@@ -72,7 +74,8 @@ def candidate_shapes(
 
 
 def check_engine(engine: str, model_type: str) -> None:
-    """Raise StatetrimError if the engine is not known to serve the model type, in any shape."""
+    """Raise StatetrimError if nothing is known of the engine and the model type, or if the engine
+    refuses every shape of it."""
     engines = known_engines(model_type)
     if engine not in engines:
         alternatives = f"; it is served by {', '.join(engines)}" if engines else ""
@@ -96,6 +99,7 @@ def _all_shapes(geometry: Geometry) -> Iterator[Shape]:
 
 
 def _eighths(width: int) -> list[int]:
+    """Ascending widths of 1/8 to 8/8 of `width`, rounded down, at least 1, without repeats."""
     return sorted({max(1, n * width // _STEPS) for n in range(1, _STEPS + 1)})
 
 
@@ -121,7 +125,7 @@ def engine_serves(engine: str, model_type: str, shape: Shape) -> bool:
 
 
 def common_shapes(geometry: Geometry) -> list[Shape]:
-    """The shapes to try first, without empty and repeated ones."""
+    """The cuts to try first, fixed eighths of both axes, without empty and repeated ones."""
     shapes: list[Shape] = []
     for keys, values in COMMON_EIGHTHS:
         shape = Shape(keys * geometry.head_k_dim // _STEPS, values * geometry.head_v_dim // _STEPS)
@@ -131,11 +135,13 @@ def common_shapes(geometry: Geometry) -> list[Shape]:
 
 
 def answers_by_engine(model_type: str, shape: Shape) -> dict[str, Answer]:
-    """Whether the current version of each engine serves the shape, on all known hardware."""
+    """Engine -> whether its current version serves the shape, on all hardware of which this is
+    known."""
     return {engine: _answer(engine, model_type, shape) for engine in known_engines(model_type)}
 
 
 def _answer(engine: str, model_type: str, shape: Shape) -> Answer:
+    """The worst answer over the hardware of which support is known; unknown if there is none."""
     lines = known_lines(compatibility_of_shape(model_type, shape), engine)
     if not lines:
         return "unknown"

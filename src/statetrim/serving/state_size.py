@@ -43,7 +43,8 @@ class StateSize:
 
 
 def stored_dtype(model: Checkpoint) -> str:
-    """The dtype of the model's largest tensor, else of its config, else bfloat16."""
+    """The dtype of the model's largest tensor, else of its config, else bfloat16; always one of
+    float32, float16 and bfloat16, so that others are passed over."""
     if model.tensors:
         _, largest = max(model.tensors.values(), key=lambda item: item[1].nbytes)
         if largest.dtype in _SAFETENSORS_DTYPES:
@@ -57,6 +58,7 @@ def stored_dtype(model: Checkpoint) -> str:
 
 
 def served_dtype(model: Checkpoint) -> str:
-    """The dtype in which engines serve it: vLLM and SGLang convert float32 to 16 bits."""
+    """The dtype in which engines serve the model: as stored, but bfloat16 instead of float32,
+    because vLLM and SGLang convert it to 16 bits."""
     stored = stored_dtype(model)
     return "bfloat16" if stored == "float32" else stored

@@ -36,8 +36,8 @@ def target_from_amounts(
     """The target of `keep` key and `keep_values` value channels per head, of `square` of both, of
     `widths` by layer, or of `keep_heads` whole heads.
 
-    Raises StatetrimError if the amounts contradict each other, or if the model or its config does
-    not allow such a state.
+    Raises StatetrimError if the amounts contradict each other or would cut nothing, or if the model
+    or its config does not allow such a state.
     """
     if keep_heads is not None:
         if _count_set(keep, keep_values, square, widths):
@@ -75,11 +75,14 @@ def _count_set(*values: object) -> int:
 def _none_if_all(
     amount: Amount | None, channels: int, *, other_axis: Amount | None
 ) -> Amount | None:
-    """None if an axis keeps all its channels and the other is pruned, as in 64x128."""
+    """`amount`, but None if it is the count of all channels of its axis and the other axis is
+    pruned, as in 64x128."""
     return None if other_axis is not None and str(amount).strip() == str(channels) else amount
 
 
 def _head_target(model: Checkpoint, keep_heads: Amount) -> Target:
+    """The target with `keep_heads` value heads in every layer; raises StatetrimError if heads
+    cannot be removed, or not to that number."""
     check_heads_removable(model)
     after = resolve_heads(keep_heads, model.geometry)
     resized_config(model.family, model.config, after)
@@ -87,6 +90,12 @@ def _head_target(model: Checkpoint, keep_heads: Amount) -> Target:
 
 
 def _by_layer_target(model: Checkpoint, widths: Widths) -> Target:
+    """The target with these widths; raises StatetrimError if the model or its config does not allow
+    them.
+
+    `keep` and `keep_values` are the widths of all layers as text, None for an axis that no layer
+    cuts.
+    """
     before, after = model.geometry, parse_widths(widths, model.geometry)
     removes_keys = removes_values = False
     for layer in before.layers:
@@ -134,10 +143,12 @@ def target_from_options(
     widths: str | None = None,
     keep_heads: Amount | None = None,
 ) -> Target:
-    """The target of the options of `trim`, exactly one of which must say what to keep.
+    """The target of the options of `trim`, exactly one of which must say what to keep; `keep` and
+    `keep_values` count as one, and so do `sequences` and `memory_gib`.
 
-    With the engine `for_`, it is the nearest shape with no more state that the engine serves; if
-    both axes were given, that shape itself. Raises StatetrimError if there is none.
+    With the engine `for_`, it is the nearest shape with no more state that the engine serves. If
+    both axes or `square` were given, or `keep_heads`, only what was requested is allowed. Raises
+    StatetrimError if there is none, and for `widths` with an engine.
     """
     if (sequences is None) != (memory_gib is None):
         raise StatetrimError("--sequences and --memory-gib go together; give both or neither")
@@ -168,7 +179,8 @@ def target_from_options(
 
 
 def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
-    """The most key channels with which a sequence takes at most `max_bytes`."""
+    """The target with the most key channels with which the float32 state and the convolution state
+    of a sequence take at most `max_bytes`; values keep their width."""
     dtype = stored_dtype(model)
     widest = widest_that_fits(
         model.geometry,
@@ -180,7 +192,8 @@ def _target_within_bytes(model: Checkpoint, max_bytes: float) -> Target:
 
 
 def _served_target(model: Checkpoint, requested: Geometry, engine: str, *, exact: bool) -> Target:
-    """The nearest shape to `requested` that `engine` serves; only `requested` itself if `exact`."""
+    """The target of the nearest shape to `requested` that `engine` serves, with no more state.
+    Raises StatetrimError if there is none, or with `exact` if it is not `requested` itself."""
     model_type = str(model.config.get("model_type"))
     check_engine(engine, model_type)
     keys, values = requested.head_k_dim, requested.head_v_dim
@@ -196,7 +209,8 @@ def _served_target(model: Checkpoint, requested: Geometry, engine: str, *, exact
 
 
 def _served_head_target(model: Checkpoint, requested: Target, engine: str) -> Target:
-    """`requested`, if the engine serves its heads, whose shape does not change."""
+    """`requested`, whose heads keep their shape; raises StatetrimError if the engine is not known
+    to serve that shape."""
     model_type = str(model.config.get("model_type"))
     shape = Shape.from_geometry(requested.after)
     if engine not in known_engines(model_type) or not engine_serves(engine, model_type, shape):

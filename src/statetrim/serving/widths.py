@@ -15,7 +15,12 @@ _ENTRY = re.compile(rf"(\d{{1,6}}|{OTHERS})=(\d{{1,6}})x(\d{{1,6}})")
 
 
 def parse_widths(widths: Widths, geometry: Geometry) -> Geometry:
-    """`geometry` with these widths; raises StatetrimError for layers or widths it does not have."""
+    """`geometry` with these widths; layers that are not named get those of "others", or keep all
+    channels.
+
+    Raises StatetrimError for text that cannot be read, for layers or widths that the geometry does
+    not have, and if nothing would change.
+    """
     if isinstance(widths, str):
         shapes_by_name = _parse_entries(widths)
     else:
@@ -47,7 +52,8 @@ def widths_text(geometry: Geometry) -> str:
 
 
 def _parse_entries(text: str) -> dict[str, tuple[int, int]]:
-    """Layer, or "others" -> key and value channels."""
+    """Layer, or "others" -> key and value channels; raises StatetrimError for an entry that cannot
+    be read, or that is repeated."""
     shapes_by_name: dict[str, tuple[int, int]] = {}
     for entry in text.replace(" ", "").split(","):
         match = _ENTRY.fullmatch(entry)

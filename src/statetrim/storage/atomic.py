@@ -19,7 +19,8 @@ _SCRATCH_PREFIX, _SCRATCH_SUFFIX = ".statetrim-", ".tmp"
 def atomic_write(target: Path) -> Iterator[Path]:
     """Yield a scratch path to write to; on success it replaces `target`, on failure it is deleted.
 
-    It may become a file or a directory.
+    It may become a file or a directory. The parent of `target` must exist. A directory that is not
+    empty is never replaced: that raises OSError.
     """
     scratch = scratch_path(target)
     try:
@@ -31,13 +32,16 @@ def atomic_write(target: Path) -> Iterator[Path]:
 
 
 def scratch_path(target: Path) -> Path:
-    """Create a scratch directory next to `target`; return the path in it to write to."""
+    """Create a scratch directory next to `target`; return a path in it that does not exist yet."""
     directory = tempfile.mkdtemp(prefix=_SCRATCH_PREFIX, suffix=_SCRATCH_SUFFIX, dir=target.parent)
     return Path(directory) / target.name
 
 
 def move_into_place(scratch: Path, target: Path) -> None:
-    """Sync `scratch` to disk, rename it to `target` and remove the scratch directory."""
+    """Sync `scratch` to disk, rename it to `target` and remove the scratch directory around it.
+
+    Of a directory its direct entries are synced too, not those further below.
+    """
     if scratch.is_dir():
         for path in scratch.iterdir():
             _fsync(path)

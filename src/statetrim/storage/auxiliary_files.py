@@ -17,8 +17,9 @@ _WEIGHT_SUFFIXES = {
 
 
 def auxiliary_files(model: Checkpoint) -> dict[str, Path]:
-    """Name relative to the checkpoint -> path of each file other than weights and config.
+    """Name relative to the checkpoint -> path of each file other than weights, index and config.
 
+    Hidden files and subdirectories are left out, except for `additional_chat_templates`.
     Raises StatetrimError for a link that leads out of the directory or is broken: without one of
     its files a tokenizer may behave differently.
     """
@@ -36,13 +37,14 @@ def auxiliary_files(model: Checkpoint) -> dict[str, Path]:
 
 
 def _is_auxiliary(path: Path) -> bool:
+    """Whether `path` is a file or a broken link, and neither weights, an index nor the config."""
     is_file = path.is_file() or (path.is_symlink() and not path.is_dir())  # a broken link counts
     is_weights = path.suffix.lower() in _WEIGHT_SUFFIXES or path.name.endswith(".index.json")
     return is_file and not is_weights and path.name not in (CONFIG, ARTIFACTS)
 
 
 def copy_files(files: Mapping[str, Path], directory: Path) -> None:
-    """Copy `files` (name -> source) into `directory`, each atomically."""
+    """Copy `files` (name -> source) into `directory`, each atomically, replacing existing ones."""
     for name, source in files.items():
         target = directory / name
         target.parent.mkdir(exist_ok=True)
@@ -51,7 +53,7 @@ def copy_files(files: Mapping[str, Path], directory: Path) -> None:
 
 
 def copy_all_but_weights(model: Checkpoint, directory: Path, record: str) -> str:
-    """Copy config, index, tokenizer and records of earlier steps; not weights and card.
+    """Copy config, index, tokenizer and records of earlier steps into `directory`; not the card.
 
     An earlier record of the same step, whose file is `record`, gets the prefix `source_`. Returns
     the first MiB of the model's card, or an empty string if it has none.

@@ -105,7 +105,7 @@ def find_head_rows(
     """Tensor name -> the rows of its heads, for every tensor that holds some.
 
     Expects `tensors` that `find_channel_rows` accepts. Raises StatetrimError for a missing tensor
-    or a wrong shape.
+    that is not optional, and for a wrong shape or dtype.
     """
     by_layer = _rows_by_layer(family, config, geometry, family.head_rows)
     tensors_by_name = {tensor.name: tensor for tensor in tensors}
@@ -126,7 +126,10 @@ def find_head_rows(
 
 
 def names_by_layer(rows_by_tensor: Mapping[str, LayerRows], role: Role) -> dict[int, str]:
-    """Layer -> name of its tensor with this role, such as "o_proj"."""
+    """Layer -> name of its tensor with this role, such as "o_proj"; layers without one are absent.
+
+    The role of a tensor is that of its first entry.
+    """
     names: dict[int, str] = {}
     for name, layer_rows in rows_by_tensor.items():
         if layer_rows.channel_rows[0].role == role:
@@ -140,7 +143,10 @@ def _rows_by_layer(
     geometry: Geometry,
     describe: Callable[[Config, Geometry], list[ChannelRows]],
 ) -> dict[int, dict[str, list[ChannelRows]]]:
-    """Layer -> tensor of its mixer -> what `describe` returns; layers of one shape share it."""
+    """Layer -> tensor name within the mixer -> its entries of what `describe` returns.
+
+    `describe` is called once per shape; layers of one shape share the result.
+    """
     by_shape: dict[Geometry, dict[str, list[ChannelRows]]] = {}
     for layer in geometry.layers:
         shape = geometry.for_layer(layer)
@@ -152,22 +158,30 @@ def _rows_by_layer(
 
 
 def _layer_pattern(mixer: str) -> str:
-    """Groups of a match: number of the layer, name within the mixer."""
+    """Regular expression of the full names below `mixer`, a prefix that contains "{layer}".
+
+    Groups of a match: number of the layer, name within the mixer.
+    """
     before, after = map(re.escape, mixer.split("{layer}"))
     return rf"{before}(0|[1-9][0-9]{{0,5}}){after}\.(.+)"
 
 
 def _mixer_pattern(mixer: str) -> str:
-    """Group of a match: name within a mixer, wherever that is."""
+    """Regular expression that finds the last part of `mixer` anywhere in a tensor's name.
+
+    Group of a match: name within the mixer.
+    """
     return rf"\.{re.escape(mixer.rpartition('.')[2])}\.(.+)$"
 
 
 def _check_optional(layer: int, leaf: str, rows_list: list[ChannelRows]) -> None:
+    """Raise StatetrimError that `layer` lacks the tensor `leaf`, unless that is optional."""
     if not rows_list[0].optional:
         raise StatetrimError(f"layer {layer} lacks the tensor {leaf!r} that its config implies")
 
 
 def _check_fit(rows: ChannelRows, tensor: TensorInfo, geometry: Geometry) -> None:
+    """Raise StatetrimError unless `tensor` has a dtype and shape that fit `rows` and `geometry`."""
     if tensor.dtype not in DTYPES:
         raise StatetrimError(
             f"tensor {tensor.name!r} is stored as {tensor.dtype}: quantised rows cannot be cut; "

@@ -86,7 +86,7 @@ class Checkpoint:
 
     @property
     def downloaded(self) -> bool:
-        """Whether the weights are on this machine, not just headers that were read on the hub."""
+        """Whether all files of `shards` are on this machine; True if only the config was opened."""
         return all(shard.path.exists() for shard in self.shards)
 
     @cached_property
@@ -105,7 +105,7 @@ class Checkpoint:
 
     @cached_property
     def flattened_heads(self) -> dict[str, int]:
-        """Name -> heads of the tensors [heads, channels] that the family describes as flattened."""
+        """Name -> heads of tensors stored as [heads, channels] that the family wants flattened."""
         heads: dict[str, int] = {}
         for name, (_, info) in self.tensors.items():
             leaf = name.rpartition(".")[2]
@@ -137,7 +137,7 @@ class Checkpoint:
 
     @cached_property
     def head_rows(self) -> dict[str, LayerRows]:
-        """Tensor name -> its layer and the rows of its heads. Raises as `channel_rows` does."""
+        """Tensor name -> its layer and rows of its heads; StatetrimError for unexpected tensors."""
         self.check_tensors()
         return find_head_rows(self.family, self.config, self.geometry, self._logical_tensors)
 
@@ -151,6 +151,7 @@ class Checkpoint:
         return [self._with_logical_shape(tensor) for _, tensor in self.tensors.values()]
 
     def _with_logical_shape(self, tensor: TensorInfo) -> TensorInfo:
+        """The header entry with the shape that `Checkpoint.tensor` returns."""
         if tensor.name in self.resplit_tensors:
             rows = self.resplit_tensors[tensor.name].size
             return replace(tensor, shape=(rows, *tensor.shape[1:]))
@@ -179,7 +180,7 @@ class Checkpoint:
         return self._weight_rows(layer, "v_proj"), self._weight_rows(layer, "o_proj")
 
     def output_weight(self, layer: int) -> Tensor:
-        """The output projection [hidden, value heads x value channels], float64."""
+        """The output projection as stored, [hidden, value heads x value channels], in float64."""
         return self.tensor(names_by_layer(self.channel_rows, "o_proj")[layer]).double()
 
     def filters(self, layer: int) -> tuple[Tensor, Tensor] | None:
@@ -230,9 +231,9 @@ def open_checkpoint(
 ) -> Checkpoint:
     """Open a checkpoint directory, a bare config.json, or a hub id (`OWNER/NAME@REVISION`).
 
-    Reads and checks the config and the headers of the weights. For a hub id, files that are not in
-    the local cache are downloaded; without `weights`, or if the model cannot be pruned, only the
-    config. `weights="headers"` reads the headers on the hub, which is enough for an estimate.
+    Reads and checks config and headers; raises StatetrimError. `weights` is for hub ids: files that
+    the local cache lacks are downloaded, without `weights` or for models that cannot be pruned only
+    the config. "headers" reads the headers of weights on the hub, which is enough for an estimate.
     """
     path = _existing_path(model)
     hub = HubModel.parse(str(model)) if path is None else None
@@ -372,6 +373,7 @@ def _read_shards(directory: Path) -> tuple[tuple[Shard, ...], dict[str, Any] | N
 
 
 def _check_shard_index(weight_map: dict[str, str], shard: Shard) -> None:
+    """Raise StatetrimError unless `weight_map` places every tensor of `shard` in that file."""
     for tensor in shard.tensors:
         if weight_map.get(tensor.name) != shard.path.name:
             raise StatetrimError(

@@ -25,7 +25,10 @@ _SAMPLE_BYTES = 4096
 
 
 def model_digest(config: Mapping[str, Any], shards: Sequence[Shard]) -> str:
-    """SHA-256 over the config and each tensor's name, dtype, shape and bytes, with a prefix."""
+    """The SHA-256 in hex, after "2:", of the config and each tensor's name, dtype, shape and bytes.
+
+    Digests of the tensors of a large shard are read from the user's cache, or written to it.
+    """
     model_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         digests_by_shard = list(pool.map(_tensor_digests, shards))
@@ -42,9 +45,10 @@ def model_digest(config: Mapping[str, Any], shards: Sequence[Shard]) -> str:
 def sampled_digests(
     config: Mapping[str, Any], shards: Sequence[Shard], pruned_names: Iterable[str]
 ) -> tuple[str, str]:
-    """Digests that earlier versions stored, over the first 4 KiB of tensors.
+    """Digests that earlier versions stored: of the config, each tensor's header entry, and samples.
 
-    The first covers the contents of `pruned_names` only, the second of all tensors.
+    Samples are the first 4 KiB of tensors: of `pruned_names` in the first digest, of all tensors in
+    the second.
     """
     tensors = {tensor.name: (shard, tensor) for shard in shards for tensor in shard.tensors}
     pruned_hash = hashlib.sha256(json.dumps(config, sort_keys=True).encode())
@@ -64,12 +68,12 @@ def sampled_digests(
 
 
 def is_sampled_digest(digest: Any) -> bool:
-    """Whether `digest` is one of `sampled_digests`, from an earlier version."""
+    """Whether `digest` is text without the prefix "2:", so from an earlier version."""
     return isinstance(digest, str) and not digest.startswith(_FULL_PREFIX)
 
 
 def _tensor_digests(shard: Shard) -> Mapping[str, str]:
-    """Tensor name -> SHA-256 of its bytes, from the cache where possible."""
+    """Tensor name -> SHA-256 of its bytes; cached on disk for shards from 256 MiB on."""
     status = shard.path.stat()
     if status.st_size < _MIN_CACHED_BYTES:
         return _hash_tensors(shard)
@@ -89,6 +93,7 @@ def _tensor_digests(shard: Shard) -> Mapping[str, str]:
 
 
 def _check_cached(digests: Mapping[str, Any], shard: Shard) -> None:
+    """Raise StatetrimError unless `digests` has a text for each tensor of `shard` and no other."""
     for tensor in shard.tensors:
         if not isinstance(digests.get(tensor.name), str):
             raise StatetrimError(f"no digest of {tensor.name[:200]!r}")
@@ -97,12 +102,13 @@ def _check_cached(digests: Mapping[str, Any], shard: Shard) -> None:
 
 
 def _cache_directory() -> Path:
+    """`statetrim/digests` in $XDG_CACHE_HOME or ~/.cache; it may not exist."""
     cache_home = os.environ.get("XDG_CACHE_HOME")
     return (Path(cache_home) if cache_home else Path.home() / ".cache") / "statetrim" / "digests"
 
 
 def _hash_tensors(shard: Shard) -> dict[str, str]:
-    """Tensor name -> SHA-256 of its bytes, read in blocks of 1 MiB."""
+    """Tensor name -> SHA-256 of its bytes, read in blocks of 1 MiB; the cache is not used."""
     digests: dict[str, str] = {}
     buffer = memoryview(bytearray(_BLOCK_BYTES))
     with shard.path.open("rb", buffering=0) as file:

@@ -15,8 +15,9 @@ _MAX_DEPTH = 64  # json.dumps recurses deeper than json.loads, so RecursionError
 def read_json(path: Path, max_bytes: int, *, allow_nan: bool = False) -> dict[str, Any]:
     """The JSON object in `path`, with `max_bytes` at most.
 
-    Raises StatetrimError for a larger file, deep nesting, repeated keys, or anything but an object.
-    `allow_nan` accepts NaN and Infinity, which Python writes into configs.
+    Raises StatetrimError if it is missing or larger, if it nests deeper than 64 or repeats a key,
+    and for anything but an object. `allow_nan` accepts NaN and Infinity, which Python writes into
+    configs.
     """
     try:
         if not path.is_file():
@@ -31,7 +32,10 @@ def read_json(path: Path, max_bytes: int, *, allow_nan: bool = False) -> dict[st
 
 
 def parse_json(text: bytes, name: str, *, allow_nan: bool = False) -> dict[str, Any]:
-    """The JSON object in `text`, checked as in `read_json`; errors call it `name`."""
+    """The JSON object in `text`, checked as in `read_json` except for its size.
+
+    Raises StatetrimError, which calls the text `name`.
+    """
     if text.count(b"[") + text.count(b"{") > _MAX_CONTAINERS:
         raise StatetrimError(f"{name} holds more than {_MAX_CONTAINERS} lists and objects")
     try:
@@ -63,6 +67,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _reject_repeated_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object as a dict; raises ValueError if a name appears twice."""
     fields = dict(pairs)
     if len(fields) != len(pairs):
         seen: set[str] = set()
@@ -89,4 +94,5 @@ def _check_depth(value: Any) -> None:
 
 
 def _reject_constant(text: str) -> NoReturn:
+    """Raise ValueError for NaN, Infinity or -Infinity."""
     raise ValueError(f"{text} is not a JSON number")

@@ -18,7 +18,8 @@ OWNER_FILE = ".at-work.json"  # who holds the lock
 def locked(partial: Path) -> Iterator[None]:
     """Hold an exclusive lock on the directory `partial`, which is created, and removed if empty.
 
-    Raises StatetrimError if another process holds the lock, or if `partial` is a file or a link.
+    Parents that had to be created are removed too if they are empty. Raises StatetrimError, without
+    waiting, if another process holds the lock, if `partial` is a file or a link, and on Windows.
     """
     if partial.is_symlink() or (partial.exists() and not partial.is_dir()):
         raise StatetrimError(f"{partial} is not a directory that statetrim made; move it away")
@@ -62,7 +63,7 @@ def _exclusive_lock() -> Callable[[int], None]:
 
 
 def write_owner(partial: Path, job: str) -> None:
-    """Write which process holds the lock, for the error of a process that wants it too."""
+    """Write `OWNER_FILE`: this process, for the error of another one that wants the lock too."""
     owner = {
         "job": job,
         "process": os.getpid(),
@@ -73,7 +74,10 @@ def write_owner(partial: Path, job: str) -> None:
 
 
 def remove_empty(directory: Path) -> None:
-    """Remove the directory if it holds nothing but empty directories."""
+    """Remove the directory if it holds nothing but empty directories.
+
+    Otherwise it stays, though some of the empty directories in it may be removed.
+    """
     for path in (*sorted(directory.rglob("*"), reverse=True), directory):
         try:
             path.rmdir()
@@ -82,7 +86,10 @@ def remove_empty(directory: Path) -> None:
 
 
 def _owner_text(partial: Path) -> str:
-    """The process that holds the lock, in parentheses; empty if its file cannot be read."""
+    """Text that names the process which holds the lock, in parentheses after a space.
+
+    Empty if its file cannot be read.
+    """
     try:
         owner = read_json(partial / OWNER_FILE, MIB)
     except StatetrimError:  # the process has just started or just ended

@@ -56,7 +56,8 @@ class Output:
     def publish(self, result: Path | None = None) -> None:
         """Rename `result` (a directory below `path`, default `path`) to `out`, or move the files.
 
-        Then remove `OUT.partial`. Raises StatetrimError if the target exists by now.
+        Files that were not written are skipped. Then remove `OUT.partial`. Raises StatetrimError if
+        a target exists by now, unless it is a file of equal content.
         """
         if self._files is not None:
             digests: dict[str, str] = {}
@@ -125,7 +126,10 @@ class Output:
         write_owner(self.path, str(self._record.get("format")))
 
     def _files_to_publish(self, stored: Mapping[str, Any]) -> dict[str, str] | None:
-        """Name -> digest of files that a killed process was publishing; None if one is missing."""
+        """Name -> digest of the files that a killed process was publishing.
+
+        None if it was not publishing, or if a file is neither in `OUT.partial` nor at its target.
+        """
         digests, targets = stored.get(_PUBLISHING), self._files or {}
         if not isinstance(digests, dict) or not digests or not set(digests) <= set(targets):
             return None
@@ -137,7 +141,8 @@ class Output:
     def _move_files(self, digests: Mapping[str, str]) -> None:
         """Move the files in `digests` to their targets.
 
-        A target that exists must have the same digest: a killed process moved it before.
+        A target that exists must have its digest, as if a killed process had moved it before; else
+        StatetrimError is raised.
         """
         assert self._files is not None
         for name, digest in digests.items():
@@ -152,6 +157,7 @@ class Output:
             sync_directory(directory)
 
     def _exists_error(self, target: Path) -> StatetrimError:
+        """The error, to be raised by the caller, that `target` appeared during the job."""
         return StatetrimError(
             f"{target} appeared in the meantime and is not overwritten; the result is kept in "
             f"{self.path}"
@@ -176,7 +182,10 @@ class Output:
             logger.warning("%s holds files that statetrim did not write, so it stays", self.path)
 
     def _clean_up(self) -> None:
-        """After a failure, delete `OUT.partial` of file results if only the record is in it."""
+        """At the end of every run, remove the file that names the lock's owner.
+
+        For file results also remove `OUT.partial` if nothing but the record is left in it.
+        """
         if self._belongs_to_job and self.path.exists():
             (self.path / OWNER_FILE).unlink(missing_ok=True)
             if self._files is not None and _scratch_and_files(self.path)[1] <= {self._record_path}:
@@ -198,7 +207,9 @@ def open_output(
     The result is the directory `out`, or with `files` (name -> target path) those of these files
     that are written. `temporary_patterns` are glob patterns below `OUT.partial` of files to delete
     at the end. A rerun may differ from the run that it finishes in the fields `may_change` of the
-    record. Raises StatetrimError if something else exists at the target, or another process writes.
+    record. If the directory `out` is the result of this job, or a killed run had only to publish
+    its files, `done` is True. Raises StatetrimError if the target exists otherwise, if
+    `OUT.partial` is of another job, or if another process writes.
     """
     work = Output(Path(out), name, record, files, temporary_patterns, may_change)
     if not _lexists(work.path):  # without leftovers, existing results are found before locking
@@ -239,8 +250,9 @@ def run_and_save(
 
     `make` gets the directory `OUT.partial`: there it may keep intermediate results whose names
     match `temporary_patterns`, and write `extra_files` (name -> target path), which are published
-    with the result. If a killed process had finished, the artifact is loaded instead. With
-    `out=None` nothing is saved and `make` gets None.
+    with the result. If a killed process had finished, the artifact is loaded instead. Raises
+    StatetrimError if `out` or a target exists. With `out=None` nothing is saved and `make` gets
+    None.
     """
     if out is None:
         return make(None)
@@ -319,7 +331,7 @@ def _scratch_and_files(partial: Path) -> tuple[list[Path], set[Path]]:
 
 
 def _move_without_replacing(source: Path, target: Path) -> bool:
-    """Move a file; return False if `target` exists."""
+    """Move a file and return True; return False, with `source` unchanged, if `target` exists."""
     try:
         os.link(source, target)  # unlike a rename, a link never replaces a file
     except FileExistsError:
@@ -336,9 +348,11 @@ def _move_without_replacing(source: Path, target: Path) -> bool:
 
 
 def _lexists(path: Path) -> bool:
+    """Whether anything is at `path`, even a broken link."""
     return path.exists() or path.is_symlink()
 
 
 def _sha256(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -52,7 +52,10 @@ def check_no_redirections(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def check_run_not_quantized(directory: Path, config: Mapping[str, Any]) -> None:
-    """Raise StatetrimError for quantised weights: transformers may fetch kernels from the hub."""
+    """Raise StatetrimError if `config` names a quantisation: its kernels may come from the hub.
+
+    No file is read; the message names `directory`.
+    """
     for section in _nested_configs(config):
         for name in ("quantization_config", "compression_config"):
             if section.get(name) is not None:
@@ -63,7 +66,10 @@ def check_run_not_quantized(directory: Path, config: Mapping[str, Any]) -> None:
 
 
 def without_redirections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """A copy of the config without the fields that choose code; the model runs without them."""
+    """A copy of the config without the fields that choose kernels or remote code (`auto_map`).
+
+    Nested configs are copied so too. The model runs without these fields.
+    """
     kept: dict[str, Any] = {}
     for name, value in config.items():
         if name not in _KERNEL_FIELDS and name != _REMOTE_CODE_FIELD:
@@ -80,7 +86,7 @@ def _nested_configs(config: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _kernel_names(value: Any) -> Iterator[str]:
-    """Values of a kernel field, which is one name or a name per submodel."""
+    """Values of a kernel field, which is one name or a name per submodel; nothing for None."""
     for name in value.values() if isinstance(value, dict) else [value]:
         if name is not None:
             yield str(name)

@@ -145,6 +145,8 @@ def parse_header(file: str, header: Mapping[str, Any], data_start: int) -> tuple
 
 
 def _parse_entry(file: str, data_start: int, name: str, entry: Any) -> TensorInfo:
+    """One tensor of a header; raises StatetrimError, naming `file`, if the entry is malformed."""
+
     def entry_error(problem: str) -> StatetrimError:
         return StatetrimError(f"the header of {file} gives {name[:200]!r} {problem}")
 
@@ -164,6 +166,7 @@ def _parse_entry(file: str, data_start: int, name: str, entry: Any) -> TensorInf
 
 
 def _is_list_of_sizes(values: Any) -> bool:
+    """Whether `values` is a list of int from 0 to 2^63 - 1; bool does not count."""
     return isinstance(values, list) and all(type(v) is int and 0 <= v < 2**63 for v in values)
 
 
@@ -178,7 +181,7 @@ def save_tensors(
 def write_tensors(
     path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None
 ) -> None:
-    """Write a safetensors file in place; for directories that are published as a whole.
+    """Write a safetensors file in place, not atomically, for directories published as a whole.
 
     Raises OSError for errors of the disk.
     """
@@ -193,7 +196,10 @@ def write_tensors(
 
 
 def read_tensor(file: BufferedReader, tensor: TensorInfo) -> Tensor:
-    """Read a tensor in its stored dtype from an open shard."""
+    """Read a tensor in its stored dtype from an open shard.
+
+    Raises KeyError for a dtype that is not in `DTYPES`, StatetrimError for a truncated file.
+    """
     return next(_read_blocks(file, tensor, tensor.nbytes), torch.empty(0)).reshape(tensor.shape)
 
 
@@ -218,7 +224,10 @@ def tensors_after(shard: Shard, edits: Mapping[str, TensorEdit]) -> list[TensorI
 def rewrite_shard(
     shard: Shard, target: BinaryIO, edits: Mapping[str, TensorEdit], advance: Advance
 ) -> None:
-    """Write `shard` to `target` with `edits` (tensor name -> edit) applied."""
+    """Write `shard` to `target` with `edits` (tensor name -> edit) applied.
+
+    `advance` gets the bytes of tensors written, without the header.
+    """
     header = _encode_header(shard.metadata, tensors_after(shard, edits))
     target.write(header)
     with shard.path.open("rb") as source:
@@ -242,8 +251,8 @@ def patch_shard(
 ) -> None:
     """Copy `shard` to `target` and overwrite some tensors, keeping shapes and dtypes.
 
-    `replacements` maps a tensor's name to a function of its old value. One tensor is in memory at a
-    time.
+    `replacements` maps a tensor's name to a function of its old value, whose result is converted to
+    the stored dtype. One tensor is in memory at a time. `advance` gets the bytes copied.
     """
     with shard.path.open("rb") as source:
         _copy_bytes(source, target, 0, os.fstat(source.fileno()).st_size, advance)
@@ -259,7 +268,10 @@ def patch_shard(
 
 
 def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -> bytes:
-    """Length and JSON of a header, padded with spaces to a multiple of 8 bytes."""
+    """Length and JSON of a header, padded with spaces to a multiple of 8 bytes.
+
+    Offsets follow from the order and `nbytes` of `tensors`; `start` is ignored.
+    """
     entries: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     start = 0
     for tensor in tensors:
@@ -276,7 +288,10 @@ def _encode_header(metadata: Mapping[str, str], tensors: Sequence[TensorInfo]) -
 
 
 def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> Iterator[Tensor]:
-    """Yield a tensor's rows [rows, ...] in blocks of about `block_bytes`."""
+    """Yield a tensor's rows [rows, ...] in blocks of at most `block_bytes`, or of one row.
+
+    Raises StatetrimError if the file ends early.
+    """
     count = tensor.shape[0] if tensor.shape else 1
     row_bytes = max(1, tensor.nbytes // max(1, count))
     step = max(1, block_bytes // row_bytes) * row_bytes
@@ -292,7 +307,7 @@ def _read_blocks(file: BufferedReader, tensor: TensorInfo, block_bytes: int) -> 
 def _edited_blocks(
     file: BufferedReader, tensor: TensorInfo, edit: TensorEdit
 ) -> Iterator[bytearray]:
-    """Yield the bytes of a tensor after `edit`, in blocks."""
+    """Yield the bytes of a tensor after `edit`, in blocks; a replacement is one block."""
     if edit.replacement is None:
         blocks = _read_blocks(file, tensor, BLOCK_BYTES)
     else:
@@ -317,7 +332,10 @@ def _edited_blocks(
 def _copy_bytes(
     source: BinaryIO, target: BinaryIO, start: int, count: int, advance: Advance
 ) -> None:
-    """Append `count` bytes of `source` from offset `start` to `target`."""
+    """Write `count` bytes of `source` from offset `start` to `target`, at its position.
+
+    Raises StatetrimError if `source` ends early.
+    """
     target.flush()
     while count:
         step = min(count, COPY_BYTES)
@@ -329,7 +347,10 @@ def _copy_bytes(
 
 
 def _copy_range(source: int, target: int, count: int, start: int) -> int:
-    """Copy up to `count` bytes between descriptors, inside the kernel where the system can."""
+    """Copy up to `count` bytes between descriptors, inside the kernel where the system can.
+
+    Returns the number of bytes copied, 0 at the end of the source.
+    """
     if hasattr(os, "copy_file_range"):
         try:
             return os.copy_file_range(source, target, count, offset_src=start)

@@ -19,7 +19,10 @@ class NoSpace(OSError):
 
 
 def check_space(directory: Path, nbytes: int) -> None:
-    """Raise NoSpace if the disk cannot take `nbytes` minus the files already in `directory`."""
+    """Raise NoSpace if the disk of `directory` has no room for a result of `nbytes` bytes.
+
+    Files directly in `directory` count as written parts of the result.
+    """
     needed_bytes = nbytes - sum(
         path.stat().st_size for path in directory.iterdir() if path.is_file()
     )
@@ -33,7 +36,7 @@ def check_space(directory: Path, nbytes: int) -> None:
 
 
 def check_writable(out: str | Path) -> None:
-    """Raise StatetrimError if `out` lies in no directory that this process may write to."""
+    """Raise StatetrimError unless the nearest existing parent of `out` is a writable directory."""
     path = Path(out).absolute()
     directory = nearest_existing(path.parent)
     if not directory.is_dir() or not os.access(directory, os.W_OK | os.X_OK):

@@ -29,7 +29,10 @@ class Sequences:
         return self.ids.numel()
 
     def batches(self, size: int) -> "list[Tensor]":
-        """The sequences in order, as int64 tensors [at most `size`, length]."""
+        """The sequences in order, as int64 tensors [at most `size`, length].
+
+        Raises StatetrimError if `size` is below 1.
+        """
         if size < 1:
             raise StatetrimError(f"a batch of {size} sequences is not possible; take 1 or more")
         return [self.ids[i : i + size].long() for i in range(0, len(self.ids), size)]
@@ -38,11 +41,12 @@ class Sequences:
 def read_sequences(
     text: str | Path, tokenizer: Any, *, tokens: int, length: int = 512, skip: int = 0
 ) -> Sequences:
-    """The first `tokens` of a text source after `skip`, packed into sequences of `length`.
+    """The first `tokens` of a text source after `skip` tokens, packed into sequences of `length`.
 
-    `text` is a .txt, .jsonl (field `text`) or .parquet file, a directory of them, or the name of a
-    hub dataset, which is streamed. Documents are joined by the end-of-text token. Raises
-    StatetrimError if the source has too few tokens.
+    A remainder shorter than `length` is left out. `text` is a .txt, .jsonl (field `text`) or
+    .parquet file, a directory of them, or the name of a hub dataset, which is streamed. Documents
+    are joined by the end-of-text token. Raises StatetrimError if the source has too few tokens, or
+    if `tokens` is below `length`.
     """
     import torch
 
@@ -72,7 +76,10 @@ def read_sequences(
 
 
 def check_text_source(text: str | Path) -> None:
-    """Raise StatetrimError if `text` cannot be a file, directory or hub dataset of texts."""
+    """Raise StatetrimError if `text` cannot be a file, directory or hub dataset of texts.
+
+    Nothing is read, and the hub is not contacted.
+    """
     path = Path(text)
     if path.suffix in SUFFIXES and not path.exists():
         raise StatetrimError(
@@ -88,7 +95,11 @@ def check_text_source(text: str | Path) -> None:
 
 
 def documents(text: str | Path) -> Iterator[str]:
-    """Yield the documents of a text source, always in the same order."""
+    """Yield the documents of a text source, always in the same order.
+
+    A .txt file is one document; in other files and hub datasets every row is one. Raises
+    StatetrimError if the source cannot be read or a row has no text.
+    """
     path = Path(text)
     if path.is_dir():
         files = sorted(file for file in path.iterdir() if file.suffix in SUFFIXES)
@@ -108,6 +119,7 @@ def documents(text: str | Path) -> Iterator[str]:
 
 
 def _jsonl_documents(path: Path) -> Iterator[str]:
+    """Yield the field `text` of every line; StatetrimError for a line without, even a blank one."""
     with path.open(encoding="utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -119,7 +131,7 @@ def _jsonl_documents(path: Path) -> Iterator[str]:
 
 
 def import_datasets() -> Any:
-    """The `datasets` library with its download counter off: it contacts a host, even for files."""
+    """Import `datasets` and switch its download counter off: it contacts a host, even for files."""
     import datasets
 
     datasets.config.HF_UPDATE_DOWNLOAD_COUNTS = False
@@ -127,6 +139,10 @@ def import_datasets() -> Any:
 
 
 def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
+    """Stream the texts of the train split.
+
+    Raises StatetrimError if the dataset cannot be opened or read, also halfway.
+    """
     try:
         stream = import_datasets().load_dataset(name, split="train", streaming=True, **options)
         rows = iter(stream)
@@ -145,6 +161,7 @@ def _dataset_documents(name: str, **options: Any) -> Iterator[str]:
 
 
 def _row_text(row: Any) -> str:
+    """The field `text` of a row, with unpaired surrogates replaced; StatetrimError without one."""
     text = row.get("text") if isinstance(row, dict) else None
     if not isinstance(text, str):
         raise StatetrimError("every row of the text source needs a field 'text'")

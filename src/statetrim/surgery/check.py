@@ -50,7 +50,8 @@ def compare_cut(
 ) -> CutComparison:
     """Compare `small`, cut from `model` by `plan`, with `model`; both run in float32.
 
-    Raises StatetrimError if they differ by more than rounding explains.
+    Raises StatetrimError if they differ by more than rounding explains. `progress` is called with
+    the name of each stage.
     """
     placement = replace(placement or Placement(), dtype=torch.float32)
     progress("loading both models")
@@ -88,7 +89,10 @@ def _compare_mixers(plan: Plan, before: LiveModel, after: LiveModel, ids: Tensor
 
 
 def _mixer_gap(plan: Plan, before: LiveModel, after: LiveModel, call: MixerCall) -> Tensor:
-    """The largest relative gap of kernel and mixer outputs: the cut against the masked original."""
+    """The largest relative gap of kernel and mixer outputs: the cut against the masked original.
+
+    A scalar tensor. If value channels are pruned, only the kernels' outputs are compared.
+    """
     actual = _kernel_and_mixer_outputs(after, call, None)
     if plan.kept_heads is not None:
         kept = plan.kept_heads[call.layer].flatten()
@@ -124,7 +128,10 @@ def _mask_heads(live: LiveModel, layer: int, kept: Tensor) -> Iterator[None]:
 def _kernel_and_mixer_outputs(
     live: LiveModel, call: MixerCall, kept: Mapping[int, Tensor] | None
 ) -> dict[str, Tensor]:
-    """Outputs of a layer's kernel and mixer for a call, with all key channels but `kept` masked."""
+    """Outputs "kernel" and "mixer" of a layer for a call, with all key channels but `kept` masked.
+
+    `kept` maps a layer to [key heads, keep]; None masks nothing.
+    """
     kernel_calls: list[KernelCall] = []
     with (
         torch.inference_mode(),

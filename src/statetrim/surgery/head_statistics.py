@@ -18,9 +18,11 @@ _PLAN_FILE = f"{ARTIFACTS}/plan.json"
 
 
 def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statistics:
-    """Statistics of `small`, if `statistics` are of the original that it lost heads of.
+    """The sums that a refit of `small` needs, taken from `statistics` of its original if `small`
+    only lost heads; all other sums are dropped.
 
-    Other statistics are returned unchanged. Raises StatetrimError if `small` was trained since.
+    Otherwise `statistics` are returned unchanged, such as those of `small` itself. Raises
+    StatetrimError if recovery has trained `small`, or if these sums are missing.
     """
     if not (small.path / _PLAN_FILE).exists() or small.has_digest(statistics.lineage.get("source")):
         return statistics
@@ -43,12 +45,19 @@ def restrict_to_kept_heads(small: Checkpoint, statistics: Statistics) -> Statist
 
 
 def _head_columns(heads: Tensor, width: int) -> Tensor:
-    """Columns of the read-out that belong to `heads`, each of `width` value channels, in order."""
+    """Columns [heads x width] of the read-out that belong to `heads`, in order.
+
+    Every value head has `width` channels.
+    """
     return (heads.flatten().unsqueeze(1) * width + heads.new_tensor(range(width))).flatten()
 
 
 def _select_columns(sums: LayerStatistics, columns: Tensor, layer: int) -> LayerStatistics:
-    """The sums that a refit needs, restricted to `columns` of the read-out; raises if unusable."""
+    """Only the sums that a refit needs, restricted to `columns` of the read-out.
+
+    Raises StatetrimError if one of the two moments is missing or does not fit; `target_square` is
+    not checked.
+    """
     error = StatetrimError(
         f"the statistics of layer {layer} have no usable 'readout_moment'; calibrate again"
     )

@@ -148,7 +148,8 @@ def prepare(model: ModelLike, plan: Plan | str | Path, *, uneven: bool = False) 
 
 
 def _fold_norms(model: Checkpoint, edits: dict[str, TensorEdit]) -> dict[str, TensorEdit]:
-    """Edits that multiply each shared norm's weight into the output projection and set it to 1."""
+    """Edits that multiply each shared norm's weight into the output projection's columns, and set
+    that weight to 1; each extends the tensor's entry in `edits`."""
     folded: dict[str, TensorEdit] = {}
     projections = names_by_layer(model.channel_rows, "o_proj")
     for layer, norm in names_by_layer(model.channel_rows, "shared_norm").items():
@@ -174,7 +175,9 @@ def prune(
     """Write the cut to `out` and open it.
 
     `uneven` allows a plan whose layers differ in width: only statetrim and vLLM with its plugin run
-    the result, and stock code refuses it. `progress` counts the bytes of weights written.
+    the result, and stock code refuses it. `progress` counts the bytes of weights written. An
+    interrupted run resumes from `OUT.partial`; if `out` is the finished result of this job, it is
+    only opened. Raises StatetrimError if the plan does not fit, or if `out` is anything else.
     """
     surgery = prepare(model, plan, uneven=uneven)
     with (
@@ -245,7 +248,10 @@ def _original_card(surgery: Surgery) -> str:
 
 
 def _check_result(surgery: Surgery, partial: Path) -> None:
-    """Open the result and check it; a mismatch is a defect of statetrim."""
+    """Open the result; AssertionError unless its geometry and tensor names are those expected.
+
+    A mismatch is a defect of statetrim.
+    """
     result = require_prunable(open_checkpoint(partial, surgery.model.family))
     assert result.geometry == surgery.geometry
     assert set(result.tensors) == set(surgery.model.tensors)

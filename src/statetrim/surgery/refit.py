@@ -62,7 +62,9 @@ def refit(
     were removed, those used to select the heads are enough. Several sources are weighted by their
     fraction of the tokens, or by `shares`. `damping` is relative to the mean square of the
     read-out's channels. The errors of every layer, before and after, are in
-    `OUT/statetrim/refit.json`. `progress` counts the bytes written.
+    `OUT/statetrim/refit.json`. `progress` counts the bytes written. If `out` is the finished result
+    of this job, it is only opened. Raises StatetrimError if the statistics are missing, of another
+    model or of too few tokens, or if `out` is anything else.
     """
     small = require_prunable(as_checkpoint(small))
     sums = _load_sums(small, statistics, shares)
@@ -101,20 +103,26 @@ def refit(
 
 
 def fit_projection(sums: LayerStatistics, damping: float) -> Tensor:
-    """The projection [hidden, n] with the least squared error over the summed tokens, float64."""
+    """The projection [hidden, n] with the least squared error over the summed tokens, float64.
+
+    Raises StatetrimError if the read-out's channels are linearly dependent.
+    """
     assert sums.readout_moment is not None and sums.target_moment is not None
     return fit_least_squares(sums.readout_moment, sums.target_moment, damping)
 
 
 def relative_error(weight: Tensor, sums: LayerStatistics) -> float:
-    """Relative residual sum of squares of the layer's output with a projection [hidden, n]."""
+    """Squared error over squared norm of the layer's output, with a projection [hidden, n].
+
+    0.0 if the output is zero.
+    """
     gram, target, square = sums.readout_moment, sums.target_moment, sums.target_square
     assert gram is not None and target is not None and square is not None
     return relative_residual(weight, gram, target, square)
 
 
 def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
-    """Layer -> relative error of its stored output projection."""
+    """Layer -> squared error over squared norm of its output, with the projection as stored."""
     errors: dict[int, float] = {}
     for layer, name in names_by_layer(model.channel_rows, "o_proj").items():
         errors[layer] = relative_error(model.tensor(name), statistics.layers[layer])
@@ -124,7 +132,10 @@ def layer_errors(model: Checkpoint, statistics: Statistics) -> dict[int, float]:
 def _write_shards(
     small: Checkpoint, statistics: Statistics, damping: float, partial: Path, advance: Advance
 ) -> dict[int, LayerError]:
-    """Write all shards with refitted output projections; return the errors by layer."""
+    """Write all shards with refitted output projections; return the errors by layer.
+
+    A projection stays as it is if the fit, in the stored dtype, has no smaller error.
+    """
     errors: dict[int, LayerError] = {}
 
     def refitted(layer: int, before: Tensor) -> Tensor:
@@ -151,7 +162,10 @@ def _load_sums(
     statistics: Statistics | str | Path | None,
     shares: Mapping[str, float] | None,
 ) -> Statistics:
-    """The statistics of `small` over all sources, weighted by `shares`, and checked."""
+    """The statistics of `small` over all sources, weighted by `shares`.
+
+    Raises StatetrimError if they are missing (None) or not those that a refit of `small` needs.
+    """
     sums = None
     if statistics is not None:
         weighted = mix_statistics(load_if_path(Statistics.load, statistics), shares)
@@ -166,7 +180,10 @@ def _load_sums(
 
 
 def _check_statistics(small: Checkpoint, statistics: Statistics) -> None:
-    """Raise StatetrimError unless all sums are of `small`, finite, and of enough tokens."""
+    """Raise StatetrimError unless the refit's sums are of `small`, finite and of enough tokens.
+
+    Enough is one token per column of the output projection.
+    """
     if not small.has_digest(statistics.lineage.get("source")):
         raise StatetrimError("the statistics were made with another model; calibrate this one")
     for layer, name in names_by_layer(small.channel_rows, "o_proj").items():

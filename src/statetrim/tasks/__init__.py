@@ -40,7 +40,8 @@ class Task:
     settings: str = ""  # prefix of the metrics of which `metric` is the mean
 
     def chance_of(self, metric: str) -> float:
-        """The score of guessing; for `pairs_N` of mqar a guess is one of the N values."""
+        """The score of guessing, a fraction: 1/N for a metric `pairs_N` of mqar, where a guess is
+        one of N values; else `chance`, whatever the metric."""
         pairs = re.match(r"pairs_(\d+)", metric) if self.kind == "mqar" else None
         return 1 / max(1, int(pairs[1])) if pairs else self.chance
 
@@ -57,12 +58,15 @@ class Task:
 
 
 def _lm_eval_task(name: str, metric: str, files: str, stock: str = "", choices: int = 0) -> Task:
+    """A stock task of lm-eval, whose YAML is `stock` (default: NAME/NAME.yaml); guessing is right
+    in one of `choices` cases, or never for 0."""
     group = "perplexity" if "perplexity" in metric else "accuracy"
     path, chance = stock or f"{name}/{name}.yaml", 1 / choices if choices else 0.0
     return Task(name, "stock", metric, group, files, path, chance=chance)
 
 
 def _recall_task(name: str, files: str, hub: str = "", question: Any = None) -> Task:
+    """A recall task, scored by `contains`; without `question` its rows are key-value records."""
     return Task(name, "recall", "contains", "recall", files, hub=hub, question=question)
 
 
@@ -110,7 +114,8 @@ WITHOUT_HARNESS = ("mqar", "agreement", "text")
 
 
 def find_tasks(names: Sequence[str]) -> list[Task]:
-    """Tasks by name, without duplicates; a suite's name stands for its tasks. Refuses others."""
+    """Tasks by name, without duplicates; a suite's name stands for its tasks. Refuses other names,
+    and no name at all."""
     selected = list[str]()
     for name in names:
         selected += SUITES.get(name, [name])
@@ -127,8 +132,9 @@ def find_tasks(names: Sequence[str]) -> list[Task]:
 def prepare_rows(
     task: Task, source: Path | None, spans: recall.Spans, limit: int | None
 ) -> list[Row]:
-    """The first `limit` rows of `source` (None: of the hub) for lm-eval, as prompts in recall
-    tasks and as documents in wikitext. Refuses rows with other fields."""
+    """The first `limit` rows (None: all) of `source` (None: of the hub) for lm-eval: as prompts in
+    recall tasks, where rows without an answer are dropped, and as documents in wikitext. Refuses
+    lines that are not JSON objects, and in recall tasks rows with other fields."""
     if task.name == "wikitext" and source is not None:
         return [{"page": page} for page in islice(wikitext_pages(source), limit)]
     rows = islice(_read_rows(task, source), limit)
@@ -165,7 +171,8 @@ def wikitext_pages(path: Path) -> Iterator[str]:
 
 
 def write_definition(task: Task, rows: list[Row], directory: Path, stock: Path) -> None:
-    """Write rows and YAML definition to `directory`; `stock` is the directory lm_eval/tasks."""
+    """Write rows and definition to the existing `directory`, as NAME.jsonl and NAME.yaml; `stock`
+    is the directory lm_eval/tasks."""
     path = directory / f"{task.name}.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     template = Template((_DIRECTORY / f"{task.kind}.yaml").read_text(encoding="utf-8"))
@@ -179,15 +186,19 @@ def write_definition(task: Task, rows: list[Row], directory: Path, stock: Path) 
 
 
 def score(row: Row, results: list[str]) -> dict[str, int]:
-    """The metric of one row of a recall task; lm-eval calls it (`recall.yaml`)."""
+    """The metric of one row of a recall task: `contains` is 1 if the first result has an answer,
+    else 0. lm-eval calls this (`recall.yaml`)."""
     return {"contains": int(recall.contains(results[0], row["answers"]))}
 
 
 def _key_value_row(row: Row, spans: recall.Spans) -> Row:
+    """The prompt and the one accepted answer of a row of key-value retrieval."""
     return {"prompt": recall.key_value_prompt(row, spans), "answers": [[row["value"]]]}
 
 
 def _read_rows(task: Task, source: Path | None) -> Iterator[Row]:
+    """The rows of a JSON Lines file, or of the hub without `source`. Refuses a line that is not a
+    JSON object."""
     if source is None:
         yield from _hub_rows(task)
         return
@@ -204,6 +215,8 @@ def _read_rows(task: Task, source: Path | None) -> Iterator[Row]:
 
 
 def _hub_rows(task: Task) -> Iterator[Row]:
+    """The validation split of the task's dataset on the hub. Refuses a task without one, and a
+    failed download."""
     if not task.hub:
         raise StatetrimError(
             f"{task.name} is on no hub; give --data, a directory with {task.files}"

@@ -31,9 +31,11 @@ def recall_sequences(
     use: str = "calibration",
 ) -> Sequences:
     """Multi-query associative recall over the tokenizer's plain tokens; at most `tokens` in all.
+    The later keys, after which a value must be recalled, are the `answer_positions`.
 
     Every `use` draws other sequences. With `length`, a row has this many tokens: as many recall
-    patterns as fit, one after the other, then random tokens.
+    patterns as fit, one after the other, then random tokens. Refuses fewer than 4 plain tokens, and
+    sizes too small for one row.
     """
     plain = plain_tokens(tokenizer)
     if len(plain) < 4:
@@ -55,7 +57,8 @@ def recall_sequences(
 
 
 def _draw_associations(vocabulary: int, pairs: int, rows: int, name: str) -> tuple[Tensor, Tensor]:
-    """`associations`, drawn for `MAX_ROWS_AT_ONCE` rows at a time, each with its own seed."""
+    """Token ids [rows, 4 * pairs] and key positions [pairs], as `associations` returns them, drawn
+    in batches of `MAX_ROWS_AT_ONCE` rows; a batch's seed comes from `name` and its first row."""
     chunks = list[Tensor]()
     for start in range(0, rows, MAX_ROWS_AT_ONCE):
         count, seed = min(MAX_ROWS_AT_ONCE, rows - start), derive_seed(f"{name} {start}")
@@ -65,14 +68,15 @@ def _draw_associations(vocabulary: int, pairs: int, rows: int, name: str) -> tup
 
 
 def derive_seed(name: str) -> int:
-    """A seed from `FIRST_SEED` to below 2**32. torch uses the last 32 bits of a seed, so a larger
-    one could equal that of an evaluated sequence."""
+    """A seed from the hash of `name`, from `FIRST_SEED` to below 2**32. torch uses the last 32 bits
+    of a seed, so a larger one could equal that of an evaluated sequence."""
     drawn = int.from_bytes(hashlib.sha256(name.encode()).digest()[:4])
     return FIRST_SEED + drawn % FIRST_SEED
 
 
 def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) -> Sequences:
-    """Rows of `length` plain tokens drawn uniformly; no position is marked as answerable."""
+    """Rows of `length` plain tokens drawn uniformly, at most `tokens` in all; `answer_positions` is
+    None, as for text. Refuses fewer tokens than one row."""
     plain = plain_tokens(tokenizer)
     generator = torch.Generator().manual_seed(derive_seed(f"random {seed}"))
     shape = (_row_count("random", tokens, length), length)
@@ -81,7 +85,9 @@ def random_sequences(tokenizer: Any, tokens: int, length: int, seed: int = 0) ->
 
 
 def echo_sequences(text: Any, tokenizer: Any, tokens: int, length: int, skip: int = 0) -> Sequences:
-    """Passages of a text, each twice in a row; the tokens of the second half are answerable."""
+    """Passages of a text after `skip` tokens, each twice in a row; at most `tokens` in all. A row
+    has `length` tokens (one less if odd), and the second copy's tokens after its first are the
+    answers. Refuses fewer tokens than one row."""
     half = length // 2
     _row_count("echo", tokens, 2 * half)
     passages = read_sequences(text, tokenizer, tokens=tokens // 2, length=half, skip=skip)
@@ -97,6 +103,7 @@ def plain_tokens(tokenizer: Any) -> Tensor:
 
 
 def _row_count(kind: Kind, tokens: int, length: int) -> int:
+    """How many rows of `length` fit in `tokens`. Refuses none, and rows shorter than 2."""
     if length < 2 or tokens < length:
         raise StatetrimError(f"{tokens} tokens do not fill one {kind} sequence of {length}")
     return tokens // length
@@ -105,6 +112,7 @@ def _row_count(kind: Kind, tokens: int, length: int) -> int:
 def _make_sequences(
     ids: Tensor, answer_positions: Tensor | None, lineage: dict[str, Any]
 ) -> Sequences:
+    """Sequences of `ids` as int32; count, length and digest of the ids are added to the lineage."""
     ids = ids.to(torch.int32)
     digest = hashlib.sha256(ids.numpy().tobytes()).hexdigest()
     count, length = ids.shape

@@ -37,13 +37,16 @@ def contains(prediction: str, answers: Sequence[Sequence[str]]) -> bool:
 
 
 def _has_all_parts(text: str, parts: Sequence[str]) -> bool:
+    """Whether all parts are in `text`, which is lower case; False without parts or for an empty
+    part."""
     return bool(parts) and all(part and part.lower() in text for part in parts)
 
 
 def build_prompt(
     question: Question, spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
 ) -> str:
-    """Document and question in at most `max_tokens` tokens; only the document is cut."""
+    """Document and question in at most `max_tokens` tokens; only the document is cut, if need be to
+    nothing."""
     room = max_tokens - len(spans(question.question))
     document = cut_window(question.document, question.anchors, spans, max(room, 0))
     # Two texts joined may have more tokens than the sum.
@@ -54,8 +57,9 @@ def build_prompt(
 
 
 def cut_window(document: str, anchors: Sequence[str], spans: Spans, max_tokens: int) -> str:
-    """At most `max_tokens` tokens of a document, half of them before the first anchor; without an
-    anchor its beginning. Near the end of the document the window is shorter, as in the suite."""
+    """At most `max_tokens` tokens of a document, half of them before the earliest occurrence of an
+    anchor; without one its beginning. Near the end of the document the window is shorter, as in the
+    suite."""
     tokens = spans(document)
     if len(tokens) <= max_tokens:
         return document
@@ -70,7 +74,8 @@ def cut_window(document: str, anchors: Sequence[str], spans: Spans, max_tokens: 
 
 
 def keyed_question(row: dict[str, Any]) -> Question:
-    """FDA and SWDE: `text` ends with the requested key; the summary of SWDE is removed."""
+    """FDA and SWDE: `text` ends with the requested key, which becomes the question; the summary of
+    SWDE is removed."""
     key, value = str(row["key"]).strip(), str(row["value"]).strip()
     text = str(row["text"]).partition("Summary of information above...")[0].strip()
     while text.lower().endswith(f"{key}:".lower()):
@@ -109,7 +114,8 @@ def trivia_question(row: dict[str, Any]) -> Question:
 def key_value_prompt(
     row: dict[str, Any], spans: Spans, max_tokens: int = CONTEXT_TOKENS - ANSWER_TOKENS
 ) -> str:
-    """Key-value retrieval: the requested pair among as many others as fit, in their order."""
+    """Key-value retrieval: the requested pair among as many others as fit in `max_tokens`, evenly
+    spread and in their order. Raises ValueError if no record has the key."""
     records: list[list[str]] = row["ordered_kv_records"]
     index = [key for key, _ in records].index(row["key"])
     others = [*range(index), *range(index + 1, len(records))]
@@ -155,6 +161,8 @@ def recalled_share(ids: "Tensor", positions: "Tensor", logits: "Tensor") -> "Ten
 
 
 def _document_and_question(row: dict[str, Any]) -> tuple[str, str]:
+    """(document, question) of a row with `text`, or with `context` and `question`; there a question
+    repeated at the end of the document is removed."""
     if "text" in row:
         return _split_question(str(row["text"]).strip())
     document, question = str(row["context"]).strip(), str(row["question"]).strip()
@@ -185,6 +193,8 @@ def _evenly_spread(numbers: list[int], count: int) -> list[int]:
 
 
 def _records_prompt(records: list[list[str]], key: str, kept: set[int]) -> str:
+    """Ask for the value of `key` in a JSON object of the (key, value) `records` whose numbers are
+    in `kept`."""
     lines = [f'"{records[n][0]}": "{records[n][1]}"' for n in sorted(kept)]
     return (
         "Extract the value corresponding to the specified key in the JSON object below.\n\n"

@@ -29,7 +29,8 @@ def check_rule(rule: str) -> None:
 
 
 def parse_rule(rule: str) -> Rule:
-    """Parse a rule such as 'recall drop > 2%'; refuses other text and unknown names."""
+    """Parse a rule such as 'recall drop > 2%'; refuses other text, also 'not ship', and unknown
+    names."""
     match = _RULE.fullmatch(rule)
     groups = {task.group for task in TASKS.values()}
     if match is None or match[1] not in {*TASKS, *groups}:

@@ -62,7 +62,8 @@ def parse_engine(name: str) -> Engine:
 def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -> Answer:
     """Run the engine's driver in a process of `python` and return its answer.
 
-    Raises EngineError if the process fails, takes longer than `seconds`, or answers nonsense.
+    Raises EngineError if the process fails, takes longer than `seconds`, or its answer does not fit
+    the request; StatetrimError if `python` is no program, or the answer is no valid JSON object.
     """
     driver = files(__package__) / "drivers" / f"ask_{engine}.py"
     with TemporaryDirectory(prefix="statetrim-") as folder, as_file(driver) as program:
@@ -80,7 +81,8 @@ def run_engine(engine: Engine, python: Path, request: Request, seconds: float) -
 
 
 def _failure_reason(log: Path) -> str:
-    """The last error in the log, or llama.cpp's own message, which no Python exception holds."""
+    """llama.cpp's own message in the log, which no Python exception holds, else the last error;
+    at most 300 characters."""
     match = _LOAD_ERROR.search(log.read_text(errors="replace"))
     return " ".join(match.group(1).split())[:300] if match else last_error(log)
 
@@ -97,6 +99,10 @@ def _parse_answer(stored: dict[str, Any], request: Request) -> Answer:
 
 
 def _is_complete(answer: Answer, request: Request) -> bool:
+    """Whether all rows have the requested number and length, and all tokens are int.
+
+    `encoded` may be None; the length of its rows, and log-probabilities, are not checked.
+    """
     choice_counts = [len(ids) - 1 for ids in request.sequences]
     token_rows = [*answer.choices, *answer.continuations, *(answer.encoded or [])]
     return (

@@ -16,7 +16,9 @@ TokenIds = Sequence[Sequence[int]]
 class VerificationInputs:
     """`texts` to encode, `sequences` of token ids to read, and `prompts`, their first halves.
 
-    `original_ids` are the texts as the original's tokenizer encodes them.
+    `texts` are the beginnings of the first `count` documents; `skip` tokens are left out of the
+    sequences only. `original_ids` are the texts as the original's tokenizer encodes them. Raises
+    StatetrimError if `text` has too few tokens.
     """
 
     def __init__(
@@ -32,6 +34,6 @@ class VerificationInputs:
         self.original_ids = self.encode_with(original)
 
     def encode_with(self, model: Checkpoint) -> TokenIds:
-        """Token ids of each text by the model's own tokenizer."""
+        """Token ids of each of `texts` by the model's own tokenizer, without special tokens."""
         tokenizer = load_tokenizer(model)
         return [tokenizer(text, add_special_tokens=False)["input_ids"] for text in self.texts]

@@ -45,7 +45,9 @@ def compare_choices(
 ) -> list[Agreement]:
     """Agreement of an engine's choices with `model` in transformers, in `dtype` and float32.
 
-    How often transformers in `dtype` agrees with float32 shows what the dtype alone explains.
+    Loads the model in one dtype after the other, and returns an Agreement, under `name`, for each
+    of `engine_choices`. How often transformers in `dtype` agrees with float32 shows what the dtype
+    alone explains.
     """
     in_dtype = _read_all(model, dtype, engine_choices, None)
     in_float32 = in_dtype
@@ -60,6 +62,10 @@ def compare_choices(
 def _agreement(
     name: str, engine_choices: EngineChoices, in_dtype: list[_Reading], in_float32: list[_Reading]
 ) -> Agreement:
+    """Counts by sequence; gaps and differences are those to transformers `in_dtype`.
+
+    If both readings are one list, the engine ran in float32, and `own` is every position.
+    """
     positions = list(map(len, engine_choices.choices))
     ran_in_float32 = in_dtype is in_float32  # then transformers agrees with itself everywhere
     tokens: set[int] = set()
@@ -79,12 +85,14 @@ def _agreement(
 
 
 def _count_best(readings: list[_Reading], candidate: int) -> list[int]:
-    """Positions of each sequence at which no token has a larger logit than the candidate."""
+    """By sequence, the number of positions at which no token has a larger logit than the
+    candidate: 0 is the engine's choice, 1 that of the other dtype."""
     return [int((reading.gaps[candidate] == 0).sum()) for reading in readings]
 
 
 def _largest_difference(engine_choices: EngineChoices, in_dtype: list[_Reading]) -> float | None:
-    """Between log-probabilities of the engine and of transformers; None if it reports none."""
+    """Largest absolute difference between the engine's log-probabilities of its choices and those
+    of transformers, in nats; None if the engine reports none."""
     differences = []
     for engine_row, reading in zip(engine_choices.log_probabilities or [], in_dtype, strict=False):
         own_row = reading.log_probabilities[0].tolist()
@@ -100,9 +108,10 @@ def _read_all(
     engine_choices: Sequence[EngineChoices],
     other_dtype: Sequence[Sequence[_Reading]] | None,
 ) -> list[list[_Reading]]:
-    """Load the model once and read every sequence; readings by kind and sequence.
+    """Load the model once in `dtype`, read every sequence, and unload the model.
 
-    Candidates are the engine's choices and, if given, the best tokens of `other_dtype`.
+    Returns readings [entry of `engine_choices`][sequence]. Candidates are the engine's choices and,
+    if given, the best tokens in the readings of `other_dtype`.
     """
     reader = LogitReader(load_live(model, Placement(dtype=dtype)))
     all_readings = []
@@ -121,10 +130,18 @@ def _read_all(
 
 @torch.inference_mode()
 def _read_sequence(
-    reader: LogitReader, ids: Sequence[int], prompt_length: int, candidates: Sequence[Sequence[int]]
+    reader: LogitReader,
+    ids: Sequence[int],
+    prompt_length: int,
+    candidate_rows: Sequence[Sequence[int]],
 ) -> _Reading:
+    """The model's best token at each position from the last of the prompt on, and how far below it
+    each row of `candidate_rows` [candidates, positions] is there.
+
+    `ids`, prompt included, is the context only; a candidate is one token after each position.
+    """
     logits_at = reader.forward(torch.tensor([ids]))
-    candidate_ids = torch.tensor(candidates)  # [candidates, positions]
+    candidate_ids = torch.tensor(candidate_rows)  # [candidates, positions]
     best_ids, gaps, log_probabilities = [], [], []
     for start in range(0, candidate_ids.shape[1], _CHUNK_POSITIONS):
         chunk_ids = candidate_ids[:, start : start + _CHUNK_POSITIONS]

@@ -29,7 +29,10 @@ def load_carried_plan(cut: Checkpoint) -> Plan | None:
 
 
 def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
-    """A sentence for each field of the cut's config that differs from what pruning gives."""
+    """A sentence for each field of the cut's config that differs from what pruning gives.
+
+    Raises StatetrimError if the plan does not fit the original.
+    """
     geometry = plan.pruned_geometry(original.geometry)
     expected = resized_config(original.family, original.config, geometry)
     for name, needed, actual in _config_differences(expected, cut.config):
@@ -39,7 +42,8 @@ def config_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
 def _config_differences(
     expected: Any, actual: Any, name: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Dotted name, expected and actual value of every differing field of nested dicts."""
+    """Dotted name, expected and actual value of every differing field of nested dicts; an absent
+    field counts as None."""
     if isinstance(expected, dict) and isinstance(actual, dict):
         for key in sorted({*expected, *actual}):
             full_name = f"{name}.{key}" if name else key
@@ -49,7 +53,11 @@ def _config_differences(
 
 
 def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator[str]:
-    """A sentence for each pruned tensor that holds other rows or columns than the plan keeps."""
+    """A sentence for each pruned tensor that holds other rows or columns than the plan keeps.
+
+    In a tensor that was refitted or trained, at least half of the rows must be nearest to their
+    own. Tensors that pruning leaves alone are not compared.
+    """
     trained = _trained_tensors(cut)
     shared_norms = _shared_norms(original) if plan.kept_values else {}
     prunes_heads = plan.kept_heads is not None
@@ -78,7 +86,8 @@ def weight_faults(original: Checkpoint, cut: Checkpoint, plan: Plan) -> Iterator
 def _expected_tensor(
     original: Checkpoint, name: str, layer_rows: LayerRows, plan: Plan, shared_norms: dict[int, str]
 ) -> Tensor:
-    """The tensor right after pruning, which multiplies a norm that heads share into o_proj."""
+    """The tensor right after pruning, which multiplies a norm that heads share into o_proj and
+    leaves ones in the norm; without `shared_norms`, only rows and columns are removed."""
     tensor, channel_rows = original.tensor(name), layer_rows.channel_rows
     role = channel_rows[0].role
     if role == "o_proj" and layer_rows.layer in shared_norms:
@@ -105,7 +114,8 @@ def _tensors_of_role(model: Checkpoint, role: Role) -> list[str]:
 def _moved_role(
     expected: Tensor, actual: Tensor, channel_rows: Sequence[ChannelRows]
 ) -> Role | None:
-    """The first role of a trained tensor most of whose rows are not nearest to their origin."""
+    """The first role of a trained tensor most of whose rows are not nearest to their origin; None
+    if there is none, and for vectors."""
     for entry in channel_rows:
         if actual.dim() > 1 and _nearest_fraction(expected, actual, entry) < _MIN_NEAREST:
             return entry.role
@@ -125,7 +135,8 @@ def _head_rows(tensor: Tensor, entry: ChannelRows) -> Tensor:
 
 
 def _trained_tensors(cut: Checkpoint) -> set[str]:
-    """Names of the tensors that were trained or refitted, by the checkpoint's own records."""
+    """Names of the tensors that were trained or refitted, by the records of the cut and of the
+    cuts it was made from; a refit counts for every o_proj."""
     names: set[str] = set()
     for path in sorted((cut.path / ARTIFACTS).iterdir()):
         kind = path.name.replace("source_", "")

@@ -49,7 +49,9 @@ def verify(
     `python` is the executable of the engine's environment. Every model reads `count` sequences of
     `length` tokens of `text`, and continues the first half of each by `generate` tokens. `dtype`
     None is the stored one, in vLLM bfloat16. `options` go to the engine. The time limit for each
-    model is `seconds`. Problems are listed in the result's `faults`.
+    model is `seconds`. Problems, such as a refusal by the engine, are listed in the result's
+    `faults`; a cut whose config or weights do not fit its plan is not run. Raises StatetrimError
+    for invalid arguments, such as a text with too few tokens.
     """
     kind = parse_engine(engine)
     if not seconds > 0:
@@ -125,7 +127,11 @@ class _EngineRun:
     version: str = ""  # as the engine reports it
 
     def run_model(self, name: str, model: Checkpoint, token_ids: TokenIds) -> None:
-        """Add the model's agreements or its refusal; `token_ids` are its texts by transformers."""
+        """Run one model and add its agreements to `verification`, or its refusal if the engine
+        fails; also a fault if the engine encodes the texts otherwise than `token_ids`.
+
+        `token_ids` are the texts by the model's tokenizer in transformers.
+        """
         request = Request(
             model=str(model.path.resolve()),
             dtype=self.verification.dtype,
@@ -157,7 +163,7 @@ class _EngineRun:
 
 def _compare_with_plan(original: Checkpoint, cut: Checkpoint) -> tuple[list[str], list[str]]:
     """Faults of the cut's config and weights by the plan it carries, and notes on why they were
-    not compared."""
+    not compared; weights are compared only if the config has no fault."""
     plan = provenance.load_carried_plan(cut)
     if plan is None:
         return [], ["it carries no plan, so its weights were not compared with the original's"]
@@ -194,7 +200,11 @@ def _engine_choices(request: Request, answer: Answer) -> list[EngineChoices]:
 
 
 def _engine_faults(verification: Verification, name: str, engine: str) -> Iterator[str]:
-    """A sentence for a refusal, and for each kind of tokens on which the engine disagrees."""
+    """A sentence for a refusal, and for each kind of tokens on which the engine disagrees.
+
+    That is: by MAX_ENGINE_GAP points more than its dtype explains, or significantly and by
+    MAX_AGREEMENT_LOSS points more than on the original.
+    """
     original = verification.models[0]
     if name in verification.refusals:
         refuses_original = name != original and original in verification.refusals
@@ -220,7 +230,8 @@ def _engine_faults(verification: Verification, name: str, engine: str) -> Iterat
 
 
 def _default_dtype(engine: Engine, model: Checkpoint) -> str:
-    """bfloat16 in vLLM, else the dtype in which the prunable tensors are stored."""
+    """bfloat16 in vLLM, else the dtype in which the prunable tensors are stored: of several the
+    first of bfloat16, float16, float32; float32 if it is none of these."""
     if engine == "vllm":
         return "bfloat16"
     stored_dtypes = {model.tensors[name][1].dtype for name in model.channel_rows}

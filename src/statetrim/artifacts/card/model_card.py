@@ -83,8 +83,11 @@ def model_card(
 
 
 def with_measurements(card: str, scores: Scores, verdict: Verdict) -> str:
-    """The card with the verdict, its warnings and the scores above how the cut was made; replaces
-    earlier measurements."""
+    """The card with the verdict, its warnings and the scores above how the cut was made, or at the
+    end of a card without a place for them; replaces earlier measurements.
+
+    Raises StatetrimError if a model lacks a score that another has.
+    """
     warnings = [f"- Warning: {escape(text)}." for text in verdict.warnings]
     lines = [
         _MEASURED_BEGIN,
@@ -251,6 +254,8 @@ def _carried_fields(original: str) -> list[str]:
     return fields
 
 
-def _bytes_row(name: str, before: Geometry, after: Geometry, width: int) -> str:
-    old, new = width * before.state_numel, width * after.state_numel
+def _bytes_row(name: str, before: Geometry, after: Geometry, element_bytes: int) -> str:
+    """A table row with the state's bytes per sequence before and after, and the change in
+    percent."""
+    old, new = element_bytes * before.state_numel, element_bytes * after.state_numel
     return f"| {name} | {bytes_text(old)} | {bytes_text(new)} | {relative_change_text(old, new)} |"

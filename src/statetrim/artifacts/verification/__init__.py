@@ -46,7 +46,8 @@ class Verification:
         return None
 
     def agreement_change(self, model: str, kind: Kind) -> Interval | None:
-        """How much more often a cut agrees than the original, in points; paired by sequence."""
+        """How much more often a cut agrees than the original, in points, paired by sequence, so
+        that a loss is negative; None if one of them did not run."""
         before, after = self.find(self.models[0], kind), self.find(model, kind)
         if before is None or after is None:
             return None
@@ -79,6 +80,7 @@ class Verification:
         return {**asdict(self), **header("verification"), "engine_version": self.version}
 
     def save(self, path: str | Path) -> None:
+        """Write a JSON file atomically, replacing an existing one."""
         write_json(Path(path), self.as_json())
 
     @classmethod

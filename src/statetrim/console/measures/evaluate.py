@@ -53,7 +53,8 @@ def _loss_json(row: Loss) -> dict[str, Any]:
 
 
 def show_verdict(verdict: Verdict, name: str = "") -> None:
-    """Print the outcome with its reason, then facts and warnings to know before serving."""
+    """Print the outcome with its reason, then facts, to standard output, and warnings to know
+    before serving to standard error; `name` replaces the model's."""
     terminal.print_text(
         f"{name or verdict.model}: {verdict.outcome.upper()}: {verdict.reason}", style="bold"
     )

@@ -92,6 +92,7 @@ def _show_state(report: StateReport) -> None:
 
 
 def _kept_text(before: StateSize, after: StateSize) -> str:
+    """What the cut keeps, as a column title: "keep 8 heads", "keep 64" or "keep 64 x 64"."""
     if after.num_v_heads != before.num_v_heads:
         return f"keep {after.num_v_heads} heads"
     value_text = f" x {after.head_v_dim}" if after.head_v_dim != before.head_v_dim else ""
@@ -117,6 +118,7 @@ def _add_comparison(
 
 
 def _state_number(state: StateSize, field: str) -> int:
+    """The value of a field, or without one the elements of one head's state."""
     return int(getattr(state, field)) if field else state.head_k_dim * state.head_v_dim
 
 

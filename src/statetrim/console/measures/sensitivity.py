@@ -61,6 +61,8 @@ def _show_allocation(sensitivity: Sensitivity, share: float) -> None:
 
 
 def _cost_text(sensitivity: Sensitivity, cut: LayerCut) -> str:
+    """Increase of NLL in nats per token and, if it was measured, change of recall in points,
+    negative if lost."""
     drop = sensitivity.recall_drop(cut)
     recall = "" if drop is None else f", {-100 * drop.estimate:+.1f}"
     return f"{sensitivity.nll_increase(cut).estimate:+.3f}{recall}"

@@ -13,7 +13,7 @@ from .. import terminal
 
 
 def show_coverage(coverage: Coverage) -> None:
-    """Print what will be trained."""
+    """Print what will be trained to standard error, in rank 0 only."""
     if is_rank_zero():
         terminal.note(coverage_text(coverage))
 
@@ -34,7 +34,8 @@ def coverage_text(coverage: Coverage) -> str:
 
 
 def show_recovery(recovered: Checkpoint, output: str, *, as_json: bool) -> None:
-    """Print mean losses of the first and the last tenth of the steps, and held-out recall."""
+    """Print mean losses of the first and the last tenth of the steps, and held-out recall, from the
+    recover.json of the checkpoint."""
     record = read_json(recovered.path / ARTIFACTS / "recover.json", MAX_RECORD_BYTES)
     curve = record["curve"]
     if as_json:

@@ -9,7 +9,8 @@ from .. import terminal
 
 
 def show_refit(model: Checkpoint, output: str, *, as_json: bool) -> None:
-    """Print the relative residual sum of squares of every layer's output, before and after."""
+    """Print the relative residual sum of squares of every layer's output before and after, from the
+    refit.json of the checkpoint."""
     layers = read_json(model.path / ARTIFACTS / "refit.json", MAX_RECORD_BYTES)["layers"]
     if as_json:
         terminal.print_json({"output": output, "layers": layers})

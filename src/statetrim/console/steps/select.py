@@ -56,6 +56,7 @@ def show_plan(plan: Plan, before: Geometry, output: str, *, as_json: bool) -> No
 
 
 def _heads_json(plan: Plan, before: Geometry) -> dict[str, Any]:
+    """The fields of a plan that removes heads; empty for any other plan."""
     if plan.kept_heads is None:
         return {}
     after = plan.pruned_geometry(before)

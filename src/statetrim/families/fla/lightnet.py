@@ -43,7 +43,8 @@ class LightNet(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
-        # Values cannot be pruned; calibration still needs the columns of o_proj that read them.
+        """Rows of queries and keys. Values cannot be pruned: of them only o_proj's columns are
+        listed, which calibration needs."""
         table = row_indices(geometry.num_v_heads, geometry.head_v_dim)
         output = ChannelRows("o_proj.weight", "o_proj", table, table.numel(), axis="value", dim=1)
         return [*query_key_rows(geometry), output]

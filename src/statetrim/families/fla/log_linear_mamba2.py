@@ -39,6 +39,9 @@ class LogLinearMamba2(Mamba2):
         return channel_rows
 
     def resized(self, config: Config, geometry: Geometry) -> Config:
+        """A copy of the config with the widths of `geometry`. Refuses key widths that are not a
+        multiple of 64, and value widths that are not a power of two, which fla's kernel does not
+        take."""
         value_width = geometry.head_v_dim
         if geometry.head_k_dim % _TILE or value_width & (value_width - 1):
             raise StatetrimError(

@@ -81,7 +81,8 @@ def _num_memories(config: Config) -> int:
 def _memory_projection_rows(
     config: Config, geometry: Geometry, letter: str, axis: Axis, role: Role
 ) -> list[ChannelRows]:
-    """Rows of the key or value (`letter`) projections of every memory and of the shared one."""
+    """Rows of the key or value (`letter`) projections of every memory and of the shared one; only
+    of the shared one with `single_kv_proj`."""
     is_single = bool_field(config, "single_kv_proj", False)
     names = [] if is_single else [f"{letter}_proj.{i}.weight" for i in range(_num_memories(config))]
     if is_single or bool_field(config, "shared_mem", True):
@@ -92,6 +93,7 @@ def _memory_projection_rows(
 def _conv_rows(
     geometry: Geometry, name: str, weight_role: Role, bias_role: Role, axis: Axis = "key"
 ) -> list[ChannelRows]:
+    """Rows of a convolution's weight, and of its bias, which a checkpoint may lack."""
     return [
         _contiguous_rows(geometry, f"{name}.weight", weight_role, axis),
         _contiguous_rows(geometry, f"{name}.bias", bias_role, axis, optional=True),
@@ -101,6 +103,7 @@ def _conv_rows(
 def _contiguous_rows(
     geometry: Geometry, name: str, role: Role, axis: Axis = "key", *, optional: bool = False
 ) -> ChannelRows:
+    """Rows of a tensor that has only the channels of this axis, ordered by head, then channel."""
     table = row_indices(geometry.heads(axis), geometry.width(axis))
     return ChannelRows(name, role, table, table.numel(), axis=axis, optional=optional)
 

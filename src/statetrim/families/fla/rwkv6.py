@@ -46,6 +46,8 @@ class RWKV6(FlaFamily):
         )
 
     def channel_rows(self, config: Config, geometry: Geometry) -> list[ChannelRows]:
+        """Rows of queries (receptance), keys, their decays and bonus. Values cannot be pruned: of
+        them only o_proj's columns are listed, which calibration needs."""
         table = row_indices(geometry.num_k_heads, geometry.head_k_dim)
         roles: list[tuple[str, Role]] = [
             ("r_proj.linear.weight", "q_proj"),

@@ -63,7 +63,8 @@ def chunk_gated_delta_rule(
     output_chunk_states: bool = False,
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `chunk_delta_rule`, with log decay `g` [batch, time, value heads]."""
+    """The gated delta rule in chunks, with log decay `g` [batch, time, value heads]; returns the
+    output and the final state, all chunks' states or None, as `chunk_delta_rule` does."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
     out, states = _run_chunked(q, k, v, g.unsqueeze(-1), beta, scale, initial_state, chunk_size)
@@ -83,7 +84,9 @@ def chunk_kda(
     output_chunk_states: bool = False,
     chunk_size: int = CHUNK,
 ) -> tuple[Tensor, Tensor | None]:
-    """As `chunk_delta_rule`, with log decay `g` [batch, time, value heads, head_k_dim]."""
+    """Kimi delta attention in chunks, with log decay `g` [batch, time, value heads, head_k_dim];
+    returns the output and the final state, all chunks' states or None, as `chunk_delta_rule`
+    does."""
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)
     out, states = _run_chunked(q, k, v, g, beta, scale, initial_state, chunk_size)
@@ -225,6 +228,8 @@ def _split_into_chunks(x: Tensor, size: int) -> Tensor:
 
 
 def _requested_states(states: list[Tensor], final: bool, every_chunk: bool) -> Tensor | None:
+    """The states of all chunks [batch, chunks, value heads, head_k_dim, head_v_dim] if
+    `every_chunk`; else the last one if `final`, or None."""
     if every_chunk:
         return torch.stack(states, 1)
     return states[-1] if final else None

@@ -39,7 +39,8 @@ def fused_recurrent_gated_delta_rule(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """As `fused_recurrent_delta_rule`, with `g` [batch, time, value heads], the log decay."""
+    """The gated delta rule token by token, with log decay `g` [batch, time, value heads]; without
+    gradients. Returns the output and the final state as `fused_recurrent_delta_rule` does."""
     return _decode(
         q, k, v, g.unsqueeze(-1), beta, scale, initial_state, output_final_state,
         use_qk_l2norm_in_kernel,
@@ -57,7 +58,9 @@ def fused_recurrent_kda(
     output_final_state: bool = False,
     use_qk_l2norm_in_kernel: bool = False,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
-    """As `fused_recurrent_delta_rule`, with log decay `g` per key channel."""
+    """Kimi delta attention token by token, with log decay `g` [batch, time, value heads,
+    head_k_dim]; without gradients. Returns the output and the final state as
+    `fused_recurrent_delta_rule` does."""
     return _decode(
         q, k, v, g, beta, scale, initial_state, output_final_state, use_qk_l2norm_in_kernel
     )
@@ -74,6 +77,9 @@ def _decode(
     output_final_state: bool,
     use_qk_l2norm_in_kernel: bool,
 ) -> tuple[Tensor, Tensor | DeferredState | None]:
+    """Any delta rule; `g` [batch, time, value heads, head_k_dim or 1] is the log decay, None
+    without one. The final state is `initial_state`, updated in place, if that is a `DeferredState`;
+    else a tensor, or None unless `output_final_state`."""
     out_dtype, dtype = v.dtype, arithmetic_dtype(v)
     if use_qk_l2norm_in_kernel:
         q, k = l2_normalized_pair(q, k)

@@ -14,7 +14,8 @@ def recurrent_linear_attention(
     scale: float | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Linear attention without decay, one token at a time."""
+    """Linear attention without decay, one token at a time; returns the output and the final
+    state."""
     return _recurrent(q, k, v, None, None, scale, initial_state)
 
 
@@ -26,7 +27,8 @@ def recurrent_delta_rule(
     scale: float | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The delta rule, one token at a time."""
+    """The delta rule, one token at a time; returns the output and the final state. q and k are used
+    as they are, without an L2 norm."""
     return _recurrent(q, k, v, None, beta, scale, initial_state)
 
 
@@ -39,7 +41,8 @@ def recurrent_gated_delta_rule(
     scale: float | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The gated delta rule, one token at a time; `g` [batch, time, value heads]."""
+    """The gated delta rule, one token at a time, with log decay `g` [batch, time, value heads];
+    returns the output and the final state. q and k are used as they are, without an L2 norm."""
     return _recurrent(q, k, v, g.unsqueeze(-1), beta, scale, initial_state)
 
 
@@ -52,7 +55,9 @@ def recurrent_kda(
     scale: float | None = None,
     initial_state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Kimi delta attention, one token at a time; `g` [batch, time, value heads, head_k_dim]."""
+    """Kimi delta attention, one token at a time, with log decay `g` [batch, time, value heads,
+    head_k_dim]; returns the output and the final state. q and k are used as they are, without an L2
+    norm."""
     return _recurrent(q, k, v, g, beta, scale, initial_state)
 
 

@@ -69,7 +69,8 @@ def _options_text(options: Mapping[str, Any]) -> str:
 
 
 def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> Iterator[Block]:
-    """`kept` maps a layer to its kept value heads."""
+    """A table of the plan's settings, and a table of the kept value heads, which `kept` holds by
+    layer."""
     original = findings.original_geometry
     total_text = f" of {original.num_v_heads}" if original else ""
     yield Table(
@@ -91,7 +92,10 @@ def _head_blocks(plan: Plan, kept: Mapping[int, Tensor], findings: Findings) -> 
 
 
 def _channel_blocks(axis: Axis, kept: Mapping[int, Tensor], channels: int) -> Iterator[Block]:
-    """`kept` maps a layer to its kept channels [heads, keep] out of `channels`."""
+    """Pictures of `kept`, layer -> kept channels [heads, keep] out of `channels`, then a table.
+
+    No pictures above MAX_PICTURED_CHANNELS; above MAX_LISTED_HEADS a sentence instead of the table.
+    """
     heads, keep = next(iter(kept.values())).shape
     name = "key/query" if axis == "key" else "value"
     layers = evenly_spaced(list(kept), MAX_LAYER_PICTURES)

@@ -57,7 +57,10 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _verification_blocks(findings: Findings) -> Iterator[Block]:
-    """How often engines choose the same tokens as transformers, and the faults they found."""
+    """How often engines choose the same tokens as transformers, and a note per fault.
+
+    Without a verification a sentence that the cut was not run, or nothing without a cut.
+    """
     runs = findings.verifications
     if not runs:
         if findings.cut is not None:

@@ -11,7 +11,10 @@ TITLE = "Lineage"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """A row per artifact, record and checkpoint."""
+    """A table of plan, analysis, scores, timings, sweep, records and checkpoints with weights.
+
+    Sensitivity, decision and verifications have no row.
+    """
     artifacts: dict[str, Any] = {
         "plan": findings.plan,
         "analysis": findings.analysis,

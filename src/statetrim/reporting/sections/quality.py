@@ -56,7 +56,11 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _score_blocks(scores: Scores, own_name: str | None) -> Iterator[Block]:
-    """`own_name` is the name of the report's checkpoint in the scores."""
+    """Tables and charts of the losses of every model against the original; one note if the scores
+    cannot be compared.
+
+    `own_name` is the name of the report's checkpoint in the scores, None if they do not hold it.
+    """
     all_losses: list[Loss] = []
     try:
         for model in scores.models[1:]:
@@ -139,6 +143,8 @@ def _check_blocks(record: Mapping[str, Any]) -> Iterator[Block]:
 
 
 def _loss_rows(scores: Scores, all_losses: list[Loss]) -> Iterator[tuple[str, ...]]:
+    """Task and metric, model, samples, scores before and after, loss, and its standing against the
+    limit; by task. The last is empty without a limit or if the task is uninformative."""
     for x in sorted(all_losses, key=lambda loss: loss.task):
         settings_text = averaged_settings_text(scores, x.task, x.metric)
         limit, limit_text = ship_limit(x), ""

@@ -48,7 +48,11 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _layer_rows(analysis: Analysis, shown: list[Analysis]) -> Iterator[tuple[str, ...]]:
-    """A row per layer that all `shown` analyses have; conditions are those of `analysis`."""
+    """Layer, mean rank in use of each of `shown`, and condition numbers of `analysis`.
+
+    Layers are matched by their order, as many as the shortest analysis has, and named as in
+    `analysis`.
+    """
     count = min(len(entry.layers) for entry in shown)
     for row, (layer, statistics) in enumerate(list(analysis.layers.items())[:count]):
         means = [float(entry.mean_utilization[row].nanmean()) for entry in shown]
@@ -59,7 +63,8 @@ def _layer_rows(analysis: Analysis, shown: list[Analysis]) -> Iterator[tuple[str
 
 
 def _pictures(analyses: dict[str, Analysis]) -> Iterator[Block]:
-    """Curves, spectra of the last analysis' head with the highest rank, and heat maps."""
+    """Curves, spectra of the last analysis' head with the highest rank, and heat maps, each with
+    its caption; analyses without that head have no spectrum."""
     layer, head = rank_pictures.fullest_head(list(analyses.values())[-1])
     comparable = {}
     for name, analysis in analyses.items():

@@ -84,7 +84,11 @@ def _has_number(line: Mapping[str, Any], name: str) -> bool:
 
 
 def _refit_blocks(record: Mapping[str, Any]) -> Iterator[Block]:
-    """A table of the errors by layer; entries of the record that are no numbers are left out."""
+    """A sentence that there was a refit, then a table of its errors by layer, a column for each
+    name in the record.
+
+    Entries that are no numbers are left out, and without any there is no table.
+    """
     layers = as_mapping(record.get("layers"))
     names: dict[str, None] = {}  # an ordered set
     for errors in layers.values():

@@ -12,7 +12,10 @@ TITLE = "How to reproduce it"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Commands for calibrate, select and prune with the options of the plan."""
+    """Commands for calibrate, select and prune with the options of the plan for channels.
+
+    Options of a plan that removes heads are not included.
+    """
     plan = findings.plan
     if plan is None:
         yield Missing("Without a plan, the steps cannot be shown.")
@@ -41,7 +44,8 @@ def blocks(findings: Findings) -> Iterator[Block]:
 
 
 def _calibrate_commands(model: str, calibration: Mapping[str, Any], methods: str) -> list[str]:
-    """A command per text; generated sequences belong to the text that they follow."""
+    """A command per text, all with one output file; generated sequences belong to the text that
+    they follow. Sources without valid sizes are left out."""
     runs: list[tuple[dict[str, Any], list[dict[str, Any]]]] = []
     for data in as_dicts(calibration.get("data")):
         if not _token_count(data):

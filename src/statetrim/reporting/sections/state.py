@@ -16,7 +16,10 @@ TITLE = "Memory before and after"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """Bytes of state and sequences that fit, by cut and dtype, then other sizes."""
+    """Bytes of state and sequences that fit, by cut and dtype, then other sizes.
+
+    Only a `Missing` block if a geometry is not known, or both are equal.
+    """
     original, cut = findings.original_geometry, findings.cut_geometry
     if cut is None or original is None or original == cut:
         arguments = command_arguments(findings)

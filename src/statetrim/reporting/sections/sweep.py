@@ -48,7 +48,8 @@ def blocks(findings: Findings) -> Iterator[Block]:
 def _recommendation_blocks(
     findings: Findings, sweep: Sweep, advice: Recommendation
 ) -> Iterator[Block]:
-    """The recommended shape, a table of all shapes, and the commands that make it."""
+    """The recommended shape or why there is none, a table of all shapes, and the commands that
+    make the recommended one; nothing if no shape could be judged."""
     if not advice.cuts:
         return
     original = next(point for point in sweep.points if point.method == "none")

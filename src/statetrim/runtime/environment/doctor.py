@@ -55,7 +55,9 @@ class Environment:
 
 
 def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
-    """Describe what is installed here, and in the environments that `engine_pythons` belong to."""
+    """Describe this environment, and find the engines in the environments that `engine_pythons`
+    belong to. Problems are listed, not raised; only an entry of `engine_pythons` that is not a
+    program is refused."""
     engines, engine_problems = _engines(engine_pythons)
     required, kernel_packages, gpu_list = required_packages(), find_kernel_packages(), find_gpus()
     package_problems, missing_extras = list[str](), list[str]()
@@ -87,7 +89,9 @@ def doctor(engine_pythons: Sequence[str | Path] = ()) -> Environment:
 
 
 def _engines(pythons: Sequence[str | Path]) -> tuple[dict[str, str | None], list[str]]:
-    """Versions of the engines, and problems of the environments that reported none."""
+    """Each engine's version (None: not found), and problems of the environments that reported none.
+    The last environment that has an engine counts; the version of a llama-server on PATH is
+    unknown, so its name is listed instead."""
     engines, problems = installed_engines(), []
     if engines["llama.cpp"] is None and shutil.which("llama-server"):
         engines["llama.cpp"] = "llama-server"
@@ -104,6 +108,8 @@ def _engines(pythons: Sequence[str | Path]) -> tuple[dict[str, str | None], list
 
 
 def _device_problems(gpu_list: Sequence[Gpu]) -> Iterator[str]:
+    """At most one text: PyTorch lacks CUDA though nvidia-smi is here, or has CUDA and finds no GPU.
+    None on Apple's GPUs and on plain CPU machines."""
     built = f"PyTorch {torch.__version__}"
     if gpu_list or torch.backends.mps.is_available():
         return

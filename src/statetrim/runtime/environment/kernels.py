@@ -70,11 +70,14 @@ def _read_gpu(index: int) -> Gpu:
 
 
 def find_kernel_packages() -> tuple[KernelPackage, ...]:
-    """Packages with kernels; one is imported only where a model would import it: on a GPU."""
+    """An entry for each package in `DISTRIBUTIONS`, installed or not; one is imported only where a
+    model would import it: on a GPU."""
     return tuple(map(_inspect_kernel_package, DISTRIBUTIONS))
 
 
 def _inspect_kernel_package(module: str) -> KernelPackage:
+    """Imports `module` on a GPU, or if it is imported already; an error of the import is recorded
+    as `broken`. `kernels` is never imported."""
     if importlib.util.find_spec(module) is None:
         return KernelPackage(module, None, used=False)
     version = installed_version(DISTRIBUTIONS[module]) or "of unknown version"
@@ -101,7 +104,9 @@ def runtime_uses(kernel_packages: tuple[KernelPackage, ...]) -> tuple[RuntimeUse
 
 
 def _runtime_use(model_type: str, bound: set[str]) -> tuple[str | None, str, str]:
-    """Runtime, and the packages whose kernels compute the recurrence and the convolution."""
+    """Runtime, and the packages whose kernels compute the recurrence and the convolution; (None,
+    "", "") if the model type cannot run here. `bound` are the kernel packages that transformers
+    uses."""
     family = families()[model_type]
     try:
         runtime = choose_runtime(family, {"model_type": model_type}).name

@@ -49,7 +49,8 @@ class Package:
 
     @property
     def problem(self) -> str | None:
-        """What is wrong with the installed version, and how to fix it; None if nothing is."""
+        """What is wrong, and how to fix it: not installed, or a version that is not allowed. None
+        if nothing is; a missing package of the extra `fla` is not a problem."""
         requirement = f'"statetrim[{self.extra}]"' if self.extra else "statetrim"
         if self.version is None:
             consequence = EXTRAS[self.extra]
@@ -77,6 +78,8 @@ def required_packages() -> tuple[Package, ...]:
 
 
 def _iter_packages() -> Iterator[Package]:
+    """Each package once, under the first extra that requires it; nothing if statetrim is not
+    installed."""
     try:
         requirements = [Requirement(text) for text in requires("statetrim") or []]
     except PackageNotFoundError:
@@ -97,7 +100,8 @@ def installed_engines() -> dict[str, str | None]:
 
 
 def engines_in(python: Path) -> dict[str, str | None] | str:
-    """Each engine's version in the environment of `python`, or why that Python does not answer."""
+    """Each engine's version in the environment of `python`, or a text on why that Python does not
+    answer (within 60 seconds). Refuses a path that is not a program."""
     with python_process(python, ["-I", "-c", _LIST_VERSIONS], {}) as (process, log):
         try:
             process.wait(timeout=_TIMEOUT_SECONDS)

@@ -88,6 +88,8 @@ class _Rounding:
         self.num_calls = 0
 
     def wrap(self, name: str, kernel: Callable[..., Any]) -> Callable[..., Any]:
+        """`kernel` with its state rounded: after every token or piece of a prompt, as `storage`
+        says, and after the call if it updates the state in place."""
         signature = kernel_signature(kernel)
         names = list(signature.parameters)
 
@@ -129,7 +131,8 @@ class _Rounding:
         self, arguments: Mapping[str, Any], recurrence: Recurrence
     ) -> tuple[Tensor, Tensor]:
         """Compute the recurrence from an empty state, rounding after every token; in float32
-        PyTorch, because a kernel call per token would be several times slower."""
+        PyTorch, because a kernel call per token would be several times slower. Returns the output,
+        in the dtype of the query, and the final state in the kernel's layout."""
         query_name, key_name = self._query_and_key_names(arguments)
         query, key = arguments[query_name], arguments[key_name]
         dtype, writes = query.dtype, recurrence(arguments, slice(None))
@@ -162,8 +165,9 @@ class _Rounding:
     def _run_in_pieces(
         self, call: Callable[[], Any], arguments: dict[str, Any], state_name: str, return_name: str
     ) -> Any:
-        """Call the kernel for `piece` tokens at a time, each time from the rounded state; `call()`
-        runs it with the present values of `arguments`, which this changes."""
+        """Call the kernel for `piece` tokens at a time, each time from the rounded state; returns
+        what one call of it would. `call()` runs it with the present values of `arguments`, which
+        this changes."""
         return_state = arguments[return_name]
         key = arguments[self._query_and_key_names(arguments)[1]]
         batch_and_time, time = key.shape[:2], key.shape[1]
@@ -194,6 +198,7 @@ class _Rounding:
         return (output, state) if return_state or state_name == "initial_state" else output
 
     def _query_and_key_names(self, arguments: Mapping[str, Any]) -> tuple[str, str]:
+        """The first pair of the family's names whose key is among the arguments."""
         for query_name, key_name in self.family.query_and_key:
             if key_name in arguments:
                 return query_name, key_name

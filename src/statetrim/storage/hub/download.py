@@ -50,7 +50,10 @@ class HubModel:
         return self.repo if self.revision is None else f"{self.repo}@{self.revision}"
 
     def download_config(self) -> Path:
-        """Path of the model's config.json, downloaded if needed; other files are not."""
+        """Path of the model's config.json in the local cache, downloaded if needed; no other file.
+
+        Raises StatetrimError if there is none, or if the hub is unreachable and none is cached.
+        """
         from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
 
         if is_offline():
@@ -70,7 +73,11 @@ class HubModel:
             return cached
 
     def download(self, progress: ShowProgress = True) -> Path:
-        """The directory with weights, config, tokenizer and card; missing files are downloaded."""
+        """The cached directory with weights, config, tokenizer and card; downloads missing files.
+
+        Without the hub, the cached directory if it has all weights, else StatetrimError. Raises
+        NoSpace before a download that does not fit on the disk.
+        """
         if is_offline():
             return self._cached_directory("HF_HUB_OFFLINE is set")
         try:
@@ -82,7 +89,8 @@ class HubModel:
     def read_headers(self, directory: Path) -> tuple[Shard, ...]:
         """Headers of the weight files, from the first bytes of each; weights are not downloaded.
 
-        The shards' paths lie in `directory`, where the config is.
+        The shards' paths lie in `directory`, where the config is. Raises StatetrimError if the hub
+        is unreachable or HF_HUB_OFFLINE is set.
         """
         if is_offline():
             raise self._not_cached_error("HF_HUB_OFFLINE is set")
@@ -94,16 +102,18 @@ class HubModel:
             raise self._not_cached_error(str(error)) from None
 
     def _not_cached_error(self, why: str) -> StatetrimError:
+        """The error, to be raised by the caller, that weights are not cached and `why`."""
         return StatetrimError(f"the weights of {self} are not in the local hub cache, and {why}")
 
     def _commit_and_sizes(self) -> tuple[str | None, dict[str, int]]:
-        """The commit of the revision, and file name -> bytes."""
+        """The commit of the revision, and file name -> bytes (0 if unknown), from the hub."""
         from huggingface_hub import HfApi
 
         info = HfApi().model_info(self.repo, revision=self.revision, files_metadata=True)
         return info.sha, {file.rfilename: file.size or 0 for file in info.siblings or []}
 
     def _download_files(self, progress: ShowProgress) -> Path:
+        """Download the files that the cache lacks; return the directory of the snapshot."""
         from huggingface_hub import snapshot_download
 
         commit, sizes = self._commit_and_sizes()
@@ -128,7 +138,8 @@ class HubModel:
     def _weight_files(self, sizes: Mapping[str, int]) -> list[str]:
         """Names of the safetensors files that the index names, or the single file.
 
-        A repository may hold other weights. Raises StatetrimError if it has neither.
+        Downloads the index. Other weights in the repository are ignored. Raises StatetrimError if
+        it has neither index nor single file, or if the index is too large.
         """
         from huggingface_hub import hf_hub_download
 
@@ -152,6 +163,7 @@ class HubModel:
         return Path(path) if isinstance(path, str) else None
 
     def _cached_config(self, why: str) -> Path:
+        """Path of the cached config.json; without one StatetrimError, which ends in `why`."""
         config = self._cached(CONFIG, self.revision)
         if config is None:
             raise StatetrimError(
@@ -160,6 +172,7 @@ class HubModel:
         return config
 
     def _cached_directory(self, why: str) -> Path:
+        """The cached snapshot; StatetrimError, with `why`, if config or weights are missing."""
         directory = self._cached_config(why).parent
         missing = missing_weight_files(directory)
         if missing:
@@ -171,7 +184,10 @@ class HubModel:
 
 
 def missing_weight_files(directory: Path) -> list[str]:
-    """Names of the weight files that a snapshot in the cache lacks."""
+    """Names of the weight files that a snapshot in the cache lacks.
+
+    Those in its index, or the single file if it has no index.
+    """
     index = directory / INDEX
     files = _indexed_files(index) if index.exists() else None
     if files is None:
@@ -187,8 +203,9 @@ def _indexed_files(index: Path) -> set[str] | None:
 
 @contextmanager
 def _report_bytes_below(directory: Path, total: int, report: OnProgress) -> Iterator[None]:
-    """Within, report a few times per second how many bytes were added below `directory`.
+    """Within, report a few times per second how many bytes were added to `directory`/blobs.
 
+    At the end, unless an error is raised, `total` is reported as done.
     huggingface_hub has several ways to download; all of them write to its cache.
     """
     stopped, bytes_before = threading.Event(), _bytes_below(directory)
@@ -209,6 +226,7 @@ def _report_bytes_below(directory: Path, total: int, report: OnProgress) -> Iter
 
 
 def _bytes_below(directory: Path) -> int:
+    """Bytes of the files in `directory`/blobs."""
     total = 0
     for path in directory.glob("blobs/*"):
         try:
@@ -219,6 +237,7 @@ def _bytes_below(directory: Path) -> int:
 
 
 def _check_space(nbytes: int, model: HubModel) -> None:
+    """Raise NoSpace if the disk of the hub cache has fewer than `nbytes` bytes free."""
     cache = _cache_directory()
     free_bytes = shutil.disk_usage(nearest_existing(cache)).free
     if nbytes > free_bytes:
@@ -230,6 +249,7 @@ def _check_space(nbytes: int, model: HubModel) -> None:
 
 
 def _cache_directory() -> Path:
+    """The local hub cache of huggingface_hub, which may not exist yet."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)

@@ -15,13 +15,18 @@ _PARALLEL_REQUESTS = 8
 def remote_shards(
     repo: str, commit: str | None, names: Sequence[str], directory: Path
 ) -> tuple[Shard, ...]:
-    """Headers of the files `names`, checked like those of local files; paths lie in `directory`."""
+    """Headers of the files `names` of a repository, read from the hub; paths lie in `directory`.
+
+    Raises StatetrimError for a malformed header. The shards have no metadata, and byte offsets
+    count from the end of the header, so tensors cannot be read by them.
+    """
     with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
         read = partial(_read_remote_shard, repo, commit, directory)
         return tuple(pool.map(read, names))
 
 
 def _read_remote_shard(repo: str, commit: str | None, directory: Path, name: str) -> Shard:
+    """Header of one file on the hub; raises StatetrimError if it is malformed."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import SafetensorsParsingError
 

@@ -17,9 +17,10 @@ class HubUnreachable(Exception):
 
 @contextmanager
 def explain_hub_errors(repo: str, revision: str | None = None) -> Iterator[None]:
-    """Within, errors of huggingface_hub become StatetrimError or HubUnreachable.
+    """Within, answers of the hub that are errors become StatetrimError, and failed connections
+    HubUnreachable.
 
-    Errors of the disk are raised unchanged.
+    Errors of the disk, and those that do not come from the hub, are raised unchanged.
     """
     from huggingface_hub import errors
 

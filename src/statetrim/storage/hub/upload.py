@@ -46,7 +46,9 @@ def push(model: ModelLike, repo: str, *, private: bool = True) -> Pushed:
     """Upload a checkpoint to `repo` (`OWNER/NAME`) on the Hugging Face hub.
 
     A new repository is private unless `private` is False; other files in an existing one are kept.
-    Records in `OUT/statetrim` that contain a path of this machine are left out.
+    Records in `OUT/statetrim` that contain a path of this machine are left out. Raises
+    StatetrimError if the model has no card or cannot be pruned, if the hub denies access, or if
+    `repo` exists and is public while `private` is True.
     """
     from huggingface_hub import HfApi
 
@@ -98,7 +100,10 @@ def _explain_denied_access(repo: str) -> Iterator[None]:
 
 
 def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
-    """Name -> path of the files to upload, and the names of the records to leave out."""
+    """Name -> path of the files to upload, and the names of the records to leave out.
+
+    Raises StatetrimError if the model has no card.
+    """
     files = {shard.path.name: shard.path for shard in model.shards}
     for name in (CONFIG, INDEX):
         if (model.path / name).exists():
@@ -120,7 +125,7 @@ def _files_to_upload(model: Checkpoint) -> tuple[dict[str, Path], list[str]]:
 
 
 def _contains_path(record: Path) -> bool:
-    """Whether a JSON or Markdown record contains a path of this machine."""
+    """Whether a JSON or Markdown record contains a path of this machine; True for invalid JSON."""
     text = record.read_text(encoding="utf-8", errors="replace")
     if record.suffix != ".json":
         return _PATH_PATTERN.search(text) is not None
@@ -131,6 +136,8 @@ def _contains_path(record: Path) -> bool:
 
 
 def _is_path(text: str) -> bool:
+    """Whether `text` contains what looks like a local path, or is that of a data file or of
+    anything that exists here."""
     if _PATH_PATTERN.search(text):
         return True
     has_separator = "/" in text or "\\" in text

@@ -65,7 +65,10 @@ def has_mtp(model: Path) -> bool:
 
 
 def serve(gguf: Path, request: dict[str, Any], options: dict[str, Any]) -> Any:
-    """Start a server with room for the longest request; `options` are xllamacpp.CommonParams."""
+    """Start a server with room for the longest sequence or prompt with its continuation.
+
+    `options` are attributes of xllamacpp.CommonParams and override the others.
+    """
     parameters = xllamacpp.CommonParams()
     parameters.model.path = str(gguf)
     longest = max(map(len, request["sequences"] + request["prompts"])) + request["generate"] + 1
@@ -93,12 +96,13 @@ def post_json(address: str, path: str, body: dict[str, Any]) -> Any:
 
 
 def encode(address: str, text: str) -> list[int]:
+    """Token ids by the server's tokenizer, without special tokens."""
     body = {"content": text, "add_special": False}
     return list(post_json(address, "tokenize", body)["tokens"])
 
 
 def next_token(address: str, ids: list[int]) -> tuple[int, float | None]:
-    """The most likely token after `ids`, and its log-probability.
+    """The most likely token after `ids`, and its log-probability, None if not reported.
 
     The server caches the state of a prompt, so that one more token costs one step. It reports no
     probability of a token that ends within a character.
@@ -113,6 +117,7 @@ def next_token(address: str, ids: list[int]) -> tuple[int, float | None]:
 
 
 def generate(address: str, prompt: list[int], tokens: int) -> list[int]:
+    """The `tokens` tokens of the greedy continuation, without the prompt; a request for each."""
     generated: list[int] = []
     for _ in range(tokens):
         generated.append(next_token(address, prompt + generated)[0])
@@ -120,6 +125,7 @@ def generate(address: str, prompt: list[int], tokens: int) -> list[int]:
 
 
 def main() -> None:
+    """Read the request file, the first argument, and write the answer file, the second."""
     request = json.loads(Path(sys.argv[1]).read_text())
     options = dict(request["options"])
     default_converter = Path(sys.prefix, "llama.cpp", "convert_hf_to_gguf.py")

@@ -21,6 +21,7 @@ def most_likely(model: Any, ids: list[int]) -> tuple[list[int], list[float]]:
 
 
 def generate(model: Any, prompt: list[int], tokens: int) -> list[int]:
+    """The `tokens` tokens of the greedy continuation with a cache, without the prompt."""
     cache, ids = make_prompt_cache(model), prompt
     generated: list[int] = []
     for _ in range(tokens):
@@ -31,6 +32,7 @@ def generate(model: Any, prompt: list[int], tokens: int) -> list[int]:
 
 
 def main() -> None:
+    """Read the request file, the first argument, and write the answer file, the second."""
     request = json.loads(Path(sys.argv[1]).read_text())
     model, tokenizer = load(request["model"], **request["options"])
     model.set_dtype(getattr(mx, request["dtype"]))

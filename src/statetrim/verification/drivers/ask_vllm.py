@@ -27,6 +27,7 @@ def most_likely(positions: list[dict[int, Any]]) -> tuple[list[int], list[float]
 
 
 def main() -> None:
+    """Read the request file, the first argument, and write the answer file, the second."""
     request = json.loads(Path(sys.argv[1]).read_text())
     longest = max(map(len, request["sequences"] + request["prompts"])) + request["generate"] + 1
     arguments = {"enforce_eager": True, "max_model_len": longest, "max_num_seqs": 8}
