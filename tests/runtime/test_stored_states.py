@@ -204,6 +204,19 @@ def test_stochastic_rounding_keeps_the_mean_and_takes_neighbours(dtype: str) -> 
         assert any(abs(value - candidate) <= 1e-6 * abs(value) for candidate in both)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+def test_the_largest_draw_keeps_the_sign_of_a_rows_largest(
+    dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """127 + (1 - 2**-24) is 128 in float32, which int8 would store as -128."""
+    largest = torch.full((2, 3), 1 - 2.0**-24)
+    monkeypatch.setattr(torch, "rand", lambda *args, **kwargs: largest)
+    x = torch.tensor([[1.0, 0.5, -1.0], [2.0, -2.0, 0.0]])
+    rounded = fake_quantize(x, dtype, -1, torch.Generator())
+    assert torch.equal(rounded.sign(), x.sign())
+    assert torch.equal(rounded.abs().amax(-1), x.abs().amax(-1))
+
+
 def test_bytes_count_scales() -> None:
     assert stored_bytes("float32", 128, 64) == 128 * 64 * 4
     assert stored_bytes("bfloat16", 128, 64) == 128 * 64 * 2

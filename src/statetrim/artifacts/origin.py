@@ -38,7 +38,7 @@ def read_origin(model: Checkpoint, original: Checkpoint) -> dict[str, Any] | Non
         return {"source": None, "methods": [], "recovered": False}
     lineage = plan.get("lineage")
     source = lineage.get("source") if isinstance(lineage, dict) else None
-    methods = [plan.get("method"), plan.get("value_method")]
+    methods = [plan.get("method"), plan.get("value_method"), plan.get("head_method")]
     return {
         "source": original.digest if original.has_digest(source) else source,
         "methods": [name for name in methods if isinstance(name, str) and name != "none"],

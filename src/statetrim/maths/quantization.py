@@ -61,7 +61,10 @@ def _rounded(x: Tensor, storage: StorageFormat, generator: torch.Generator | Non
     if generator is None:
         return steps.round().to(storage.dtype)
     draw = torch.rand(x.shape, generator=generator, device=generator.device).to(x)
-    return ((steps + draw).floor() * step).to(storage.dtype)
+    rounded = (steps + draw).floor() * step
+    if storage.row_maximum is not None:  # in float32, 127 + draw may be 128, which wraps to -128
+        rounded = rounded.clamp(-storage.row_maximum, storage.row_maximum)
+    return rounded.to(storage.dtype)
 
 
 def stored_bytes(dtype: str, keys: int, values: int) -> int:
