@@ -219,9 +219,10 @@ def resolve_keep(requested: Amount, channels: int) -> int:
 def resolve_heads(requested: Amount, geometry: Geometry) -> Geometry:
     """`geometry` with this number of value heads, from a count or a fraction.
 
-    A multiple of the key heads keeps all key heads, with fewer value heads each; any other count
-    removes key heads with all their value heads. A fraction is rounded up to an allowed count.
-    Refuses other counts, and all heads.
+    A multiple of the key heads keeps all key heads, with fewer value heads each, unless heads share
+    values (GLA). Any other count, and in GLA every count, removes key heads with all their value
+    heads. A fraction is rounded up to an allowed count. Raises StatetrimError for a count that
+    `allowed_head_counts` lacks, so for all heads too.
     """
     num_heads, text = geometry.num_v_heads, str(requested).strip()
     counts = allowed_head_counts(geometry)

@@ -49,15 +49,19 @@ def _seen_until(model: Checkpoint, text: str | Path, tokenizer: Any, evaluated: 
         return 0  # without reading any text
     end, overlaps = 0, False
     for record in records:
-        if _is_same_text(record, text, tokenizer):
+        if _holds_recorded_tokens(record, text, tokenizer):
             end = max(end, record.end)
             overlaps = overlaps or record in overlapping
     return end if overlaps else 0
 
 
-def _is_same_text(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
-    """Whether `text` has the tokens that `record` describes: the file may have been moved, and
-    another may have its name. Beyond _MAX_TOKENS_READ tokens only the names are compared."""
+def _holds_recorded_tokens(record: SeenText, text: str | Path, tokenizer: Any) -> bool:
+    """Whether a text source has, where `record` says, the tokens whose digest the record holds.
+
+    The file may have been moved, and another may have its name. False if the source is too short or
+    cannot be read. If the recorded part ends beyond _MAX_TOKENS_READ tokens, only the names are
+    compared.
+    """
     tokens = record.count * record.length
     if record.skip + tokens > _MAX_TOKENS_READ:
         return record.text == str(text)

@@ -251,9 +251,10 @@ def job_record(model: Checkpoint, options: TrimOptions, target: Target | None) -
 
 
 def is_comparable(model: Checkpoint, out: Path) -> bool:
-    """Whether something exists at `out` whose record can be compared with that of a job on `model`.
+    """Whether `out` exists and `model` is downloaded.
 
-    A record contains the digest of all weights, so the model must be downloaded.
+    Only then can the job's record, which has the digest of all weights, be computed to compare it
+    with a record at `out`. Whether `out` has a record is not checked.
     """
     return model.downloaded and out.exists()
 

@@ -10,7 +10,8 @@ TITLE = "Speed"
 
 
 def blocks(findings: Findings) -> Iterator[Block]:
-    """A table of medians by metric and model, with the ratio to the original."""
+    """A table of medians by metric and model, with the ratio to the original, and where it was
+    measured; without timings, a `Missing` with the command that measures them."""
     timings = findings.timings
     if timings is None:
         arguments = command_arguments(findings)
